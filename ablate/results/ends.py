@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pandas as pd
 
 from ablate.results.losses import Curve
 from ablate.run.local_fit import LocalFit
-from ablate.run.outcome import Outcome, outcome
+from ablate.run.outcome import End, Outcome, outcome
 from ablate.run.schedule import steady_spans
 
 if TYPE_CHECKING:
@@ -21,42 +21,95 @@ if TYPE_CHECKING:
     from ablate.store.records import RecordedConfig
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """One run: how it stands (``state``), its curve, and how it ended with regard to the target.
+
+    ``tokens`` trained of the ``budget``, in tokens as well. ``unused``: of an arm that was stopped early, it
+    counts for nothing.
+    """
+
+    run_id: str
+    arm: str
+    seed: int
+    state: str
+    curve: Curve
+    outcome: Outcome
+    tokens: int
+    budget: int
+    message: str | None
+    seconds: float | None
+    tokens_per_sec: float | None
+    devices: int
+    backend_mode: str | None
+    unused: bool = False
+
+    @property
+    def end(self) -> End:
+        """How it ended with regard to the target."""
+        return "unused" if self.unused else self.outcome.end
+
+    @property
+    def tokens_to_target(self) -> float | None:
+        """None without a hit."""
+        return self.outcome.high if self.end == "hit" else None
+
+    @property
+    def interpolated(self) -> float | None:
+        """The crossing between two evaluations, in tokens."""
+        return None if self.unused else self.outcome.interpolated
+
+    @property
+    def fitted(self) -> float | None:
+        """The crossing of the local fit, in tokens."""
+        return None if self.unused else self.outcome.fitted
+
+    @property
+    def left_bound(self) -> bool:
+        """Whether it reached the target at or before its first evaluation."""
+        return self.end == "hit" and not self.outcome.exact
+
+    @property
+    def last_loss(self) -> float | None:
+        """Nats per token."""
+        return float(self.curve.loss[-1]) if len(self.curve.loss) else None
+
+
 def number_in(value: Any) -> float | None:
     """Return a number out of a data frame's cell, None where it is empty."""
     return None if value is None or pd.isna(value) else float(value)
 
 
-def run_ends(
-    frames: StudyFrames, apart: Collection[str], origin: int = 0
-) -> Iterator[tuple[dict[str, Any], Curve, Outcome]]:
-    """Yield each run's row, its curve (without a point before the first evaluation), and how it ended.
+def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> Iterator[RunResult]:
+    """Yield how each run has ended, in the order of the plan; those ``apart`` are no results.
 
     ``origin``: the tokens from which those to target are counted; what lies before is left out.
     """
     target = frames.plan.target
     steady = {arm: _steady(config) for arm, config in frames.configs.items()}
+    whole_steps = {arm.name: arm.tokens for arm in frames.plan.arms}
     evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
     for row in frames.runs.to_dict("records"):
-        run_id = str(row["run_id"])
-        group = evals.get(run_id)
-        tokens = np.empty(0, dtype=np.int64) if group is None else group["tokens"].to_numpy(dtype=np.int64)
-        loss = np.empty(0) if group is None else group["val_loss"].to_numpy(dtype=float)
+        run_id, arm, state = (str(row[key]) for key in ("run_id", "arm", "state"))
+        group = evals.get(run_id, frames.evals.iloc[:0])
+        tokens = group["tokens"].to_numpy(dtype=np.int64)
+        loss = group["val_loss"].to_numpy(dtype=float)
         tokens, loss = tokens[tokens >= origin], loss[tokens >= origin]
-        spans = steady.get(str(row["arm"]), ())
-        fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in spans])
+        fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in steady.get(arm, ())])
+        budget = number_in(row["budget_tokens"]) or 0.0
         end = outcome(
             seed=int(row["seed"]),
-            state="set apart" if run_id in apart else str(row["state"]),
+            state="set apart" if run_id in apart else state,
             tokens=tokens,
             loss=loss,
             target=None if target is None else target.val_loss,
             rule="confirmed" if target is None else target.crossing,
-            budget_tokens=number_in(row["budget_tokens"]) or 0.0,
+            budget_tokens=budget,
             fit=fit,
         ).after(origin)
         curve = Curve(
             run_id=run_id,
-            arm=str(row["arm"]),
+            arm=arm,
             seed=end.seed,
             end=end.end,
             tokens=tokens,
@@ -64,15 +117,32 @@ def run_ends(
             fit=fit,
             origin=origin,
         )
-        yield {str(key): value for key, value in row.items()}, curve, end
+        started, ended = number_in(row["started_unix"]), number_in(row["ended_unix"])
+        environment = frames.environments.get(run_id)
+        yield RunResult(
+            run_id=run_id,
+            arm=arm,
+            seed=end.seed,
+            state=state,
+            curve=curve,
+            outcome=end,
+            # The status tells it at the end of an attempt; an evaluation may be later than a killed one's.
+            tokens=max(int(row["tokens"]), int(tokens[-1]) if len(tokens) else 0),
+            budget=int(whole_steps[arm] or budget),
+            message=row["message"] if isinstance(row["message"], str) else None,
+            seconds=None if started is None or ended is None else ended - started,
+            tokens_per_sec=number_in(row["tokens_per_sec"]),
+            devices=(environment and environment.world_size) or 1,
+            backend_mode=row["backend_mode"] if isinstance(row["backend_mode"], str) else None,
+        )
 
 
 def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
     """Return the spans of tokens in which nothing of an arm's training changes, as far as it is known."""
     if config.whole.get("trainer") is not None:  # the user's own, which may follow another schedule
         return ()
-    training = config.training or {}
-    recipe, total = config.recipe or {}, training.get("tokens") or 0
+    training, recipe = config.training or {}, config.recipe or {}
+    total = training.get("tokens") or 0
     phases = [*(recipe.get("phases") or ()), *filter(None, [recipe.get("deoscillate")])]
     switches = [
         phase.get("from_tokens") or round((phase.get("from_fraction") or 0.0) * total) for phase in phases
@@ -96,13 +166,12 @@ def is_paired(plan: LockedPlan, origin: int) -> bool:
     return plan.paired_seeds or origin > 0
 
 
-def split_frames(frames: StudyFrames) -> tuple[StudyFrames, StudyFrames] | None:
-    """Return the study at its own values, and at those found; None where nothing was found."""
+def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
+    """Return the study; of one whose arms were tuned, the study at its own values and at those found."""
     tuning = frames.plan.tuning
     if tuning is None or not tuning.done:
-        return None
-    names = {name: name for name in tuning.tuned}
-    return _part(frames, tuning, names), _part(frames, tuning, tuning.tuned)
+        return (frames,)
+    return tuple(_part(frames, tuning, names) for names in ({one: one for one in tuning.tuned}, tuning.tuned))
 
 
 def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
@@ -111,24 +180,27 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
     All configurations get the baseline's tuned values, so that steps of one GEMM are still found.
     """
     plan = frames.plan
-    base = names[plan.baseline]
-    fields = [f"training.{field}" for field in tuning.fields]
+    values = {}
+    for name, stand_in in names.items():
+        group = group_of(tuning, plan, name)
+        values[name] = group.shared if stand_in == name else group.chosen or {}
+    usual = values[plan.baseline]
+    fields = {f"training.{field}" for field in tuning.fields}
     arms = []
     for name, stand_in in names.items():
         arm = plan.arm(stand_in)
         kept = {key: pair for key, pair in arm.differs.items() if key not in fields}
-        own, usual = (_values(tuning, plan, one, tuned=names[one] != one) for one in (name, plan.baseline))
+        own = values[name]
         changed = {f"training.{key}": (usual[key], own[key]) for key in own if own[key] != usual[key]}
         arms.append(replace(arm, folded=plan.arm(name).folded, differs=kept | changed))
     wanted = {run.id for arm in arms for run in arm.runs}
-    common = _values(tuning, plan, plan.baseline, tuned=base != plan.baseline)
     return replace(
         frames,
-        plan=replace(plan, arms=tuple(arms), baseline=base),
+        plan=replace(plan, arms=tuple(arms), baseline=names[plan.baseline]),
         runs=frames.runs[frames.runs["run_id"].isin(wanted)],
         evals=frames.evals[frames.evals["run_id"].isin(wanted)],
         configs={
-            arm: config.with_training(**common)
+            arm: config.with_training(**usual)
             for arm, config in frames.configs.items()
             if arm in names.values()
         },
@@ -142,8 +214,3 @@ def group_of(tuning: LockedTuning, plan: LockedPlan, arm: str) -> GroupTuning:
     group = tuning.group_of(arm) or tuning.group_of(plan.baseline)
     assert group is not None
     return group
-
-
-def _values(tuning: LockedTuning, plan: LockedPlan, arm: str, *, tuned: bool) -> dict[str, Any]:
-    group = group_of(tuning, plan, arm)
-    return (group.chosen or {}) if tuned else group.shared

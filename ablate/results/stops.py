@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.results.ends import is_paired, origins, run_ends, split_frames
+from ablate.results.ends import comparisons, is_paired, origins, run_ends
 from ablate.results.frames import load_frames
 from ablate.results.intervals import ALPHA
 from ablate.results.losses import final_differences
@@ -19,51 +19,49 @@ from ablate.store import END_STATES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
     from ablate.results.intervals import Estimate
-    from ablate.results.losses import Curve
-    from ablate.run.outcome import Outcome
     from ablate.store import State, StudyStore
     from ablate.store.plan_file import LockedPlan
 
+    Runs = dict[str, list[RunResult]]
+    """Each arm's, in the order of the study's seeds."""
 
-def decide_stops(
-    plan: LockedPlan, runs: Mapping[str, Sequence[tuple[Outcome, Curve]]], origin: int = 0
-) -> Decision:
-    """Return the arms counted from ``origin`` that the plan's rule stops, given how each run has ended."""
+
+def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], origin: int = 0) -> Decision:
+    """Return what the plan's rule decides of arms counted from ``origin``, and of the baseline."""
     if plan.stop is None:
         return Decision(stopped={})
-    paired, here = is_paired(plan, origin), {plan.baseline, *origins(plan)[origin]}
-    runs = {arm: own for arm, own in runs.items() if arm in here}
+    margin = plan.margin
 
     def differences(n: int, arms: Sequence[str]) -> dict[str, Estimate]:
-        curves = {arm: [curve for _, curve in own[:n]] for arm, own in runs.items()}
+        curves = {arm: [run.curve for run in own[:n]] for arm, own in runs.items()}
         found = final_differences(
             {arm: (curves[arm], curves[plan.baseline]) for arm in arms},
             dict.fromkeys(arms, ALPHA),
-            paired=paired,
+            paired=is_paired(plan, origin),
             moderated=plan.is_moderated,
         )
         return {arm: one.figure for arm, one in found.items() if one.figure is not None}
 
-    margin = plan.margin
     return decide(
-        {arm: [end for end, _ in own] for arm, own in runs.items()},
+        {arm: [run.outcome for run in own] for arm, own in runs.items()},
         plan.stop,
         baseline=plan.baseline,
         never=frozenset(arm.name for arm in plan.arms if arm.again),
-        paired=paired,
+        paired=is_paired(plan, origin),
         moderated=plan.is_moderated,
         margin=margin,
         differences=differences if margin is not None and margin.kind == "loss" else None,
     )
 
 
-def unused_places(outcomes: Sequence[Outcome], stop: Stopped) -> frozenset[int]:
-    """Return the places of a stopped arm's runs that count for nothing."""
-    if stop.seeds is not None:
-        return frozenset(range(stop.seeds, len(outcomes)))
-    return frozenset(i for i, run in enumerate(outcomes) if run.end == "missing")
+def is_unused(place: int, run: RunResult, stop: Stopped | None) -> bool:
+    """Tell whether a run at this place among its arm's counts for nothing, because the arm was stopped."""
+    if stop is None:
+        return False
+    return run.outcome.end == "missing" if stop.seeds is None else place >= stop.seeds
 
 
 class Unneeded:
@@ -103,52 +101,35 @@ class Unneeded:
 
 def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
     """Return the ids of runs that no comparison needs under the stop rule, each with the reason."""
-    parts = split_frames(frames) or (frames,)
-    found = [(set(part.runs["run_id"]), _unneeded_here(part)) for part in parts]
-    reasons = {run_id: reason for _, unneeded in found for run_id, reason in unneeded.items()}
-    return {
-        run_id: reason
-        for run_id, reason in reasons.items()
-        if all(run_id in unneeded for ids, unneeded in found if run_id in ids)
-    }
+    needed: set[str] = set()
+    reasons: dict[str, str] = {}
+    for decision, runs in (found for part in comparisons(frames) for found in _decisions(part)):
+        for arm, own in runs.items():
+            stop = decision.stopped.get(arm)
+            for place, run in enumerate(own):
+                if stop is not None and is_unused(place, run, stop):
+                    reasons.setdefault(run.run_id, stop.reason)
+                else:
+                    needed.add(run.run_id)
+    return {run_id: reason for run_id, reason in reasons.items() if run_id not in needed}
 
 
 def seeds_to_begin(frames: StudyFrames) -> int | None:
     """Return how many runs of each arm may be begun by the results there are; None for all of them."""
-    decided = [one for part in split_frames(frames) or (frames,) for one, _ in _decisions(part)]
-    allowed = [one.seeds for one in decided]
+    allowed = [decision.seeds for part in comparisons(frames) for decision, _ in _decisions(part)]
     return None if None in allowed else max(seeds for seeds in allowed if seeds is not None)
 
 
-def _decisions(frames: StudyFrames) -> list[tuple[Decision, dict[str, list[tuple[Outcome, Curve]]]]]:
-    """Return what the rule decides of the arms counted from each place, and the runs of each arm."""
+def _decisions(frames: StudyFrames) -> list[tuple[Decision, Runs]]:
+    """Return what the rule decides of the arms counted from each place, and the runs of those arms."""
     plan = frames.plan
     apart = {found.run for found in find_set_apart(frames, plan.waive)}
     found = []
     for origin, names in origins(plan).items():
-        if len(origins(plan)) > 1 and not names - {plan.baseline}:
-            continue
-        runs: dict[str, list[tuple[Outcome, Curve]]] = {}
-        for _, curve, end in run_ends(frames, apart, origin):
-            runs.setdefault(curve.arm, []).append((end, curve))
-        found.append((decide_stops(plan, runs, origin), runs))
+        if origin or names - {plan.baseline} or len(origins(plan)) == 1:
+            runs: Runs = {}
+            for run in run_ends(frames, apart, origin):
+                if run.arm in names | {plan.baseline}:
+                    runs.setdefault(run.arm, []).append(run)
+            found.append((decide_stops(plan, runs, origin), runs))
     return found
-
-
-def _unneeded_here(frames: StudyFrames) -> dict[str, str]:
-    """Return the runs that one comparison does not need, each with the reason."""
-    baseline = frames.plan.baseline
-    unneeded: dict[str, str] = {}
-    of_baseline: list[dict[str, str]] = []
-    for decision, runs in _decisions(frames):
-        of_baseline.append({})
-        for arm, stop in decision.stopped.items():
-            places = sorted(unused_places([end for end, _ in runs[arm]], stop))
-            reasons = {runs[arm][place][1].run_id: stop.reason for place in places}
-            if arm == baseline:
-                of_baseline[-1] = reasons
-            else:
-                unneeded |= reasons
-    # A run of the baseline is needed as long as the arms counted from any place need it.
-    shared = set.intersection(*map(set, of_baseline)) if of_baseline else set()
-    return unneeded | {run_id: of_baseline[0][run_id] for run_id in shared}

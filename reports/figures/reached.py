@@ -14,7 +14,7 @@ from ablate.reports.words import words
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.statistics.survival import Reached
+    from ablate.reports.findings.targets import Reached
 
 
 @canvas.drawing("reached", "Runs that reached the target")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.statistics.sweep import Sweep
+    from ablate.reports.findings.targets import Sweep
     from ablate.results.cost import Cost
 
 

@@ -1,6 +1,6 @@
 """Frames → every number of the report, as plain frozen data. Pure: no files, no pictures, no clock.
 
-Runs of an arm that was stopped early are left out here, before anything is compared; see ``stopping``.
+Runs of an arm that was stopped early are left out before anything is compared.
 
 How it fails: it does not raise on a study that is only half there. Runs that are no results are counted as
 missing, figures that cannot be had are None with a note, and what a reader must know is in ``warnings``.
@@ -11,44 +11,42 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.findings import speed
-from ablate.reports.findings.arm_runs import ArmRuns, arm_runs, costs_over
-from ablate.reports.findings.evaluation import second_ends
-from ablate.reports.findings.matrix import find_matrices
-from ablate.reports.findings.published import published_for
-from ablate.reports.findings.results import Analysis, ArmResult, Measured, Resolution, RunResult
-from ablate.reports.findings.timing import judge_throughput, timing_of_runs
-from ablate.reports.findings.tuning import pending, rate_curves, tuned
-from ablate.reports.findings.versus_baseline import BASELINE, Against, compare_arms
-from ablate.reports.statistics.effects import Effects, factor_effects
-from ablate.reports.statistics.power import power_of
-from ablate.reports.statistics.steps import find_steps
-from ablate.reports.statistics.survival import common_horizon, reached, restricted_mean
-from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
-from ablate.results.ends import is_paired, number_in, origins, split_frames
-from ablate.results.intervals import ALPHA, Interval
-from ablate.results.losses import (
-    Curve,
-    final_loss,
-    tokens_behind,
+from ablate.reports.findings.arms import arm_runs, compare_arms, costs_over, second_ends
+from ablate.reports.findings.effects import Effects, factor_effects
+from ablate.reports.findings.gemms import find_matrices, find_steps, published_for
+from ablate.reports.findings.power import power_of
+from ablate.reports.findings.results import Analysis, ArmResult, Resolution, TuningResult
+from ablate.reports.findings.speed import (
+    alone_speed,
+    judge_throughput,
+    measured_speed,
+    modelled_speed,
+    share_in_fp4,
+    timing_of_runs,
 )
+from ablate.reports.findings.targets import reached
+from ablate.reports.findings.tuning import rate_curves, tuned
+from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
+from ablate.results.ends import comparisons, is_paired, number_in, origins
+from ablate.results.intervals import Interval
+from ablate.results.losses import final_loss, tokens_behind
 from ablate.results.pooling import find_set_apart
-from ablate.results.stop_rule import alpha_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from ablate.reports.findings.timing import RunTiming, Throughput
+    from ablate.reports.findings.speed import Measured, RunTiming, Throughput
+    from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
-    from ablate.results.intervals import Estimate
+    from ablate.results.losses import Curve
     from ablate.run.outcome import Outcome
-    from ablate.store.plan_file import LockedArm, LockedPlan, Margin
+    from ablate.store.plan_file import LockedPlan
     from ablate.store.records import Environment
 
 
@@ -62,23 +60,15 @@ _OF_THE_RUN = (
 def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     """Compute every number of the report.
 
-    ``waive`` names settings (``comparable.SETTINGS``) in which runs may differ and are pooled all the same,
+    ``waive`` names settings (``pooling.SETTINGS``) in which runs may differ and are pooled all the same,
     besides those that the study waives. Of a study whose arms were tuned: at the values found for them.
     """
-    if (parts := split_frames(frames)) is not None:
-        at_shared, at_tuned = (_analyse(part, waive) for part in parts)
-        return replace(at_tuned, tuning=tuned(frames.plan, at_shared, at_tuned))
-    return replace(_analyse(frames, waive), tuning=pending(frames.plan))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Setting:
-    """What all arms of one comparison are judged by. ``horizon``: tokens, None without a result."""
-
-    plan: LockedPlan
-    timing: RunTiming
-    throughput: Throughput | None
-    horizon: float | None
+    plan = frames.plan
+    *at_shared, found = (_analyse(part, waive) for part in comparisons(frames))
+    if at_shared:
+        return replace(found, tuning=tuned(plan, at_shared[0], found))
+    # A search that has not ended is pending.
+    return replace(found, tuning=None if plan.tuning is None else TuningResult(plan=plan.tuning))
 
 
 def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
@@ -87,57 +77,48 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run for found in set_apart}
-    by_origin = {origin: arm_runs(frames, apart, origin) for origin in origins(plan)}
-    runs, bases = {}, {}
-    for arm in plan.arms:
-        found = by_origin[plan.counted_from(arm.name)]
-        own, bases[arm.name] = found[arm.name], found[plan.baseline]
-        if arm.name == plan.baseline:
-            bases[arm.name] = own
-        runs[arm.name] = replace(own, alpha=_alpha(own, bases[arm.name], plan))
-    base = runs[plan.baseline]
-    setting = _Setting(
-        plan=plan,
-        timing=timing_of_runs(frames.environments, frames.attempts, plan),
-        throughput=judge_throughput(frames, left_out=apart, waived=waived),
-        horizon=None if plan.target is None else common_horizon(own.whole for own in runs.values()),
-    )
-    bases[plan.baseline] = base
+    timing = timing_of_runs(frames.environments, frames.attempts, plan)
+    throughput = judge_throughput(frames, left_out=apart, waived=waived)
     # Arms that fork are compared with the baseline from there on, and with each other where they share it.
-    groups: dict[int, dict[str, ArmRuns]] = {}
-    for name, own in runs.items():
-        groups.setdefault(own.origin, {plan.baseline: bases[name]})[name] = own
-    against: dict[str, Against] = {}
-    second = {origin: second_ends(frames, apart, origin) for origin in {0, *groups}}
-    for origin, group in groups.items():
-        against |= compare_arms(group, second[origin], plan, origin)
-    between = cache(lambda first, origin: costs_over(first, groups[origin], plan, origin))
+    from_place = {origin: arm_runs(frames, apart, origin) for origin in origins(plan)}
+    second = {origin: second_ends(frames, apart, origin) for origin in from_place}
+    groups: dict[int, dict[str, ArmResult]] = {}
+    compared: dict[str, ArmResult] = {}
+    for origin, names in origins(plan).items():
+        groups[origin] = {
+            name: arm for name, arm in from_place[origin].items() if name in names or name == plan.baseline
+        }
+        compared |= compare_arms(groups[origin], second[origin], plan)
+    base = from_place[plan.counted_from(plan.baseline)][plan.baseline]
+    compared[plan.baseline] = base
     arms = tuple(
-        _arm_result(entry, runs[entry.name], bases[entry.name], setting, against.get(entry.name))
+        _with_figures(
+            compared[entry.name],
+            from_place[compared[entry.name].counted_from][plan.baseline],
+            plan,
+            timing,
+            throughput,
+        )
         for entry in plan.arms
     )
-    curves = tuple(curve for own in by_origin[0].values() for curve in own.curves)
-    ended = [value for row in frames.runs["ended_unix"] if (value := number_in(row)) is not None]
-    token_effects, loss_effects = _effects(plan, runs)
+    between = cache(lambda first, origin: costs_over(first, groups[origin], plan))
     once = {
         # The baseline's second arm would make each of its cells and steps once more.
         arm.name: frames.configs[arm.name]
         for arm in plan.arms
         if arm.name in frames.configs and not arm.again
     }
+    token_effects, loss_effects = _effects(plan, arms)
     return Analysis(
         plan=plan,
         arms=arms,
         matrices=find_matrices(once, free=plan.tuning.fields if plan.tuning else ()),
-        steps=find_steps(
-            once,
-            # Of one configuration but for a GEMM, so also of one fork.
-            lambda first, second: between(first, runs[second].origin)[second],
-        ),
+        # Of one configuration but for a GEMM, so also of one fork.
+        steps=find_steps(once, lambda one, other: between(one, compared[other].counted_from)[other]),
         rate_curves=rate_curves(arms, frames.configs, plan.baseline),
-        resolution=_resolution(runs.values(), base.outcomes),
-        timing=setting.timing,
-        throughput=setting.throughput,
+        resolution=_resolution(arms, base.outcomes),
+        timing=timing,
+        throughput=throughput,
         environments=_distinct(frames.environments),
         backends=_backends(frames.environments),
         token_effects=token_effects,
@@ -148,108 +129,85 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         ),
         set_apart=set_apart,
         waived=waived,
-        horizon_tokens=setting.horizon,
-        last_ended_unix=max(ended) if ended else None,
-        curves=curves,
-        curves_in_bf16=tuple(curve for _, curve in second[0].values()),
+        last_ended_unix=max(filter(None, map(number_in, frames.runs["ended_unix"])), default=None),
+        curves=tuple(curve for arm in from_place[0].values() for curve in arm.curves),
+        curves_in_bf16=tuple(run.curve for run in second[0].values()),
     )
 
 
-def _alpha(own: ArmRuns, base: ArmRuns, plan: LockedPlan) -> float:
-    """Return the nominal level of an arm's intervals."""
-    if own.stopped is not None:
-        return own.stopped.alpha
-    if own is base:
-        return ALPHA
-    return alpha_of(own.outcomes, base.outcomes, plan.stop, ended=own.have_ended and base.have_ended)
-
-
-def _effects(plan: LockedPlan, runs: Mapping[str, ArmRuns]) -> tuple[Effects, Effects]:
+def _effects(plan: LockedPlan, arms: Sequence[ArmResult]) -> tuple[Effects, Effects]:
     """Return the factors' effects on log tokens to target and on the final loss.
 
     There are none where arms were stopped, because the remaining arms were selected by their results.
     """
-    in_grid = [(entry.factors, runs[entry.name]) for entry in plan.arms if entry.factors]
-    stopped = ", ".join(name for name, own in runs.items() if own.stopped is not None)
-    places = {runs[entry.name].origin for entry in plan.arms if entry.factors}
-    tokens = [
-        (factors, run.seed, math.log(run.high) if run.exact else None)
-        for factors, own in in_grid
-        for run in own.outcomes
-        if run.end != "missing"
-    ]
-    losses = [
-        (factors, curve.seed, None if curve.end == "diverged" else float(curve.loss[-1]))
-        for factors, own in in_grid
-        for curve in own.curves
-        if curve.end != "missing"
-    ]
+    grid = [arm for arm in arms if arm.planned.factors]
+    stopped = ", ".join(arm.name for arm in arms if arm.stopped is not None)
+    places = {arm.counted_from for arm in grid}
     why = f"arms were stopped early ({stopped}): no effects" if stopped else ""
     if len(places) > 1:
         why = "the arms' tokens are not counted from one place: no effects"
-    on_tokens, on_loss = (
-        Effects(reason=why, runs=len(rows))
-        if why and rows
-        else factor_effects(rows, paired=all(is_paired(plan, place) for place in places))
-        for rows in (tokens, losses)
+    paired = all(is_paired(plan, place) for place in places)
+
+    def over(value: Callable[[RunResult], float | None]) -> Effects:
+        rows = [
+            (arm.planned.factors, run.seed, value(run))
+            for arm in grid
+            for run in arm.used
+            if run.end != "missing"
+        ]
+        return Effects(reason=why, runs=len(rows)) if why and rows else factor_effects(rows, paired=paired)
+
+    return (
+        over(lambda run: math.log(run.outcome.high) if run.outcome.exact else None),
+        over(lambda run: None if run.end == "diverged" else run.last_loss),
     )
-    return on_tokens, on_loss
 
 
-def _arm_result(
-    entry: LockedArm, own: ArmRuns, baseline: ArmRuns, setting: _Setting, against: Against | None
+def _with_figures(
+    arm: ArmResult,
+    baseline: ArmResult,
+    plan: LockedPlan,
+    timing: RunTiming,
+    throughput: Throughput | None,
 ) -> ArmResult:
-    """Return one arm ``against`` the baseline; of the baseline as many seeds as the arm was stopped at."""
-    base = baseline.first(own.seeds)
-    is_baseline = against is None
-    against = against or BASELINE
-    alpha, target = own.alpha, setting.plan.target
-    cost, difference = against.cost, against.difference
-    mean = mean_tokens(own.outcomes, alpha)
-    margin = setting.plan.margin
+    """Return an arm with its own figures; of the baseline as many seeds as the arm was stopped at."""
+    base = baseline.first(arm.seeds)
+    is_baseline, target, margin = arm.name == plan.baseline, plan.target, plan.margin
+    cost, difference, mean = arm.token_cost, arm.difference, mean_tokens(arm.outcomes, arm.alpha)
     # Logs do not tell the budget of a run that ended once it had hit.
-    if cost.kind == "interval" and setting.timing.kind != "logged":
-        late = [run for run in (*own.results, *base.results) if _is_late(run, own.origin)]
-        cost = replace(cost, near_budget=bool(late))
+    if cost.kind == "interval" and timing.kind != "logged":
+        runs = (*arm.runs, *base.runs)
+        cost = replace(cost, near_budget=any(_is_late(run, arm.counted_from) for run in runs))
     if target is None:
         mean = Interval(note=NO_TARGET)
-        cost = (
-            cost if is_baseline else Cost(kind="none", reason=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
-        )
-    return ArmResult(
-        planned=entry,
-        alpha=alpha,
-        stopped=own.stopped,
+        if not is_baseline:
+            cost = Cost(kind="none", reason=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
+    found = replace(
+        arm,
         tokens_to_target=mean,
         token_cost=cost,
-        final_loss=final_loss(own.curves, alpha),
-        difference=difference,
-        standing=None if is_baseline or margin is None else standing(cost, difference.figure, margin, alpha),
-        behind=tokens_behind(difference, base.curves)
-        if cost.kind == "bound" and not own.origin and not _is_falling(own, base, difference.tokens)
-        else Interval(),
-        moved=against.moved,
-        cost_growth=against.growth,
-        reached=None if own.is_selected or target is None else reached(own.whole, alpha),
-        restricted_mean=Interval(
-            note="stopped early" if own.is_selected else NO_TARGET if target is None else "no results"
-        )
-        if own.is_selected or setting.horizon is None
-        else restricted_mean(own.whole, setting.horizon, alpha),
-        power=None
-        if is_baseline or own.stopped is not None
-        else power_of(cost, own.outcomes, base.outcomes, _of_margin(cost, difference.figure, margin), alpha),
-        measured=_measured(entry.name, own, base, setting, cost),
-        fp4_share=None if own.config is None else speed.share_in_fp4(own.config),
-        modelled=()
-        if own.config is None or base.config is None
-        else speed.modelled_speed(own.config, base.config, tokens_to_target=mean.estimate, cost=cost),
-        published=() if own.config is None else published_for(own.config.recipe),
-        decay_begins=own.decay_begins,
-        counted_from=own.origin,
-        in_bf16=against.in_bf16,
-        runs=tuple(own.results),
+        final_loss=final_loss(arm.curves, arm.alpha),
+        measured=_measured(arm, base, plan, timing, throughput, cost),
     )
+    if target is not None and not arm.is_selected:
+        whole = [run.after(-arm.counted_from) for run in arm.outcomes]
+        found = replace(found, reached=reached(whole, arm.alpha))
+    if not is_baseline and margin is not None:
+        found = replace(found, standing=standing(cost, difference.figure, margin, arm.alpha))
+    if cost.kind == "bound" and not arm.counted_from and not _is_falling(arm, base, difference.tokens):
+        found = replace(found, behind=tokens_behind(difference, base.curves))
+    if not is_baseline and arm.stopped is None:
+        of_margin = None
+        if margin is not None:
+            figure, limit = asked(cost, difference.figure, margin)
+            of_margin = (figure, limit) if figure is not None and figure.variance else None
+        found = replace(found, power=power_of(cost, arm.outcomes, base.outcomes, of_margin, arm.alpha))
+    if arm.config is not None:
+        found = replace(found, fp4_share=share_in_fp4(arm.config), published=published_for(arm.config.recipe))
+        if base.config is not None:
+            modelled = modelled_speed(arm.config, base.config, tokens_to_target=mean.estimate, cost=cost)
+            found = replace(found, modelled=modelled)
+    return found
 
 
 def _is_late(run: RunResult, origin: int) -> bool:
@@ -258,15 +216,7 @@ def _is_late(run: RunResult, origin: int) -> bool:
     return at is not None and 0 < (1 - NEAR_BUDGET) * (run.budget - origin) < at
 
 
-def _of_margin(cost: Cost, loss: Estimate | None, margin: Margin | None) -> tuple[Estimate, float] | None:
-    """Return the figure that a margin is of and how far it reaches; None without a margin or the figure."""
-    if margin is None:
-        return None
-    figure, limit = asked(cost, loss, margin)
-    return None if figure is None or not figure.variance else (figure, limit)
-
-
-def _is_falling(own: ArmRuns, base: ArmRuns, tokens: int | None) -> bool:
+def _is_falling(own: ArmResult, base: ArmResult, tokens: int | None) -> bool:
     """Tell whether the learning rate of either falls there, so that the curve's slope is not its own."""
     for one in (own, base):
         if one.config is not None and one.config.training.schedule == "cosine":
@@ -276,38 +226,42 @@ def _is_falling(own: ArmRuns, base: ArmRuns, tokens: int | None) -> bool:
     return False
 
 
-def _measured(name: str, own: ArmRuns, base: ArmRuns, setting: _Setting, cost: Cost) -> Measured | None:
+def _measured(
+    arm: ArmResult,
+    base: ArmResult,
+    plan: LockedPlan,
+    timing: RunTiming,
+    throughput: Throughput | None,
+    cost: Cost,
+) -> Measured | None:
     """Return an arm's speed, timed alone where it was, else in its runs; None where no timing counts."""
-    timed = setting.throughput
-    if timed is not None and name in timed.tokens_per_sec:
-        rates, base_rates = timed.tokens_per_sec[name], timed.tokens_per_sec[setting.plan.baseline]
-        return speed.alone_speed(
-            rates, base_rates, cost=cost, tokens=log_tokens(own.outcomes), alpha=own.alpha
-        )
-    if setting.timing.kind != "native" and (setting.timing.kind != "logged" or name in setting.timing.untold):
+    if throughput is not None and arm.name in throughput.tokens_per_sec:
+        rates, base_rates = (throughput.tokens_per_sec[name] for name in (arm.name, plan.baseline))
+        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(arm.outcomes), alpha=arm.alpha)
+    if timing.kind != "native" and (timing.kind != "logged" or arm.name in timing.untold):
         return None
-    found = speed.measured_speed(
-        own.results,
-        base.results,
-        timed="in its runs" if setting.timing.kind == "native" else "as logged",
-        paired=is_paired(setting.plan, own.origin),
-        alpha=own.alpha,
+    found = measured_speed(
+        arm.runs,
+        base.runs,
+        timed="in its runs" if timing.kind == "native" else "as logged",
+        paired=is_paired(plan, arm.counted_from),
+        alpha=arm.alpha,
     )
     # Logs need not tell the time.
     return None if found.timed == "as logged" and found.throughput.estimate is None else found
 
 
-def _resolution(runs: Iterable[ArmRuns], baseline: Sequence[Outcome]) -> Resolution:
+def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resolution:
     """Take the widest of the runs' intervals at the crossing: the coarsest reading limits the comparison."""
     steps = [
-        float(np.diff(curve.tokens)[_place(end, curve)])
-        for own in runs
-        for end, curve in zip(own.outcomes, own.curves, strict=False)
-        if len(curve.tokens) > 1
+        float(np.diff(run.curve.tokens)[_place(run.outcome, run.curve)])
+        for arm in arms
+        for run in arm.used
+        if len(run.curve.tokens) > 1
     ]
     interval = max(steps, default=None)
-    reached = mean_tokens(baseline).estimate
-    share = interval / reached if interval is not None and reached else math.inf
+    mean = mean_tokens(baseline).estimate
+    share = interval / mean if interval is not None and mean else math.inf
     return Resolution(tokens=interval, share_of_tokens_to_target=share if math.isfinite(share) else None)
 
 

@@ -2,85 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.results.intervals import Interval
+from ablate.results.cost import Cost
+from ablate.results.intervals import ALPHA, Interval
+from ablate.results.losses import LossDifference
+from ablate.run.schedule import decay_begins
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.matrix import Matrix
-    from ablate.reports.findings.published import Published
-    from ablate.reports.findings.timing import RunTiming, Throughput
-    from ablate.reports.statistics.effects import Effects
-    from ablate.reports.statistics.power import Power
-    from ablate.reports.statistics.steps import Step
-    from ablate.reports.statistics.survival import Reached
-    from ablate.reports.statistics.sweep import Moved, Sweep
-    from ablate.results.cost import Cost, Standing
-    from ablate.results.losses import Curve, LossDifference
+    from ablate.reports.findings.effects import Effects
+    from ablate.reports.findings.gemms import Matrix, Published, Step
+    from ablate.reports.findings.power import Power
+    from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
+    from ablate.reports.findings.targets import Moved, Reached, Sweep
+    from ablate.results.cost import Standing
+    from ablate.results.ends import RunResult
+    from ablate.results.losses import Curve
     from ablate.results.pooling import SetApart
     from ablate.results.stop_rule import Stopped
-    from ablate.run.outcome import End
+    from ablate.run.config import RunConfig
+    from ablate.run.outcome import End, Outcome
     from ablate.store.plan_file import GroupTuning, LockedArm, LockedPlan, LockedTuning
 
 
-Timed = Literal["alone", "in its runs", "as logged"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """One run: how it stands (``state``), and how it ended with regard to the target (``end``).
-
-    ``tokens`` trained of the ``budget``, in tokens as well. ``interpolated`` and ``fitted``: the crossing of
-    the target by either way (``run.outcome``).
-    """
-
-    run_id: str
-    arm: str
-    seed: int
-    state: str
-    end: End
-    tokens: int
-    budget: int
-    tokens_to_target: float | None
-    interpolated: float | None
-    fitted: float | None
-    left_bound: bool
-    last_loss: float | None
-    message: str | None
-    seconds: float | None
-    tokens_per_sec: float | None
-    devices: int
-    backend_mode: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Timing that counts: throughput and end-to-end speed over the baseline's, and device-hours to target.
-
-    ``timed``: alone by ``ablate throughput``, in its runs, or as the logs of others say.
-    """
-
-    timed: Timed
-    throughput: Interval
-    end_to_end: Interval
-    hours: Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Modelled:
-    """An arm on named hardware. ``speed``: step speed over the baseline's; empty without the units for it.
-
-    ``net``: speed / (1 + token cost). ``hours``: device-hours of training to the target, empty where the
-    target was not reached by all. Intervals are the model's 95 % ranges, in ``net`` with the token cost's.
-    """
-
-    hardware: str
-    speed: Interval
-    net: Interval
-    hours: Interval
+_NONE = Interval()
+_NO_COST = Cost(kind="baseline")
+_NO_DIFFERENCE = LossDifference(note="baseline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,41 +54,72 @@ class InBf16:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """One arm against the baseline.
+    """One arm with its runs, in the order of the study's seeds, against the baseline.
 
-    ``alpha``: the nominal level of its intervals. ``stopped``: why it was stopped early; then ``unused`` runs
-    count for nothing, not even as missing. ``measured``: None without timing that counts, see ``timing``.
-    ``fp4_share``, ``modelled``: None and empty without a configuration. ``cost_growth``: of (1 + token cost)
-    from half-way to the target on. ``standing``: to the target's margin, None without one. ``behind``: of an
-    arm with a bound alone, how many more tokens its difference in loss comes to. ``decay_begins``: tokens
-    after which its learning rate falls at the end; None where it does not. ``counted_from``: the tokens of
-    the fork from which its tokens to target and its token cost are counted, 0 from the beginning.
-    ``moved``: at other targets, None for the baseline and where that has none.
+    ``config``: None where no run has one, as of logs that others wrote. ``alpha``: the nominal level of its
+    intervals. ``stopped``: why it was stopped early; then ``unused`` runs count for nothing, not even as
+    missing. ``counted_from``: the tokens of the fork from which its outcomes, its tokens to target and its
+    token cost are counted, 0 from the beginning. ``measured``: None without timing that counts, see
+    ``speed``. ``fp4_share``, ``modelled``: None and empty without a configuration. ``standing``: to the
+    target's margin, None without one. ``behind``: of an arm with a bound alone, how many more tokens its
+    difference in loss comes to. ``moved``: at other targets, None for the baseline and where that has none.
     ``in_bf16``: by a second evaluation; None for the baseline, and where it or the arm has none.
     """
 
     planned: LockedArm
-    alpha: float
-    stopped: Stopped | None
-    tokens_to_target: Interval
-    token_cost: Cost
-    final_loss: Interval
-    difference: LossDifference
-    standing: Standing | None
-    behind: Interval
-    moved: Moved | None
-    cost_growth: Cost
-    power: Power | None
-    reached: Reached | None
-    restricted_mean: Interval
-    measured: Measured | None
-    fp4_share: float | None
-    modelled: tuple[Modelled, ...]
-    published: tuple[Published, ...]
-    decay_begins: int | None
-    counted_from: int
-    in_bf16: InBf16 | None
     runs: tuple[RunResult, ...]
+    config: RunConfig | None = None
+    alpha: float = ALPHA
+    stopped: Stopped | None = None
+    counted_from: int = 0
+    tokens_to_target: Interval = _NONE
+    token_cost: Cost = _NO_COST
+    final_loss: Interval = _NONE
+    difference: LossDifference = _NO_DIFFERENCE
+    standing: Standing | None = None
+    behind: Interval = _NONE
+    moved: Moved | None = None
+    power: Power | None = None
+    reached: Reached | None = None
+    measured: Measured | None = None
+    fp4_share: float | None = None
+    modelled: tuple[Modelled, ...] = ()
+    published: tuple[Published, ...] = ()
+    in_bf16: InBf16 | None = None
+
+    @property
+    def used(self) -> list[RunResult]:
+        """The runs that count."""
+        return [run for run in self.runs if not run.unused]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """How the runs that count ended."""
+        return [run.outcome for run in self.used]
+
+    @property
+    def curves(self) -> list[Curve]:
+        """The curves of the runs that count; of one that diverged before an evaluation an empty one."""
+        return [run.curve for run in self.used if len(run.curve.tokens) or run.end != "missing"]
+
+    @property
+    def seeds(self) -> int | None:
+        """At a look both sides have its number of seeds; None where the arm was not stopped at one."""
+        return None if self.stopped is None else self.stopped.seeds
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether its runs are those that happened to end before a stop: no interval comes of them."""
+        return self.stopped is not None and self.stopped.kind == "diverged"
+
+    @property
+    def decay_begins(self) -> int | None:
+        """Tokens after which the learning rate falls at the end; None where it does not, or is not known."""
+        return None if self.config is None else decay_begins(self.config.training)
+
+    def first(self, seeds: int | None) -> ArmResult:
+        """Return the arm with the first so many of its runs that count; None: as it is."""
+        return self if seeds is None else replace(self, runs=tuple(self.used[:seeds]))
 
     @property
     def name(self) -> str:
@@ -303,7 +284,6 @@ class Analysis:
     failed_self_tests: int
     set_apart: tuple[SetApart, ...]
     waived: tuple[str, ...]
-    horizon_tokens: float | None
     token_effects: Effects
     loss_effects: Effects
     last_ended_unix: float | None

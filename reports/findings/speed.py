@@ -4,6 +4,10 @@ Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ra
 Where ``ablate throughput`` has timed the arm alone, that is the throughput ratio over (1 + token cost), whose
 errors are independent. Else it comes from the runs' own timing, by Welch's (or paired) intervals on logs.
 
+A run's record says whether its timing is valid; that runs shared a device, only the ledgers of all of them
+show. The record of ``ablate throughput`` counts for an arm only where it is native, was taken on an idle and
+undivided device, and has the configuration, code and kind of device of the arm's runs.
+
 Emulated or shared timing gives no measured figure, nor do logs of others that do not tell both arms to have
 had the same devices; an arm without a resolved configuration, as of such logs, has no modelled one.
 """
@@ -11,12 +15,13 @@ had the same devices; an arm without a resolved configuration, as of such logs, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.speed import HARDWARE, fp4_share, token_time, workload_of
-from ablate.modelled.spread import Range, seconds_range, speed_up
-from ablate.reports.findings.results import Measured, Modelled
+from ablate.modelled.spread import seconds_range, speed_up
 from ablate.results.contrasts import contrasts
 from ablate.results.intervals import (
     ALPHA,
@@ -27,27 +32,214 @@ from ablate.results.intervals import (
     mean_interval,
     t_interval,
 )
+from ablate.results.pooling import trained_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ablate.reports.findings.results import RunResult, Timed
+    from ablate.modelled.spread import Range
     from ablate.results.cost import Cost
+    from ablate.results.ends import RunResult
+    from ablate.results.frames import StudyFrames
     from ablate.results.intervals import Estimate
     from ablate.run.config import RunConfig
-    from ablate.store.records import RecordedConfig
+    from ablate.store.leases import Attempt
+    from ablate.store.plan_file import LockedPlan
+    from ablate.store.records import Environment, RecordedConfig
 
+_TURNS = 2
+"""``ablate throughput`` goes through the arms there and back."""
 _HOUR_SEC = 3600.0
-
-
 _NOT_ALL = Interval(note="not every run has a figure")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTiming:
+    """The runs' own timing. ``native``: in every run, unshared. ``reasons``: why not, with numbers of runs.
+
+    ``unvouched``: native arithmetic, but not known to be unshared. ``logged``: read from others' logs.
+    ``untold``: of logged runs, why an arm's speed cannot be set beside the baseline's, by arm.
+    """
+
+    kind: Literal["native", "unvouched", "emulated", "logged"]
+    reasons: tuple[tuple[str, int], ...] = ()
+    untold: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What ``ablate throughput`` measured, as far as it counts.
+
+    ``tokens_per_sec``: of every repeat, by arm; the baseline's is among them or there are none. ``not_used``:
+    why not, by arm. ``steps``: of a repeat. ``repeats``: of an arm.
+    """
+
+    device: str
+    arch: str
+    versions: dict[str, str | None]
+    steps: int
+    repeats: int
+    measured_unix: float
+    tokens_per_sec: dict[str, tuple[float, ...]]
+    not_used: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Timing that counts: throughput and end-to-end speed over the baseline's, and device-hours to target.
+
+    ``timed``: alone by ``ablate throughput``, in its runs, or as the logs of others say.
+    """
+
+    timed: Literal["alone", "in its runs", "as logged"]
+    throughput: Interval
+    end_to_end: Interval
+    hours: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modelled:
+    """An arm on named hardware. ``speed``: step speed over the baseline's; empty without the units for it.
+
+    ``net``: speed / (1 + token cost). ``hours``: device-hours of training to the target, empty where the
+    target was not reached by all. Intervals are the model's 95 % ranges, in ``net`` with the token cost's.
+    """
+
+    hardware: str
+    speed: Interval
+    net: Interval
+    hours: Interval
+
+
+def timing_of_runs(
+    environments: Mapping[str, Environment], attempts: Mapping[str, Attempt], plan: LockedPlan
+) -> RunTiming:
+    """Return whether every run that ran vouches for its timing, and what speaks against it."""
+    modes = {environment.backend_mode for environment in environments.values()}
+    if "imported" in modes:
+        return RunTiming(kind="logged", untold=_untold(plan))
+    reasons: Counter[str] = Counter()
+    for environment in environments.values():
+        if environment.backend_mode != "native":
+            reasons[f"{environment.backend_mode or 'unknown'} arithmetic"] += 1
+        elif not environment.timing_valid:
+            reasons[environment.timing_why_not or "a record that does not vouch for it"] += 1
+    reasons.update(runs_at_once(environments, attempts).values())
+    if not environments:
+        reasons["no record of what the runs ran on"] += 1
+    kind: Literal["native", "unvouched", "emulated"] = "emulated"
+    if modes == {"native"}:
+        kind = "unvouched" if reasons else "native"
+    return RunTiming(kind=kind, reasons=tuple(reasons.items()))
+
+
+def _untold(plan: LockedPlan) -> dict[str, str]:
+    """Return the arms whose logs do not say that they had the baseline's hardware, and what they say."""
+    pairs = {arm.name: arm.differs.get("hardware") for arm in plan.arms}
+    # Read against another arm, what arms differ in is told from that one.
+    base = next((pair[0] for pair in pairs.values() if pair), plan.training.get("hardware"))
+    found = {}
+    for name, pair in pairs.items():
+        own = pair[1] if pair else base
+        if own is None or base is None:
+            whose = plan.baseline if base is None else name
+            found[name] = (
+                f"the logs of {whose} do not tell one kind and number of devices (`ablate import --hardware`)"
+            )
+        elif own != base:
+            found[name] = f"{name} was trained on {own}, {plan.baseline} on {base}"
+    if len(found) == len(plan.arms) - 1:
+        found.setdefault(plan.baseline, "no arm to compare it with")
+    return found
+
+
+def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> dict[str, str]:
+    """Return the runs whose last attempt shared its device with others of the study, and how.
+
+    A GPU is shared by two runs, a processor by runs that have more threads together than it has cores.
+    """
+    devices: dict[tuple[str, str, int], list[tuple[str, Attempt, int]]] = {}
+    for run_id, environment in environments.items():
+        attempt, cores = attempts.get(run_id), environment.cpus_visible
+        if attempt is not None and environment.gpu_uuid and environment.gpu is not None:
+            devices.setdefault((environment.gpu_uuid, "one GPU", 1), []).append((run_id, attempt, 1))
+        elif attempt is not None and environment.gpu is None and environment.threads and cores:
+            name = "one CPU core" if cores == 1 else f"{cores} CPU cores"
+            own = (run_id, attempt, environment.threads)
+            devices.setdefault((attempt.machine, name, cores), []).append(own)
+    most: dict[str, tuple[int, str]] = {}
+    for (_, name, places), runs in devices.items():
+        for start in {attempt.started_unix for _, attempt, _ in runs}:
+            # One that is not known to have ended may still be at work.
+            there = [
+                (run_id, load)
+                for run_id, attempt, load in runs
+                if attempt.started_unix <= start
+                and (attempt.ended_unix is None or attempt.ended_unix > start)
+            ]
+            total = sum(load for _, load in there)
+            if len(there) > 1 and total > places:
+                told = (total, f"{len(there)} runs at once on {name}")
+                most |= {run_id: max(told, most.get(run_id, told)) for run_id, _ in there}
+    return {run_id: text for run_id, (_, text) in most.items()}
+
+
+def judge_throughput(
+    frames: StudyFrames, *, left_out: Collection[str], waived: Collection[str]
+) -> Throughput | None:
+    """Return the record of ``ablate throughput``, None where there is none.
+
+    ``left_out``: the runs that are not pooled. ``waived``: settings in which runs may differ.
+    """
+    record = frames.throughput
+    if record is None:
+        return None
+    timed = {one.arm: one for one in record.arms}
+    results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
+    pooled = {str(run_id) for run_id in results["run_id"]} - set(left_out)
+
+    def why_not(arm: str, ids: Sequence[str]) -> str | None:
+        one = timed.get(arm)
+        if one is None:
+            return "not timed"
+        if one.backend_mode != "native":
+            return f"{one.backend_mode} arithmetic"
+        if not one.timing_valid:
+            return one.why_not or "a record that does not vouch for it"
+        if one.run not in ids:
+            return "timed with another configuration than its runs have"
+        for run_id in ids:
+            if run_id not in pooled or (ran := frames.environments.get(run_id)) is None:
+                continue
+            if ran.backend_mode != "native":
+                return f"its runs had {ran.backend_mode or 'unknown'} arithmetic"
+            if trained_on(ran) != record.device.name:
+                return f"timed on {record.device.name}, trained on {trained_on(ran)}"
+            if ran.code != record.code and "code" not in waived:
+                return "timed with other code than trained its runs"
+        return None
+
+    reasons = {arm.name: why_not(arm.name, [run.id for run in arm.runs]) for arm in frames.plan.arms}
+    refused = {arm: reason for arm, reason in reasons.items() if reason is not None}
+    if frames.plan.baseline in refused:
+        refused = {arm: reason or "no baseline to compare it with" for arm, reason in reasons.items()}
+    return Throughput(
+        device=record.device.name,
+        arch=record.device.arch,
+        versions=record.versions,
+        steps=record.settings.steps,
+        repeats=_TURNS * record.settings.repeats,
+        measured_unix=record.measured_unix,
+        tokens_per_sec={arm: timed[arm].tokens_per_sec for arm in reasons if arm not in refused},
+        not_used=refused,
+    )
 
 
 def measured_speed(
     arm: Sequence[RunResult],
     baseline: Sequence[RunResult],
     *,
-    timed: Timed = "in its runs",
+    timed: Literal["in its runs", "as logged"] = "in its runs",
     paired: bool,
     alpha: float = ALPHA,
 ) -> Measured:
@@ -60,12 +252,14 @@ def measured_speed(
         compared = contrasts({"": (own, base)}, paired=paired, moderated=False)[""]
         return exponential(t_interval(compared.estimate, alpha))
 
-    hours = [-pace - math.log(_HOUR_SEC) for _, pace in _of_all(arm, _device_pace)]
+    hours = _of_all(arm, lambda run: None if (pace := _pace(run)) is None else -pace + math.log(run.devices))
     return Measured(
         timed=timed,
         throughput=ratio(_speed),
         end_to_end=ratio(_pace),
-        hours=exponential(mean_interval(hours, alpha)) if hours else _NOT_ALL,
+        hours=exponential(mean_interval([one - math.log(_HOUR_SEC) for _, one in hours], alpha))
+        if hours
+        else _NOT_ALL,
     )
 
 
@@ -195,9 +389,3 @@ def _pace(run: RunResult) -> float | None:
     if speed is None or run.tokens_to_target is None or run.left_bound:
         return None
     return speed - math.log(run.tokens_to_target)
-
-
-def _device_pace(run: RunResult) -> float | None:
-    """Return −log device-seconds to target."""
-    pace = _pace(run)
-    return None if pace is None else pace - math.log(run.devices)

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 RATE = "learning_rate"
 
 
-def pending(plan: LockedPlan) -> TuningResult | None:
-    """Return what is known of a search that has not ended; None for a study without one."""
-    return None if plan.tuning is None else TuningResult(plan=plan.tuning)
-
-
 def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningResult:
     """Put both comparisons of a study side by side. ``plan``: the whole of it."""
     tuning = plan.tuning

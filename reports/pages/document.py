@@ -12,7 +12,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.results import ArmResult, TuningResult
-from ablate.reports.statistics.sweep import Sweep
+from ablate.reports.findings.targets import Sweep
 from ablate.reports.words import words
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.search import search_sentences
@@ -35,9 +35,9 @@ _KEYS = {
     "ArmResult": "name description=planned.description baseline_again=planned.again recipe "
     "differs=planned.differs folded=planned.folded fork=planned.fork "
     "counted_from_tokens=counted_from n hit censored diverged missing nominal_level=alpha "
-    "decay_begins_tokens=decay_begins cost_growth stopped tokens_to_target token_cost "
+    "decay_begins_tokens=decay_begins stopped tokens_to_target token_cost "
     "break_even_throughput=break_even final_loss standing tokens_behind=behind "
-    "restricted_mean measured fp4_share_of_flops=fp4_share "
+    "measured fp4_share_of_flops=fp4_share "
     "modelled published power target_sweep=sweep in_bf16",
     "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio own stands_out "
     "baseline_stands_out near_budget restricted counted_from_tokens=counted_from",
@@ -94,7 +94,7 @@ def report_document(
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         "effects": _object(analysis, "log_tokens_to_target=token_effects final_loss=loss_effects"),
-        **_object(analysis, "waived not_pooled=set_apart horizon_tokens"),
+        **_object(analysis, "waived not_pooled=set_apart"),
         **_object(analysis, "learning_rate=rate_curves tuning failed_self_tests"),
         "diagnostics": [
             _object(arm, "arm what_if runs")

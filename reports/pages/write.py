@@ -212,11 +212,6 @@ def _sections(
         PageSection(name="tuning", title="Tuning", tables=(("tuning", None, tables.tuning_table(analysis)),)),
         *(PageSection(name=one.name, title=one.title, drawing=one) for one in drawings),
         PageSection(
-            name="restricted",
-            title="Restricted means",
-            tables=(("restricted", None, tables.reached_table(analysis)),),
-        ),
-        PageSection(
             name="diagnostics",
             title="What the diagnostics found",
             short="Findings of the diagnostics",

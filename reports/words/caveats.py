@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.read.imported import PRECISION
 from ablate.reports.words import words
-from ablate.results.cost import is_settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +51,7 @@ def notices(analysis: Analysis) -> Iterator[str]:
 
 def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cautions that apply to these figures."""
-    parts = (_resolution, _samples, _budgets, _tuning, _schedule, _growth, _runs, _settings, _throughput)
+    parts = (_resolution, _samples, _budgets, _tuning, _schedule, _runs, _settings, _throughput)
     found = [warning for part in parts for warning in part(analysis)]
     return (*found, *(f"Left out: {fault}" for fault in faults))
 
@@ -209,18 +208,6 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
             "the loss falls faster, so that an arm which lags is fewer tokens behind, and a shorter run "
             "would not have had that rate. Take a target that is reached before, and the final loss for what "
             "is left after."
-        )
-
-
-def _growth(analysis: Analysis) -> Iterator[str]:
-    """Name the arms whose cost is shown to depend on how far training goes."""
-    costs = ((arm.name, arm.cost_growth) for arm in analysis.others)
-    settled = [f"{name} {words.cost(cost)}" for name, cost in costs if is_settled(cost)]
-    if settled:
-        yield (
-            f"Costs still change at the target: between the loss that {analysis.baseline} reaches after half "
-            f"of its tokens to target and the target, (1 + token cost) has changed by {', '.join(settled)}. "
-            "A token cost belongs to its target: see Other targets before you rest on one figure."
         )
 
 

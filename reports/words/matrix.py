@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.reports.findings.matrix import PLAIN
+from ablate.reports.findings.gemms import PLAIN
 from ablate.reports.words import words
 from ablate.reports.words.table import Table
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ablate.recipes import Gemm
-    from ablate.reports.findings.matrix import Matrix
+    from ablate.reports.findings.gemms import Matrix
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.words.headline import Tone
     from ablate.reports.words.verdict import Finding

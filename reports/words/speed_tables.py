@@ -11,7 +11,8 @@ from ablate.reports.words.table import Table, make_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ablate.reports.findings.results import Analysis, ArmResult, Measured, Modelled
+    from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.reports.findings.speed import Measured, Modelled
 
 
 def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:

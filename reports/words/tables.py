@@ -6,16 +6,17 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.statistics.power import MOST_SEEDS
+from ablate.reports.findings.power import MOST_SEEDS
 from ablate.reports.words import caveats, words
 from ablate.reports.words.table import Table, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ablate.reports.findings.results import Analysis, ArmResult, RunResult
-    from ablate.reports.statistics.effects import Effect
-    from ablate.reports.statistics.power import Power
+    from ablate.reports.findings.effects import Effect
+    from ablate.reports.findings.power import Power
+    from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.results.ends import RunResult
 
 
 def headline(analysis: Analysis) -> Table:
@@ -122,8 +123,8 @@ def effect_table(analysis: Analysis) -> Table:
     p_on_loss = {effect.term: effect.p_holm for effect in analysis.loss_effects.terms}
 
     def levels(effect: Effect) -> str:
-        if effect.aliased_with:
-            return f"not to be told from {', '.join(effect.aliased_with)}"
+        if not effect.degrees:
+            return "not to be told from the others"
         changes = effect.levels.items()
         return ", ".join(f"{level} {words.percent(math.expm1(change))}" for level, change in changes)
 
@@ -139,11 +140,7 @@ def effect_table(analysis: Analysis) -> Table:
             "Factor": lambda effect: effect.term,
             "Levels": lambda effect: levels(effect) or words.DASH,
             "F": lambda effect: words.DASH if effect.f is None else f"{effect.f:.1f}",
-            "d.f.": lambda effect: (
-                str(effect.degrees)
-                if effect.degrees in (0, effect.full_degrees)
-                else f"{effect.degrees} of {effect.full_degrees}"
-            ),
+            "d.f.": lambda effect: str(effect.degrees),
             "p (Holm)": lambda effect: words.p_value(effect.p_holm),
             "p (Holm), final loss": lambda effect: words.p_value(p_on_loss.get(effect.term)),
         },
@@ -184,27 +181,6 @@ def power_table(analysis: Analysis) -> Table:
         known,
         columns,
         numeric=range(1, len(columns)),
-    )
-
-
-def reached_table(analysis: Analysis) -> Table | None:
-    """Return restricted means, where some run did not reach the target; None where all or none did."""
-    if all(arm.hit == arm.n for arm in analysis.arms) or not any(arm.hit for arm in analysis.arms):
-        return None
-    horizon = words.tokens(analysis.horizon_tokens)
-    return make_table(
-        f"Restricted mean: tokens to target cut at {horizon}, as far as every arm was looked at; the "
-        f"area over its Kaplan–Meier curve, with Greenwood's {words.coverage(analysis.plan.stop)} interval. "
-        f"Censored runs count for as long as they were looked at, diverged ones to {horizon}.",
-        analysis.arms,
-        {
-            "Arm": lambda arm: arm.name,
-            "n": lambda arm: str(arm.n),
-            "hit / cens. / div.": words.ends,
-            "Reached by the end": lambda arm: words.share(arm.reached.share[-1] if arm.reached else None),
-            "Restricted mean": lambda arm: words.tokens_interval(arm.restricted_mean),
-        },
-        numeric=range(1, 5),
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import command_line
 from ablate.reports.findings.compare import target_text
-from ablate.reports.statistics.steps import greatest_step
+from ablate.reports.findings.gemms import greatest_step
 from ablate.reports.words import words
 from ablate.reports.words.evaluation import evaluation_notes
 from ablate.reports.words.headline import write_headline

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ablate.reports.findings.results import ArmResult
-    from ablate.reports.findings.timing import RunTiming, Throughput
-    from ablate.reports.statistics.sweep import Sweep
+    from ablate.reports.findings.speed import RunTiming, Throughput
+    from ablate.reports.findings.targets import Sweep
     from ablate.results.cost import Cost
     from ablate.results.intervals import Interval
     from ablate.results.losses import Band, LossDifference

@@ -12,7 +12,7 @@ from synthetic_study import ENVIRONMENT, line, resolved_recipe, smooth_curve
 
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.statistics.steps import Step, greatest_step
+from ablate.reports.findings.gemms import Step, greatest_step
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.tables import arm_table, headline
 from ablate.reports.words.verdict import write_verdict

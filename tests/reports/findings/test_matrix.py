@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from ablate.recipes import PRESETS, RecipeSpec, resolve
-from ablate.reports.findings.matrix import find_matrices
+from ablate.reports.findings.gemms import find_matrices
 from ablate.store.records import RecordedConfig
 
 F, FD, FDW = ("fprop",), ("fprop", "dgrad"), ("fprop", "dgrad", "wgrad")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
-from ablate.reports.findings.published import kind_of, published_for
+from ablate.reports.findings.gemms import kind_of, published_for
 
 
 def figures(recipe):

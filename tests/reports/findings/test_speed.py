@@ -1,92 +1,137 @@
-"""Speed in the report: measured only where it is native, modelled only where there is a configuration."""
+"""Speed: the runs' own timing, what ``ablate throughput`` measured, and the model. Hardware is a stand-in."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from damage import damage, replace_somewhere
 from scipy import stats
-from synthetic_study import native_study, rewrite, whole_config
+from synthetic_study import (
+    GPU,
+    NATIVE,
+    RATES,
+    build_study,
+    line,
+    native_study,
+    rewrite,
+    speed_of,
+    whole_config,
+    write_throughput,
+)
 
+from ablate.backends.device import Device
+from ablate.base.files import read_record, record_text
 from ablate.modelled.speed import token_time, workload_of
 from ablate.modelled.spread import speed_up
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
-from ablate.reports.findings.results import RunResult
-from ablate.reports.findings.speed import measured_speed, modelled_speed, share_in_fp4
-from ablate.results.cost import Cost
+from ablate.reports.findings.speed import (
+    alone_speed,
+    measured_speed,
+    modelled_speed,
+    runs_at_once,
+    share_in_fp4,
+    timing_of_runs,
+)
+from ablate.results.cost import Cost, token_cost
+from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval
+from ablate.results.losses import Curve
 from ablate.run.config import ModelConfig
+from ablate.run.outcome import Outcome
+from ablate.store.leases import Attempt
+from ablate.store.plan_file import LockedArm, LockedPlan
+from ablate.store.records import Environment, with_whole
 
 BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]
 ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
 
 
+def hits(*tokens):
+    return [Outcome(seed=i, end="hit", low=t, high=t) for i, t in enumerate(tokens)]
+
+
 def timed(pairs):
+    """Runs of these tokens to target and tokens/s."""
+    nothing = Curve(run_id="", arm="a", seed=0, end="hit", tokens=np.empty(0), loss=np.empty(0))
     return [
         RunResult(
-            run_id=f"{i}",
-            arm="a",
-            seed=i,
-            state="finished",
-            end="hit",
-            tokens=20,
-            budget=20,
-            tokens_to_target=tokens,
-            interpolated=tokens,
-            fitted=None,
-            left_bound=False,
-            last_loss=1.0,
-            message=None,
-            seconds=None,
-            tokens_per_sec=speed,
-            devices=1,
+            run_id=f"{end.seed}", arm="a", seed=end.seed, state="finished", curve=nothing, outcome=end,
+            tokens=20, budget=20, message=None, seconds=None, tokens_per_sec=speed, devices=1,
             backend_mode="native",
         )
-        for i, (tokens, speed) in enumerate(pairs)
-    ]
+        for end, (_, speed) in zip(hits(*(tokens for tokens, _ in pairs)), pairs, strict=True)
+    ]  # fmt: skip
 
 
-def test_both_errors_are_in_the_end_to_end_speed():
-    found = measured_speed(timed(ARM), timed(BASE), paired=False)
+@pytest.mark.parametrize("paired", [False, True])
+def test_both_errors_are_in_the_end_to_end_speed_of_runs(paired):
+    found = measured_speed(timed(ARM), timed(BASE), paired=paired)
+    test = stats.ttest_rel if paired else (lambda *sides: stats.ttest_ind(*sides, equal_var=False))
     times = [[math.log(tokens / speed) for tokens, speed in side] for side in (BASE, ARM)]
-    theirs = stats.ttest_ind(*times, equal_var=False).confidence_interval(0.95)
-    assert found.end_to_end.estimate == pytest.approx(math.exp(np.mean(times[0]) - np.mean(times[1])))
-    assert (found.end_to_end.low, found.end_to_end.high) == pytest.approx(np.exp(theirs))
     speeds = [[math.log(speed) for _, speed in side] for side in (ARM, BASE)]
-    theirs = stats.ttest_ind(*speeds, equal_var=False).confidence_interval(0.95)
-    assert (found.throughput.low, found.throughput.high) == pytest.approx(np.exp(theirs))
+    for ours, logs in ((found.end_to_end, times), (found.throughput, speeds)):
+        theirs = test(*logs).confidence_interval(0.95)
+        assert (ours.low, ours.high) == pytest.approx(np.exp(theirs))
+        assert ours.estimate == pytest.approx(math.exp(np.mean(logs[0]) - np.mean(logs[1])))
     assert found.hours.estimate == pytest.approx(stats.gmean([t / s for t, s in ARM]) / 3600)
-
-
-def test_hours_are_those_of_every_device_of_a_run():
-    alone = measured_speed(timed(ARM), timed(BASE), paired=False)
-    together = [replace(run, devices=8) for run in timed(ARM)]
-    found = measured_speed(together, timed(BASE), paired=False)
-    assert found.hours.estimate == pytest.approx(8 * alone.hours.estimate)
-    assert found.end_to_end == alone.end_to_end
-
-
-def test_pairs_are_compared_as_pairs():
-    found = measured_speed(timed(ARM), timed(BASE), paired=True)
-    differences = [math.log(b[0] / b[1]) - math.log(a[0] / a[1]) for a, b in zip(ARM, BASE, strict=True)]
-    theirs = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert (found.end_to_end.low, found.end_to_end.high) == pytest.approx(np.exp(theirs))
+    together = measured_speed([replace(run, devices=8) for run in timed(ARM)], timed(BASE), paired=paired)
+    assert together.hours.estimate == pytest.approx(8 * found.hours.estimate)
+    assert together.end_to_end == found.end_to_end
 
 
 def test_never_over_the_hits_alone():
     runs = timed(ARM)
-    late = dataclasses.replace(runs[0], end="censored", tokens_to_target=None)
+    late = replace(runs[0], outcome=Outcome(seed=0, end="censored", low=20))
     found = measured_speed([late, *runs[1:]], timed(BASE), paired=False)
-    assert found.end_to_end.estimate is None
-    assert found.hours.estimate is None
+    assert (found.end_to_end.estimate, found.hours.estimate) == (None, None)
     assert found.throughput.estimate is not None
-    unknown = dataclasses.replace(runs[0], tokens_per_sec=None)
+    unknown = replace(runs[0], tokens_per_sec=None)
     assert measured_speed([unknown, *runs[1:]], timed(BASE), paired=False).throughput.estimate is None
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_speed_up_of_a_timing_carries_the_errors_of_rates_and_of_tokens(paired):
+    tokens = [np.log(side) for side in ((110.0, 113.0, 108.0), (100.0, 104.0, 97.0))]
+    cost = token_cost(*(hits(*np.exp(side)) for side in tokens), paired=paired)
+    found = alone_speed(RATES["fp4"], RATES["fp8"], cost=cost, tokens=None)
+    rates = [np.log(RATES[arm]) for arm in ("fp4", "fp8")]
+    samples = [*rates, *([tokens[0] - tokens[1]] if paired else tokens)]
+    parts = [(np.var(x, ddof=1) / len(x), len(x) - 1) for x in samples]
+    variance = sum(own for own, _ in parts)
+    degrees = variance**2 / sum(own**2 / d for own, d in parts)  # Welch and Satterthwaite
+    middle = rates[0].mean() - rates[1].mean() - tokens[0].mean() + tokens[1].mean()
+    low, high = stats.t.interval(0.95, degrees, loc=middle, scale=math.sqrt(variance))
+    assert found.end_to_end.estimate == pytest.approx(math.exp(middle))
+    assert (found.end_to_end.low, found.end_to_end.high) == pytest.approx((math.exp(low), math.exp(high)))
+    theirs = stats.ttest_ind(*rates, equal_var=False).confidence_interval(0.95)
+    assert (found.throughput.low, found.throughput.high) == pytest.approx(np.exp(theirs))
+
+
+@pytest.mark.parametrize(
+    ("arm", "base", "estimate", "note"),
+    [
+        (hits(5.0), hits(4.0), True, "n = 1: no interval"),
+        (hits(5.0, 5.0), hits(4.0, 4.0), True, "all runs gave the same figure: no interval"),
+        (
+            [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)],
+            hits(4.0, 4.1),
+            False,
+            "this arm: of 2 runs",
+        ),
+    ],
+)
+def test_what_has_no_interval_makes_none(arm, base, estimate, note):
+    found = alone_speed(RATES["fp4"], RATES["fp8"], cost=token_cost(arm, base), tokens=None)
+    assert (found.end_to_end.estimate is not None, found.end_to_end.low) == (estimate, None)
+    assert found.end_to_end.note.startswith(note)
+    assert found.throughput.low is not None
+    assert found.hours.estimate is None
 
 
 def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
@@ -103,12 +148,16 @@ def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
     assert net.low == pytest.approx(net.estimate * math.exp(-math.hypot(down, math.log(1.12 / 1.08))))
     assert mi355x.hours.low < mi355x.hours.estimate < mi355x.hours.high
     assert {found["H100"].speed, found["H100"].hours} == {Interval()}
-    bound = Cost(kind="bound", low=0.2, reason="why")
-    net = modelled_speed(fp4, fp8, tokens_to_target=None, cost=bound)[0]
-    assert (net.net.estimate, net.net.note, net.hours) == (None, "why", Interval())
-    point = Cost(kind="point", estimate=0.08)
-    one = modelled_speed(fp4, fp8, tokens_to_target=None, cost=point)[0]
-    assert one.net == Interval(estimate=one.speed.estimate / 1.08)
+    bound = modelled_speed(fp4, fp8, tokens_to_target=None, cost=Cost(kind="bound", low=0.2, reason="why"))[0]
+    assert (bound.net.estimate, bound.net.note, bound.hours) == (None, "why", Interval())
+    point = modelled_speed(fp4, fp8, tokens_to_target=None, cost=Cost(kind="point", estimate=0.08))[0]
+    assert point.net == Interval(estimate=point.speed.estimate / 1.08)
+    own = whole_config(Recipe())
+    one = modelled_speed(own, own, tokens_to_target=1e12, cost=Cost(kind="baseline"))[0]
+    assert one.speed == one.net == Interval(estimate=1.0, low=1.0, high=1.0)
+    assert one.hours.estimate == pytest.approx(
+        token_time(workload_of(own), Recipe(), "B200").total * 1e12 / 3600
+    )
 
 
 def test_a_model_that_a_trainer_builds_has_nothing_to_model():
@@ -120,45 +169,195 @@ def test_a_model_that_a_trainer_builds_has_nothing_to_model():
     assert share_in_fp4(replace(own, trainer=None)) > 0.5
 
 
-def test_hours_are_those_of_one_device():
-    own = whole_config(Recipe())
-    one = modelled_speed(own, own, tokens_to_target=1e12, cost=Cost(kind="baseline"))[0]
-    assert one.speed == one.net == Interval(estimate=1.0, low=1.0, high=1.0)
-    seconds = token_time(workload_of(own), Recipe(), "B200").total * 1e12
-    assert one.hours.estimate == pytest.approx(seconds / 3600)
+# ---- a study ---------------------------------------------------------------------------------------------
 
 
 def test_native_timing_is_in_the_report_with_its_price(tmp_path):
     written = write_report(native_study(tmp_path), prices={"MI355X": 2.5, "B200": 4.0})
     page = written.html.read_text()
-    assert "Measured" in page
-    assert "End-to-end speed" in page
-    assert "Cost at 2.5 $/h" in page
-    assert "B200: GPU-hours to target, at 4 $/h" in page
+    for said in ("End-to-end speed", "Cost at 2.5 $/h", "B200: GPU-hours to target, at 4 $/h"):
+        assert said in page
     arm = json.loads(written.json.read_text())["arms"][1]
     assert arm["measured"]["throughput_over_baseline"]["estimate"] == pytest.approx(1.25, abs=0.01)
     assert arm["fp4_share_of_flops"] > 0.5
     assert {one["hardware"] for one in arm["modelled"]} == {"B200", "B300", "MI355X", "H100"}
     assert arm["published"][0]["figure"] == "26–27 % more tokens"
-    assert (written.tables / "measured.tex").exists()
-    assert (written.tables / "modelled.tex").exists()
-    assert (written.tables / "published.tex").exists()
+    assert {"measured.tex", "modelled.tex", "published.tex"} <= {one.name for one in written.tables.iterdir()}
 
 
 @pytest.mark.parametrize("mode", ["emulated", "imported"])
 def test_no_other_timing_becomes_a_speed(tmp_path, mode):
     store = native_study(tmp_path)
-    entry = store.plan().arms[0].runs[0]
-    run = store.run(entry.id)
+    run = store.run(store.plan().arms[0].runs[0].id)
     rewrite(run, run.environment_path, backend_mode=mode, timing_valid=False)
+    assert all(arm.measured is None for arm in analyse(load_frames(store)).arms)
+
+
+def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
+    """It does so also where the runs shared their GPU."""
+    store = native_study(tmp_path)
+    for run in (store.run(entry.id) for arm in store.plan().arms for entry in arm.runs):
+        rewrite(run, run.attempts / "1.json", **vars(attempt(0.0, 9.0)))
     analysis = analyse(load_frames(store))
+    assert (analysis.timing.kind, analysis.timing.reasons) == (
+        "unvouched",
+        (("4 runs at once on one GPU", 4),),
+    )
     assert all(arm.measured is None for arm in analysis.arms)
-    page = write_report(store).html.read_text()
-    assert "End-to-end speed" not in page
-    assert "Modelled, not measured" in page
+    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
+    written = write_report(store)
+    document = json.loads(written.json.read_text())
+    fp8, fp4 = document["arms"]
+    cost = fp4["token_cost"]["estimate"]
+    assert fp4["measured"]["timed"] == "alone"
+    # 1.5, as timed alone; the runs' own rows would say 1.25.
+    assert fp4["measured"]["throughput_over_baseline"]["estimate"] == pytest.approx(1.5, abs=0.01)
+    assert fp4["measured"]["end_to_end_speed"]["estimate"] == pytest.approx(1.5 / (1 + cost), abs=0.01)
+    seconds = fp8["tokens_to_target"]["estimate"] / stats.gmean(RATES["fp8"])
+    assert fp8["measured"]["gpu_hours_to_target"]["estimate"] == pytest.approx(seconds / 3600)
+    assert (document["throughput"]["repeats"], document["throughput"]["steps"]) == (6, 10)
+    assert (document["throughput"]["device"], document["throughput"]["not_used"]) == (GPU.name, {})
+    assert "`ablate throughput`" in written.html.read_text()
 
 
-def test_logs_of_others_have_nothing_to_model(ladder):
-    analysis = analyse(load_frames(ladder))  # its configurations are not whole
-    assert all(arm.modelled == () and arm.fp4_share is None for arm in analysis.arms)
-    assert "Modelled" not in write_report(ladder).html.read_text()
+EMULATED = {"backend_mode": "emulated", "timing_valid": False, "why_not": "emulated arithmetic"}
+BUSY = {"timing_valid": False, "why_not": "the GPU is 40 % busy"}
+STALE = {"run": "0123456789abcdef"}
+OLD = "timed with another configuration than its runs have"
+
+
+@pytest.mark.parametrize(
+    ("fp8", "fp4", "record", "not_used"),
+    [
+        (EMULATED, EMULATED, {}, ["emulated arithmetic"] * 2),
+        (BUSY, BUSY, {}, ["the GPU is 40 % busy"] * 2),
+        ({}, STALE, {}, [None, OLD]),
+        (STALE, {}, {}, [OLD, "no baseline to compare it with"]),
+        ({}, None, {}, [None, "not timed"]),
+        ({}, {}, {"code": "other"}, ["timed with other code than trained its runs"] * 2),
+        (
+            {},
+            {},
+            {"device": Device(kind="cuda", arch="sm_100", name="B200")},
+            ["timed on B200, trained on AMD Instinct MI355X"] * 2,
+        ),
+        # A record that contradicts itself counts for nothing.
+        (
+            EMULATED | {"timing_valid": True},
+            {},
+            {},
+            ["emulated arithmetic", "no baseline to compare it with"],
+        ),
+    ],
+)
+def test_what_does_not_count_is_named_and_the_runs_own_timing_serves(tmp_path, fp8, fp4, record, not_used):
+    store = native_study(tmp_path)
+    speeds = [speed_of(store, arm, **own) for arm, own in (("fp8", fp8), ("fp4", fp4)) if own is not None]
+    write_throughput(store, *speeds, **record)
+    analysis = analyse(load_frames(store))
+    assert [analysis.throughput.not_used.get(arm) for arm in ("fp8", "fp4")] == not_used
+    assert analysis.others[0].measured.timed == "in its runs"
+    assert analysis.others[0].measured.throughput.estimate == pytest.approx(1.25, abs=0.01)
+    said = " ".join(json.loads(write_report(store).json.read_text())["warnings"])
+    assert all(reason in said for reason in not_used if reason)
+
+
+def test_runs_under_emulation_are_not_those_that_were_timed_and_code_may_be_waived(tmp_path):
+    store = native_study(tmp_path / "emulated")
+    for run in (store.run(entry.id) for arm in store.plan().arms for entry in arm.runs):
+        rewrite(run, run.environment_path, backend_mode="emulated")
+    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
+    assert set(analyse(load_frames(store)).throughput.not_used.values()) == {
+        "its runs had emulated arithmetic"
+    }
+    store = native_study(tmp_path / "waived", waive=["code"])
+    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"), code="other")
+    assert analyse(load_frames(store)).others[0].measured.timed == "alone"
+
+
+def attempt(start, end, machine="m"):
+    return Attempt(
+        attempt=1, owner="o", host="h", machine=machine, pid=1, process_started="1", started_unix=start,
+        ended_unix=end, outcome=None if end is None else "finished",
+    )  # fmt: skip
+
+
+H100, OTHER = Environment(gpu="H100", gpu_uuid="1"), Environment(gpu="H100", gpu_uuid="2")
+CPU = Environment(threads=1, cpus_visible=2)
+
+
+@pytest.mark.parametrize(
+    ("runs", "shared", "on"),
+    [
+        ({"a": (H100, 0, 10), "b": (H100, 9, 20), "c": (OTHER, 0, 20), "d": (H100, 20, 30)}, "ab", "one GPU"),
+        # Two containers of one machine are two machines to the ledger; the GPU is one.
+        ({"a": (H100, 0, 10), "b": (H100, 9, 20, "another")}, "ab", "one GPU"),
+        # A run that is not known to have ended may still be at work.
+        ({"a": (H100, 0, None), "b": (H100, 9, 20), "d": (H100, 20, 30)}, "abd", "one GPU"),
+        ({"a": (Environment(gpu="H100"), 0, 10), "b": (Environment(gpu="H100"), 0, 10)}, "", ""),
+        ({"a": (CPU, 0, 10), "b": (CPU, 5, 15), "c": (CPU, 11, 20)}, "", ""),
+        ({"a": (CPU, 0, 10), "b": (CPU, 5, 15), "c": (CPU, 9, 20)}, "abc", "2 CPU cores"),
+        ({"a": (CPU, 0, 10), "b": (CPU, 5, 15), "c": (CPU, 9, 20, "another")}, "", ""),
+    ],
+)
+def test_who_was_on_a_device_at_the_same_time(runs, shared, on):
+    environments = {name: environment for name, (environment, *_) in runs.items()}
+    attempts = {name: attempt(*span) for name, (_, *span) in runs.items()}
+    count = 3 if shared == "abc" else 2
+    assert runs_at_once(environments, attempts) == dict.fromkeys(shared, f"{count} runs at once on {on}")
+
+
+def test_one_emulated_run_makes_the_timing_emulated():
+    environments = {"a": Environment(backend_mode="emulated"), "b": with_whole(Environment, NATIVE)}
+    plan = LockedPlan(study="s", baseline="a", target=None, arms=(LockedArm(name="a", runs=()),))
+    timing = timing_of_runs(environments, {}, plan)
+    assert (timing.kind, timing.reasons) == ("emulated", (("emulated arithmetic", 1),))
+    assert timing_of_runs({}, {}, plan).kind == "emulated"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: b"{", "altered or cut"),
+        (lambda record: json.dumps(record).encode(), "altered or cut"),
+        (lambda record: record | {"format": 2}, "format"),
+        (lambda record: record | {"measured_unix": 1e300}, "measured_unix"),
+        (lambda record: record | {"settings": {"steps": 10}}, "settings.repeats"),
+        (lambda record: record | {"arms": [record["arms"][0] | {"tokens_per_sec": []}]}, "tokens_per_sec"),
+        (lambda record: record | {"arms": [record["arms"][0] | {"tokens_per_sec": [10**400]}]}, "tokens_per"),
+        (lambda record: record | {"arms": [record["arms"][0] | {"timing_valid": 1}]}, "timing_valid"),
+    ],
+)
+def test_a_damaged_record_is_a_line_and_no_speed(tmp_path, change, said):
+    store = native_study(tmp_path)
+    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
+    changed = change(read_record(store.throughput_path))
+    store.throughput_path.write_bytes(changed if isinstance(changed, bytes) else record_text(changed))
+    frames = load_frames(store)
+    (fault,) = frames.faults
+    assert fault.startswith(f"{store.throughput_path}: ")
+    assert said in fault
+    assert frames.throughput is None
+
+
+@pytest.mark.parametrize("turns", [150, pytest.param(800, marks=pytest.mark.exhaustive)])
+def test_no_record_makes_a_traceback(tmp_path, turns):
+    draw = random.Random(5)
+    # Without whole configurations, whose modelled speed takes the time of a hundred records.
+    store = build_study(
+        tmp_path, {arm: [line(3, 2.5, 1.8), line(3, 2.4, 1.8)] for arm in RATES}, environment=NATIVE
+    )
+    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
+    path = store.throughput_path
+    whole, record = path.read_bytes(), read_record(path)
+    used, left_out = 0, 0
+    for turn in range(turns):
+        if turn % 4 == 0:
+            path.write_bytes(damage(whole, draw))
+        else:
+            odd = replace_somewhere(record, draw)
+            path.write_bytes(record_text(odd) if isinstance(odd, dict) else b"[]")
+        analysis = analyse(load_frames(store))
+        used += bool(analysis.throughput and analysis.throughput.tokens_per_sec)
+        left_out += analysis.throughput is None
+    assert min(used, left_out) > turns / 8

@@ -17,6 +17,7 @@ from ablate.reports.findings.tuning import rate_curves
 from ablate.results.frames import load_frames
 from ablate.results.intervals import Interval
 from ablate.results.stops import unneeded_runs
+from ablate.run.outcome import Outcome
 from ablate.store.records import RecordedConfig, with_whole
 
 # arm: learning rate, GEMMs in FP4, losses at its seeds half-way; a lower one reaches the target sooner
@@ -203,7 +204,11 @@ def test_what_else_differs_parts_the_curves(rates):
 def test_a_rate_that_diverged_has_no_mean_and_is_never_the_best(rates):
     analysis = analyse(load_frames(rates))
     arms = [
-        replace(arm, runs=(replace(arm.runs[0], end="diverged"),), final_loss=Interval(note="diverged"))
+        replace(
+            arm,
+            runs=(replace(arm.runs[0], outcome=Outcome(seed=0, end="diverged")),),
+            final_loss=Interval(note="diverged"),
+        )
         if arm.name == "bf16"
         else arm
         for arm in analysis.arms

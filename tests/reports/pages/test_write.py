@@ -257,7 +257,7 @@ def test_a_failing_write_leaves_the_old_page(small, monkeypatch):
 
 
 def test_each_object_with_keys_of_its_own_is_one_class_that_has_them():
-    rooms = ("ablate.modelled.", "ablate.reports.", "ablate.store.")
+    rooms = ("ablate.reports.", "ablate.results.", "ablate.store.")
     modules = [module for name, module in sys.modules.items() if name.startswith(rooms)]
     classes = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
     for name, keys in document._KEYS.items():

@@ -11,7 +11,7 @@ from scipy import stats
 from synthetic_study import smooth_curve
 
 from ablate.reports import analyse, load_frames
-from ablate.reports.statistics.power import power_of
+from ablate.reports.findings.power import power_of
 from ablate.reports.words.tables import power_table
 from ablate.results.cost import token_cost
 from ablate.run.outcome import Outcome

@@ -10,8 +10,8 @@ from scipy import stats
 from synthetic_study import smooth_curve
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.statistics.effects import factor_effects as effects_of_runs
-from ablate.reports.statistics.effects import holm
+from ablate.reports.findings.effects import factor_effects as effects_of_runs
+from ablate.reports.findings.effects import holm
 from ablate.reports.words.tables import effect_table
 from ablate.results.frames import load_frames
 
@@ -90,23 +90,19 @@ def test_three_levels_and_unequal_numbers():
     assert dict(terms["a"].levels)["z"] == pytest.approx(0.1, abs=0.02)
 
 
-def test_what_a_fraction_cannot_tell_apart_is_named():
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)],  # the half fraction of three factors: c = a + b
+        [(0, 0, 0), (0, 1, 0), (1, 0, 0)],  # a missing cell
+    ],
+)
+def test_an_interaction_that_the_design_cannot_tell_apart_is_not_tested(cells):
     rng = np.random.default_rng(3)
-    half = [(x, y, x ^ y) for x in (0, 1) for y in (0, 1)]  # c = a + b: the half fraction of three factors
-    rows = [({"a": a, "b": b, "c": c}, 0.1 * a + rng.normal(0, 0.01)) for a, b, c in half for _ in range(3)]
+    rows = [({"a": a, "b": b, "c": c}, 0.1 * a + rng.normal(0, 0.01)) for a, b, c in cells for _ in range(3)]
     found = by_term(factor_effects(rows))
-    assert found["a"].p < 1e-4
-    assert found["a × b"].aliased_with == ("c",)
-    assert found["b × c"].aliased_with == ("a",)
-    assert found["a × b"].p is None
-
-
-def test_a_missing_cell_leaves_the_interaction_out():
-    rows = design(np.random.default_rng(4), a=0.1, cells=[(0, 0), (0, 1), (1, 0)])
-    found = by_term(factor_effects(rows))
-    assert found["gemm × stabiliser"].p is None
-    assert set(found["gemm × stabiliser"].aliased_with) >= {"gemm", "stabiliser"}
-    assert found["gemm"].p < 0.01
+    assert found["a"].p < 1e-3
+    assert (found["a × b"].degrees, found["a × b"].p) == (0, None)
 
 
 def test_a_seed_is_a_block_where_seeds_are_pairs():
@@ -135,7 +131,7 @@ def test_one_dropped_cell_leaves_what_the_others_tell_of_the_interaction():
     rows = [({"a": a, "b": b}, 0.1 * (a == b == 1) + rng.normal(0, 0.01)) for a, b in cells for _ in range(3)]
     found = factor_effects(rows)
     both = by_term(found)["a × b"]
-    assert (both.degrees, both.full_degrees) == (3, 4)
+    assert both.degrees == 3
     assert both.p < 1e-6
     assert found.residual == pytest.approx(0.01, rel=0.5)
     assert found.residual_degrees == len(rows) - len(cells)

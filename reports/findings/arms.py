@@ -1,0 +1,245 @@
+"""Each arm's runs, and what the arm costs over the baseline: in tokens, in loss, and when evaluated in bf16.
+
+By its own evaluation an arm pays for what it learnt worse and for what its forward pass infers worse. The
+second is the difference of the two evaluations within each run, so that the noise of its seed is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ablate.reports.findings.results import ArmResult, InBf16
+from ablate.reports.findings.speed import read_configs
+from ablate.reports.findings.targets import move_target
+from ablate.results.contrasts import contrasts
+from ablate.results.cost import is_settled, token_costs
+from ablate.results.ends import is_paired, origins, run_ends
+from ablate.results.intervals import ALPHA, Interval, exponential, t_interval
+from ablate.results.losses import final_differences, final_loss
+from ablate.results.stop_rule import alpha_of
+from ablate.results.stops import decide_stops, is_unused
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from ablate.results.cost import Cost
+    from ablate.results.ends import RunResult
+    from ablate.results.frames import StudyFrames
+    from ablate.results.losses import Curve, LossDifference
+    from ablate.store.plan_file import LockedPlan
+
+SECOND = "val_loss_bf16"
+"""The column of the evaluations in bf16."""
+
+
+def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, ArmResult]:
+    """Return every arm with its runs, counted from ``origin``, in the order of the plan.
+
+    ``apart``: the runs that are no results. The figures are still to come.
+    """
+    plan = frames.plan
+    runs: dict[str, list[RunResult]] = {arm.name: [] for arm in plan.arms}
+    for run in run_ends(frames, apart, origin):
+        runs[run.arm].append(run)
+    here = {plan.baseline, *origins(plan)[origin]}
+    stops = decide_stops(plan, {arm: own for arm, own in runs.items() if arm in here}, origin).stopped
+    configs = read_configs(frames.configs)
+    arms = {}
+    for entry in plan.arms:
+        stop, own = stops.get(entry.name), runs[entry.name]
+        used = tuple(replace(run, unused=is_unused(i, run, stop)) for i, run in enumerate(own))
+        arms[entry.name] = ArmResult(
+            planned=entry, runs=used, config=configs.get(entry.name), stopped=stop, counted_from=origin
+        )
+    base = arms[plan.baseline]
+    return {name: replace(arm, alpha=_alpha(arm, base, plan)) for name, arm in arms.items()}
+
+
+def _alpha(arm: ArmResult, base: ArmResult, plan: LockedPlan) -> float:
+    """Return the nominal level of an arm's intervals."""
+    if arm.stopped is not None:
+        return arm.stopped.alpha
+    if arm is base:
+        return ALPHA
+    # Failed runs are not to come, unless somebody asks for them again.
+    ended = all(run.state in ("finished", "diverged", "failed") for run in (*arm.runs, *base.runs))
+    return alpha_of(arm.outcomes, base.outcomes, plan.stop, ended=ended)
+
+
+def _pools(
+    base: str, arms: Mapping[str, ArmResult]
+) -> Iterator[tuple[list[str], dict[str, tuple[ArmResult, ArmResult]]]]:
+    """Yield arms that are compared with one of them by as many runs, and the sides that moderate them.
+
+    An arm that was stopped at a look has the interval of that look: by the first runs of all that went on.
+    """
+    other, others = arms[base], {name: arm for name, arm in arms.items() if name != base}
+    counts = {
+        name: min((one.seeds for one in (arm, other) if one.seeds is not None), default=None)
+        for name, arm in others.items()
+    }
+
+    def went_on(arm: ArmResult, n: int) -> bool:
+        ends = [run.end for run in arm.outcomes[:n]]
+        return (arm.seeds or n) >= n == len(ends) and "missing" not in ends
+
+    for n in dict.fromkeys(counts.values()):
+        wanted = [name for name, count in counts.items() if count == n]
+        pool = counts
+        if n is not None:
+            pool = {name: n for name, arm in others.items() if name in wanted or went_on(arm, n)}
+        yield wanted, {name: (others[name].first(m), other.first(m)) for name, m in pool.items()}
+
+
+def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, Cost]:
+    """Return each arm's cost over one of them, of as many seeds as both count, at the stricter level."""
+    other = arms[base]
+    found: dict[str, Cost] = {}
+    for wanted, sides in _pools(base, arms):
+        costs = token_costs(
+            {name: (own.outcomes, right.outcomes) for name, (own, right) in sides.items()},
+            alpha={name: min(own.alpha, other.alpha) for name, (own, _) in sides.items()},
+            paired=is_paired(plan, other.counted_from),
+            moderated=plan.is_moderated,
+        )
+        for name in wanted:
+            selected = arms[name].is_selected or other.is_selected
+            restricted = None if selected else costs[name].restricted
+            found[name] = replace(costs[name], counted_from=other.counted_from, restricted=restricted)
+    return found
+
+
+def differences_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, LossDifference]:
+    """Return each arm's difference in final loss over one of them, of as many seeds as both count."""
+    found: dict[str, LossDifference] = {}
+    for wanted, sides in _pools(base, arms):
+        differences = final_differences(
+            {name: (own.curves, right.curves) for name, (own, right) in sides.items()},
+            {name: own.alpha for name, (own, _) in sides.items()},
+            paired=is_paired(plan, arms[base].counted_from),
+            moderated=plan.is_moderated,
+        )
+        found |= {name: differences[name] for name in wanted}
+    return found
+
+
+def compare_arms(
+    arms: Mapping[str, ArmResult], second: Mapping[str, RunResult], plan: LockedPlan
+) -> dict[str, ArmResult]:
+    """Return arms that are counted from one place with what they cost over the baseline, which is left out.
+
+    ``second``: of ``second_ends``.
+    """
+    base = arms[plan.baseline]
+    others = {name: arm for name, arm in arms.items() if arm is not base}
+    costs = costs_over(plan.baseline, arms, plan)
+    differences = differences_over(plan.baseline, arms, plan)
+    in_bf16 = _evaluate_in_bf16(arms, second, costs, plan)
+    moved = {}
+    if plan.target is not None:
+        moved = move_target(
+            {name: (arm.curves, base.first(arm.seeds).curves) for name, arm in others.items()},
+            {name: arm.alpha for name, arm in others.items()},
+            plan.target.val_loss,
+            lost={
+                name: [run for run in arm.outcomes if run.end == "diverged"] for name, arm in others.items()
+            },
+            rule=plan.target.crossing,
+            paired=is_paired(plan, base.counted_from),
+            moderated=plan.is_moderated,
+        )
+    return {
+        name: replace(
+            arm,
+            token_cost=costs[name],
+            difference=differences[name],
+            moved=moved.get(name),
+            in_bf16=in_bf16.get(name),
+        )
+        for name, arm in others.items()
+    }
+
+
+def second_ends(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, RunResult]:
+    """Return by run id how each run has ended by its evaluations in bf16; empty where there are none."""
+    if SECOND not in frames.evals:
+        return {}
+    evals = frames.evals.dropna(subset=[SECOND])
+    found = run_ends(replace(frames, evals=evals.assign(val_loss=evals[SECOND])), apart, origin)
+    return {run.run_id: run for run in found if len(run.curve.tokens)}
+
+
+def _evaluate_in_bf16(
+    arms: Mapping[str, ArmResult],
+    second: Mapping[str, RunResult],
+    costs: Mapping[str, Cost],
+    plan: LockedPlan,
+) -> dict[str, InBf16]:
+    """Compare arms with the baseline by their evaluations in bf16; without those they are left out.
+
+    ``costs``: by the arms' own evaluation.
+    """
+    by_bf16 = {
+        name: replace(arm, runs=tuple(second[run.run_id] for run in arm.used if run.run_id in second))
+        for name, arm in arms.items()
+    }
+    by_bf16 = {name: arm for name, arm in by_bf16.items() if arm.curves}
+    if plan.baseline not in by_bf16:
+        return {}
+    base, paired = arms[plan.baseline], is_paired(plan, arms[plan.baseline].counted_from)
+    sides = {name: (arms[name], base.first(arms[name].seeds)) for name in by_bf16 if name != plan.baseline}
+    costs_in_bf16 = costs_over(plan.baseline, by_bf16, plan)
+    differences = differences_over(plan.baseline, by_bf16, plan)
+    alphas = {name: own.alpha for name, (own, _) in sides.items()}
+    gaps = {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()}
+    alone = final_differences(gaps, alphas, paired=paired, moderated=False)
+    found = {}
+    for name, (own, other) in sides.items():
+        tokens = _tokens_alone(own, other, second, paired=paired)
+        whole, share = costs[name].log_ratio, None
+        if whole is not None and tokens.estimate is not None and is_settled(costs[name]):
+            share = math.log1p(tokens.estimate) / whole.value
+        found[name] = InBf16(
+            token_cost=costs_in_bf16[name],
+            tokens_alone=tokens,
+            share=share,
+            final_loss=final_loss(by_bf16[name].curves, own.alpha),
+            difference=differences[name],
+            loss_alone=alone[name],
+        )
+    return found
+
+
+def _gaps(arm: ArmResult, second: Mapping[str, RunResult]) -> list[Curve]:
+    """Return by how much each run's loss is higher by its own evaluation than by the one in bf16."""
+    found = []
+    for curve in arm.curves:
+        if curve.run_id in second:
+            other = second[curve.run_id].curve
+            there = np.searchsorted(curve.tokens, other.tokens)
+            found.append(replace(other, loss=curve.loss[there] - other.loss, fit=None))
+    return found
+
+
+def _tokens_alone(
+    arm: ArmResult, base: ArmResult, second: Mapping[str, RunResult], *, paired: bool
+) -> Interval:
+    """Return how many more tokens the target takes by the arm's own evaluation, over the baseline's."""
+    sides = []
+    for one in (arm, base):
+        pairs = [
+            (run.outcome, second[run.run_id].outcome)
+            for run in one.used
+            if run.run_id in second and run.end != "missing"
+        ]
+        if not pairs:
+            return Interval(note="no results")
+        if not all(own.exact and other.exact for own, other in pairs):
+            return Interval(note="not every run reached the target by both evaluations")
+        sides.append([(own.seed, math.log(own.high) - math.log(other.high)) for own, other in pairs])
+    compared = contrasts({"": (sides[0], sides[1])}, paired=paired, moderated=False)[""]
+    return exponential(t_interval(compared.estimate, arm.alpha), minus=1.0)

@@ -1,0 +1,252 @@
+"""Which GEMMs an arm has in FP4 and by which stabiliser: steps of one GEMM, the matrix, published figures.
+
+Steps and matrices are found by comparing resolved configurations, not names. The verdict on which GEMM adds
+most rests on the steps: a comparison with the baseline alone mixes the GEMMs. An arm without a configuration
+(no run of it has started) is in none.
+
+To others' figures an arm is matched by what the sources name (format, GEMMs in FP4, rounding, Hadamard);
+model, data, scale rule and baseline differ, and each row names the source's. Loss differences are of the
+final validation loss in nats per token against the source's own baseline.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ablate.recipes import GEMMS, Gemm, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ablate.results.cost import Cost
+    from ablate.store.records import RecordedConfig
+
+PLAIN = "none"
+_OF_THE_STABILISER = ("rounding", "prescale", "undo", "hadamard", "signs", "permute", "rotated_bf16")
+_SIDES = ("left", "right")
+
+
+class RecipeKind(NamedTuple):
+    """What a recipe is as papers name it.
+
+    ``stabiliser``: ``none``, or ``sr`` (``sr(rocm)``), ``rht`` and ``dht`` with ``+`` between them, each with
+    ``*`` where only a part of the FP4 operands has it. ``hadamard``: its size, 0 without one.
+    """
+
+    format: str
+    gemms: tuple[Gemm, ...]
+    stabiliser: str
+    hadamard: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure as its source gives it, and the source's setting."""
+
+    figure: str
+    setting: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Putting ``gemm`` into FP4, all else equal: from one arm to another, and what it costs in tokens."""
+
+    gemm: str
+    from_arm: str
+    to_arm: str
+    cost: Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """``arms``: a row for each of ``gemms``, a column for each of ``stabilisers``; None where there is none.
+
+    ``format``: that of the FP4 GEMMs.
+    """
+
+    format: str
+    gemms: tuple[tuple[Gemm, ...], ...]
+    stabilisers: tuple[str, ...]
+    arms: tuple[tuple[str | None, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arms that have a cell, row by row."""
+        return tuple(arm for row in self.arms for arm in row if arm is not None)
+
+
+def kind_of(recipe: Recipe) -> RecipeKind | None:
+    """Return what a recipe is as papers name it.
+
+    None without an FP4 GEMM, where its GEMMs differ, and with de-oscillation, which no figure here has.
+    """
+    sides = {gemm: [getattr(recipe.gemm(gemm), side) for side in _SIDES] for gemm in GEMMS}
+    low = tuple(gemm for gemm in GEMMS if all("fp4" in side.format for side in sides[gemm]))
+    operands = [side for gemm in low for side in sides[gemm]]
+    formats = {side.format for side in operands}
+    if len(formats) != 1 or recipe.deoscillate is not None:
+        return None
+    rotated = [side for side in operands if side.hadamard]
+    drawn = [side for side in operands if side.is_stochastic]
+    words = []
+    if drawn:
+        rocm = any(side.rounding == "stochastic_rocm" for side in drawn)
+        words.append(("sr(rocm)" if rocm else "sr") + "*" * (len(drawn) < len(operands)))
+    if rotated:
+        name = "dht" if all(side.signs == "none" for side in rotated) else "rht"
+        words.append(name + "*" * (len(rotated) < len(operands)))
+    size = max((side.hadamard for side in rotated), default=0)
+    return RecipeKind(formats.pop(), low, "+".join(words) or PLAIN, size)
+
+
+_F, _FD, _DW = GEMMS[:1], GEMMS[:2], GEMMS[1:]
+_FEW, _MORE = "8–9 % more tokens", "10–11 % more tokens"
+_AMD = "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"
+_TSENG = "GPT on Wikipedia, against BF16; one run (Tseng et al., arXiv 2502.20586)"
+_NVIDIA = "12B hybrid, 10T tokens, against FP8; one run (NVIDIA, arXiv 2509.25149)"
+_MLPERF = (
+    "Llama 3.1 8B, MLPerf Training v5.1, batch 16, against FP8; 110 and 30 runs (public logs, ± one "
+    "standard error)"
+)
+_PUBLISHED = (
+    (RecipeKind("mxfp4", _F, "none", 0), _FEW, _AMD),
+    (RecipeKind("mxfp4", _FD, "none", 0), _MORE, _AMD),
+    (RecipeKind("mxfp4", GEMMS, "none", 0), "26–27 % more tokens", _AMD),
+    (RecipeKind("mxfp4", _F, "sr", 0), _FEW, _AMD),
+    (RecipeKind("mxfp4", _FD, "sr", 0), _MORE, _AMD),
+    (RecipeKind("mxfp4", GEMMS, "sr", 0), "does not converge", _AMD),
+    (RecipeKind("mxfp4", _F, "rht", 16), _FEW, _AMD),
+    (RecipeKind("mxfp4", _FD, "rht", 16), _MORE, _AMD),
+    (RecipeKind("mxfp4", GEMMS, "rht", 16), "does not converge", _AMD),
+    (RecipeKind("mxfp4", GEMMS, "dht", 16), _FEW, _AMD),
+    (RecipeKind("mxfp4", GEMMS, "dht", 32), _FEW, _AMD),
+    (RecipeKind("mxfp4", _DW, "none", 0), "+0.11 nats (345M)", _TSENG),
+    (RecipeKind("mxfp4", _DW, "rht", 64), "+0.02 nats (345M)", _TSENG),
+    (RecipeKind("mxfp4", _DW, "sr+rht", 64), "+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)", _TSENG),
+    (
+        RecipeKind("nvfp4", GEMMS, "sr*+rht*", 16),
+        "relative loss error under 1 %, about 1.5 % in the decay",
+        _NVIDIA,
+    ),
+    (RecipeKind("nvfp4", GEMMS, "sr*+rht*", 16), "9.0 % ± 0.6 more tokens", _MLPERF),
+)
+
+
+def published_for(recipe: Recipe) -> tuple[Published, ...]:
+    """Return what others have published for recipes of this kind."""
+    own = kind_of(recipe)
+    return tuple(Published(figure, setting) for kind, figure, setting in _PUBLISHED if kind == own)
+
+
+def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str], Cost]) -> tuple[Step, ...]:
+    """Return every pair of arms in which the second puts exactly one more GEMM into FP4, all else equal.
+
+    ``cost``: the token cost of the second arm it is given over the first.
+    """
+    found = []
+    usable = {
+        arm: (config.recipe, {**config.whole, "recipe": None, "seed": None})
+        for arm, config in configs.items()
+        if config.recipe is not None and all(gemm in config.recipe for gemm in GEMMS)
+    }
+    for first, (recipe, rest) in usable.items():
+        for second, (other, other_rest) in usable.items():
+            # Rules, phases and other parts of a recipe count where they say anything.
+            changed = [
+                key for key in {**recipe, **other} if (recipe.get(key) or None) != (other.get(key) or None)
+            ]
+            if rest == other_rest and len(changed) == 1 and changed[0] in GEMMS:
+                (gemm,) = changed
+                if _is_fp4(other[gemm]) and not _is_fp4(recipe[gemm]):
+                    step = Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second))
+                    found.append(step)
+    return tuple(found)
+
+
+def _is_fp4(policy: Mapping[str, Any]) -> bool:
+    return all("fp4" in str(policy.get(side, {}).get("format", "")) for side in _SIDES)
+
+
+def greatest_step(steps: Sequence[Step]) -> str | None:
+    """Return the GEMM that adds most, if every interval of its steps lies above all those of the others."""
+    gemms = {step.gemm for step in steps}
+    if len(gemms) < 2 or any(step.cost.kind != "interval" for step in steps):
+        return None
+    for gemm in sorted(gemms):
+        lows = [step.cost.low for step in steps if step.gemm == gemm and step.cost.low is not None]
+        highs = [step.cost.high for step in steps if step.gemm != gemm and step.cost.high is not None]
+        if min(lows) > max(highs):
+            return gemm
+    return None
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """Arms that differ in their GEMMs and their stabiliser alone, by (GEMMs, stabiliser).
+
+    ``policies``: what their GEMMs are besides the stabiliser, in FP4 and not; ``rest``: of what they are.
+    """
+
+    format: str
+    rest: str
+    policies: dict[tuple[Gemm, bool], Any] = field(default_factory=dict)
+    arms: dict[tuple[tuple[Gemm, ...], str], str] = field(default_factory=dict)
+
+
+def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str] = ()) -> tuple[Matrix, ...]:
+    """Return the matrices of at least 2 × 2 with an arm in more than half of their cells.
+
+    ``configs``: of the arms, in the study's order. ``free``: fields of training in which arms may differ,
+    because each arm has values of its own.
+    """
+    groups: list[_Group] = []
+    for arm, config in configs.items():
+        try:
+            recipe = Recipe(**config.recipe or {})
+        except (TypeError, ValueError):  # of logs that others wrote
+            continue
+        kind = kind_of(replace(recipe, deoscillate=None))
+        if kind is None:
+            continue
+        place = (kind.gemms, _stabiliser(kind, recipe))
+        policies = {(gemm, gemm in kind.gemms): asdict(recipe.gemm(gemm)) for gemm in GEMMS}
+        for policy in (one for (_, low), one in policies.items() if low):
+            for side in _SIDES:
+                policy[side] = {
+                    key: one for key, one in policy[side].items() if key not in _OF_THE_STABILISER
+                }
+        beside = {key: one for key, one in asdict(recipe).items() if key not in (*GEMMS, "deoscillate")}
+        training = {key: value for key, value in (config.training or {}).items() if key not in free}
+        whole = {**config.whole, "training": training, "recipe": beside, "seed": None}
+        rest = json.dumps(whole, sort_keys=True, default=str)
+        for group in groups:
+            same = all(group.policies.get(key, policy) == policy for key, policy in policies.items())
+            if same and group.rest == rest and place not in group.arms:
+                break
+        else:
+            groups.append(group := _Group(format=kind.format, rest=rest))
+        group.policies |= policies
+        group.arms[place] = arm
+    found = []
+    for group in groups:
+        gemms = sorted({row for row, _ in group.arms}, key=lambda row: (len(row), *map(GEMMS.index, row)))
+        columns = sorted(dict.fromkeys(column for _, column in group.arms), key=lambda name: name != PLAIN)
+        if min(len(gemms), len(columns)) > 1 and 2 * len(group.arms) > len(gemms) * len(columns):
+            arms = tuple(tuple(group.arms.get((row, column)) for column in columns) for row in gemms)
+            found.append(
+                Matrix(format=group.format, gemms=tuple(gemms), stabilisers=tuple(columns), arms=arms)
+            )
+    return tuple(found)
+
+
+def _stabiliser(kind: RecipeKind, recipe: Recipe) -> str:
+    """Return the stabiliser in a word or two, e.g. ``SR+RHT16``; ``none`` without one."""
+    names = {"sr": "SR", "rht": f"RHT{kind.hadamard}", "dht": f"DHT{kind.hadamard}"}
+    words = [] if kind.stabiliser == PLAIN else kind.stabiliser.split("+")
+    parts = [re.sub("^(sr|rht|dht)", lambda match: names[match[0]], word) for word in words]
+    if recipe.deoscillate is not None:
+        parts.append("de-oscillation")
+    return "+".join(parts) or PLAIN

@@ -1,1 +1,0 @@
-"""Statistics on plain numbers and frames: no files, no words, no pictures."""

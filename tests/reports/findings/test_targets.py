@@ -1,0 +1,143 @@
+"""The share of runs at the target against scipy; token cost over other targets against crossings by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from ablate.reports.findings.targets import MOST_TARGETS, move_target, reached
+from ablate.results.cost import token_cost
+from ablate.results.losses import Curve
+from ablate.run.outcome import Outcome, outcome
+
+DIVERGED = Outcome(seed=0, end="diverged", low=99.0)
+
+
+def hit(time):
+    return Outcome(seed=0, end="hit", low=time, high=time)
+
+
+@pytest.mark.filterwarnings("ignore:The confidence interval is undefined")
+@given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=2, max_size=15))
+def test_the_share_that_reached_it_is_scipys(times):
+    hits, right = ([float(t) for t, was_hit in times if was_hit == want] for want in (True, False))
+    if not hits:
+        return
+    curve = reached([*map(hit, hits), *(Outcome(seed=0, end="censored", low=t) for t in right)])
+    theirs = stats.ecdf(stats.CensoredData(uncensored=hits, right=right)).cdf
+    at = np.array(curve.tokens[1:])
+    assert np.allclose(curve.share[1:], theirs.evaluate(at))
+    band = theirs.confidence_interval(0.95, method="log-log")
+    known = [low is not None for low in curve.low[1:]]
+    for mine, other in ((curve.low, band.low), (curve.high, band.high)):
+        assert np.allclose(np.array(mine[1:], float)[known], other.evaluate(at)[known])
+
+
+def test_a_diverged_run_never_reaches_it():
+    curve = reached([hit(10.0), hit(20.0), DIVERGED, DIVERGED])
+    assert (curve.tokens, curve.share) == ((0.0, 10.0, 20.0), (0.0, 0.25, 0.5))
+    assert (curve.end, curve.n) == (20.0, 4)
+    assert reached([DIVERGED, DIVERGED]).share == (0.0,)
+    assert reached([Outcome(seed=0, end="missing")]) is None
+
+
+def curve(seed, stretch, *, points=40, noise=0.0, end="hit", every=1000):
+    tokens = np.arange(1, points + 1) * every
+    rng = np.random.default_rng(seed)
+    loss = 1.5 + 3.0 * (1 + tokens / stretch / 4000) ** -0.5 + rng.normal(0, noise, points)
+    return Curve(run_id=str(seed), arm="a", seed=seed, end=end, tokens=tokens, loss=loss)
+
+
+def target_sweep(arm, base):
+    found = move_target({"a": (arm, base)}, {"a": 0.05}, moderated=False).get("a")
+    return found and found.sweep
+
+
+def test_a_stretched_axis_costs_the_same_at_every_target_and_a_lag_in_loss_more_and_more():
+    base = [curve(seed, 1.0 + 0.001 * seed) for seed in range(3)]
+    sweep = target_sweep([curve(seed, 1.2 * (1.0 + 0.001 * seed)) for seed in range(3)], base)
+    assert len(sweep.targets) > 10
+    assert np.all(np.diff(sweep.targets) < 0)
+    # Interpolation is linear on a curve: off by a little, and by less where it is flat.
+    assert np.allclose([cost.estimate for cost in sweep.costs], 0.2, atol=0.02)
+    assert all(cost.low < cost.estimate < cost.high for cost in sweep.costs)
+    assert (sweep.n, sweep.n_baseline) == (3, 3)
+    lagging = target_sweep([Curve(**{**vars(one), "loss": one.loss + 0.05}) for one in base], base)
+    known = [cost.estimate for cost in lagging.costs if cost.estimate is not None]
+    assert known[-1] > 1.3 * known[len(known) // 3] > 0
+
+
+def test_each_target_is_read_as_the_studys_own():
+    base, arm = (
+        [curve(s, k, noise=0.004) for s in seeds] for k, seeds in ((1.0, (0, 1, 2)), (1.15, (3, 4, 5)))
+    )
+    sweep = target_sweep(arm, base)
+    i = len(sweep.targets) // 2
+    ends = [
+        [
+            outcome(seed=one.seed, state="finished", tokens=one.tokens, loss=one.loss,
+                    target=float(sweep.targets[i]), rule="confirmed", budget_tokens=40_000)
+            for one in runs
+        ]
+        for runs in (arm, base)
+    ]  # fmt: skip
+    assert sweep.costs[i] == token_cost(*ends)
+
+
+HIGH = Curve(run_id="1", arm="b", seed=1, end="censored", tokens=np.arange(3), loss=np.full(3, 9.0))
+
+
+@pytest.mark.parametrize(
+    ("arm", "base"),
+    [
+        ([], [curve(0, 1)]),
+        ([curve(0, 1, end="diverged")], [curve(1, 1)]),
+        ([curve(0, 1)], [curve(1, 1, end="diverged")]),
+        ([curve(0, 1, points=1)], [curve(1, 1)]),
+        ([curve(0, 1)], [HIGH]),
+        ([curve(0, 1, end="missing")], [curve(1, 1)]),
+    ],
+    ids=["no run", "diverged", "a baseline that diverged", "one evaluation", "apart", "missing"],
+)
+def test_no_sweep(arm, base):
+    assert target_sweep(arm, base) is None
+
+
+def test_runs_that_diverged_bound_the_cost_at_every_target():
+    base, arm = [curve(seed, 1.0) for seed in range(3)], [curve(3, 1.1), curve(4, 1.1, end="diverged")]
+    lost = Outcome(seed=4, end="diverged", low=40_000)
+    own = float(base[0].loss[20]) + 1e-3
+    found = move_target(
+        {"a": (arm, base), "b": (base, base)}, {"a": 0.05, "b": 0.05}, own, lost={"a": [lost]}
+    )
+    assert own in found["a"].targets
+    assert found["a"].targets == found["b"].targets
+    assert found["a"].sweep is None
+    for ends, base_ends, cost in zip(
+        *(getattr(found["a"], key) for key in ("ends", "base_ends", "costs")), strict=True
+    ):
+        assert lost in ends
+        assert cost == token_cost(ends, base_ends)
+        assert cost.kind == "bound"
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.floats(0.001, 1000), st.permutations(range(4)))
+def test_order_and_unit_of_tokens_do_not_matter_and_many_evaluations_are_thinned(seed, unit, order):
+    runs = [curve(seed + i, 1 + 0.05 * i, noise=0.01, points=100) for i in range(4)]
+    scaled = [Curve(**{**vars(one), "tokens": one.tokens * unit}) for one in runs]
+    one = target_sweep(runs[:2], runs[2:])
+    shuffled = [scaled[i] for i in order]
+    other = target_sweep(
+        *([run for run in shuffled if (run.seed < seed + 2) == first] for first in (True, False))
+    )
+    if one is None:
+        assert other is None
+        return
+    assert len(one.targets) <= MOST_TARGETS
+    assert np.allclose(one.targets, other.targets)
+    known = [[cost.estimate for cost in sweep.costs] for sweep in (one, other)]
+    assert np.allclose(*(np.array(values, float) for values in known), rtol=1e-6, equal_nan=True)
