@@ -61,7 +61,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     """
     from ablate.cli.display import arms_table, end_text, progress_table, summary
     from ablate.execute.progress import ProgressReader, count_states, seconds_to_end
-    from ablate.store.study_lock import is_running
+    from ablate.store.runs import is_running
 
     store = find_study(storage, study)
     if watch:
@@ -119,7 +119,7 @@ def _watch(store: StudyStore) -> None:
 
     from ablate.cli.display import LiveDisplay
     from ablate.execute.progress import ProgressReader
-    from ablate.store.study_lock import is_running
+    from ablate.store.runs import is_running
 
     console, ids = Console(highlight=False), [run.id for _, run in store.plan().runs()]
     with contextlib.suppress(KeyboardInterrupt), LiveDisplay(ProgressReader(store), ids, console) as display:
@@ -199,7 +199,7 @@ def cancel(study: str, storage: Path) -> None:
 
     Running runs end with a checkpoint; `ablate run` goes on from it.
     """
-    from ablate.store.study_lock import is_running
+    from ablate.store.runs import is_running
 
     store = find_study(storage, study)
     if is_running(store.path) is False:
@@ -228,7 +228,7 @@ def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, s
 
     Never touches what ablate has not made: other files, links, and whatever lies outside the study.
     """
-    from ablate.store.study_lock import kept_still
+    from ablate.store.runs import kept_still
 
     store = find_study(storage, study)
     with kept_still(store.path) as still:

@@ -77,10 +77,7 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     spread = advice.spread
     if spread is not None:
         used = f"; below, pairs of runs spread by {spread.pairs:.1%}"
-        yield (
-            f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs (95 % range "
-            f"{spread.low:.1%} to {min(spread.high, 9.99):.0%}){used}"
-        )
+        yield (f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs{used}")
         rows = [
             (
                 f"{one.cost:.0%}",

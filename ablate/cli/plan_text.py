@@ -16,9 +16,8 @@ from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_te
 from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import StudyProgress, build_plan, code_warning, estimate, known_plan, read_progress
-from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, duration_text
+from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, SPREAD, cost_found, duration_text
 from ablate.plan.layers import LayerGroup, layer_groups
-from ablate.plan.seeds import SPREAD, cost_found
 from ablate.plan.tuning import range_text, trial_plan, values_text
 from ablate.run.architecture import layer_places
 from ablate.store import END_STATES, StudyStore

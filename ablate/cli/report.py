@@ -102,10 +102,9 @@ def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
         ran = command_line("run", study, *set_words(settings), storage=store.path.parent)
         click.echo(f"{study}: this report is of the study as it ran: {ran}", err=True)
         return
-    from ablate.plan import asks_otherwise
     from ablate.study import load_study
 
-    if keys := asks_otherwise(load_study(study), store.plan()):
+    if keys := load_study(study).differs_from(store.plan()):
         run = command_line("run", study, storage=store.path.parent)
         click.echo(
             f"{study}: {', '.join(keys)} edited since the study ran. This report is of the plan that ran; "

@@ -13,10 +13,8 @@ from ablate.plan.plan import (
     Plan,
     PlannedArm,
     StudyProgress,
-    asks_otherwise,
     configured_runs,
     read_progress,
-    runs_lost_by,
 )
 from ablate.plan.tuning import known_plan
 
@@ -25,12 +23,10 @@ __all__ = [
     "PlanCosts",
     "PlannedArm",
     "StudyProgress",
-    "asks_otherwise",
     "build_plan",
     "code_warning",
     "configured_runs",
     "estimate",
     "known_plan",
     "read_progress",
-    "runs_lost_by",
 ]

@@ -10,15 +10,16 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from ablate.plan.estimate import estimate
-from ablate.plan.seeds import SPREAD, cost_found
+import numpy as np
+
+from ablate.plan.estimate import SPREAD, cost_found, estimate
 from ablate.run.local_fit import LocalFit
 from ablate.run.outcome import outcomes
 from ablate.run.schedule import decay_begins, steady_spans
 from ablate.store.plan_file import LockedRun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ablate.plan.plan import Plan, PlannedArm, StudyProgress
 
@@ -31,8 +32,6 @@ MOST_SEEDS = 30
 PAIRED = 0.7
 """Spread of the log ratio of two runs of a seed over that of an arm's runs: 3.5 of 5.1 % in docs/findings."""
 _FEWEST_EVALS = 4
-_RANGE_OF_TWO = (0.446, 31.9)
-"""A spread of two runs times these is its 95 % range: sqrt(1 / χ²) at 97.5 % and 2.5 % of one degree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +58,13 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard deviation of log tokens to target over seeds, of two runs, and its 95 % range.
+    """Standard deviation of log tokens to target over seeds, of two runs.
 
     ``pairs``: what is counted with for the log ratio of an arm's and the baseline's run, never less than the
     findings'.
     """
 
     runs: float
-    low: float
-    high: float
     pairs: float
 
 
@@ -104,29 +101,35 @@ class Advice:
     needed: tuple[SeedsFor, ...]
     seconds: float | None
     slower: dict[str, float]
-    emulated: bool = False
-    may_end_sooner: bool = False
+    emulated: bool
+    may_end_sooner: bool
 
 
-def advise(plan: Plan, curves: Sequence[Curve], progress: StudyProgress, *, cores: int) -> Advice:
+def advise(
+    plan: Plan, curves: Sequence[Curve], progress: StudyProgress, *, cores: int, emulated: bool = False
+) -> Advice:
     """Say what the baseline's runs mean for the study.
 
-    ``progress``: with the speeds of all arms that are known.
+    ``progress``: with the speeds of all arms that are known; ``emulated``: whether one was emulated.
     """
     base = plan.arm(plan.baseline)
-    why_not = _unusable(curves)
     own = take = None
+    why_not = _unusable(curves)
     if why_not is None:
-        if plan.target is not None:
-            own = _reached(plan, base, curves, plan.target.val_loss)
+        own = None if plan.target is None else _reached(plan, base, curves, plan.target.val_loss)
         take = own if own is not None and own.room >= ENOUGH_ROOM else _target(plan, base, curves)
         if take is None:
-            why_not = (
-                "the runs do not fall steadily below a guess: train longer, or with another learning rate"
-            )
-    spread = None if take is None else _spread(list(take.tokens.values()), paired=plan.paired_seeds)
+            why_not = "the runs do not fall steadily below a guess: train longer, or at another learning rate"
+    spread: Spread | None = None
+    needed: tuple[SeedsFor, ...] = ()
+    if take is not None:
+        first, second = take.tokens.values()
+        runs = abs(math.log(first / second)) / math.sqrt(2)
+        paired = max(SPREAD, PAIRED * runs)
+        unpaired = math.sqrt(2) * max(SPREAD / PAIRED, runs)
+        spread = Spread(runs=runs, pairs=paired if plan.paired_seeds else unpaired)
+        needed = tuple(_needed(plan, spread.pairs, progress, cores))
     speeds = progress.tokens_per_sec
-    slower = {name: speeds[base.name] / speed for name, speed in speeds.items() if base.name in speeds}
     return Advice(
         study=plan.study,
         baseline=base.name,
@@ -136,9 +139,10 @@ def advise(plan: Plan, curves: Sequence[Curve], progress: StudyProgress, *, core
         take=take,
         why_not=why_not,
         spread=spread,
-        needed=() if spread is None else _needed(plan, spread.pairs, progress, cores),
+        needed=needed,
         seconds=estimate(plan, progress, cores=cores).wall_seconds,
-        slower=slower,
+        slower={name: speeds[base.name] / speed for name, speed in speeds.items() if base.name in speeds},
+        emulated=emulated,
         may_end_sooner=plan.stop is not None,
     )
 
@@ -154,77 +158,58 @@ def _unusable(curves: Sequence[Curve]) -> str | None:
 
 def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float) -> Reached | None:
     """Return when the runs reach a loss, counted as the report does; None where one does not."""
-    origin = 0 if base.fork is None else base.fork.tokens
+    origin = _origin(base)
     rule = "confirmed" if plan.target is None else plan.target.crossing
+    spans = () if base.config.recipe.later else steady_spans(asdict(base.config.training))
     found: dict[int, float] = {}
     for curve in curves:
-        spans = () if base.config.recipe.later else steady_spans(asdict(base.config.training))
-        fit = LocalFit(curve.tokens, curve.val_loss, spans)
-        end = outcomes(
-            seed=curve.seed, tokens=curve.tokens, loss=curve.val_loss, targets=(loss,), rule=rule, fit=fit
-        )[0].after(origin)
-        if not end.exact:
+        at = {"tokens": curve.tokens, "loss": curve.val_loss}
+        (end,) = outcomes(seed=curve.seed, targets=(loss,), rule=rule, fit=LocalFit(**at, spans=spans), **at)
+        if not (end := end.after(origin)).exact:
             return None
         found[curve.seed] = end.high
     return Reached(val_loss=loss, tokens=found, room=(_end(base) - origin) / max(found.values()) - 1)
 
 
+def _origin(base: PlannedArm) -> int:
+    return 0 if base.fork is None else base.fork.tokens
+
+
 def _end(base: PlannedArm) -> int:
     """Return the tokens after which a crossing says nothing: where the rate decays, else the budget."""
-    return decay_begins(base.config.training) or base.batches.tokens
+    return decay_begins(base.config.training) or base.tokens
 
 
 def _target(plan: Plan, base: PlannedArm, curves: Sequence[Curve]) -> Reached | None:
     """Return the loss of the slower run at 0.7 of the budget, or earlier if that is no crossing."""
-    origin = 0 if base.fork is None else base.fork.tokens
+    origin = _origin(base)
     for share in SHARES:
-        at = origin + share * (_end(base) - origin)
-        loss = math.ceil(max(_loss_at(curve, at) for curve in curves) * 1000) / 1000
+        at = math.log(origin + share * (_end(base) - origin))
+        there = (float(np.interp(at, np.log(curve.tokens), curve.val_loss)) for curve in curves)
+        loss = math.ceil(max(there) * 1000) / 1000
         if loss < math.log(base.config.vocab_size) and (found := _reached(plan, base, curves, loss)):
             return found
     return None
 
 
-def _loss_at(curve: Curve, at: float) -> float:
-    """Interpolate in ln tokens between the evaluations around a place."""
-    points = list(zip(curve.tokens, curve.val_loss, strict=True))
-    after = next((i for i, (tokens, _) in enumerate(points) if tokens >= at), len(points) - 1)
-    if after == 0:
-        return points[0][1]
-    (before, high), (then, low) = points[after - 1], points[after]
-    share = math.log(at / before) / math.log(then / before)
-    return high + (low - high) * min(1.0, share)
-
-
-def _spread(reached: Sequence[float], *, paired: bool) -> Spread:
-    runs = abs(math.log(reached[0] / reached[1])) / math.sqrt(2)
-    low, high = (runs * factor for factor in _RANGE_OF_TWO)
-    pairs = max(SPREAD, PAIRED * runs) if paired else math.sqrt(2) * max(SPREAD / PAIRED, runs)
-    return Spread(runs=runs, low=low, high=high, pairs=pairs)
-
-
-def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> tuple[SeedsFor, ...]:
+def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> Iterator[SeedsFor]:
     arms = max(1, len(plan.arms) - 1)
     found = {
-        n: cost_found(n, arms, moderated=plan.intervals == "moderated", spread=spread)
-        for n in range(2, MOST_SEEDS + 1)
+        n: cost_found(n, arms, moderated=plan.is_moderated, spread=spread) for n in range(2, MOST_SEEDS + 1)
     }
-    rows = []
     for cost in COSTS:
         seeds = next((n for n, least in found.items() if least is not None and least <= cost), None)
-        seconds = None if seeds is None else estimate(_of(plan, seeds), progress, cores=cores).wall_seconds
-        rows.append(SeedsFor(cost=cost, seeds=seeds, seconds=seconds))
-    return tuple(rows)
+        seconds = None
+        if seeds is not None:
+            whole = replace(plan, arms=tuple(_with_seeds(arm, seeds) for arm in plan.arms))
+            seconds = estimate(whole, progress, cores=cores).wall_seconds
+        yield SeedsFor(cost=cost, seeds=seeds, seconds=seconds)
 
 
-def _of(plan: Plan, seeds: int) -> Plan:
-    """Return the plan with so many seeds of each arm; runs beyond its own are to do."""
-
-    def runs(arm: PlannedArm) -> tuple[LockedRun, ...]:
-        more = range(len(arm.runs), seeds)
-        return (*arm.runs[:seeds], *(LockedRun(id=f"{arm.name} {n}", seed=n) for n in more))
-
-    return replace(plan, arms=tuple(replace(arm, runs=runs(arm)) for arm in plan.arms))
+def _with_seeds(arm: PlannedArm, seeds: int) -> PlannedArm:
+    """Return an arm with so many seeds; runs beyond its own are to do."""
+    more = (LockedRun(id=f"{arm.name} {n}", seed=n) for n in range(len(arm.runs), seeds))
+    return replace(arm, runs=(*arm.runs[:seeds], *more))
 
 
 def with_target(text: str, line: int, target: Reached) -> str | None:
@@ -240,15 +225,3 @@ def with_target(text: str, line: int, target: Reached) -> str | None:
     said = f"nats per token; two runs of the baseline reach it after {tokens} tokens (ablate pilot)"
     lines[line - 1] = f"target: {{val_loss: {target.val_loss:g}}}  # {said}\n"
     return "".join(lines)
-
-
-def merged_speeds(progress: StudyProgress, baseline: str, timed: Mapping[str, float]) -> StudyProgress:
-    """Return the progress with the speeds of arms that have no run yet, from their ratio to the baseline's.
-
-    ``timed``: tokens per second of a short measurement; the baseline's own runs say how fast it really is.
-    """
-    runs = progress.tokens_per_sec
-    if baseline not in runs or baseline not in timed:
-        return progress
-    scale = runs[baseline] / timed[baseline]
-    return replace(progress, tokens_per_sec={name: speed * scale for name, speed in timed.items()} | runs)

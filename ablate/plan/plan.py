@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.errors import UserError
 from ablate.run.ids import run_ids
-from ablate.store import StudyStore
 from ablate.store.metrics import number_in
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from ablate.base.errors import Problem
     from ablate.models.arithmetic import ModelSize
@@ -24,12 +20,11 @@ if TYPE_CHECKING:
     from ablate.run.config import ArmConfig, ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.run.schedule import StepPlan
-    from ablate.store import RunDir, State
-    from ablate.study import FoldedCell, Study
+    from ablate.store import RunDir, State, StudyStore
+    from ablate.study import FoldedCell
     from ablate.study.search_space import Tune
 
 _MEASURED_RUNS_PER_ARM = 3
-_QUESTION = ("baseline", "target", "paired_seeds", "intervals", "waive", "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,34 +88,6 @@ def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ..
     """Return the runs of an arm; their ids are empty if the data are missing."""
     texts = run_ids(config, seeds) if config.data_digest else [""] * len(seeds)
     return tuple(LockedRun(id=text, seed=seed) for text, seed in zip(texts, seeds, strict=True))
-
-
-def asks_otherwise(study: Study | Plan, plan: LockedPlan) -> list[str]:
-    """Return the keys of a study that ask something else of the runs than the plan that ran last."""
-    return [name for name in _QUESTION if getattr(study, name) != getattr(plan, name)]
-
-
-def runs_lost_by(plan: Plan, folder: Path) -> int:
-    """Return how many runs that have begun a study's folder loses by taking this plan for its own.
-
-    Raises:
-        UserError: values of ``--set`` would take the place of a plan with other ones. An edited file is
-            adopted; these stand nowhere, and the earlier results would be gone from the study's pages.
-    """
-    store = StudyStore(folder)
-    try:
-        there = store.plan()
-    except (OSError, UserError):
-        return 0
-    begun, kept = store.begun(), {run.id for _, run in plan.runs()}
-    lost = sum(run.id in begun and run.id not in kept for _, run in there.runs())
-    if plan.settings and (lost or asks_otherwise(plan, there)):
-        name = shlex.quote(f"name={plan.study}-2")
-        raise UserError(
-            f"--set: {store.path} holds this study with other settings (give this one a name of its own, "
-            f"such as --set {name})"
-        )
-    return lost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from scipy.special import fdtri
 
-from ablate.plan.seeds import moderating_degrees
+from ablate.plan.estimate import moderating_degrees
 from ablate.results.intervals import Estimate, difference, mean_estimate
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT: Literal[1] = 1
+_ASKED = ("baseline", "target", "paired_seeds", "intervals", "waive", "stop")
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -207,6 +208,10 @@ class Question:
     stop: StopRule | None = None
     dropped: tuple[DroppedCell, ...] = ()
     settings: tuple[Text, ...] = ()
+
+    def differs_from(self, other: Question) -> list[str]:
+        """Return the keys in which another question is asked of the runs."""
+        return [name for name in _ASKED if getattr(self, name) != getattr(other, name)]
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)

@@ -1,7 +1,10 @@
-"""Folders of a study and of its runs. See the package's docstring for the layout.
+"""Folders of a study and of its runs, and the lock of a running study. See the package for the layout.
 
 The status of a run with a result holds the hashes of its other files: whoever reads it can tell whether they
 are still what they were at its end. Of any other run, its newest checkpoint vouches for the rows before it.
+
+Several people may run a study on one storage and share its runs through leases. All must have the same plan:
+one that differs from the running one is refused. The operating system drops the lock when a process dies.
 
 How it fails: a truncated last line of ``metrics.jsonl`` (a crash during an append) is ignored. A run whose
 files were altered is ``damaged``: it is run again, and its numbers count for nothing until then.
@@ -10,7 +13,10 @@ files were altered is ``damaged``: it is run again, and its numbers count for no
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import platform
+import shlex
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -26,6 +32,7 @@ from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
 from ablate.store.records import Number, Text, Tokens, checked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped", "damaged"]
@@ -34,6 +41,10 @@ State = Literal["pending", "running", "finished", "diverged", "failed", "interru
 STATES: tuple[State, ...] = get_args(State)
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States of runs that have a result and are never run again."""
+
+_LOCK = "executor.lock"
+_LOOKS = 5
+_PAUSE_SEC = 0.02
 
 _SEALED = ("config.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl")
 _OF_THE_END = ("ended_unix", "outcome", "message")
@@ -249,6 +260,25 @@ class StudyStore:
         except OSError:
             return set()
 
+    def runs_lost_by(self, plan: LockedPlan) -> int:
+        """Return how many runs that have begun the study loses by taking this plan for its own.
+
+        Raises:
+            UserError: values of ``--set`` would take the place of a plan with other ones. An edited file is
+                adopted; these stand nowhere, and the earlier results would be gone from the study's pages.
+        """
+        try:
+            there = self.plan()
+        except (OSError, UserError):
+            return 0
+        begun, kept = self.begun(), {run.id for _, run in plan.runs()}
+        lost = sum(run.id in begun and run.id not in kept for _, run in there.runs())
+        if plan.settings and (lost or plan.differs_from(there)):
+            name = shlex.quote(f"name={plan.study}-2")
+            hint = f"give this one a name of its own, such as --set {name}"
+            raise UserError(f"--set: {self.path} holds this study with other settings", hint=hint)
+        return lost
+
     def run(self, run_id: str) -> RunDir:
         """Return the folder of a run, which need not exist.
 
@@ -281,3 +311,90 @@ def study_named(storage: Path, name: str, *, start: str | None = None) -> StudyS
     there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
     hint = f"{there}; start it with: {start}" if start else likely(name, known, there)
     raise UserError(f"no study '{name}' in {storage}", hint=hint)
+
+
+@contextlib.contextmanager
+def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
+    """Write the plan and hold the study's lock for the block; yields whether others run the study too.
+
+    A plan is written under the exclusive lock and compared under the shared one, so nobody reads a plan that
+    another is about to replace. Waits while another writes its plan or cleans the study.
+
+    Raises:
+        UserError: another process runs the study with another plan; the message names that process.
+    """
+    holder = ""
+    for _ in range(_LOOKS):
+        store.path.mkdir(parents=True, exist_ok=True)
+        with (store.path / _LOCK).open("a+", encoding="utf-8") as file:
+            alone = _alone(file)
+            if alone:
+                store.write_plan(plan)
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if not _is_there(store.path / _LOCK, file):
+                continue  # the study was removed while this process waited
+            if _has_plan(store, plan):
+                file.seek(0)
+                file.truncate()
+                file.write(f"process {os.getpid()} on {platform.node()}\n")
+                file.flush()
+                yield not alone
+                return
+            file.seek(0)
+            holder = file.read().strip()
+        time.sleep(_PAUSE_SEC)
+    status = command_line("status", store.path.name, storage=store.path.parent)
+    raise UserError(
+        f"{store.path} is being run by {holder or 'another process'} with another plan (wait for it, or give "
+        f"this study another name; follow it with: {status})"
+    )
+
+
+@contextlib.contextmanager
+def kept_still(study_dir: Path) -> Iterator[bool]:
+    """Keep others from running the study for the block; yields False where a process runs it now."""
+    with (study_dir / _LOCK).open("a+", encoding="utf-8") as file:
+        yield _alone(file)
+
+
+def is_running(study_dir: Path) -> bool | None:
+    """Whether a process runs the study now; None where this user may not look."""
+    try:
+        with (study_dir / _LOCK).open("rb") as file:
+            return not _try(file, fcntl.LOCK_EX)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+
+
+def _alone(file: Any) -> bool:
+    """Take the exclusive lock. Several tries: ``is_running`` takes the lock for a moment."""
+    for _ in range(_LOOKS):
+        if _try(file, fcntl.LOCK_EX):
+            return True
+        time.sleep(_PAUSE_SEC)
+    return False
+
+
+def _try(file: Any, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_there(path: Path, file: Any) -> bool:
+    """Whether the open file is still the one at the path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _has_plan(store: StudyStore, plan: LockedPlan) -> bool:
+    try:
+        return plan_to_json(store.plan()) == plan_to_json(plan)
+    except (OSError, UserError):
+        return False

@@ -43,6 +43,11 @@ class Where:
     address: str | None = None
     tracking_uri: str | None = None
 
+    @property
+    def cluster(self) -> str:
+        """Where Ray is, in words."""
+        return f"at {self.address}" if self.address else "on this machine"
+
     def command_line(self, verb: str, *words: str, **options: str | None) -> str:
         """Return a command that acts on the same three."""
         place = {"address": self.address, "tracking_uri": self.tracking_uri}

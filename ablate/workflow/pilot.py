@@ -22,12 +22,14 @@ from ablate.workflow.run import run_study
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.plan import Plan
-    from ablate.plan.pilot import Advice, Curve
-    from ablate.study import Study
+    from ablate.plan import Plan, StudyProgress
+    from ablate.plan.pilot import Advice
+    from ablate.store.records import Speed
     from ablate.workflow import StudyEnd, Where
 
 _SEEDS = 2
+_STEPS, _WARMUP, _TURNS = 2, 1, 2
+_LONGEST_SEC = 60.0
 
 
 def pilot_study(
@@ -46,6 +48,8 @@ def pilot_study(
     Raises:
         UserError: as ``run_study``; a study of one seed; nothing in the file that could be replaced.
     """
+    from ablate.plan.pilot import Curve, advise, with_target
+
     listener = listener or Listener()
     loaded = load_study(study)
     if write and loaded.target is not None:
@@ -57,50 +61,75 @@ def pilot_study(
     end = run_study(
         study, where, listener, only=[plan.baseline], seeds=seeds, retry_failed=retry_failed, as_pilot=True
     )
-    store = StudyStore(where.storage / plan.study)
     if not end.is_done:
         return end, None
-    advice = _advice(known_plan(plan, store), store, seeds, listener, here=where.address is None)
+    store = StudyStore(where.storage / plan.study)
+    plan = known_plan(plan, store)
+    progress, emulated = read_progress(plan, store), False
+    if where.address is None:
+        progress, emulated = _with_timed(plan, progress, listener)
+    curves = []
+    for arm, planned in plan.runs():
+        if arm.name == plan.baseline and planned.seed in seeds:
+            run = store.run(planned.id)
+            rows = {row["tokens"]: row["val_loss"] for row in run.metrics("eval")}
+            losses = [rows[at] for at in sorted(rows)]
+            diverged = run.state() == "diverged"
+            curves.append(Curve(seed=planned.seed, tokens=sorted(rows), val_loss=losses, diverged=diverged))
+    advice = advise(plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated)
     if write and advice.take is not None:
-        _write(loaded, advice)
+        line = loaded.source.place(("target",)).line
+        text = with_target(loaded.path.read_text(encoding="utf-8"), line, advice.take)
+        if text is None:
+            place = f"{loaded.path}:{line}"
+            raise UserError(f"--write: {place}: no line that says 'target: null' (write it by hand)")
+        write_bytes_atomic(loaded.path, text.encode())
     return end, advice
 
 
-def _advice(plan: Plan, store: StudyStore, seeds: list[int], listener: Listener, *, here: bool) -> Advice:
-    from ablate.plan.pilot import advise, merged_speeds
-    from ablate.workflow.speeds import arm_speeds
+def _with_timed(plan: Plan, progress: StudyProgress, listener: Listener) -> tuple[StudyProgress, bool]:
+    """Add the speeds of arms that have no run yet, where they can be timed; tell whether one is emulated.
 
-    progress, emulated = read_progress(plan, store), False
+    The baseline's own runs say how fast it really is, the timing only how the others compare with it.
+    """
     base = plan.arm(plan.baseline)
     speed = progress.tokens_per_sec.get(base.name)
-    left = any(progress.state(run.id) not in END_STATES for _, run in plan.runs())
-    if here and speed is not None and left:
-        timed = arm_speeds(
-            plan.arms, base.name, listener, seconds_per_step=base.batches.tokens_per_step / speed
-        )
-        if timed is not None:
-            emulated = any(one.backend_mode == "emulated" for one in timed[0])
-            progress = merged_speeds(progress, base.name, {one.arm: one.median for one in timed[0]})
-    curves = [_curve(store, run.id, run.seed) for run in base.runs if run.seed in seeds]
-    return replace(advise(plan, curves, progress, cores=os.cpu_count() or 1), emulated=emulated)
+    if speed is None or all(progress.state(run.id) in END_STATES for _, run in plan.runs()):
+        return progress, False
+    found = arm_speeds(plan, listener, seconds_per_step=base.batches.tokens_per_step / speed)
+    if found is None:
+        return progress, False
+    timed = {one.arm: one.median for one in found[0]}
+    all_speeds = {name: speed * own / timed[base.name] for name, own in timed.items()}
+    emulated = any(one.backend_mode == "emulated" for one in found[0])
+    return replace(progress, tokens_per_sec=all_speeds | progress.tokens_per_sec), emulated
 
 
-def _curve(store: StudyStore, run_id: str, seed: int) -> Curve:
-    from ablate.plan.pilot import Curve
+def arm_speeds(
+    plan: Plan, listener: Listener, *, seconds_per_step: float
+) -> tuple[list[Speed], str | None] | None:
+    """Time two steps of each arm there and back; return speeds without evaluation, and other work found.
 
-    run = store.run(run_id)
-    rows = {row["tokens"]: row["val_loss"] for row in run.metrics("eval")}
-    tokens = sorted(rows)
-    losses = [rows[at] for at in tokens]
-    return Curve(seed=seed, tokens=tokens, val_loss=losses, diverged=run.state() == "diverged")
+    It is for plans alone, which need to know about how much slower emulation is. None where the arms cannot
+    be timed here, or it would take more than a minute. ``seconds_per_step``: about, of the baseline.
 
+    Raises:
+        UserError: an arm cannot run on this device.
+    """
+    from ablate.backends.device import default_device
 
-def _write(study: Study, advice: Advice) -> None:
-    from ablate.plan.pilot import with_target
+    device = default_device()
+    fits = all(
+        one.config.trainer is None
+        and one.resources.devices_per_run == 1
+        and (one.resources.gpus > 0) == (device != "cpu")
+        for one in plan.arms
+    )
+    if not fits or (_STEPS + _WARMUP) * _TURNS * len(plan.arms) * seconds_per_step > _LONGEST_SEC:
+        return None
+    from ablate.execute.throughput import measure
+    from ablate.store.records import SpeedSettings
 
-    assert advice.take is not None
-    line = study.source.place(("target",)).line
-    text = with_target(study.path.read_text(encoding="utf-8"), line, advice.take)
-    if text is None:
-        raise UserError(f"--write: {study.path}:{line}: no line that says 'target: null' (write it by hand)")
-    write_bytes_atomic(study.path, text.encode())
+    listener.say("Timing two steps of each arm on this machine …")
+    settings = SpeedSettings(steps=_STEPS, warmup=_WARMUP, repeats=1)
+    return measure(plan.arms, plan.baseline, device, settings=settings)

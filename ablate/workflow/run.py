@@ -10,11 +10,10 @@ In a notebook::
     end.report
 
 The steps: study file → plan and chosen runs → lock of the study's folder → devices and tokens → mirror → runs
-without a result → Ray → report. If a study tunes its arms, its trials go through the steps first
-(``workflow.tune``).
+without a result → Ray → report. If a study tunes its arms, its trials go through the steps first (``tune``).
 
 How it fails: with a ``UserError`` before any run starts. A failed run stops no other. The returned value
-tells of failed runs and interruptions, and the same call resumes.
+tells of failed runs and interruptions, and the same call resumes. Trials that were told are kept.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, build_plan, code_warning, known_plan, runs_lost_by
+from ablate.plan import Plan, build_plan, code_warning, known_plan
 from ablate.store import StudyStore
-from ablate.store.study_lock import running
+from ablate.store.runs import running
 from ablate.study import load_study
 from ablate.study.search_space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from ablate.data import TokenFiles
     from ablate.execute.driver import ExecutionEnd
-    from ablate.execute.pending_runs import Todo
+    from ablate.execute.pending_runs import RunRequest, Todo
+    from ablate.search.runs import TrialRuns
     from ablate.store import State
     from ablate.workflow import Where
 
@@ -63,33 +64,29 @@ def run_study(
     """
     listener = listener or Listener()
     loaded = load_study(study, tuple(settings))
-    if not (where.storage / loaded.name).exists() and (warning := code_warning(loaded)):
+    folder = where.storage / loaded.name
+    if not folder.exists() and (warning := code_warning(loaded)):
         listener.say(warning)
     plan = build_plan(loaded)
+    store = StudyStore(folder)
     if plan.tune is not None:
-        plan = known_plan(plan, StudyStore(where.storage / plan.study))
+        plan = known_plan(plan, store)
     chosen = _choose_runs(plan, only, seeds)
     runs = sum(len(arm.runs) for arm in plan.arms)
     listener.say(f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs. Loading torch …")
-    folder = where.storage / plan.study
-    lost, lock = runs_lost_by(plan, folder), plan
-    store = StudyStore(folder)
-    if lost:
-        former = "1 run" if lost == 1 else f"{lost} runs"
+    if lost := store.runs_lost_by(plan):
         listener.say(
-            f"The study has changed: {former} of its former plan stay in {store.path}, and do not count."
+            f"The study has changed: runs of its former plan stay in {store.path}, and do not count: {lost}."
         )
     from ablate.execute.pending_runs import find_todo, requests_of, stop_unneeded
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
     try:
-        with running(store, lock) as shared:
+        with running(store, plan) as shared:
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
             if plan.tune is not None and not plan.tune.is_done and not as_pilot:
-                from ablate.workflow.tune import tune
-
                 tuned = tune(plan, where, listener, retry_failed=retry_failed)
                 if isinstance(tuned, StudyEnd):
                     return tuned
@@ -106,15 +103,16 @@ def run_study(
 
             mirror = start_mirror(store.path, where.tracking_uri)
             try:
-                waves = _waves(store, plan, chosen)
-                outcome = _execute(store, plan, waves, find, where, listener, unneeded)
+                outcome = _execute(store, plan, chosen, find, where, listener, unneeded)
                 if _in_waves(plan):
                     stop_unneeded(store, requests_of(plan, chosen, corpora), unneeded())
                 report = None if outcome.interrupted or as_pilot else _report(store, listener)
             finally:
                 left = mirror.stop()
             if plan.keep_weights:
-                listener.say(_weights_text(store, chosen))
+                kept = sum(store.run(run_id).weights.is_dir() for run_id in chosen)
+                said = "runs that ended before they were asked to keep theirs have none"
+                listener.say(f"Weights: {store.path}/runs/ID/weights, of {kept} runs; {said}.")
             named = plan.study if settings else str(study)
             say_mirror(left, mirror.tracking_uri, named, where, listener)
             return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
@@ -129,20 +127,22 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
         UserError: the study lacks an arm or a seed; the message names the command line's option.
     """
     names = {arm.name for arm in plan.arms}
+    known = {run.seed for arm in plan.arms for run in arm.runs}
     if plan.tune is not None:  # an arm whose best values are the study's own is its own tuned arm
         stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
-        only = tuple(stands_for.get(name, name) for name in only)
+        only = [stands_for.get(name, name) for name in only]
     for name in only:
         if name not in names:
             hint = likely(name, names, f"arms: {', '.join(sorted(names))}")
             raise UserError(f"--only: no arm '{name}' in study '{plan.study}' ({hint})")
-    known = {run.seed for _, run in plan.runs()}
-    if seeds is not None and (unknown := sorted(set(seeds) - known)):
-        there = ", ".join(map(str, sorted(known)))
-        raise UserError(f"--seeds: {unknown[0]} is not a seed of study '{plan.study}' (seeds: {there})")
+    for seed in seeds or ():
+        if seed not in known:
+            there = ", ".join(map(str, sorted(known)))
+            raise UserError(f"--seeds: {seed} is not a seed of study '{plan.study}' (seeds: {there})")
     return {
         run.id
-        for arm, run in plan.runs()
+        for arm in plan.arms
+        for run in arm.runs
         if (not only or arm.name in only) and (seeds is None or run.seed in seeds)
     }
 
@@ -150,73 +150,66 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
 def _execute(
     store: StudyStore,
     plan: Plan,
-    waves: Iterator[set[str]],
+    chosen: Collection[str],
     find: Callable[[Collection[str]], Todo],
     where: Where,
     listener: Listener,
     unneeded: Callable[[], Mapping[str, str]],
 ) -> ExecutionEnd:
-    """Execute what each wave of runs lacks; ``find`` finds that."""
+    """Execute what the chosen runs lack, which ``find`` finds; all at once, or in waves.
+
+    With seeds until settled the runs of one more seed begin when a look has found which arms need them.
+    """
     from ablate.execute.cluster import connection
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
 
     states: dict[str, State] = {}
+    in_waves = _in_waves(plan)
     # Between two waves Ray goes on, and a request to stop is heard.
-    cancellation = Cancellation(store.path) if _in_waves(plan) else None
+    cancellation = Cancellation(store.path) if in_waves else None
+    before, seeds = -1, None
     with contextlib.ExitStack() as ray:
         begun = False
-        for number, asked in enumerate(waves):
-            todo = find(asked)
-            if number == 0 or todo.runs:
+        while True:
+            if in_waves:
+                from ablate.results.frames import load_frames
+                from ablate.results.stops import seeds_to_begin
+
+                seeds = seeds_to_begin(load_frames(store))
+                if seeds == before:
+                    break
+            todo = find({run.id for arm in plan.arms for run in arm.runs[:seeds] if run.id in chosen})
+            if todo.runs or before == -1:
                 listener.say(_todo_text(todo))
-            if not todo.runs:
-                continue
-            if not begun:
-                begun = True
-                listener.say(
-                    f"Starting Ray {f'at {where.address}' if where.address else 'on this machine'} …"
-                )
-                if _in_waves(plan):
-                    ray.enter_context(connection(where.address, listener.say))
-            if cancellation is not None and cancellation.requested:
-                return ExecutionEnd(states=states, interrupted=True)
-            with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
-                ended = execute_study(
-                    store,
-                    todo.runs,
-                    address=where.address,
-                    say=listener.say,
-                    on_poll=poll,
-                    unneeded=unneeded,
-                    plan=plan,
-                )
-            states |= ended.states
-            if ended.interrupted or ended.problem:
-                return replace(ended, states=states)
+            if todo.runs:
+                if not begun:
+                    begun = True
+                    listener.say(f"Starting Ray {where.cluster} …")
+                    if in_waves:
+                        ray.enter_context(connection(where.address, listener.say))
+                if cancellation is not None and cancellation.requested:
+                    return ExecutionEnd(states=states, interrupted=True)
+                with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
+                    ended = execute_study(
+                        store,
+                        todo.runs,
+                        address=where.address,
+                        say=listener.say,
+                        on_poll=poll,
+                        unneeded=unneeded,
+                        plan=plan,
+                    )
+                states |= ended.states
+                if ended.interrupted or ended.problem:
+                    return replace(ended, states=states)
+            if seeds is None:
+                break
+            before = seeds
     return ExecutionEnd(states=states, interrupted=False)
 
 
 def _in_waves(plan: Plan) -> bool:
     return plan.stop is not None and plan.stop.settled is not None
-
-
-def _waves(store: StudyStore, plan: Plan, chosen: Collection[str]) -> Iterator[set[str]]:
-    """Yield the ids of the runs to ask for: all at once, or of as many seeds as the results allow.
-
-    With seeds until settled the runs of one more seed begin when a look has found which arms need them.
-    """
-    seeds: int | None = None
-    while True:
-        if _in_waves(plan):
-            from ablate.results.frames import load_frames
-            from ablate.results.stops import seeds_to_begin
-
-            before, seeds = seeds, seeds_to_begin(load_frames(store))
-            if before is not None and seeds == before:
-                return
-        yield {run.id for arm in plan.arms for run in arm.runs[:seeds] if run.id in chosen}
-        if seeds is None:
-            return
 
 
 def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
@@ -231,20 +224,10 @@ def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
 def _todo_text(todo: Todo) -> str:
     from ablate.execute.pending_runs import taken_text
 
-    ended = f"{todo.num_ended} of those asked for have ended before"
-    if todo.num_unneeded:
-        ended += f", {todo.num_unneeded} are not needed"
-    if todo.taken:
-        ended += f", {taken_text(todo.taken)}"
-    return f"{len(todo.runs)} to run, {ended}."
-
-
-def _weights_text(store: StudyStore, asked: Collection[str]) -> str:
-    """Say where the weights are, and how many runs ended before they were asked to keep theirs."""
-    ended = [run for run in map(store.run, asked) if run.status().state == "finished"]
-    lacking = sum(not run.weights.is_dir() for run in ended)
-    text = f"Weights: {store.path}/runs/ID/weights, of {len(ended) - lacking} of {len(ended)} finished runs"
-    return f"{text} (the others ended without; another study name trains them again)" if lacking else text
+    said = [f"{len(todo.runs)} to run", f"{todo.num_ended} of those asked for have ended before"]
+    said += [f"{todo.num_unneeded} are not needed"] if todo.num_unneeded else []
+    said += [taken_text(todo.taken)] if todo.taken else []
+    return f"{', '.join(said)}."
 
 
 def _report(store: StudyStore, listener: Listener) -> Path:
@@ -254,3 +237,84 @@ def _report(store: StudyStore, listener: Listener) -> Path:
     written = write_report(store)
     listener.reported(written)
     return written.html
+
+
+def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:
+    """Find the values of a study's arms by trials, which are runs of a study beside it.
+
+    Returns the plan with these values, or how the call ended without them.
+
+    Raises:
+        UserError: as ``run_study``; or another process runs the trials now.
+    """
+    from ablate.execute.cluster import connection
+    from ablate.plan.tuning import tuned_plan, values_text
+    from ablate.search.tune import first_trials, tune_arms
+    from ablate.track.process import start_mirror
+    from ablate.workflow.prepare import prepare
+
+    tuning = plan.tune
+    assert tuning is not None
+    corpora = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
+    store = StudyStore(where.storage / tuning.study)
+    store.path.mkdir(parents=True, exist_ok=True)
+    mirror = start_mirror(store.path, where.tracking_uri)
+    try:
+        trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
+        listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
+        with running(store, first_trials(plan, tuning)) as shared:
+            refuse_second(store, shared=shared)
+            with connection(where.address, listener.say):
+                runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
+                found = tune_arms(plan, tuning, runs)
+    finally:
+        left = mirror.stop()
+    if not found.tuning.is_done:
+        say_mirror(left, mirror.tracking_uri, tuning.study, where, listener)
+        return end_of(store, found.plan, found.open_runs, found.outcome, is_tuned=False)
+    for group in found.tuning.groups:
+        assert group.chosen is not None
+        losses = {
+            values_text(trial.values): f"{trial.loss:.4f}" for trial in group.trials if trial.loss is not None
+        }
+        chosen, own = values_text(group.chosen), values_text(group.shared)
+        listener.say(
+            f"  {group.name}: {chosen} (loss {losses.get(chosen, '–')}); the study's own {own} "
+            f"(loss {losses.get(own, '–')})"
+        )
+    return tuned_plan(plan, found.tuning)
+
+
+def refuse_second(store: StudyStore, *, shared: bool) -> None:
+    """Raise ``UserError`` where another process runs the trials, too."""
+    if shared:
+        raise UserError(f"{store.path} is being run by another process (wait for it, and run this again)")
+
+
+def trial_runs(
+    store: StudyStore,
+    corpora: Mapping[str, TokenFiles],
+    where: Where,
+    listener: Listener,
+    *,
+    retry_failed: bool,
+) -> TrialRuns:
+    """Return the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
+    from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
+    from ablate.execute.pending_runs import requests_of
+    from ablate.search.runs import TrialRuns
+
+    cancellation = Cancellation(store.path)
+
+    def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> ExecutionEnd:
+        if cancellation.requested:  # between two rounds
+            return ExecutionEnd(states={}, interrupted=True)
+        with listener.executing(store, [run.run_id for run in todo]) as on_poll:
+            return execute_study(store, todo, address=where.address, on_poll=on_poll, unneeded=unneeded)
+
+    return TrialRuns(
+        store=store,
+        requests=lambda plan: requests_of(plan, {run.id for _, run in plan.runs()}, corpora),
+        execute=execute,
+        retry_failed=retry_failed,
+    )

@@ -13,15 +13,14 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
 from ablate.search.ledger import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
-from ablate.store.study_lock import running
+from ablate.store.runs import running
 from ablate.workflow import Listener
 from ablate.workflow.prepare import prepare
-from ablate.workflow.tune import trial_runs
+from ablate.workflow.run import refuse_second, trial_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,11 +67,7 @@ def search_study(
     store = StudyStore(where.storage / planned.name)
     try:
         with running(store, _plan_there(store, planned)) as shared:
-            if shared:
-                status = command_line("status", planned.name, storage=where.storage)
-                raise UserError(
-                    f"the search '{planned.name}' is being run already (follow it with: {status})"
-                )
+            refuse_second(store, shared=shared)
             check_same(planned, store)
             trials = open_storage(optuna_storage, store.path)
             mirror = start_mirror(store.path, where.tracking_uri)
@@ -82,8 +77,13 @@ def search_study(
                 found = _write(store, planned, trials, file)
             finally:
                 left = mirror.stop()
-            uri, pages = mirror.tracking_uri, store.path / "search"
-            return SearchEnd(found=found, pages=pages, exit_code=code, mirror=left, tracking_uri=uri)
+            return SearchEnd(
+                found=found,
+                pages=store.path / "search",
+                exit_code=code,
+                mirror=left,
+                tracking_uri=mirror.tracking_uri,
+            )
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
 
@@ -102,7 +102,7 @@ def _go_on(
     """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
 
-    plan, address = planned.halving, where.address
+    plan = planned.halving
     before = plan.read(trials)
     ended = sum(trial.state.is_finished() for one in before for trial in one)
     listener.say(
@@ -110,14 +110,14 @@ def _go_on(
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
-    corpora = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=address is None)
-    runs = trial_runs(store, corpora, address, listener, retry_failed=True)
+    corpora = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=where.address is None)
+    runs = trial_runs(store, corpora, where, listener, retry_failed=True)
     runs.write(tried_plan(planned, before))
     is_done = plan.is_done(before)
     if not is_done:
-        listener.say(f"Starting Ray {f'at {address}' if address else 'on this machine'} …")
+        listener.say(f"Starting Ray {where.cluster} …")
     try:
-        with contextlib.nullcontext() if is_done else connection(address, listener.say):
+        with contextlib.nullcontext() if is_done else connection(where.address, listener.say):
             search_recipes(planned, trials, runs, listener.say)
     except StoppedError as stopped:
         listener.say(f"\n{stopped}; go on with: {again}")

@@ -17,7 +17,7 @@ from ablate.cli import cli, manage
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
-from ablate.store.study_lock import is_running, running
+from ablate.store.runs import is_running, running
 
 IDS = ["00aa000000000000", "00bb000000000000"]
 

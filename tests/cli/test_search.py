@@ -24,7 +24,7 @@ from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
 from ablate.search.recipes import tried_plan
 from ablate.store import StudyStore
-from ablate.store.study_lock import running
+from ablate.store.runs import running
 from ablate.study import load_study
 from tests.cli.command import ablate
 from tests.waiting import wait_until

@@ -16,7 +16,7 @@ from ablate.execute.progress import ProgressReader, RunProgress, seconds_to_end
 from ablate.store import Status, StudyStore
 from ablate.store.metrics import parse_rows
 from ablate.store.plan_file import LockedArm, LockedPlan, Target
-from ablate.store.study_lock import is_running, kept_still, running
+from ablate.store.runs import is_running, kept_still, running
 
 
 def add(run, tokens, kind="train", **values):

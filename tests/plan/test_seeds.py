@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import optimize, stats
 
-from ablate.plan.seeds import SPREAD, cost_found, moderating_degrees
+from ablate.plan.estimate import SPREAD, cost_found, moderating_degrees
 
 
 @pytest.mark.parametrize("arms", [1, 2, 6, 40])

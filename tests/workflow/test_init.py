@@ -62,10 +62,10 @@ def folder(tmp_path_factory):
 def speeds(monkeypatch):
     """Every arm at the same speed, without a measurement."""
 
-    def arm_speeds(arms, *_, **_options):
-        return [SimpleNamespace(arm=one.name, median=SPEED) for one in arms], None
+    def arm_speeds(plan, _listener, **_options):
+        return [SimpleNamespace(arm=one.name, median=SPEED) for one in plan.arms], None
 
-    monkeypatch.setattr("ablate.workflow.speeds.arm_speeds", arm_speeds)
+    monkeypatch.setattr("ablate.workflow.pilot.arm_speeds", arm_speeds)
 
 
 MODELS = ("built-in", "llama-tiny", "function:my_model.py:build", "hf:llama")
@@ -119,11 +119,11 @@ def test_without_a_flag_or_a_terminal_the_usual_study_is_written_once(tmp_path):
         (["--model", "function:no.py:build"], "no.py:build: no such file"),
         (["--model", "hf:./nothing"], "--model: model.hf: no such folder"),
         (["--data", "text"], "--data: text: no such file or folder (did you mean texts?)"),
-        (["--data", "hub:name"], "--data: hub:name: a data set of the hub is not looked at here"),
-        (["--data", "tokens.bin"], "--data: tokens.bin: the size of a token file's vocabulary is not known"),
+        (["--data", "hub:name"], "--data: hub:name is no text (write the section data by hand"),
+        (["--data", "tokens.bin"], "--data: tokens.bin is no text"),
         (["--data", "one.txt"], "--data: "),
         (["--arms", "lader"], "--arms: no arms 'lader' (did you mean 'ladder'?)"),
-        (["--budget", "2"], "--budget: '2' is no time (did you mean '2h'?)"),
+        (["--budget", "2"], "--budget: '2' is no time (expected such as 30m, 2h or 1d)"),
         (["--budget", "soon"], "--budget: 'soon' is no time (expected such as 30m, 2h or 1d)"),
         (["--data", "texts", "--budget", "1s"], "--budget: 24 runs of 100 steps take about"),
         (["tokens.yaml"], "FILE: name: 'tokens' cannot name a folder (the storage uses this name itself)"),

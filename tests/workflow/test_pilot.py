@@ -58,7 +58,7 @@ def executed(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "execute_study", execute_study)
     monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, uri: Mirror(uri))
     timed = [SimpleNamespace(arm=arm, median=speed, backend_mode="emulated") for arm, speed in SPEEDS.items()]
-    monkeypatch.setattr("ablate.workflow.speeds.arm_speeds", lambda *_args, **_options: (timed, None))
+    monkeypatch.setattr("ablate.workflow.pilot.arm_speeds", lambda *_args, **_options: (timed, None))
     return calls
 
 

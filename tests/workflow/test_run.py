@@ -117,4 +117,4 @@ def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_other
     (tmp_path / "tiny.yaml").write_text(STUDY.replace("  fp4:", "  other:").replace("mxfp4", "fp8"))
     run_study("tiny.yaml", where, said)  # an edited file is adopted, and what it leaves is said
     (left,) = [sentence for sentence in sentences if "stay in" in sentence]
-    assert left.startswith("The study has changed: 4 runs of its former plan stay in")
+    assert left.endswith("tiny, and do not count: 4.")

@@ -95,7 +95,7 @@ def test_the_way_of_a_study_from_the_command_to_the_driver(tmp_path, monkeypatch
         sys.setprofile(None)
     assert done.return_value == 130, done.output
     assert len(asked) == 4
-    assert len(trace.stops) <= 15, trace.stops
+    assert len(trace.stops) <= 12, trace.stops
     assert len(set(trace.stops)) == len(trace.stops), trace.stops
     rooms = [stop.split(".")[1] for stop in trace.stops if not stop.startswith(LEADERS)]
     assert list(dict.fromkeys(rooms)) == list(WAY), trace.stops
