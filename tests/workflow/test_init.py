@@ -118,7 +118,7 @@ def test_without_a_flag_or_a_terminal_the_usual_study_is_written_once(tmp_path):
         (["--model", "my_model.py"], "--model: 'my_model.py' names no function (expected function:path"),
         (["--model", "function:no.py:build"], "no.py:build: no such file"),
         (["--model", "hf:./nothing"], "--model: model.hf: no such folder"),
-        (["--data", "text"], "--data: text: no such file or folder (did you mean texts?)"),
+        (["--data", "text"], "--data: text: no such file or folder (did you mean 'texts'?)"),
         (["--data", "hub:name"], "--data: hub:name is no text (write the section data by hand"),
         (["--data", "tokens.bin"], "--data: tokens.bin is no text"),
         (["--data", "one.txt"], "--data: "),
