@@ -6,13 +6,13 @@ failed self-test each give one line with a remedy.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ablate.backends.select import Choice
     from ablate.run.config import ArmConfig, ResourcesConfig
-
 
 _TESTED_MODES = ("native", "upcast")
 
@@ -52,14 +52,36 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
     return choices
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """The result of one check, with a detail or the difference."""
+
+    backend: str
+    check: str
+    passed: bool
+    detail: str
+
+
+@lru_cache(maxsize=64)
+def quick_self_test(name: str, where: str) -> tuple[CheckResult, ...]:
+    """Return what a back end's checks in short find on a torch device, run once per process."""
+    from ablate.backends.select import load_backend
+    from ablate.backends.testing.suite import QUICK, checks
+
+    found = []
+    for check in checks(load_backend(name), where, QUICK):
+        outcome, _ = check.outcome()
+        passed = outcome["result"] != "failed"
+        found.append(CheckResult(backend=name, check=check.name, passed=passed, detail=outcome["detail"]))
+    return tuple(found)
+
+
 def run_self_tests(choices: tuple[Choice, ...], where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
     """Run the short self-test of every back end other than plain emulation; return the results.
 
     Raises:
         UnfitDeviceError: a test failed and the study does not allow that.
     """
-    from ablate.backends.testing.suite import quick_self_test
-
     tested = [choice.backend for choice in choices if choice.mode in _TESTED_MODES]
     names = [name for name in dict.fromkeys(tested) if name != "emulated"]
     results = [result for name in names for result in quick_self_test(name, where)]

@@ -4,15 +4,16 @@ import re
 
 import pytest
 
-from tests.mutants import INTERPRETED, MUTANTS, ROOT
+from tests.mutants import INTERPRETED, MUTANTS, ROOT, is_interpreted
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant["name"] for mutant in MUTANTS])
 def test_its_text_and_its_test_are_there(mutant):
-    for file, old, new in mutant.edits:
-        text = (ROOT / file).read_text(encoding="utf-8")
-        assert old in text, file
-        assert text.replace(old, new) != text
-    file, _, test = (INTERPRETED, "", mutant.first) if mutant.interpreted else mutant.first.partition("::")
+    for edit in mutant["edits"]:
+        text = (ROOT / edit["file"]).read_text(encoding="utf-8")
+        assert edit["old"] in text, edit["file"]
+        assert edit["new"] != edit["old"]
+    first = mutant["test"]
+    file, _, test = (INTERPRETED, "", first) if is_interpreted(mutant) else first.partition("::")
     name = test.split(" and ")[0].split("[")[0]
     assert re.search(rf"def \w*{name}", (ROOT / file).read_text(encoding="utf-8")), f"{file}: no {name}"

@@ -192,10 +192,10 @@ shutil.copyfile({library!r}, target)
 target.with_suffix(".json").write_bytes({record!r})
 """
 LOAD_KERNEL = """
-from ablate.backends.quantisers import cpu_kernel
+from ablate.backends.quantisers import cpu_build
 
-print(cpu_kernel._build_here().target.name)
-print(cpu_kernel.loaded()[1])
+print(cpu_build._build_here().target.name)
+print(cpu_build.loaded()[1])
 """
 
 

@@ -18,6 +18,7 @@ import torch
 
 from ablate.backends.select import Selection
 from ablate.backends.testing.inputs import KINDS, corners, made_up
+from ablate.backends.testing.suite import one_thread
 from ablate.check.claims import Claim, ClaimedOperand, without_rotation
 from ablate.check.corners import in_words
 from ablate.check.differences import HARMLESS, Definition, Differences, compare, merged
@@ -149,15 +150,11 @@ def certify(
     Raises:
         UserError: a function that cannot be called.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # many small operations: on a busy machine threads wait for one another
-    try:
+    with one_thread():
         operands = tuple(_operand(claim, operand, draws, seed, done) for operand in claim.operands)
         products: tuple[ProductCertificate, ...] = ()
         if claim.recipe is not None:
             products = tuple(_products(claim, claim.recipe, draws, seed, done))
-    finally:
-        torch.set_num_threads(threads)
     return Certificate(claim=claim, draws=draws, operands=operands, products=products)
 
 

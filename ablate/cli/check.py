@@ -133,7 +133,7 @@ def _time(study: str, out: Path | None, *, as_json: bool, device: str | None, **
 
 
 def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
-    from ablate.backends.testing.suite import quick_self_test
+    from ablate.backends.preflight import quick_self_test
 
     where, device = chosen_device(None)
     content = _support(device, shown=not as_json, details=details)

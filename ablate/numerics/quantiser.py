@@ -19,14 +19,14 @@ from ablate.numerics import formats, scales
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, Element
 from ablate.numerics.philox import Key, random_words
 from ablate.numerics.rotate import rotate, unrotate
-from ablate.numerics.scales import Scale, fp32, nvfp4_tensor_scale
+from ablate.numerics.scales import Scale, fp32
 from ablate.recipes import OperandPolicy, block_shape, group_size
 from ablate.recipes.policy import MS_EDEN
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TENSOR_SCALES = ("tensor", "delayed")
-_FP32_SCALES = ("row", "1x128", "128x128", "searched", "1x128_pow2", "128x128_pow2")
+_FP32_SCALES = ("row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
 _TWO_LEVEL = ("nvfp4", "nvint4", "if4")
 """Formats with scales of 16 elements."""
 
@@ -103,24 +103,6 @@ def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) 
         )
 
 
-def fp8_scale(amax: float, fmt: str) -> float:
-    """Return the scale max / amax of a tensor in fp32; 1 for an all-zero tensor, NaN for NaN or Inf.
-
-    As TransformerEngine's current scaling: it multiplies the values and divides the accumulator.
-    """
-    if amax == 0.0:
-        return 1.0
-    if not math.isfinite(amax):
-        return math.nan
-    # A tensor of subnormals would overflow the scale; the largest finite scale keeps it on the grid.
-    return min(fp32(ELEMENTS[fmt].max / amax), FLOAT32_MAX)
-
-
-def fp8_descale(scale: float) -> float:
-    """Return 1 / scale rounded to fp32, the factor for FP8 hardware."""
-    return fp32(1.0 / scale)
-
-
 def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
     """Return the scales of rows, 1×128 blocks or 128×128 tiles, in the shape of their magnitudes."""
     down = scales.divided(ELEMENTS[policy.format].max, amax).clamp(max=FLOAT32_MAX)
@@ -190,32 +172,30 @@ class _Rounded:
             self.shape = self.v.shape[0], self.v.shape[1]
         elif policy.scale in ("row", "searched"):
             self.shape = 1, max(self.v.shape[1], 1)
-        self.prescale, self.decode = policy.prescale, 1.0
         self.up: Tensor | None = None
         self.outer: Tensor | None = None
         self.scaled: Tensor | None = None
+        blocks, encode, self.decode = to_blocks(self.v, self.shape), 1.0, 1.0
+        if policy.has_tensor_scale:
+            amax = scales.tensor_amax(self.v) if amax is None else amax
+            encode, self.decode = scales.tensor_scale(amax, policy)
         if policy.scale in _TENSOR_SCALES:
-            self.prescale = 1.0
-            factor = fp8_scale(scales.tensor_amax(self.v) if amax is None else amax, policy.format)
-            self.scaled, self.decode = to_blocks(self.v * factor, self.shape), fp8_descale(factor)
-        elif policy.scale in _FP32_SCALES:
-            self.prescale = 1.0
-            self.scaled, self.up = self._fp32_blocks(to_blocks(self.v, self.shape))
+            self.scaled = blocks * encode
+        elif policy.scale == "searched":
+            clip = scales.searched_clip(self.v, self.element)
+            self.up = searched_scale(clip[:, :, None], policy)
+            self.scaled = blocks / self.up
         elif policy.scale in MS_EDEN:
             words = self._words()[:, ::16].reshape(-1)
-            done = scales.eden(to_blocks(self.v, self.shape), scales.tensor_amax(self.v), policy, words)
-            self.values, self.up, self.decode = done
+            self.values, self.up = scales.eden(blocks, self.decode, policy, words)
         elif policy.scale.endswith("ue5m3"):
-            blocks = to_blocks(self.v, self.shape)
-            self.decode = scales.ue5m3_tensor_scale(scales.tensor_amax(self.v), policy.scale)
             self.up = scales.ue5m3_scale(blocks, self.decode)
             self.scaled = blocks / (self.up * self.decode) * policy.prescale
         else:
-            blocks = to_blocks(self.v, self.shape)
-            found = self._block_scales(blocks)
+            found = self._block_scales(blocks, encode, amax or 0.0)
             self.up, self.scaled = found.up, self._scaled(blocks, found)
             if policy.format == "if4":
-                up = found.up * (self.decode / self.prescale)
+                up = found.up * (self.decode / policy.prescale)
                 self.values, self.outer = scales.if4(blocks, self.scaled, up, self._elements)
 
     def _words(self) -> Tensor:
@@ -249,62 +229,48 @@ class _Rounded:
         """Return what multiplies each block's elements, [number, 1, 1], but for the tensor's scale."""
         return self.up if self.up is None or self.outer is None else self.up * self.outer
 
-    @property
-    def is_whole(self) -> Tensor:
-        """Return whether a block of IF4 has whole numbers, bool [number, 1, 1]."""
-        assert self.outer is not None
-        return self.outer != 1
-
     def dequantised(self) -> Quantized:
         """Multiply the elements by their blocks' scales."""
-        factor = self.block_factor
+        policy, factor = self.policy, self.block_factor
         values = from_blocks(self.values if factor is None else self.values * factor, self.v.shape)
-        if not self.policy.is_fp32:
+        if not policy.is_fp32:
             values = values.to(torch.bfloat16)
-        descale = self.decode / self.prescale
-        if self.policy.format in _TWO_LEVEL:
-            descale = fp32(descale) if math.isfinite(descale) else math.nan
-        if self.policy.undo == "operand" and self.prescale != 1.0:
-            undo = fp32(1 / self.prescale)
+        descale = self.decode / policy.prescale
+        if policy.format in _TWO_LEVEL:
+            descale = fp32(descale)
+        if policy.undo == "operand" and policy.prescale != 1.0:
+            undo = fp32(1 / policy.prescale)
             values, descale = (values.to(torch.float32) * undo).to(torch.bfloat16), 1.0
         mask = None
-        if self.policy.mask:
+        if policy.mask:
             assert self.scaled is not None
             mask = from_blocks(self.scaled.abs() < formats.E2M1.max, self.v.shape)
         return Quantized(values=values, descale=descale, mask=mask)
 
-    def _block_scales(self, blocks: Tensor) -> Scale:
-        rule = self.policy.scale
+    def _block_scales(self, blocks: Tensor, encode: float, amax: float) -> Scale:
+        rule, decode = self.policy.scale, self.decode
+        if rule in _FP32_SCALES:
+            return fp32_scale(scales.amax_bits(blocks).view(torch.float32), self.policy)
         if self.policy.format not in _TWO_LEVEL:
             return scales.e8m0_scale(blocks, self.policy)
         if rule == "two_level_row":
-            rows = self.v.view(self.v.shape[0], self.v.shape[1] // 16, 16)
-            found, self.outer = scales.two_level_row(rows)
+            found, self.outer = scales.two_level_row(self.v.view(len(self.v), self.v.shape[1] // 16, 16))
             return found
         if rule == "two_level_1x128":
             found, self.outer = scales.two_level_128(self.v.view(-1, 8, 16))
             return found
-        amax, largest = scales.tensor_amax(self.v), self.element.max
-        encode, self.decode = nvfp4_tensor_scale(amax, rule, largest)
         if self.policy.format != "nvfp4":
-            return scales.divided_scale(blocks, encode, self.decode, largest)
+            largest = scales.amax_bits(blocks).view(torch.float32)
+            return scales.nvfp4_scale(scales.divided(largest, self.element.max) * encode, decode)
         if not rule.startswith("four_six"):
-            return scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), self.decode)
+            return scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), decode)
         return scales.four_six(
             blocks, amax, self.policy, lambda scale: self._elements(self._scaled(blocks, scale))
         )
 
     def _scaled(self, blocks: Tensor, scale: Scale) -> Tensor:
         scaled = blocks * scale.down
-        return scaled if self.prescale == 1.0 else scaled * self.prescale
-
-    def _fp32_blocks(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scaled values and fp32 scales of rows, 1×128 blocks or 128×128 tiles."""
-        if self.policy.scale == "searched":
-            up = searched_scale(scales.searched_clip(self.v, self.element)[:, :, None], self.policy)
-            return blocks / up, up
-        scale = fp32_scale(scales.amax_bits(blocks).view(torch.float32), self.policy)
-        return blocks * scale.down, scale.up
+        return scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -377,17 +343,18 @@ def quantize(
         raise ValueError(f"{policy.format} has no codes")
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
     values = _codes(done.values, done.element, policy.format)
-    if policy.format == "if4":
-        values = torch.where(done.is_whole, _codes(done.values, formats.INT4, policy.format), values)
+    whole = None if policy.format != "if4" or done.outer is None else done.outer != 1
+    if whole is not None:
+        values = torch.where(whole, _codes(done.values, formats.INT4, policy.format), values)
     codes = from_blocks(values, done.v.shape)
     if (found := done.up) is None:
         return Codes(codes=codes, scales=done.v.new_empty(len(codes), 0), tensor_scale=done.decode)
     if policy.format in _TWO_LEVEL:
         element = formats.UE5M3 if policy.scale.endswith("ue5m3") else formats.E4M3
         found = _codes(found, element, "fp8_")
-        if policy.format == "if4":
-            found = found | done.is_whole.to(torch.uint8) << 7
-    elif policy.scale not in _FP32_SCALES:
+        if whole is not None:
+            found = found | whole.to(torch.uint8) << 7
+    elif policy.scale not in (*_FP32_SCALES, "searched"):
         found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
     grid = found.view(codes.shape[0] // done.shape[0], codes.shape[1] // done.shape[1])
     return Codes(codes=codes, scales=grid, tensor_scale=done.decode)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ablate.numerics import formats
 from ablate.numerics.formats import E2M1, E4M3, FLOAT32_MAX, INT4, UE5M3, round_nearest
+from ablate.recipes.policy import MS_EDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,14 @@ EDEN_MAX = 255.99
 """Largest block scale before MS-EDEN's correction, which may raise it (2601.22813)."""
 EDEN_SHRINK = (17 / 16) * 0.93
 """Share of their range at which MS-EDEN's elements may clip (code of 2601.22813, backward)."""
+
+
+def fp32(value: float) -> float:
+    """Round to fp32."""
+    return torch.tensor(value, dtype=torch.float32).item()
+
+
+EDEN_CLIP = fp32(6 / fp32(EDEN_SHRINK))
 SEARCH_STEPS = 100
 SEARCH_LARGEST = 1.2
 """LLM-FP4 searches for the clipping value among these shares of the largest magnitude (2310.16836)."""
@@ -121,20 +130,23 @@ def _quest_bytes(blocks: Tensor) -> Tensor:
     return torch.where(variance.isfinite(), scale.view(torch.int32) >> 23, 255).unsqueeze(-1)
 
 
-def fp32(value: float) -> float:
-    """Round to fp32."""
-    return torch.tensor(value, dtype=torch.float32).item()
+def tensor_scale(amax: float, policy: OperandPolicy) -> tuple[float, float]:
+    """Return what multiplies a tensor's values and what multiplies the result, in fp32.
 
-
-def nvfp4_tensor_scale(amax: float, rule: str, element_max: float = 6.0) -> tuple[float, float]:
-    """Return the encode and decode scale of a tensor (fp32 values as floats), NaN for an amax of NaN or Inf.
-
-    Encode: (largest block scale × largest element) / amax, 1 for an all-zero tensor; decode: its reciprocal.
-    The order of operations is TransformerEngine's; four-or-six uses its own largest block scale.
+    NaN for an amax of NaN or Inf, 1 for an all-zero tensor. Of MS-EDEN and UE5M3 only the second counts. The
+    order of operations is TransformerEngine's; four-or-six uses its own largest block scale.
     """
     if not math.isfinite(amax):
         return math.nan, math.nan
-    encode = 1.0 if amax == 0 else min(fp32(largest_scale(rule) * element_max / amax), FLOAT32_MAX)
+    if policy.scale in MS_EDEN:
+        return EDEN_CLIP, fp32(fp32(amax / fp32(EDEN_MAX)) / EDEN_CLIP) if amax else 1.0
+    if policy.scale == "two_level_ue5m3":
+        return 1.0, max(fp32(amax / (UE5M3.max * 6)), fp32(OUTER_FLOOR))
+    largest = formats.ELEMENTS[policy.format].max
+    if policy.format in ("nvfp4", "nvint4", "if4"):
+        largest *= largest_scale(policy.scale)
+    # A tensor of subnormals would overflow the scale; the largest finite scale keeps it on the grid.
+    encode = min(fp32(largest / amax), FLOAT32_MAX) if amax else 1.0
     return encode, fp32(1 / encode)
 
 
@@ -172,7 +184,7 @@ def four_six(
         quantise: returns the E2M1 values of the blocks under a scale.
     """
     measure = policy.scale.removesuffix("_448").removeprefix("four_six").strip("_") or "mse"
-    encode, decode = nvfp4_tensor_scale(amax, policy.scale)
+    encode, decode = tensor_scale(amax, policy)
     base = divided(amax_bits(blocks).view(torch.float32), 6.0) * encode
     candidates = [nvfp4_scale(base, decode), nvfp4_scale(base * 1.5, decode)]
     errors = []
@@ -239,18 +251,6 @@ def ue5m3_scale(blocks: Tensor, outer: float) -> Tensor:
     return round_nearest(torch.where(base.isfinite(), held, math.nan), UE5M3)
 
 
-def ue5m3_tensor_scale(amax: float, rule: str) -> float:
-    """Return the fp32 scale over UE5M3: 1 without a second level, NaN for an amax of NaN or Inf."""
-    if rule == "ue5m3":
-        return 1.0
-    return max(fp32(amax / (UE5M3.max * 6)), fp32(OUTER_FLOOR)) if math.isfinite(amax) else math.nan
-
-
-def divided_scale(blocks: Tensor, encode: float, decode: float, element_max: float) -> Scale:
-    """Return the E4M3 scale of amax / largest element, the division first (fouroversix's NVINT4 and IF4)."""
-    return nvfp4_scale(divided(amax_bits(blocks).view(torch.float32), element_max) * encode, decode)
-
-
 def if4(
     blocks: Tensor, scaled: Tensor, up: Tensor, round_to: Callable[[Tensor, formats.Element], Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -274,15 +274,7 @@ def if4(
     return torch.where(whole, candidates[1], candidates[0]), torch.where(whole, fp32(IF4_RATIO), 1.0)
 
 
-def eden_tensor_scale(amax: float) -> tuple[float, float]:
-    """Return MS-EDEN's clipping value and the tensor's decode scale; NaN for an amax of NaN or Inf."""
-    clip = fp32(6 / fp32(EDEN_SHRINK))
-    if not math.isfinite(amax):
-        return clip, math.nan
-    return clip, fp32(fp32(amax / fp32(EDEN_MAX)) / clip) if amax else 1.0
-
-
-def eden(blocks: Tensor, amax: float, policy: OperandPolicy, words: Tensor) -> tuple[Tensor, Tensor, float]:
+def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise by MS-EDEN (Quartet II 2601.22813): nearest elements, stochastic scales.
 
     Elements are rounded to nearest, and some clip. Over each Hadamard group, the ratio of the values' energy
@@ -293,16 +285,15 @@ def eden(blocks: Tensor, amax: float, policy: OperandPolicy, words: Tensor) -> t
 
     Args:
         blocks: [n, 1, 16] rotated values, neighbours in order.
-        amax: largest magnitude of the whole tensor.
+        decode: the tensor's decode scale.
         policy: reads scale, rounding and hadamard.
         words: int64 [n], one random word for each block.
 
     Returns:
-        E2M1 values, their block scales [n, 1, 1], and the tensor's decode scale.
+        E2M1 values and their block scales [n, 1, 1].
     """
-    clip, decode = eden_tensor_scale(amax)
     block_amax = amax_bits(blocks).view(torch.float32)
-    scale = round_nearest(divided(divided(block_amax, clip), decode), E4M3)
+    scale = round_nearest(divided(divided(block_amax, EDEN_CLIP), decode), E4M3)
     scale = torch.where(scale == 0, 1.0, scale)
     scaled = blocks / (scale * decode)
     values = formats.NEAREST[policy.rounding](scaled, formats.E2M1)
@@ -312,7 +303,7 @@ def eden(blocks: Tensor, amax: float, policy: OperandPolicy, words: Tensor) -> t
     stretch = torch.where(product == 0, 1.0, energy / product)
     stretch = stretch.repeat_interleave(policy.hadamard // 16)[:, None, None]
     chosen = formats.round_stochastic(scale * stretch, E4M3, words[:, None, None])
-    return values, chosen, decode
+    return values, chosen
 
 
 def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:

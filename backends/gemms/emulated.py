@@ -17,8 +17,8 @@ from torch import Tensor
 from ablate.backends.cpu_bf16 import multiplies_bf16
 from ablate.backends.device import triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand, Support
-from ablate.backends.quantisers import cpu_kernel
-from ablate.backends.quantisers.block_scaled import BlockScaled
+from ablate.backends.quantisers import cpu_build
+from ablate.backends.quantisers.cpu_kernel import LARGEST_HADAMARD, BlockScaled, Kernel, supports
 from ablate.numerics.quantiser import Quantized, round_operand
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ class EmulatedBackend(Backend):
     """Quantises with the compiled CPU quantiser or Triton's if available, else plain torch: the same bits."""
 
     name = "emulated"
+
+    @staticmethod
+    def _kernel(x: Tensor, *dtypes: torch.dtype) -> Kernel | None:
+        """Return the compiled CPU quantiser, if it is there and takes this matrix."""
+        if x.device.type != "cpu" or x.dtype not in dtypes or not x.numel():
+            return None
+        return cpu_build.loaded()[0]
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
         """Support every GEMM; one without quantised operands is the device's own bf16 GEMM."""
@@ -48,14 +55,14 @@ class EmulatedBackend(Backend):
         if torch.cuda.is_available():
             fault = triton_fault()
             return "Triton quantiser" if fault is None else f"plain torch: {fault}"
-        kernel, reason = cpu_kernel.loaded()
+        kernel, reason = cpu_build.loaded()
         return f"plain torch: {reason}" if kernel is None else f"CPU quantiser {reason}"
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized | BlockScaled:
         """Quantise with the bits of ``round_operand``."""
         policy = draw.policy
-        if cpu_kernel.takes(x, policy):
-            return cpu_kernel.compiled_round_operand(x, draw, axis=axis)
+        if supports(policy) and (kernel := self._kernel(x, torch.bfloat16, torch.float32)):
+            return kernel.quantize(x, draw, axis=axis)
         if x.device.type == "cuda" and triton_fault() is None:
             from ablate.backends.triton import launch, policies
 
@@ -65,19 +72,17 @@ class EmulatedBackend(Backend):
 
     def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
         """Quantise with the bits of ``round_operand`` of the dequantised operand."""
-        if (
-            isinstance(done, Quantized)
-            and isinstance(done.descale, float)
-            and done.values.dtype == torch.bfloat16
-            and cpu_kernel.takes(done.values, draw.policy)
-        ):
-            return cpu_kernel.compiled_round_operand(done.values, draw, axis=axis, factor=done.descale)
+        if isinstance(done, Quantized) and isinstance(done.descale, float) and supports(draw.policy):
+            kernel = self._kernel(done.values, torch.bfloat16)
+            if kernel is not None:
+                return kernel.quantize(done.values, draw, axis=axis, factor=done.descale)
         return super().quantize_again(done, draw, axis=axis)
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply in bf16, summed in fp32; in fp32 what bf16 cannot hold, or where the CPU has no bf16."""
         if isinstance(a, BlockScaled) and isinstance(b, BlockScaled):
-            product = cpu_kernel.multiplied(a, b)
+            kernel = self._kernel(a.elements, torch.bfloat16)
+            product = None if kernel is None else kernel.multiply(a, b)
             if product is not None:
                 return product
         assert isinstance(a, Quantized | BlockScaled)
@@ -99,6 +104,6 @@ class EmulatedBackend(Backend):
         self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
     ) -> Tensor:
         """Do it by the compiled CPU kernel if available, else in plain torch: the same bits."""
-        if cpu_kernel.undoes(grad, policy):
-            return cpu_kernel.gradient_through(grad, policy, key, mask)
+        if policy.hadamard <= LARGEST_HADAMARD and (kernel := self._kernel(grad, torch.bfloat16)):
+            return kernel.gradient_through(grad, policy, key=key, mask=mask)
         return super().gradient_through(grad, policy, key=key, mask=mask)

@@ -35,7 +35,7 @@ enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2, NEAREST_
 
 }  // namespace
 
-// As cpu_kernel.py fills it; the order of the fields is the interface.
+// cpu_kernel.py reads its fields here.
 struct Job {
   const void* src;
   void* dst;             // bf16 [rows, cols], contiguous

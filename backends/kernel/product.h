@@ -7,7 +7,7 @@
 
 #include "job.h"
 
-// As block_scaled.py fills it; the order of the fields is the interface.
+// cpu_kernel.py reads its fields here.
 struct Product {
   const uint16_t *a, *b;             // bf16; [m, k] and [n, k], or transposed
   const float *a_scales, *b_scales;  // [1 or k / 128, m] and [the same, n]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ablate.numerics import formats
+from ablate.numerics.formats import ELEMENTS, decode, encode_max
 from ablate.recipes import block_shape
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str
     if policy.is_high_precision:
         return found
     # The middle of two neighbours, where a block of largest value ``max`` has scale 1.
-    element = formats.ELEMENTS[policy.format]
+    element = ELEMENTS[policy.format]
     grid = grid_of(element)
     middles = (grid[1:] + grid[:-1]) / 2
     ties = torch.cat((middles, -middles)).repeat(rows * columns // (2 * len(middles)) + 1)
@@ -81,7 +81,7 @@ def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str
 
 def grid_of(element: Element) -> Tensor:
     """Return the magnitudes of an element's grid in rising order, fp32; even places have even codes."""
-    values = formats.decode(torch.arange(formats.encode_max(element) + 1), element)
+    values = decode(torch.arange(encode_max(element) + 1), element)
     return values[values <= element.max]
 
 

@@ -10,9 +10,10 @@ A check tests only what ``Backend.support`` claims on the device. All compare wi
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -20,9 +21,8 @@ from torch import Tensor
 
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
-from ablate.backends.select import load_backend
 from ablate.backends.testing.check import Check, FaultError
-from ablate.backends.testing.inputs import inputs, made_up
+from ablate.backends.testing.inputs import awkward, inputs, made_up
 from ablate.backends.testing.probe import accumulator_bits, exact_product, product, sum_rounding
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import round_operand
@@ -115,6 +115,8 @@ mxfp4_e3m0 stochastic
 mxfp4 32x32
 mxfp4 32x32 stochastic 0.75
 mxfp4 even stochastic_rocm
+mxfp4 nearest_away
+mxfp4 nearest_toward_zero
 mxfp4 stochastic 0.75 operand
 mxfp4 quest H32 mask
 mxfp4 stochastic 0.75 H64 call rotated_bf16
@@ -180,7 +182,7 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
         return Check(backend=backend.name, kind=kind, of=name, run=partial(run, backend, where, of))
 
     for policy in claimed:
-        yield check("quantised bits", _bits, policy)
+        yield check("quantised bits", quantised_bits, policy)
     # One product per format and rule: accumulation depends on nothing else in a policy.
     for policy in {(one.format, one.scale): one for one in reversed(claimed)}.values():
         yield check("product", _product, policy)
@@ -198,6 +200,17 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
             yield check("Hadamard cancels in the product", _cancels, rotated)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: of many small operations threads wait for one another on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def both(policy: OperandPolicy) -> GemmPolicy:
     """Return a GEMM with this policy on both sides; a mask is for forward operands only, as here."""
     return GemmPolicy(left=policy, right=policy)
@@ -213,7 +226,8 @@ def unequal(a: Tensor, b: Tensor) -> Tensor:
     return ((a != b) | (a.signbit() != b.signbit())) & ~(a.isnan() & b.isnan())
 
 
-def _bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
+def quantised_bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
+    """Compare quantised tensors with plain torch's; raise ``FaultError`` where a bit differs."""
     compared = 0
     draw = Draw(policy=policy, key=KEY)
     for name, x in inputs(policy):
@@ -221,13 +235,25 @@ def _bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
         found = [("", axis, backend.quantize(there, draw, axis=axis)) for axis in (0, 1)]
         at_once = backend.quantize_both(there, draw, draw)
         found += [(" (both at once)", axis, at_once[1 - axis]) for axis in (0, 1)]
+        expected = [round_operand(x, policy, axis=axis, key=KEY) for axis in (0, 1)]
         for how, axis, ours in found:
-            fault = difference(ours, round_operand(x, policy, axis=axis, key=KEY))
+            fault = difference(ours, expected[axis])
             if fault is not None:
                 what = f"{name}, along axis {axis}{how}: {fault}"
                 raise FaultError(what, {"x": x}, policy=asdict(policy), key=asdict(KEY), axis=axis)
             compared += ours.values.numel()
     return f"{compared} values"
+
+
+def gradient_back(backend: Backend, where: str, policy: OperandPolicy) -> str:
+    """Compare a gradient's way back through an operand with plain torch's."""
+    grad = awkward(64, 256, torch.bfloat16)
+    for mask in (None, grad > 0):
+        there = None if mask is None else mask.to(where)
+        ours = backend.gradient_through(grad.to(where), policy, key=KEY, mask=there)
+        theirs = Backend.gradient_through(backend, grad, policy, key=KEY, mask=mask)
+        assert same_bits(ours.cpu(), theirs), "the gradient's way back differs"
+    return f"{2 * grad.numel()} values"
 
 
 def difference(ours: Operand, theirs: Operand) -> str | None:
@@ -296,24 +322,3 @@ def _cancels(backend: Backend, where: str, policy: OperandPolicy) -> str:
     error = float((ours.double() - exact).norm() / exact.norm())
     assert error < 0.06, f"relative error {error:.3f} against the product without rotation"
     return f"relative error {error:.3f} (MXFP8's own)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckResult:
-    """The result of one check, with a detail or the difference."""
-
-    backend: str
-    check: str
-    passed: bool
-    detail: str
-
-
-@lru_cache(maxsize=64)
-def quick_self_test(name: str, where: str) -> tuple[CheckResult, ...]:
-    """Return what a back end's checks in short find on a torch device, run once per process."""
-    found = []
-    for check in checks(load_backend(name), where, QUICK):
-        outcome, _ = check.outcome()
-        passed = outcome["result"] != "failed"
-        found.append(CheckResult(backend=name, check=check.name, passed=passed, detail=outcome["detail"]))
-    return tuple(found)

@@ -18,7 +18,7 @@ from ablate.backends.triton.policies import BITS, CODES, OFF, VALUES, side_of, t
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX
 from ablate.numerics.quantiser import Quantized, check_operand
 from ablate.numerics.rotate import permutation_of, signs_of
-from ablate.numerics.scales import EDEN_MAX, divided, eden_tensor_scale, fp32, largest_scale
+from ablate.numerics.scales import EDEN_CLIP, EDEN_MAX, divided, fp32, largest_scale
 from ablate.recipes.policy import MS_EDEN
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _tensor_scale(x: Tensor, side: Draw, axis: int) -> tuple[Tensor | None, floa
         return None, 1.0 / policy.prescale
     amax = _amax(x, side, axis) if side.amax is None else x.new_full((1,), side.amax, dtype=torch.float32)
     if policy.scale in MS_EDEN:
-        decode = divided(divided(amax, fp32(EDEN_MAX)), eden_tensor_scale(0.0)[0])
+        decode = divided(divided(amax, fp32(EDEN_MAX)), EDEN_CLIP)
         encode = decode = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), decode, math.nan))
     else:
         element = ELEMENTS[policy.format]

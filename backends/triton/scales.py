@@ -19,12 +19,12 @@ from ablate.backends.triton.rounding import (
     tree_sum,
     with_sign_of,
 )
-from ablate.numerics.scales import QUEST_CLIP, eden_tensor_scale, fp32
+from ablate.numerics.scales import EDEN_CLIP, QUEST_CLIP, fp32
 
 FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 ONE_SIXTH = tl.constexpr(0.1666666716337204)  # 1 / 6 in fp32
 CLIP = tl.constexpr(fp32(QUEST_CLIP))
-EDEN_CLIP = tl.constexpr(eden_tensor_scale(0.0)[0])
+EDEN_SCALE = tl.constexpr(EDEN_CLIP)
 STOCHASTIC = tl.constexpr(policies.STOCHASTIC)
 EDEN_UNSCALED = tl.constexpr(policies.EDEN_UNSCALED)
 SQUARES = tl.constexpr(policies.SQUARES)
@@ -122,7 +122,7 @@ def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
 def eden_scale(amax, tensor, SIDE: tl.constexpr):
     """Return MS-EDEN's block scales before their correction; NaN where the tensor's scale is NaN or zero."""
     SCALE: tl.constexpr = SIDE.of_scales
-    base = tl.div_rn(tl.div_rn(amax, EDEN_CLIP), tl.load(tensor + 1))
+    base = tl.div_rn(tl.div_rn(amax, EDEN_SCALE), tl.load(tensor + 1))
     up = decode(nearest(base, SCALE), SCALE)
     return tl.where(base != base, float("nan"), tl.where(up == 0.0, 1.0, up))
 

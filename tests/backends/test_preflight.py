@@ -7,9 +7,7 @@ import torch
 
 from ablate.backends import preflight
 from ablate.backends.device import Device
-from ablate.backends.preflight import UnfitDeviceError, fit_choices, run_self_tests
-from ablate.backends.testing import suite
-from ablate.backends.testing.suite import CheckResult
+from ablate.backends.preflight import CheckResult, UnfitDeviceError, fit_choices, run_self_tests
 from ablate.execute.worker import _one_line
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
@@ -72,7 +70,7 @@ def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config
     bad = CheckResult(
         backend="torch", check="exact probe: mxfp4", passed=False, detail="3 of 9 products differ"
     )
-    monkeypatch.setattr(suite, "quick_self_test", lambda _name, _where: (bad,))
+    monkeypatch.setattr(preflight, "quick_self_test", lambda _name, _where: (bad,))
     if allow:
         record = run_self_tests(choices, "cuda", allow_failed=True)
         assert record[0]["passed"] is False

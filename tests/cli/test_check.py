@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from ablate.backends import preflight
+from ablate.backends.preflight import CheckResult
 from ablate.backends.select import load_backend
-from ablate.backends.testing import suite
-from ablate.backends.testing.suite import CheckResult
 from ablate.check import __main__ as door
 from ablate.check import run
 from ablate.check.run import PARTS
@@ -33,7 +33,7 @@ def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested():
 
 def test_a_failed_self_test_is_told(monkeypatch):
     bad = CheckResult(backend="torch", check="product: fp8_e4m3", passed=False, detail="off by 3")
-    monkeypatch.setattr(suite, "quick_self_test", lambda *_: (bad,))
+    monkeypatch.setattr(preflight, "quick_self_test", lambda *_: (bad,))
     result = call()
     assert result.exit_code == 1
     assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in result.output

@@ -1,22 +1,32 @@
-"""fp32 scales within a tensor on a CPU: elements and product; and a gradient's way back."""
+"""The compiled quantiser: bits, products of operands with fp32 scales, gradients, and its build."""
 
 import dataclasses
 import math
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from ablate.backends.gemms.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
-from ablate.backends.quantisers import cpu_kernel
-from ablate.backends.quantisers.block_scaled import BlockScaled
+from ablate.backends.quantisers import cpu_build
+from ablate.backends.quantisers.cpu_kernel import BlockScaled, Kernel, supports
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import awkward
-from ablate.backends.testing.suite import KEY, same_bits
+from ablate.backends.testing.suite import KEY, POLICIES, same_bits
+from ablate.base.files import hash_of, write_record
 from ablate.numerics import OperandPolicy, round_operand
+from ablate.recipes import block_shape
+from tests.backends.near_ties import near_ties
 
-pytestmark = pytest.mark.skipif(cpu_kernel.loaded()[0] is None, reason="no compiled quantiser here")
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
 EMULATED = EmulatedBackend()
+MXFP4 = OperandPolicy(format="mxfp4")
+STOCHASTIC = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75)
+NVFP4 = OperandPolicy(format="nvfp4")
+FOUR_SIX = OperandPolicy(format="nvfp4", scale="four_six")
 FP8 = [
     OperandPolicy(format=fmt, scale=scale) for fmt in ("fp8_e4m3", "fp8_e5m2") for scale in ("row", "1x128")
 ]
@@ -41,7 +51,7 @@ def test_bits_for_odd_shapes_strides_and_values(policy, axis):
             rows, columns = (n, k) if axis == 1 else (k, n)
             wide = awkward(max(rows, 8), max(columns, 8), torch.float32)[:rows, :columns]
             for x in (wide, wide.to(torch.bfloat16), wide.to(torch.bfloat16).t().contiguous().t()):
-                assert cpu_kernel.takes(x, policy)
+                assert supports(policy)
                 ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
                 assert same_bits(ours.values, round_operand(x, policy, axis=axis, key=KEY).values)
 
@@ -73,7 +83,7 @@ def test_products_that_fp32_holds_are_exact(axes, blocks, m, n):
 
 def test_sums_of_128_are_scaled_and_added_in_fp32():
     """The blocks' sums cancel but for less than fp32 holds beside them: they are added in order."""
-    if not cpu_kernel.loaded()[0].ablate_multiplies():
+    if not cpu_build.loaded()[0].multiplies:
         pytest.skip("this CPU has no products in bf16")
     a, b = torch.zeros(1, 512), torch.zeros(1, 512)
     a[0, ::128] = torch.tensor([1.0, 1.0, -1.0, 1.0])
@@ -96,7 +106,7 @@ def test_a_tile_of_weights_with_neighbours_of_activations():
 
 def test_the_share_of_results_that_are_not_the_exact_product_rounded_once():
     """Scaling the sums of 128 products rounds less than scaling every value: 0.01 % against 0.03 %."""
-    if not cpu_kernel.loaded()[0].ablate_multiplies():
+    if not cpu_build.loaded()[0].multiplies:
         pytest.skip("this CPU has no products in bf16")
     reference, draws = load_backend("reference"), (Draw(policy=FP8[1]), Draw(policy=FP8[4]))
     x, w = normal(512, 1024), normal(512, 1024, seed=1)
@@ -157,7 +167,6 @@ def test_the_way_back_has_the_bits_of_plain_torch(hadamard, permute):
         mask = normal(37, columns, seed=1) > 0
         wide = torch.zeros(37, columns + 5, dtype=torch.bfloat16)[:, :columns].copy_(grad)
         for given, where in ((grad, None), (grad, mask), (wide, mask)):
-            assert cpu_kernel.undoes(given, policy)
             ours = EMULATED.gradient_through(given, policy, key=KEY, mask=where)
             assert same_bits(ours, Backend.gradient_through(EMULATED, given, policy, key=KEY, mask=where))
 
@@ -174,3 +183,162 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
             theirs = round_operand(done.values.float() * done.descale, again, axis=axis, key=KEY)
             assert same_bits(ours.values, theirs.values)
             assert ours.descale == theirs.descale
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        OperandPolicy(format="fp8_e4m3"),
+        MXFP4,
+        STOCHASTIC,
+        dataclasses.replace(NVFP4, hadamard=16, signs="fixed"),
+    ],
+    ids=str,
+)
+def test_any_number_of_threads_and_any_strides(policy):
+    backend = EMULATED
+    x = torch.randn(1056, 544, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    strided = torch.zeros(1056, 600, dtype=torch.bfloat16)[:, :544].copy_(x)
+    before = torch.get_num_threads()
+    try:
+        for axis in (0, 1):
+            expected = round_operand(x, policy, axis=axis, key=KEY).values
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                for other in (x, strided, x.t().contiguous().t()):
+                    ours = backend.quantize(other, Draw(policy=policy, key=KEY), axis=axis)
+                    assert same_bits(ours.values, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("columns", [33, 50, 65, 130])
+def test_odd_widths_along_the_other_axis(columns):
+    x = torch.randn(256, columns, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    for policy in (policy for policy in POLICIES if block_shape(policy)[0] == 1):
+        ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=0).values
+        assert same_bits(ours, round_operand(x, policy, axis=0, key=KEY).values)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("policy", [FOUR_SIX, dataclasses.replace(FOUR_SIX, rounding="stochastic")], ids=str)
+def test_four_or_six_where_only_roundings_tell_the_errors_apart(policy, axis):
+    for x in near_ties(64, axis):
+        ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
+        assert same_bits(ours.values, round_operand(x, policy, axis=axis, key=KEY).values)
+
+
+def test_with_a_compiler_the_kernel_is_used():
+    # It refuses itself where its bits are not the reference's: then this fails.
+    library, reason = cpu_build.loaded()
+    assert library is not None, reason
+
+
+def test_without_a_compiler_plain_torch_does_it(monkeypatch):
+    monkeypatch.setenv("ABLATE_CPU_KERNEL", "off")
+    cpu_build.loaded.cache_clear()
+    try:
+        assert cpu_build.loaded()[0] is None
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        values = EMULATED.quantize(x, Draw(policy=MXFP4), axis=0).values
+        assert torch.equal(values, round_operand(x, MXFP4, axis=0).values)
+    finally:
+        cpu_build.loaded.cache_clear()
+
+
+def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path):
+    cpu_build.loaded()
+    usual = cpu_build._build_here().target
+    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
+    builds = []
+
+    def build(asked):
+        builds.append(asked.target)
+        shutil.copy(usual, asked.target)
+        shutil.copy(usual.with_suffix(".json"), asked.target.with_suffix(".json"))
+
+    def load():
+        cpu_build.loaded.cache_clear()
+        assert cpu_build.loaded()[0] is not None
+        return len(builds)
+
+    monkeypatch.setattr(cpu_build, "_compile", build)
+    try:
+        assert [load(), load()] == [1, 1]
+        whole = builds[0].read_bytes()
+        builds[0].unlink()  # what is mapped into this process stays as it is
+        builds[0].write_bytes(whole[:9000] + bytes([whole[9000] ^ 1]) + whole[9001:])
+        assert [load(), load()] == [2, 2]
+        assert builds[0].read_bytes() == whole
+    finally:
+        cpu_build.loaded.cache_clear()
+
+
+def test_a_kernel_is_kept_where_nobody_else_can_write(monkeypatch, tmp_path):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    monkeypatch.setenv("ABLATE_CACHE", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
+    folder = cpu_build.folder
+    assert folder() == (shared / "kernels", None)
+    assert (shared / "kernels").stat().st_mode & 0o777 == 0o700
+    (shared / "kernels").chmod(0o777)
+    assert folder() == (shared / "kernels", None)  # it is ours: closed
+    assert (shared / "kernels").stat().st_mode & 0o022 == 0
+    shared.chmod(0o777)
+    assert folder() == (own / "ablate" / "kernels", f"others can replace what is in {shared}")
+    shutil.rmtree(own)
+    own.write_text("no folder")
+    private, why = folder()
+    assert (private.stat().st_mode & 0o777, why) == (0o700, f"others can replace what is in {shared}")
+
+
+def test_a_library_that_others_can_change_is_not_opened(tmp_path):
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"planted")
+    write_record(library.with_suffix(".json"), {"hash_of_kernel": hash_of(b"planted")})
+    library.chmod(0o755)
+    descriptor = cpu_build._open_whole(library)
+    assert os.read(descriptor, 0) == b""
+    os.close(descriptor)
+    for mode in (0o775, 0o757):
+        library.chmod(mode)
+        assert cpu_build._open_whole(library) is None
+    library.chmod(0o755)
+    library.write_bytes(b"altered")
+    assert cpu_build._open_whole(library) is None
+
+
+@pytest.mark.exhaustive
+def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpu_build, "_fault", lambda _kernel: "wrong")
+    monkeypatch.setattr(
+        cpu_build, "_FLAGS", tuple("-O0" if "-O" in flag else flag for flag in cpu_build._FLAGS)
+    )
+    cpu_build.loaded.cache_clear()
+    try:
+        reason = cpu_build.loaded()[1]
+        assert "does not give the bits" in reason or "no C++ compiler" in reason
+        assert not list(tmp_path.rglob("*.so"))
+    finally:
+        cpu_build.loaded.cache_clear()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("instructions", ["AVX512", "AVX2", "DEFAULT"])
+def test_every_width_of_vectors_has_the_bits_of_the_reference(monkeypatch, tmp_path, instructions, compiler):
+    widest = torch.backends.cpu.get_cpu_capability()
+    if not shutil.which(compiler) or (instructions, widest) == ("AVX512", "AVX2") or widest == "DEFAULT":
+        pytest.skip(f"no {compiler}, or a CPU without {instructions}")
+    here = cpu_build._build_here()
+    if (instructions, Path(here.compiler).name) == (widest, compiler):
+        pytest.skip("the build that all other tests here use")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+    flags, target = cpu_build._build_here().flags, tmp_path / "kernel.so"
+    assert (flags == here.flags) == (instructions == widest)
+    # It is compared with plain torch, by every policy, before it is moved into place.
+    assert (
+        cpu_build._compile(dataclasses.replace(here, compiler=compiler, flags=flags, target=target)) is None
+    )
+    assert Kernel(target, here.sources)

@@ -1,0 +1,211 @@
+"""Compile the CPU quantiser, keep it, load it.
+
+``kernel/`` is compiled on first use (10 to 40 s) into the user's cache. The file name includes a hash of the
+source, the compiler's version and the CPU's features, so that a shared home directory can serve different
+machines. A new build is moved into place only after it gave the same bits as plain torch, for every policy of
+the conformance suite; its hash is kept beside it and compared at each load, so that a file in which a bit has
+flipped is built anew. What others could have put there is never loaded. Without a compiler plain torch does
+all the work, many times slower; ``loaded()`` says why.
+
+``torch.utils.cpp_extension`` does not serve: it takes 0.7 s to import, needs ninja, and loads whatever lies
+in its cache.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from ablate.backends.quantisers.cpu_kernel import Kernel, supports
+from ablate.base.files import (
+    cache_folder,
+    changed_by_others,
+    hash_of,
+    read_record,
+    users_cache_folder,
+    write_record,
+)
+
+if TYPE_CHECKING:
+    from ablate.backends.protocol import Backend
+
+_FLAGS = (
+    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-std=c++17", "-shared", "-fPIC", "-pthread",
+)  # fmt: skip
+_WIDTHS = {"AVX512": ("-mprefer-vector-width=512",), "AVX2": ("-mno-avx512f",)}
+_NARROW = ("-mno-avx512f", "-mno-avx2")
+"""By torch's own instructions, which ATEN_CPU_CAPABILITY can narrow."""
+_WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Build:
+    """How the kernel is built on this machine, and where it is kept. ``compiler``: None, there is none."""
+
+    compiler: str | None
+    version: str
+    flags: tuple[str, ...]
+    sources: dict[str, bytes]
+    target: Path
+
+
+def _build_here() -> _Build:
+    kernel = files("ablate.backends").joinpath("kernel")
+    sources = {one.name: one.read_bytes() for one in sorted(kernel.iterdir(), key=lambda one: one.name)}
+    version, width = "", torch.backends.cpu.get_cpu_capability()
+    flags = (*_FLAGS, *(_WIDTHS.get(width, _NARROW) if platform.machine() == "x86_64" else ()))
+    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        version = done.stdout.splitlines()[0] if done.stdout else compiler
+    features = platform.processor()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        features = next(line for line in lines if line.startswith(("flags", "Features")))
+    identity = hashlib.sha256(repr((sources, version, features, flags)).encode()).hexdigest()[:16]
+    target = folder()[0] / f"{identity}.so"
+    return _Build(compiler=compiler, version=version, flags=flags, sources=sources, target=target)
+
+
+def _compile(build: _Build) -> str | None:
+    """Build the kernel, check its bits, and move it into place; return why not, or None."""
+    assert build.compiler is not None
+    with tempfile.TemporaryDirectory(dir=build.target.parent) as temporary:
+        code, library = Path(temporary) / "kernel.cpp", Path(temporary) / "kernel.so"
+        for name, content in build.sources.items():
+            (Path(temporary) / name).write_bytes(content)
+        done = subprocess.run(
+            [build.compiler, *build.flags, "-o", str(library), str(code)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            return f"{build.compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
+        if fault := _fault(Kernel(library, build.sources)):
+            return f"the build of {build.compiler} does not give the bits of plain torch ({fault})"
+        library.chmod(0o755)
+        record = {"hash_of_kernel": hash_of(library.read_bytes()), "compiler": build.compiler}
+        library.replace(build.target)
+        write_record(build.target.with_suffix(".json"), record)
+    return None
+
+
+def _fault(kernel: Kernel) -> str | None:
+    """Return where a kernel's bits are not those of plain torch, or None."""
+    from ablate.backends.testing.suite import POLICIES, gradient_back, label, one_thread, quantised_bits
+
+    backend = cast("Backend", kernel)  # for what these two ask of it
+    with one_thread():
+        for policy in filter(supports, POLICIES):
+            try:
+                quantised_bits(backend, "cpu", policy)
+                gradient_back(backend, "cpu", policy)
+            except AssertionError as error:
+                return f"{label(policy)}: {error}"
+    return None
+
+
+def _open_whole(target: Path) -> int | None:
+    """Open the library if nobody else can change it and it is as it was when its bits were checked.
+
+    Returns the file's descriptor: whatever happens to the path, this file is the one that was looked at.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError), target.open("rb") as file:
+        known = read_record(target.with_suffix(".json"))["hash_of_kernel"]
+        if changed_by_others(_path_of(file.fileno(), target)) is None and hash_of(file.read()) == known:
+            return os.dup(file.fileno())
+    return None
+
+
+def _path_of(descriptor: int, path: Path) -> Path:
+    """Return a path that leads to the open file, or the file's own path where the system has none."""
+    opened = Path(f"/proc/self/fd/{descriptor}")
+    return opened if opened.exists() else path
+
+
+def folder() -> tuple[Path, str | None]:
+    """Return the folder of the compiled kernel, and why it is not the usual one.
+
+    Others must not write there: what lies in it is loaded into this process.
+    """
+    why = None
+    for here in (cache_folder("kernels"), users_cache_folder("kernels")):
+        try:
+            here.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = here.stat()
+            if status.st_mode & _WRITTEN_BY_OTHERS and status.st_uid == os.geteuid():
+                here.chmod(status.st_mode & ~_WRITTEN_BY_OTHERS)
+            fault = changed_by_others(here)
+        except OSError as error:
+            fault = f"{here}: {error.strerror or error}"
+        if fault is None:
+            return here, why
+        why = why or fault
+    return _private_folder(), why
+
+
+@lru_cache(maxsize=1)
+def _private_folder() -> Path:
+    private = tempfile.mkdtemp(prefix="ablate-kernels-")
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return Path(private)
+
+
+def _is_off() -> bool:
+    return os.environ.get("ABLATE_CPU_KERNEL") == "off"
+
+
+def will_build() -> bool:
+    """Whether ``loaded`` has to compile first, which takes 10 to 40 s."""
+    build = None if _is_off() else _build_here()
+    if build is None or build.compiler is None:
+        return False
+    descriptor = _open_whole(build.target)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+@lru_cache(maxsize=1)
+def loaded() -> tuple[Kernel | None, str]:
+    """Return the kernel, built if necessary, and one line about it; or None and the reason."""
+    if _is_off():
+        return None, "switched off by ABLATE_CPU_KERNEL=off"
+    build = _build_here()
+    target = build.target
+    descriptor = _open_whole(target)
+    if descriptor is None and build.compiler is None:
+        return None, "no C++ compiler found (install g++ for a several times faster emulation)"
+    try:
+        if descriptor is None:
+            with target.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                descriptor = _open_whole(target)
+                if descriptor is None:
+                    if why := _compile(build):
+                        return None, why
+                    descriptor = _open_whole(target)
+        if descriptor is None:
+            return None, f"{target} has changed since it was built"
+        # The descriptor stays open: the loader knows a library by this path.
+        kernel = Kernel(_path_of(descriptor, target), build.sources)
+    except OSError as error:
+        return None, f"cannot build or load {target}: {error}"
+    where, why_there = folder()
+    return kernel, f"compiled by {build.version}{f' into {where} ({why_there})' if why_there else ''}"
