@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
 
@@ -73,34 +73,42 @@ def train_run(
         UserError: what is described cannot be run.
     """
     import pandas as pd
+    from rich.progress import Progress
 
     from ablate.backends.device import chosen_device
     from ablate.results.frames import TRAINING, training_row
+    from ablate.run.schedule import plan_steps
     from ablate.train import train
 
     sections = {"recipe": recipe, "backend": backend, "training": training}
     config = _config(model, data, sections, seed)
     rows: list[dict[str, Any]] = []
-    with _Bar(config, shown=progress) as bar:
-        result = train(
-            config, lambda row: bar.note(rows, row), should_stop=bar.step, device=chosen_device(device)[0]
-        )
-    evaluations = [row for row in rows if row["kind"] == "eval"]
+    steps = plan_steps(config.training)
+    with Progress(disable=not progress) as bar:
+        task = bar.add_task("training", total=steps.tokens)
+
+        def note(row: dict[str, Any]) -> None:
+            rows.append(row)
+            if row["kind"] == "eval":
+                said = f"validation loss {row['val_loss']:.3f}"
+                bar.update(task, completed=row["tokens"], description=said)
+
+        def step() -> bool:
+            bar.advance(task, steps.tokens_per_step)
+            return False  # never asks to stop
+
+        result = train(config, note, should_stop=step, device=chosen_device(device)[0])
+    evaluations = pd.DataFrame([row for row in rows if row["kind"] == "eval"])
+    losses = [name for name in evaluations if name.startswith("val_loss")] or ["val_loss"]
+    trained = [training_row(row) for row in rows if row["kind"] == "train"]
     return TrainedRun(
         state=result.state,
         tokens=result.tokens,
         message=result.message,
-        evaluations=pd.DataFrame(evaluations, columns=_columns(evaluations)),
-        training=pd.DataFrame(
-            [training_row(row) for row in rows if row["kind"] == "train"], columns=list(TRAINING.values())
-        ),
+        evaluations=evaluations.reindex(columns=["tokens", "step", *losses]),
+        training=pd.DataFrame(trained, columns=list(TRAINING.values())),
         config=config,
     )
-
-
-def _columns(evaluations: list[dict[str, Any]]) -> list[str]:
-    names = dict.fromkeys(name for row in evaluations for name in row if name.startswith("val_loss"))
-    return ["tokens", "step", *(names or ["val_loss"])]
 
 
 def _config(
@@ -115,18 +123,16 @@ def _config(
     from ablate.study.template import model_section
     from ablate.workflow.init import data_section
 
-    base = sections | {
-        "model": model_section(model) if isinstance(model, str) else model,
-        "data": data_section(None if data is None else str(data), Path())
-        if data is None or isinstance(data, str | Path)
-        else data,
-    }
+    if isinstance(model, str):
+        model = model_section(model)
+    if data is None or isinstance(data, str | Path):
+        data = data_section(None if data is None else str(data), Path())
     study = {
         "name": _ARM,
         "baseline": _ARM,
         "target": None,
         "seeds": [seed],
-        "base": base,
+        "base": sections | {"model": model, "data": data},
         "arms": {_ARM: None},
     }
     try:
@@ -135,49 +141,8 @@ def _config(
         raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
     try:
         arm = build_plan(study_of(text, Path("train_run"))).arms[0]
-    except UserError as error:
-        problems = (
-            replace(one, file=None, line=None, column=None, hint=_of_the_only_arm(one.hint))
-            if one.line
-            else one
-            for one in error.problems
-        )
-        raise UserError(*problems) from None
+    except UserError as error:  # less the places in a file that is not there
+        raise UserError(
+            *(replace(one, file=None, line=None, column=None) if one.line else one for one in error.problems)
+        ) from None
     return arm.config.with_seed(seed)
-
-
-def _of_the_only_arm(hint: str | None) -> str | None:
-    return None if hint is None else hint.removesuffix(f"in arm '{_ARM}'").removesuffix("; ") or None
-
-
-class _Bar:
-    """A bar over the tokens of a run, with its last validation loss."""
-
-    def __init__(self, config: RunConfig, *, shown: bool) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        from ablate.run.schedule import plan_steps
-
-        self._plan = plan_steps(config.training)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, disable=not shown)
-        self._task = self._progress.add_task("training", total=self._plan.tokens)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def step(self) -> bool:
-        """Move on by a step; never asks to stop."""
-        self._progress.advance(self._task, self._plan.tokens_per_step)
-        return False
-
-    def note(self, rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
-        """Keep a row, and show its validation loss."""
-        rows.append(row)
-        if row["kind"] == "eval":
-            said = f"validation loss {row['val_loss']:.3f}"
-            self._progress.update(self._task, completed=row["tokens"], description=said)
