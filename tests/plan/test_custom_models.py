@@ -83,21 +83,6 @@ def test_a_trainer_changes_the_id_by_its_code(plan_of, tmp_path):
             "{recipe: {gemms: [wgrad], layers: [{match: '*.q_proj', recipe: bf16}]}}",
             "s.yaml:9:40: no layer of this model is called '*.q_proj'; arm 'b'",
         ),
-        (
-            "{function: my_model.py:build}",
-            "{function: my_model.py:build, width: 64}",
-            "s.yaml:5:47: base.model.width: width belongs to the built-in model, not to function",
-        ),
-        (
-            "{function: my_model.py:build}",
-            "{function: my_model.py:build, hf: x}",
-            "s.yaml:5:21: base.model.function: a second model: hf beside function",
-        ),
-        ("{function: my_model.py:build}", "{pretrained: true}", "pretrained needs hf"),
-        ("{function: my_model.py:build}", "{options: {a: 1}}", "options needs hf or function"),
-        ("{function: my_model.py:build}", "{allow: [a]}", "allow needs hf or function"),
-        ("{function: my_model.py:build}", "{architecture: gpt, experts: 2}", "gpt takes no experts"),
-        ("{function: my_model.py:build}", "{experts: 2, experts_per_token: 3}", "3 exceeds experts 2"),
         ("  b: {recipe: mxfp4}", "  b: {trainer: nowhere.py:run}", "s.yaml:9:16: {tmp}/nowhere.py:run: no"),
     ],
 )  # fmt: skip
@@ -143,13 +128,3 @@ def test_what_is_allowed_is_in_the_plan_and_changes_no_id(plan_of, tmp_path):
     assert len(arm.coverage.out_of_reach) == 6
     every = plan_of(text.replace(ALLOW, "allow: ['*']")).arm("b")
     assert every.runs[0].id == arm.runs[0].id
-
-
-def test_an_arm_may_take_another_model(plan_of):
-    text = STUDY.replace("b: {recipe: mxfp4}", "b: {model: {preset: gpt-tiny, layers: 1}}")
-    arm = plan_of(text).arm("b")
-    assert (arm.config.model.function, arm.config.model.architecture, arm.config.model.layers) == (
-        None,
-        "gpt",
-        1,
-    )

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import pytest
+from scipy import optimize, stats
 
 from ablate.base.files import append_line
 from ablate.modelled.on_hardware import on_hardware
 from ablate.plan import estimate, read_progress
-from ablate.plan.estimate import FLOPS_PER_CPU_CORE
+from ablate.plan.estimate import FLOPS_PER_CPU_CORE, SPREAD, cost_found, moderating_degrees
 from ablate.plan.plan import StudyProgress
 from ablate.store import Status, StudyStore
 
@@ -116,23 +119,23 @@ def test_nothing_left_takes_no_time(planned, store):
     assert estimate(planned, read_progress(planned, store), cores=2).wall_seconds == 0
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"state": "fini'])
-def test_a_damaged_run_is_one_to_be_run_again(planned, store, damage):
-    run = planned.arms[0].runs[0]
-    finish(store, run, [1000.0])
-    (store.run(run.id).path / "status.json").write_text(damage)
-    progress = read_progress(planned, store)
-    assert (progress.states, progress.tokens_per_sec) == ({run.id: "damaged"}, {})
-
-
 @pytest.mark.parametrize(
-    "rows", ["{\n", "3\n", '{"kind": "train"}\n', '{"kind": "train", "tokens_per_sec": null}\n', ""]
+    ("file", "content", "states"),
+    [
+        ("status.json", "[]", "damaged"),
+        ("status.json", '{"state": "fini', "damaged"),
+        *(
+            ("metrics.jsonl", rows, "damaged")
+            for rows in ("{\n", '{"kind": "train", "tokens_per_sec": null}\n', "")
+        ),
+    ],
 )
-def test_metrics_that_cannot_be_read_measure_nothing(planned, store, rows):
+def test_a_damaged_run_is_one_to_be_run_again_and_measures_nothing(planned, store, file, content, states):
     run = planned.arms[0].runs[0]
     finish(store, run, [1000.0])
-    store.run(run.id).metrics_path.write_text(rows)
-    assert read_progress(planned, store).tokens_per_sec == {}
+    (store.run(run.id).path / file).write_text(content)
+    progress = read_progress(planned, store)
+    assert (progress.states, progress.tokens_per_sec) == ({run.id: states}, {})
 
 
 def test_no_storage_is_no_progress(planned, tmp_path):
@@ -144,9 +147,20 @@ def test_runs_on_gpus_go_one_after_the_other(plan):
     costs = estimate(planned, NOTHING, cores=64)
     assert costs.uses_gpu
     assert costs.wall_seconds == pytest.approx(8 * costs.run_seconds["a"])
-
-
-def test_storage_is_that_of_the_rows(planned):
     rows = planned.arms[0].batches.metric_rows
     assert rows == 100 + 10
-    assert estimate(planned, NOTHING, cores=1).storage_bytes == 8 * (12 * 1024 + 180 * rows)
+    assert costs.storage_bytes == 8 * (12 * 1024 + 180 * rows)
+
+
+@pytest.mark.parametrize("arms", [1, 6])
+@pytest.mark.parametrize("seeds", [1, 2, 3, 8, 30])
+@pytest.mark.parametrize("moderated", [True, False])
+def test_the_cost_found_is_that_of_the_noncentral_t(seeds, arms, moderated):
+    found = cost_found(seeds, arms, moderated=moderated)
+    degrees = seeds - 1 + (moderating_degrees(arms, (seeds - 1) * (arms - 1)) if moderated else 0)
+    if seeds < 2 or degrees < 2:
+        assert found is None
+        return
+    edge = stats.t.ppf(0.975, degrees)
+    reach = optimize.brentq(lambda effect: stats.nct.sf(edge, degrees, effect) - 0.8, 0.1, 50)
+    assert math.log1p(found) == pytest.approx(reach * SPREAD / math.sqrt(seeds), rel=0.12)

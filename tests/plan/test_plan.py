@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.base.errors import Problem, UserError
-from ablate.models.arithmetic import schedule_text
 from ablate.plan import build_plan
 from ablate.run.config import TrainingConfig
 from ablate.run.ids import run_id
@@ -45,15 +43,11 @@ def test_every_arm_runs_with_every_seed(plan):
     planned = plan(STUDY)
     assert [arm.name for arm in planned.arms] == ["bf16", "fprop", "F SR", "all plain", "all SR"]
     runs = list(planned.runs())
-    assert len(runs) == 10
     assert len({run.id for _, run in runs}) == 10
     assert [(arm.name, run.seed) for arm, run in runs][:3] == [("bf16", 0), ("bf16", 5), ("fprop", 0)]
     for arm, run in runs:
         config = arm.config.with_seed(run.seed)
-        assert run_id(config) == run.id
-        assert config.seed == run.seed
-        assert config.vocab_size == 256
-    assert planned.arm("fprop").description == "forward"
+        assert (run_id(config), config.seed, config.vocab_size) == (run.id, run.seed, 256)
     with pytest.raises(KeyError):
         planned.arm("x")
 
@@ -74,30 +68,21 @@ def test_the_lock_file_is_as_documented(plan):
         "folded": ["F plain"],
         "runs": fprop["runs"],
     }
-    assert [sorted(run) for run in fprop["runs"]] == [["id", "seed"]] * 2
-    assert lock["arms"][0]["differs"] == {}
     assert lock["arms"][0]["folded"] == ["no FP4 plain"]
     reason = "stabiliser 'sr' with no FP4 GEMM to act on"
     assert lock["dropped"] == [{"name": "no FP4 SR", "reason": reason}]
-
-
-def test_the_same_study_gives_the_same_bytes(plan):
-    assert json.dumps(plan_to_json(plan(STUDY))) == json.dumps(plan_to_json(plan(STUDY)))
+    assert json.dumps(plan_to_json(plan(STUDY))) == json.dumps(lock)
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("name: ladder", "name: other"),
-        ("description: a study", "description: another"),
         ("description: forward", "description: other"),
-        ("val_loss: 2.1", "perplexity: 9"),
         ("seeds: [0, 5]", "seeds: [0, 5]\npaired_seeds: true"),
         ("recipe: {gemms: [fprop]}", "recipe: {gemms: [fprop]}, resources: {cpus: 2}"),
         ("  training: {", "  resources: {gpus: 1}\n  training: {"),
-        ("recipe: {gemms: [fprop]}", "recipe: {fprop: mxfp4}"),
         ("tokens: 10_000", "tokens: 10000"),
-        ("no FP4: [], F:", "nothing: [], F:"),
     ],
 )
 def test_what_cannot_change_a_result_changes_no_id(plan, old, new):
@@ -105,19 +90,13 @@ def test_what_cannot_change_a_result_changes_no_id(plan, old, new):
     assert ids_of(plan(STUDY.replace(old, new))) == ids_of(plan(STUDY))
 
 
-def test_an_arm_keeps_its_ids_under_another_name(plan):
+def test_names_and_the_order_of_arms_and_seeds_change_no_id(plan):
     renamed = ids_of(plan(STUDY.replace("fprop: {desc", "forward only: {desc")))
     assert renamed["forward only"] == ids_of(plan(STUDY))["fprop"]
-
-
-def test_the_order_of_arms_and_seeds_changes_no_id(plan):
-    arms = ["  bf16:\n", "  b: {recipe: fp8}\n", "  c: {recipe: mxfp4}\n"]
     head, _ = STUDY.split("arms:\n")
-    found = set()
-    for order in permutations(arms):
-        planned = plan(head + "arms:\n" + "".join(order))
-        found.add(json.dumps(ids_of(planned), sort_keys=True))
-    assert len(found) == 1
+    arms = ["  bf16:\n", "  b: {recipe: fp8}\n"]
+    found = [ids_of(plan(head + "arms:\n" + "".join(order))) for order in (arms, arms[::-1])]
+    assert found[0] == found[1]
     swapped = plan(STUDY.replace("[0, 5]", "[5, 0]"))
     assert {run.id for _, run in swapped.runs()} == {run.id for _, run in plan(STUDY).runs()}
 
@@ -211,27 +190,6 @@ def test_of_layers_and_phases_a_difference_names_what_is_not_the_default(plan):
     }
 
 
-def test_sizes_and_schedules():
-    training = TrainingConfig(
-        tokens=10_000,
-        seq_len=32,
-        batch_size=4,
-        micro_batch_size=2,
-        eval_every_tokens=3_000,
-        warmup_tokens=200,
-    )
-    counted = plan_steps(training)
-    assert (counted.tokens_per_step, counted.steps, counted.tokens) == (128, 79, 10_112)
-    assert (counted.micro_batches, counted.warmup_steps, counted.evals) == (2, 2, 4)
-    assert schedule_text(training) == "linear warm-up over 200 tokens, then constant at 0.004"
-    assert (
-        schedule_text(TrainingConfig(schedule="cosine"))
-        == "cosine from 0.004 to 0.0004 at the end of the budget"
-    )
-    wsd = TrainingConfig(schedule="wsd", decay_tokens=1000)
-    assert schedule_text(wsd) == "0.004, and linear decay to 0.0004 over the last 1,000 tokens"
-
-
 @pytest.mark.exhaustive
 @given(
     tokens=st.integers(1, 10**7),
@@ -247,14 +205,11 @@ def test_evaluations_and_rows_are_those_that_the_trainer_writes(
         tokens=tokens, seq_len=seq_len, batch_size=batch_size, eval_every_tokens=eval_every_tokens
     )
     plan = plan_steps(training)
-    ends = [
-        step for step in range(1, plan.steps + 1) if step % plan.eval_every_steps == 0 or step == plan.steps
+    rows = [
+        [step for step in range(1, plan.steps + 1) if step % every == 0 or step == plan.steps]
+        for every in (plan.eval_every_steps, plan.log_every_steps)
     ]
-    assert plan.evals == len(ends)
-    logs = [
-        step for step in range(1, plan.steps + 1) if step % plan.log_every_steps == 0 or step == plan.steps
-    ]
-    assert plan.metric_rows == len(ends) + len(logs)
+    assert (plan.evals, plan.metric_rows) == (len(rows[0]), len(rows[0]) + len(rows[1]))
 
 
 PLANNED = [name for name, path in shipped_studies().items() if "\nsearch:" not in path.read_text()]
@@ -303,13 +258,9 @@ def test_a_target_that_an_untrained_model_reaches_is_refused(plan, target):
 
 def test_the_baseline_again_has_its_configuration_and_other_seeds(plan):
     planned = plan(STUDY.replace("seeds: [0, 5]", "seeds: [0, 5]\nbaseline_again: true"))
-    base, again = planned.arm(planned.baseline), planned.arms[-1]
-    assert again.name == f"{planned.baseline} again"
-    assert again.again
-    assert not base.again
-    assert again.differs == {}
-    assert [run.seed for run in again.runs] == [6, 7]
-    assert again.config.with_seed(6) == base.config.with_seed(6)
-    assert {run.id for run in again.runs}.isdisjoint(run.id for run in base.runs)
-    assert [run.id for run in again.runs] == [run_id(again.config.with_seed(seed)) for seed in (6, 7)]
-    assert planned.arms[-1].again
+    base, again = planned.arm("bf16"), planned.arms[-1]
+    assert (again.name, again.again, base.again, again.differs) == ("bf16 again", True, False, {})
+    assert again.config == base.config
+    assert [(run.id, run.seed) for run in again.runs] == [
+        (run_id(base.config.with_seed(seed)), seed) for seed in (6, 7)
+    ]

