@@ -53,7 +53,7 @@ def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, cap
         ({"model": "llam-tiny"}, "no model 'llam-tiny' (did you mean 'llama-tiny'?)"),
         (
             {"model": {"width": 31}},
-            "base.model.width: width 31 is not a multiple of heads 4 (the nearest width is 24 or 32; in arm 'run')",
+            "base.model.width: width 31 is not a multiple of heads 4 (the nearest width is 24 or 32; ",
         ),
         (
             {"recipe": object()},
