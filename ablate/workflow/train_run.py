@@ -99,7 +99,7 @@ def train_run(
 
         result = train(config, note, should_stop=step, device=chosen_device(device)[0])
     evaluations = pd.DataFrame([row for row in rows if row["kind"] == "eval"])
-    losses = [name for name in evaluations if name.startswith("val_loss")] or ["val_loss"]
+    losses = [name for name in evaluations.columns.astype(str) if name.startswith("val_loss")] or ["val_loss"]
     trained = [training_row(row) for row in rows if row["kind"] == "train"]
     return TrainedRun(
         state=result.state,
