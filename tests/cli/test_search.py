@@ -218,7 +218,7 @@ def test_what_is_refused_is_one_line(folder, monkeypatch):
     store = StudyStore(folder / "runs" / "s")
     with running(store, tried_plan(plan_search(load_study("s.yaml")), ())):
         held = invoke(folder, "search", "s.yaml").exception
-        assert "is being run already" in str(held)
+        assert "is being run by another process" in str(held)
     shutil.rmtree(store.path)
     (store.path / "runs").mkdir(parents=True)
     assert "holds a study of this name" in str(invoke(folder, "search", "s.yaml").exception)
