@@ -16,8 +16,8 @@ import random
 import optuna
 
 from ablate.search.engine import Asked, TrialResult
-from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
 from ablate.search.halving import Halving, dominates, search_grid
+from ablate.search.spaces import Candidate, Grid, candidate_of, seed_of
 
 GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
 FACTORS = {

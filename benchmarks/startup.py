@@ -19,7 +19,7 @@ COMMANDS = {
     "ablate --help": ["-m", "ablate", "--help"],
     "ablate plan quickstart": ["-m", "ablate", "plan", "quickstart"],
     "ablate plan quickstart --json": ["-m", "ablate", "plan", "quickstart", "--json"],
-    "ablate schema": ["-m", "ablate", "schema"],
+    "ablate init --schema": ["-m", "ablate", "init", "--schema"],
 }
 
 

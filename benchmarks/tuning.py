@@ -21,7 +21,7 @@ from ablate.results.cost import Cost, token_cost
 from ablate.run.outcome import Outcome, outcome
 from ablate.search.engine import Asked, TrialGroup, TrialResult, search
 from ablate.search.ledger import Ledger
-from ablate.search.rates import Rates, best_trial
+from ablate.search.spaces import Rates, best_trial
 from ablate.study.search_space import Range
 
 BUDGET, TRIAL, EVERY = 1_000_000, 250_000, 25_000

@@ -218,7 +218,7 @@ def test_another_study_takes_the_runs_that_are_its_own_too(life):
     (folder / "other.yaml").write_text(named.replace("seeds: 2", "seeds: [1]"))
     planned = ablate("plan", "other.yaml", cwd=folder).out
     assert "3 taken from small: same configuration, same code" in planned
-    assert "3 (3 done)" in planned
+    assert "3 (3 finished)" in planned
     as_json = json.loads(ablate("plan", "other.yaml", "--json", cwd=folder).out)
     ids = {run["id"] for arm in as_json["arms"] for run in arm["runs"]}
     assert as_json["taken_from"] == dict.fromkeys(ids, "small")
@@ -283,7 +283,7 @@ def test_mlflow_holds_every_curve_over_tokens_once(life):
         assert [step for step, _ in curve] == list(range(4096, 32_769, 4096))
     values = [[value for _, value in curve] for curve in history.values()]
     assert sorted(values) == sorted(evaluations(life.folder / "runs/small").values())
-    assert "0 metric points sent" in ablate("sync", "small", cwd=life.folder).out
+    assert "0 metric points sent" in ablate("dashboard", "small", "--sync", cwd=life.folder).out
 
 
 def test_the_speed_of_emulation_is_measured_and_makes_no_speed_up(life):

@@ -19,33 +19,31 @@ from ablate.base.files import restrict_umask
 # group in --help -> verb -> (one line of help, where its command is defined)
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Study": {
-        "init": ("Write a first study, commented.", "init:command"),
+        "init": ("Write a first study, commented; or print the schema of study files.", "planning:init"),
         "pilot": (
             "Train the baseline for two seeds: which target, how many seeds, how long.",
-            "pilot:command",
+            "planning:pilot",
         ),
         "run": ("Run a study: only what is missing, then its report.", "run:command"),
-        "search": ("Search a grid's recipes for the best, then write its front.", "search:command"),
+        "search": ("Search a grid's recipes for the best, then write its front.", "run:search"),
         "submit": ("Run a study on a Ray cluster, as a job that lives there.", "run:submit"),
-        "plan": ("Show the runs of a study without starting any.", "plan:command"),
+        "plan": ("Show the runs of a study without starting any.", "planning:plan"),
         "status": ("Show how far a study is.", "manage:status"),
         "logs": ("Show a run's attempts and what they printed.", "manage:logs"),
         "cancel": ("Stop a study wherever it is being run.", "manage:cancel"),
         "clean": ("Remove what a study no longer needs.", "manage:clean"),
         "recipes": ("List the published recipes, or show one in full.", "recipes:command"),
-        "schema": ("Print the JSON Schema of study files, for editors.", "schema:command"),
     },
     "Results": {
-        "report": ("Write a study's report.", "report:command"),
-        "compare": ("Put studies side by side.", "compare:compare"),
+        "report": ("Write a study's report.", "report:report"),
+        "compare": ("Put studies side by side.", "report:compare"),
         "import": ("Make a study of logs that others wrote.", "import_:command"),
-        "sync": ("Send what MLflow lacks of a study.", "dashboard:sync"),
-        "dashboard": ("Open MLflow's pages at a study.", "dashboard:command"),
+        "dashboard": ("Open MLflow's pages at a study; or only send what MLflow lacks.", "report:dashboard"),
     },
     "Hardware": {
         "check": ("Show what this machine does; prove and time a device or a quantiser.", "check:command"),
         "diagnose": ("Rank a model's layers and GEMMs by what FP4 would do to them.", "diagnose:command"),
-        "throughput": ("Time the training steps of a study's arms.", "throughput:command"),
+        "throughput": ("Time the training steps of a study's arms.", "times:throughput"),
     },
 }
 VERBS = {verb: place for group in _GROUPS.values() for verb, (_, place) in group.items()}

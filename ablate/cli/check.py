@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ablate.backends.device import chosen_device, device_of_arch
-from ablate.base.errors import UserError, safe_text
+from ablate.base.errors import UserError
 from ablate.check import ARCHITECTURE, DEVICE, MINUTES, OUT
-from ablate.cli.check_times import FORMATS
-from ablate.cli.common import AT_LEAST_1, Place, device_option, json_option, known_backend
-from ablate.cli.output import deliver, format_table, terminal_width
+from ablate.cli.common import (
+    AT_LEAST_1,
+    PATH,
+    deliver,
+    device_option,
+    figure,
+    format_table,
+    json_option,
+    refuse_other_options,
+)
+from ablate.cli.times import FORMATS, gemm_times, times_lines
+from ablate.run.backends import backend_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ablate.backends.device import Device
+    from ablate.check.certificate import Certificate, OperandCertificate, ProductCertificate
+    from ablate.check.figures import Estimate, RoundingFigures
 
 _EXAMPLES = """\b
 Examples:
@@ -59,7 +69,7 @@ Examples:
 @json_option
 @click.option(
     "--out",
-    type=Place(path_type=Path),
+    type=PATH,
     help=f"Folder of DEVICE's record (default: {OUT}); else a file for the object.",
 )
 @click.pass_context
@@ -111,24 +121,24 @@ def command(
     elif ARCHITECTURE.fullmatch(subject):
         what = "an architecture"
     run, takes = _CHECKS[what]
-    for option in context.command.params:
-        given = context.get_parameter_source(option.name or "") == ParameterSource.COMMANDLINE
-        if given and option.name in options and option.name not in takes:
-            raise UserError(f"{option.opts[0]}: not for {what}")
-    taken = {name: options[name] for name in takes}
-    context.exit(run(subject or "", out, as_json=as_json, **taken))
+    refuse_other_options(context, {*takes, "timed", "as_json", "out"}, what)
+    context.exit(run(subject or "", out, as_json=as_json, **{name: options[name] for name in takes}))
 
 
-def _time(study: str, out: Path | None, *, as_json: bool, device: str | None, **options: Any) -> int:
-    from ablate.cli.check_times import gemm_times, show_times
+def _known_backend(name: str) -> str:
+    if name not in backend_names():
+        raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
+    return name
 
+
+def _time(
+    study: str, out: Path | None, *, as_json: bool, device: str | None, backend: str | None, **options: Any
+) -> int:
     if options["names"] and not study:
         raise UserError("--arm: without a study there are no arms")
-    if options["backend"] is not None:
-        known_backend(options["backend"])
-    content = gemm_times(study or None, chosen_device(device)[0], **options)
-    if not deliver(content, out, as_json=as_json):
-        show_times(content)
+    known = None if backend is None else _known_backend(backend)
+    content = gemm_times(study or None, chosen_device(device)[0], backend=known, **options)
+    deliver(content, lambda: times_lines(content), as_json=as_json, out=out)
     return 0
 
 
@@ -136,19 +146,24 @@ def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
     from ablate.backends.preflight import quick_self_test
 
     where, device = chosen_device(None)
-    content = _support(device, shown=not as_json, details=details)
-    rows = (row for row in content["backends"] if row["mode"] not in ("no", "reference"))
-    content["self_tests"] = []
-    for name in dict.fromkeys(row["backend"] for row in rows):
-        if not as_json:
-            click.echo(f"self-test of {name}: ", nl=False)  # on a GPU kernels are compiled now
-        tests = quick_self_test(name, where)
-        content["self_tests"] += [asdict(one) for one in tests]
-        failed = [f"{one.check}: {one.detail}" for one in tests if not one.passed]
-        if not as_json:
-            click.echo(safe_text(f"FAILED: {'; '.join(failed)}" if failed else f"{len(tests)} checks passed"))
-    deliver(content, out, as_json=as_json)
-    return int(not all(one["passed"] for one in content["self_tests"]))
+    content = _support(device)
+    if not as_json:
+        click.echo("\n".join(_support_lines(content, details=details)))
+    used = dict.fromkeys(
+        row["backend"] for row in content["backends"] if row["mode"] not in ("no", "reference")
+    )
+    tests = [test for name in used for test in quick_self_test(name, where)]
+    content["self_tests"] = [asdict(test) for test in tests]
+
+    def lines() -> Iterator[str]:
+        for name in used:
+            own = [test for test in tests if test.backend == name]
+            failed = [f"{test.check}: {test.detail}" for test in own if not test.passed]
+            said = f"FAILED: {'; '.join(failed)}" if failed else f"{len(own)} checks passed"
+            yield f"self-test of {name}: {said}"
+
+    deliver(content, lines, as_json=as_json, out=out)
+    return int(not all(test.passed for test in tests))
 
 
 def _device(device: str, out: Path | None, *, as_json: bool, minutes: float) -> int:
@@ -160,10 +175,48 @@ def _device(device: str, out: Path | None, *, as_json: bool, minutes: float) -> 
 def _architecture(arch: str, out: Path | None, *, as_json: bool, details: bool) -> int:
     from ablate.check.__main__ import compiled_for
 
-    content = _support(device_of_arch(arch), shown=not as_json, details=details, here=False)
+    content = _support(device_of_arch(arch), here=False)
+    if not as_json:
+        click.echo("\n".join(_support_lines(content, details=details)))
     compiled, code = compiled_for(arch, (lambda _: None) if as_json else click.echo)
-    deliver(content | compiled, out, as_json=as_json)
+    deliver(content | compiled, lambda: (), as_json=as_json, out=out)
     return code
+
+
+def _support(device: Device, *, here: bool = True) -> dict[str, Any]:
+    """Return what each back end does on a device, one row a format; the three GEMMs are alike."""
+    from ablate.backends.protocol import Support
+    from ablate.backends.select import Selection, load_backend
+    from ablate.backends.testing.suite import both
+    from ablate.recipes import OperandPolicy
+
+    gemms = {fmt: both(OperandPolicy(format=fmt)) for fmt in FORMATS}  # type: ignore[arg-type]
+    rows = []
+    for name in backend_names():
+        for fmt, gemm in gemms.items() if name != "auto" else ():
+            try:
+                support = load_backend(name).support(gemm, device)
+            except ValueError as error:
+                support = Support(mode="no", detail=str(error))
+            rows.append({"backend": name, "format": fmt, "gemm": "all", **asdict(support)})
+    auto = {fmt: Selection("auto").choose(gemm, device)[0].name for fmt, gemm in gemms.items()}
+    where = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": here}
+    return {"device": where, "backends": rows, "auto": auto}
+
+
+def _support_lines(content: dict[str, Any], *, details: bool) -> Iterator[str]:
+    device, rows = content["device"], content["backends"]
+    elsewhere = "" if device["here"] else ", not here: as its support is known"
+    yield f"{device['name']} ({device['arch']}){elsewhere}\n"
+    names = list(dict.fromkeys(row["backend"] for row in rows))
+    modes = {(row["backend"], row["format"]): row["mode"] for row in rows}
+    table = [(fmt, auto, *(modes[name, fmt] for name in names)) for fmt, auto in content["auto"].items()]
+    yield format_table(("format", "auto", *names), table) + "\n"
+    if details:
+        yield from ("{backend:<13} {format:<11} {mode}: {detail}".format(**row) for row in rows)
+    else:
+        yield "--details says how, and why not."
+    yield ""
 
 
 def _quantiser(
@@ -178,52 +231,116 @@ def _quantiser(
 ) -> int:
     from ablate.check.claims import claim_of
 
-    names, backend = claimed.pop("names"), claimed.pop("backend") or "auto"
+    names, backend = claimed.pop("names"), _known_backend(claimed.pop("backend") or "auto")
     if len(names) > 1:
         raise UserError("--arm: one arm is checked at a time (--time takes several)")
-    known_backend(backend)
     where, _ = chosen_device(device)
     claim = claim_of(subject, arm=names[0] if names else None, backend=backend, device=where, **claimed)
     from ablate.check.certificate import certify, work
-    from ablate.cli.check_text import content_of, lines_of
 
     try:
         with click.progressbar(length=work(claim, draws), label="tensors", hidden=as_json) as bar:
             found = certify(claim, draws=draws, seed=seed, done=bar.update)
     except ValueError as error:  # a back end that cannot do this recipe here
         raise UserError(f"{subject}: {error} (another --backend or --device?)") from None
-    if not deliver(content_of(found, seed), out, as_json=as_json):
-        click.echo(safe_text("\n".join(lines_of(found)), keep="\n"))
+    operands = []
+    for one in found.operands:
+        own = asdict(one)
+        operand = own.pop("operand")
+        operands.append(
+            {"operands": operand["names"], "policy": operand["policy"], "holds": one.holds, **own}
+            | {"disagreements": one.disagreements, "corners": [corner._asdict() for corner in one.corners]}
+        )
+    content = {
+        "format": 1, "subject": claim.name, "backend": claim.backend if claim.recipe else None,
+        "device": claim.device if claim.recipe else None, "draws": found.draws, "seed": seed,
+        "holds": found.holds, "notes": claim.notes, "operands": operands,
+        "products": [asdict(one) for one in found.products],
+    }  # fmt: skip
+    deliver(content, lambda: _certificate_lines(found), as_json=as_json, out=out)
     return int(not found.holds)
 
 
-def _support(device: Device, *, shown: bool, details: bool, here: bool = True) -> dict[str, Any]:
-    """Return, and show, what each back end does on a device, one row a format; the three GEMMs are alike."""
-    from ablate.backends.protocol import Support
-    from ablate.backends.select import Selection, load_backend
-    from ablate.backends.testing.suite import both
-    from ablate.recipes import OperandPolicy
-    from ablate.run.backends import backend_names
+def _certificate_lines(found: Certificate) -> Iterator[str]:
+    """Yield the figures, corners, products and differences as text, then the verdict."""
+    from ablate.check.certificate import PRODUCT_SIDE, SIDE
+    from ablate.check.differences import HARMLESS
+    from ablate.check.figures import BOUND
 
-    gemms = {fmt: both(OperandPolicy(format=fmt)) for fmt in FORMATS}  # type: ignore[arg-type]
-    rows, table = [], [[fmt, Selection("auto").choose(gemm, device)[0].name] for fmt, gemm in gemms.items()]
-    names = [name for name in backend_names() if name != "auto"]
-    for name in names:
-        for (fmt, gemm), line in zip(gemms.items(), table, strict=True):
-            try:
-                support = load_backend(name).support(gemm, device)
-            except ValueError as error:
-                support = Support(mode="no", detail=str(error))
-            rows.append({"backend": name, "format": fmt, "gemm": "all", **asdict(support)})
-            line.append(support.mode)
-    if shown:
-        elsewhere = "" if here else ", not here: as its support is known"
-        click.echo(f"{device.name} ({device.arch}){elsewhere}\n")
-        click.echo(format_table(("format", "auto", *names), table, width=terminal_width()))
-        how = ["{backend:<13} {format:<11} {mode}: {detail}".format(**row) for row in rows if details]
-        click.echo("\n".join(["", *(how or ["--details says how, and why not."]), ""]))
-    where = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": here}
-    return {"device": where, "backends": rows, "auto": {fmt: auto for fmt, auto, *_ in table}}
+    yield (
+        f"{found.claim.name}: {found.draws} tensors {SIDE}×{SIDE} in bf16 of each kind. ± is a standard "
+        f"error; what lies within {BOUND:.0f} of them counts as equal."
+    )
+    yield from found.claim.notes
+    rows: list[tuple[str, ...]] = []
+    for one in found.operands:
+        for kind, ours in one.figures.items():
+            lost = (figure(share[kind], ".2%") for share in (one.clipped, one.zeroed))
+            rows.append((_named(one), kind, *_figures(ours), *lost))
+            if (theirs := one.definition.get(kind)) is not None:
+                rows.append(("", "  definition", *_figures(theirs), "", ""))
+    header: tuple[str, ...] = ("operand", "data", "gain", "± from 1", "error", "bias", "unbiased")
+    yield f"\n{format_table((*header, 'clipped', 'zeroed'), rows)}"
+    yield (
+        "Gain: the slope on the exact value; ± from 1: standard errors from 1. Error: relative. Bias: the "
+        "share of the error's energy that two draws have in common."
+    )
+    for one in found.operands:
+        pattern, alike = one.figures["Gaussian"].pattern, one.figures["Gaussian"].largest_alike
+        if pattern:
+            shown = " ".join(f"{gain:.4f}" for gain in pattern)
+            yield f"{_named(one)}: gain by place in the block, repeating: {shown}"
+        if alike is not None:
+            neighbours, by = alike
+            yield f"{_named(one)}: the noise of elements {neighbours} correlates by {_with_error(by, '.4f')}"
+    rows = [(_named(one), *corner) for one in found.operands for corner in one.corners]
+    yield f"\n{format_table(('operand', 'corner', 'what comes out', 'by definition'), rows)}"
+    if found.products:
+        rows = [(one.gemm.capitalize(), one.kind, *_figures(one)) for one in found.products]
+        header = ("GEMM", *header[1:-1], "expectation is exact")
+        yield f"\nProducts, M = N = K = {PRODUCT_SIDE}:\n{format_table(header, rows)}"
+    compared = sum(one.compared for one in found.operands)
+    rows = [
+        (
+            _named(one), each.cause, f"{each.count:,}", each.first.data,
+            f"{each.first.row}, {each.first.column}",
+            *(f"{value:.6g}" for value in (each.first.exact, each.first.expected, each.first.found)),
+        )
+        for one in found.operands
+        for each in one.differences
+    ]  # fmt: skip
+    yield f"\nCauses of differences from the definition in {compared:,} values: {len(rows)}"
+    if rows:
+        header = ("operand", "cause", "values", "first in", "at", "exact", "definition", "found")
+        yield format_table(header, rows)
+        yield f"{' and '.join(HARMLESS).capitalize()} do not count."
+    for one in found.operands:
+        if one.disagreements:
+            yield f"{_named(one)}: not the definition's figures: {'; '.join(one.disagreements)}"
+    yield f"{found.claim.name} is {'' if found.holds else 'NOT '}what it claims to be."
+
+
+def _figures(figures: RoundingFigures | ProductCertificate) -> tuple[str, ...]:
+    return (
+        _with_error(figures.gain, ".5f"),
+        figure(figures.gain.off(1.0), "+.1f"),
+        figure(figures.relative_error.value, ".2%"),
+        _with_error(figures.bias_share, ".2%"),
+        "yes" if figures.unbiased else "no",
+    )
+
+
+def _with_error(one: Estimate, form: str) -> str:
+    return f"{figure(one.value, form)} ± {figure(one.error, form)}"
+
+
+def _named(one: OperandCertificate) -> str:
+    """Return the operands' names: ``Dgrad w; Wgrad dy, x``."""
+    gemms: dict[str, list[str]] = {}
+    for name in one.operand.names:
+        gemm, _, operand = name.partition(".")
+        gemms.setdefault(gemm.capitalize() if operand else gemm, []).append(operand)
+    return "; ".join(f"{gemm} {', '.join(names)}".strip() for gemm, names in gemms.items())
 
 
 _CHECKS: dict[str, tuple[Callable[..., int], set[str]]] = {

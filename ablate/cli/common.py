@@ -1,12 +1,17 @@
-"""What several verbs share: options, and finding a study by name or by file."""
+"""What several verbs share: options, finding a study by name or by file, tables and JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
+import re
+import shutil
 import signal
 import sys
+import textwrap
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +22,16 @@ from ablate.base.errors import UserError, safe_text
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from ablate.plan import Plan, PlannedArm
+    from ablate.reports import ReportPaths
+    from ablate.reports.words.table import Table
     from ablate.store import RunDir, StudyStore
 
 AT_LEAST_1 = click.IntRange(min=1)
+_GAP = "  "
+_NARROWEST = 8
 
 
 class Place(click.Path):
@@ -42,6 +51,7 @@ class Place(click.Path):
         return path
 
 
+PATH = Place(path_type=Path)
 FILE = Place(dir_okay=False, path_type=Path)
 FOLDER = Place(file_okay=False, path_type=Path)
 
@@ -53,8 +63,6 @@ device_option = click.option(
 address_option = click.option(
     "--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine)."
 )
-
-
 set_option = click.option(
     "--set",
     "settings",
@@ -89,8 +97,43 @@ tracking_option = click.option(
     "--tracking-uri",
     metavar="URI",
     callback=_checked,
-    help="MLflow server (default: a database in the storage).",
+    help="MLflow server (default: $MLFLOW_TRACKING_URI, else a database in the storage).",
 )
+
+
+def price_option(what_for: str) -> Callable[..., Any]:
+    """Return ``--price``, whose value is USD for a device-hour by hardware."""
+    return click.option(
+        "--price",
+        "prices",
+        multiple=True,
+        metavar="HARDWARE=USD",
+        callback=_prices,
+        help=f"USD for a device-hour, such as B200=4: {what_for}.",
+    )
+
+
+def _prices(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
+    if not texts:
+        return {}
+    from ablate.modelled.hardware import PEAKS
+
+    prices = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if name not in PEAKS or not re.fullmatch(r"\d*\.?\d+", number) or not float(number):
+            raise UserError(f"--price: expected HARDWARE=USD, got '{text}' (hardware: {', '.join(PEAKS)})")
+        prices[name] = float(number)
+    return prices
+
+
+def refuse_other_options(context: click.Context, takes: Collection[str], what: str) -> None:
+    """Raise ``UserError`` for an option on the command line that ``what`` does not take."""
+    for option in context.command.params:
+        name = option.name or ""
+        given = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+        if given and isinstance(option, click.Option) and name not in takes:
+            raise UserError(f"{option.opts[0]}: not for {what}")
 
 
 @contextlib.contextmanager
@@ -136,95 +179,117 @@ def find_run(
 
     ``rather``: of one run in several studies, take that which it is true of.
     """
+    from ablate.store import StudyStore
+
     if not start.isalnum():
         raise UserError(f"'{safe_text(start)}' is no run's id (expected its first letters and digits)")
     if study is not None and not (storage / study / "runs").is_dir():
         raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
     found = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
-    from ablate.store import StudyStore
-
     runs = [StudyStore(path.parent.parent).run(path.name) for path in found]
     if rather is not None and len({run.run_id for run in runs}) == 1:
         runs = [run for run in runs if rather(run)] or runs
-    if len(runs) == 1:
-        return runs[0]
     if not runs:
         ids = command_line("status", study or "STUDY", "--runs", storage=storage)
         raise UserError(f"no run '{start}' in {storage} (`{ids}` lists the ids)")
-    shown = ", ".join(str(run.path) for run in runs[:4])
-    more = " …" if len(runs) > 4 else ""
-    raise UserError(f"'{start}' begins {len(runs)} runs' ids: {shown}{more}")
+    if len(runs) > 1:
+        raise UserError(f"'{start}' begins {len(runs)} runs' ids: {names_text([str(r.path) for r in runs])}")
+    return runs[0]
 
 
-def find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
-    """Return the stores of several studies: each a name, a YAML file, or a folder of another storage."""
-    from ablate.store.runs import study_at
-
-    stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
-    known: dict[Path, str] = {}
-    for study, store in zip(studies, stores, strict=True):
-        path = store.path.resolve()
-        if path in known:
-            raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
-        known[path] = study
-    return stores
-
-
-def shown_names(stores: Sequence[StudyStore], names: Sequence[str]) -> list[str]:
-    """Return the studies' names; their folders where two have one name."""
-    return list(names) if len(set(names)) == len(names) else [str(store.path) for store in stores]
-
-
-def trials_of(store: StudyStore) -> StudyStore | None:
-    """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
-    from ablate.store.runs import study_at
-
-    tuning = store.plan().tuning
-    return None if tuning is None else study_at(store.path.parent / tuning.study)
-
-
-def chosen_arms(plan: Plan, names: Collection[str], known: Collection[str]) -> list[PlannedArm]:
-    """Return the arms of these names, all without any; ``known``: all names, as the message lists them."""
+def chosen_arms(plan: Plan, names: Collection[str]) -> list[PlannedArm]:
+    """Return the arms of these names, all without any."""
+    known = [arm.name for arm in plan.arms]
     for name in names:
         if name not in known:
             raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
     return [arm for arm in plan.arms if not names or arm.name in names]
 
 
-def known_backend(name: str) -> None:
-    """Raise ``UserError`` where no back end has that name."""
-    from ablate.run.backends import backend_names
-
-    if name not in backend_names():
-        raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
-
-
-def price_option(what_for: str) -> Callable[..., Any]:
-    """Return ``--price``, whose value is USD for a device-hour by hardware."""
-    return click.option(
-        "--price",
-        "prices",
-        multiple=True,
-        metavar="HARDWARE=USD",
-        callback=_prices,
-        help=f"USD for a device-hour, such as B200=4: {what_for}.",
-    )
+def deliver(
+    content: Any, lines: Callable[[], Iterable[str]], *, as_json: bool, out: Path | None = None
+) -> None:
+    """Print ``content`` as JSON, or else the lines for people; write it to the file of ``--out``, too."""
+    if out is not None:
+        with writing_to(out):
+            out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(content, indent=1, ensure_ascii=False))
+    else:
+        echo_lines(lines())
 
 
-def _prices(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-    if not texts:
-        return {}
-    from ablate.modelled.hardware import PEAKS
+def echo_lines(lines: Iterable[str]) -> None:
+    """Print lines; what they quote steers no terminal."""
+    for line in lines:
+        click.echo(safe_text(line, keep="\n"))
 
-    prices = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        if name not in PEAKS:
-            raise UserError(f"--price: no hardware '{name}' (expected {', '.join(PEAKS)}, then =USD)")
-        try:
-            prices[name] = float(number)
-        except ValueError:
-            prices[name] = -1.0
-        if not 0 < prices[name] < float("inf"):
-            raise UserError(f"--price: '{text}' has no price (expected a number above 0, such as {name}=2.5)")
-    return prices
+
+@contextlib.contextmanager
+def writing_to(out: Path) -> Iterator[None]:
+    """Turn errors of writing to ``--out`` into a ``UserError``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
+
+
+def figure(value: float | None, form: str) -> str:
+    """Return a number in a format such as ``.2%``; a dash without one."""
+    return "–" if value is None else f"{value:{form}}"
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Return the first three names, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def table_text(table: Table) -> str:
+    """Return a table of the report as text for the terminal."""
+    return safe_text(format_table(table.columns, table.rows), keep="\n")
+
+
+def verdict_lines(written: ReportPaths) -> Iterator[str]:
+    """Yield a report's notices and verdict; a matrix stands in the place of the sentences of its arms."""
+    verdict = written.verdict
+    yield from written.notices
+    yield from filter(None, (verdict.lead, verdict.more, verdict.count))
+    for table, _ in written.matrices:
+        yield f"\n{table_text(table)}\n"
+    shown = {arm for _, arms in written.matrices for arm in arms}
+    yield from (finding.text for finding in verdict.findings if finding.arm not in shown)
+    yield from verdict.notes
+
+
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
+    """Return a table as text, fast for thousands of rows.
+
+    Columns are as wide as their content; beyond ``width``, the terminal's columns, the widest wrap.
+    """
+    table = [header, *rows]
+    widths = [max(_cells(line) for row in table for line in row[i].split("\n")) for i in range(len(header))]
+    room = (width or shutil.get_terminal_size((100, 24)).columns) - len(_GAP) * (len(header) - 1)
+    while sum(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in table:
+        wrapped = [
+            [
+                part
+                for line in cell.split("\n")
+                for part in ([line] if _cells(line) <= size else textwrap.wrap(line, size))
+            ]
+            for cell, size in zip(row, widths, strict=True)
+        ]
+        for i in range(max(map(len, wrapped))):
+            parts = [cell[i] if i < len(cell) else "" for cell in wrapped]
+            padded = [part + " " * (size - _cells(part)) for part, size in zip(parts, widths, strict=True)]
+            lines.append(_GAP.join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def _cells(text: str) -> int:
+    """Return how many places a text takes on the screen; East Asian characters take two."""
+    if text.isascii():
+        return len(text)
+    return len(text) + sum(unicodedata.east_asian_width(char) in "WF" for char in text)

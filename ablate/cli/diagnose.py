@@ -12,13 +12,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.backends.device import chosen_device
-from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, device_option, find_run, json_option, out_option, storage_option
-from ablate.cli.output import deliver, figure, format_table, terminal_width
+from ablate.base.errors import UserError
+from ablate.cli.common import (
+    AT_LEAST_1,
+    deliver,
+    device_option,
+    figure,
+    find_run,
+    format_table,
+    json_option,
+    names_text,
+    out_option,
+    storage_option,
+)
 
 if TYPE_CHECKING:
-    from ablate.diagnose.inputs import Subject
-    from ablate.diagnose.ranking import Harm, LayerGemm
+    from collections.abc import Iterator
+
+    from ablate.diagnose.ranking import Harm
     from ablate.train.loop import Trainee
 
 _EXAMPLES = """\b
@@ -79,7 +90,7 @@ def command(
     subject = find_subject(model, **asked)
     where, found = chosen_device(device)
     window = tokens_of(subject)
-    from ablate.diagnose.ranking import predict_harm
+    from ablate.diagnose.ranking import layer_gemms, predict_harm
     from ablate.train.loop import assemble
 
     try:
@@ -89,7 +100,11 @@ def command(
         if subject.tensors:
             load_weights(trainee, subject.tensors)
         trainee.state.tokens = subject.trained_tokens
-        gemms = _layer_gemms(trainee, layers, draws=draws)
+        gemms = layer_gemms(trainee, _matching(trainee, layers), draws=draws)
+        if not gemms:
+            raise UserError(
+                "nothing is quantised in these layers (choose another --recipe or other --layers)"
+            )
         passes = 1 + sum(one.draws for one in gemms)
         with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
             ranked = predict_harm(trainee, window, gemms, draws=draws, done=bar.update)
@@ -106,30 +121,25 @@ def command(
         "gemms": [asdict(one) for one in ranked],
         "out_of_reach": list(coverage.out_of_reach) if (coverage := trainee.state.coverage) else [],
     }
-    if not deliver(content, out, as_json=as_json):
-        _show(content, subject, ranked)
+    deliver(content, lambda: _lines(content, ranked), as_json=as_json, out=out)
 
 
-def _layer_gemms(trainee: Trainee, patterns: tuple[str, ...], *, draws: int) -> list[LayerGemm]:
-    from ablate.diagnose.ranking import layer_gemms
+def _matching(trainee: Trainee, patterns: tuple[str, ...]) -> list[str]:
+    """Return the names of the layers that a pattern matches; all without any."""
     from ablate.layers.linear import quantised_layers
 
     names = list(quantised_layers(trainee.network.module))
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UserError(f"--layers: '{pattern}' names no layer (layers: {', '.join(names[:4])}, …)")
-    chosen = [name for name in names if not patterns or any(fnmatchcase(name, one) for one in patterns)]
-    gemms = layer_gemms(trainee, chosen, draws=draws)
-    if not gemms:
-        raise UserError("nothing is quantised in these layers (choose another --recipe or other --layers)")
-    return gemms
+    chosen = {pattern: [name for name in names if fnmatchcase(name, pattern)] for pattern in patterns or "*"}
+    for pattern, matching in chosen.items():
+        if not matching:
+            raise UserError(f"--layers: '{pattern}' names no layer (layers: {names_text(names)})")
+    return [name for name in names if any(name in matching for matching in chosen.values())]
 
 
-def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None:
+def _lines(content: dict[str, Any], ranked: list[Harm]) -> Iterator[str]:
     from ablate.recipes.coverage import in_short
 
-    what = f"{content['model']}, {subject.weights}; {content['recipe']}; {content['tokens']:,} tokens"
-    click.echo(safe_text(what, keep="\n") + "\n")
+    yield f"{content['model']}, {content['weights']}; {content['recipe']}; {content['tokens']:,} tokens\n"
     # Short words: with those of one column longer, names of layers would break on 80 places.
     header = ("layer", "GEMM", "harm", "random", "loss", "error", "gain", "bias")
     rows = [
@@ -140,27 +150,18 @@ def _show(content: dict[str, Any], subject: Subject, ranked: list[Harm]) -> None
         )
         for one in ranked
     ]  # fmt: skip
-    click.echo(format_table(header, rows, width=terminal_width(110)))
-    click.echo(f"\n{_finding(ranked)}")
+    yield format_table(header, rows)
+    so_far = list(accumulate(max(one.harm, 0.0) for one in ranked if one.harm is not None))
+    if so_far and (total := so_far[-1]):
+        most = next(n for n, part in enumerate(so_far, 1) if part >= _SHARE * total)
+        share = f"{so_far[most - 1] / total:.0%}"
+        yield f"\nThe first {most} of {len(ranked)} GEMMs make {share} of the predicted harm."
+    else:
+        yield "\nNo GEMM does any harm that is the same in every draw."
     if hidden := content["out_of_reach"]:
-        click.echo(f"Not diagnosed, as no recipe reaches them: {', '.join(in_short(hidden))}.")
-    click.echo(
+        yield f"Not diagnosed, as no recipe reaches them: {', '.join(in_short(hidden))}."
+    yield (
         "Harm (predicted) and random: of the gradient's energy, with that GEMM alone quantised. Loss: its "
         "change in nats per token. Error, gain and the error's bias share: of the GEMM's output. A "
         "prediction from one batch: `ablate run` says what training makes of it."
-    )
-
-
-def _finding(ranked: list[Harm]) -> str:
-    """Return in one sentence where most of the harm comes from."""
-    known = [max(one.harm, 0.0) for one in ranked if one.harm is not None]
-    total = sum(known)
-    if not total:
-        return "No GEMM does any harm that is the same in every draw."
-    running = list(accumulate(known))
-    count = next(n for n, so_far in enumerate(running, 1) if so_far >= _SHARE * total)
-    worst = ranked[0]
-    return (
-        f"{count} of {len(ranked)} GEMMs make {running[count - 1] / total:.0%} of the predicted harm; "
-        f"first {worst.gemm.capitalize()} of {worst.layer} ({figure(worst.harm, '.2%')})."
     )

@@ -5,23 +5,27 @@ Both use ``ProgressReader`` alone, so that they show what is stored.
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
-from contextlib import AbstractContextManager, contextmanager
+from collections import defaultdict
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
+import click
+
 from ablate.base.errors import safe_text
-from ablate.cli.output import figure, verdict_lines
+from ablate.cli.common import figure, format_table, verdict_lines
 from ablate.execute.progress import ProgressReader, RunProgress, count_states, seconds_to_end
+from ablate.plan.estimate import duration_text
 from ablate.store import STATES, State
 from ablate.workflow import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
+    from rich.progress import TaskID
 
     from ablate.reports import ReportPaths
     from ablate.store import StudyStore
@@ -29,8 +33,6 @@ if TYPE_CHECKING:
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
 _SHOWN_OF_AN_ID = 8
-_HALF_A_DAY_SEC = 43_200
-_DAYS_FROM = 2
 # What moves comes first; a terminal has few lines and a study may have thousands of runs.
 _STYLES: dict[State, str] = {
     "running": "bold", "failed": "red", "damaged": "red", "diverged": "magenta", "interrupted": "yellow",
@@ -49,64 +51,39 @@ def format_count(n: float | None) -> str:
     return f"{n:.0f}"
 
 
-def format_seconds(seconds: float | None) -> str:
-    """Return a duration as 1:02 or 3:04:05."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def arms_table(runs: Iterable[RunProgress]) -> Table:
-    """Return a table with a line for each arm that fits 80 columns: its runs by state, and its tokens."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    by_arm: dict[str, list[RunProgress]] = {}
+def arms_table(runs: Iterable[RunProgress]) -> str:
+    """Return a table with a line for each arm: its runs by state, and its tokens."""
+    by_arm: dict[str, list[RunProgress]] = defaultdict(list)
     for run in runs:
-        by_arm.setdefault(run.arm, []).append(run)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("arm", overflow="ellipsis", no_wrap=True, max_width=28)
-    table.add_column("runs")
-    table.add_column("tokens", justify="right", no_wrap=True)
-    for arm, own in by_arm.items():
-        tokens, budget = (
-            format_count(sum(part)) for part in zip(*((r.tokens, r.budget) for r in own), strict=True)
+        by_arm[run.arm].append(run)
+    rows = [
+        (
+            safe_text(arm),
+            summary(own),
+            f"{format_count(sum(run.tokens for run in own))}/{format_count(sum(run.budget for run in own))}",
         )
-        table.add_row(escape(safe_text(arm)), summary(own), f"{tokens}/{budget}")
-    return table
+        for arm, own in by_arm.items()
+    ]
+    return format_table(("arm", "runs", "tokens"), rows)
 
 
-def progress_table(runs: Iterable[RunProgress], title: str | None = None, *, with_ids: bool = False) -> Table:
-    """Return a table of runs that fits 80 columns; losses in nats per token.
-
-    ``with_ids``: also the first letters of their ids, as ``ablate logs`` takes them; long names of arms wrap.
-    """
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    if with_ids:
-        table.add_column("run", no_wrap=True)
-    table.add_column("arm", overflow="ellipsis", no_wrap=not with_ids, max_width=28)
-    table.add_column("seed", justify="right")
-    table.add_column("state", no_wrap=True)
-    for name in ("tokens", "train", "val", "tok/s", "left"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            *([run.run_id[:_SHOWN_OF_AN_ID]] if with_ids else []),
-            escape(safe_text(run.arm)),
+def runs_table(runs: Iterable[RunProgress]) -> str:
+    """Return a table of runs; an id has as many letters as ``ablate logs`` asks for, losses are in nats."""
+    rows = [
+        (
+            run.run_id[:_SHOWN_OF_AN_ID],
+            safe_text(run.arm),
             str(run.seed),
-            f"[{_STYLES[run.state]}]{run.state}[/]",
+            run.state,
             f"{format_count(run.tokens)}/{format_count(run.budget)}",
             figure(run.loss, ".4f"),
             figure(run.val_loss, ".4f"),
             format_count(run.tokens_per_sec),
-            format_seconds(run.seconds_left),
+            "–" if run.seconds_left is None else duration_text(run.seconds_left),
         )
-    return table
+        for run in runs
+    ]
+    return format_table(("run", "arm", "seed", "state", "tokens", "train", "val", "tok/s", "left"), rows)
 
 
 def summary(runs: list[RunProgress]) -> str:
@@ -119,114 +96,89 @@ def summary(runs: list[RunProgress]) -> str:
 
 
 def end_text(runs: Iterable[RunProgress], *, at_most: bool, now: datetime | None = None) -> str:
-    """Return when the runs will end, such as ``ends about 14:32 (12 min left)``; empty while that is unknown.
+    """Return when the runs will end, such as ``ends about Mon 14:32 (12 min left)``; empty if unknown.
 
     ``at_most``: a stop rule may end them sooner. ``now``: local time.
     """
     seconds = seconds_to_end(runs)
     if seconds is None:
         return ""
-    now = now or datetime.now().astimezone()
-    end = now + timedelta(seconds=seconds)
-    clock = end.strftime("%H:%M" if seconds < _HALF_A_DAY_SEC else "%a %d %b %H:%M")
-    minutes = round(seconds / 60)
-    hours, days = minutes // 60, minutes // 1440
-    left = f"{minutes} min" if minutes else "under 1 min"
-    if days >= _DAYS_FROM:
-        left = f"{days} d {hours % 24} h"
-    elif hours:
-        left = f"{hours} h {minutes % 60:02d} min"
-    return f"ends by about {clock} ({left} left at most)" if at_most else f"ends about {clock} ({left} left)"
+    end = (now or datetime.now().astimezone()) + timedelta(seconds=seconds)
+    return f"ends {'by' * at_most or 'about'} {end:%a %d %b %H:%M} ({duration_text(seconds)} left)"
 
 
-class LiveDisplay(AbstractContextManager["LiveDisplay"]):
+class LiveDisplay:
     """Shows the given runs until the block ends; ``update`` may be called as often as one likes."""
 
-    def __init__(self, reader: ProgressReader, run_ids: Sequence[str], console: Console) -> None:
+    def __init__(self, reader: ProgressReader, run_ids: Sequence[str], *, err: bool = False) -> None:
         self._reader = reader
         self._run_ids = run_ids
-        self._console = console
+        self._err = err
         self._started = time.monotonic()
-        self._last_drawn = 0.0
+        self._last_drawn = self._last_line = float("-inf")
         self._states: dict[str, State] = {}
-        self._last_line = float("-inf")
         self._end_known = False
-        self._live: Live | None = None
-        self._waves = reader.in_waves
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        self._live = None
+        if (sys.stderr if err else sys.stdout).isatty():
+            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live = Live(console=Console(stderr=err), auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
             self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.update(force=True)
+        self._last_drawn = float("-inf")
+        self.update()
         if self._live is not None:
             self._live.stop()
 
-    def update(self, *, force: bool = False) -> None:
+    def update(self) -> None:
         """Redraw if the interval has passed."""
         now = time.monotonic()
-        if force or now - self._last_drawn >= _REFRESH_SEC:
-            runs = self._reader.read(self._run_ids)
-            whole = self._reader.read() if self._waves else runs  # the next wave is not asked for yet
-            end = end_text(whole, at_most=self._reader.may_end_sooner)
-            elapsed = format_seconds(now - self._started)
-            if self._live is None:
-                self._print_lines(runs, elapsed, end)
-            else:
-                self._live.update(self._table(runs, elapsed, end), refresh=True)
-            self._last_drawn = now
+        if now - self._last_drawn < _REFRESH_SEC:
+            return
+        self._last_drawn = now
+        runs = self._reader.read(self._run_ids)
+        whole = self._reader.read() if self._reader.in_waves else runs  # the next wave is not asked for yet
+        end = end_text(whole, at_most=self._reader.may_end_sooner)
+        clock = f"[{timedelta(seconds=round(now - self._started))}]"
+        line = " · ".join(filter(None, (f"{clock} {summary(runs)}", end)))
+        if self._live is not None:
+            from rich.text import Text
 
-    def _table(self, runs: list[RunProgress], elapsed: str, end: str) -> Table:
-        room = max(4, self._console.size.height - 7)
-        shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
-        hidden = len(runs) - len(shown)
-        words = [
-            summary(runs),
-            elapsed,
-            *([f"{hidden} not shown"] if hidden else []),
-            *([end] if end else []),
-        ]
-        return progress_table(shown, title=" · ".join(words))
-
-    def _print_lines(self, runs: list[RunProgress], elapsed: str, end: str) -> None:
+            room = max(4, shutil.get_terminal_size().lines - 7)
+            shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
+            text = Text(f"{line}\n{runs_table(shown)}", no_wrap=True, overflow="ellipsis")
+            for state, style in _STYLES.items():
+                text.highlight_words([state], style)
+            self._live.update(text, refresh=True)
+            return
         changed = [run for run in runs if self._states.get(run.run_id, "pending") != run.state]
         for run in changed:
             self._states[run.run_id] = run.state
             detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} nats/token"
             detail += f" at {format_count(run.tokens)} tokens" if run.tokens else ""
             detail += f": {run.message}" if run.message else ""
-            self._line(safe_text(f"[{elapsed}] {run.arm} seed {run.seed}: {run.state}{detail}"))
-        first_end = bool(end) and not self._end_known
-        self._end_known |= first_end
-        if changed or first_end or time.monotonic() - self._last_line >= _LINE_EVERY_SEC:
-            self._line(f"[{elapsed}] {summary(runs)}{f' · {end}' if end else ''}")
-
-    def _line(self, text: str) -> None:
-        self._last_line = time.monotonic()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def console_listener(*, stderr: bool = False) -> ConsoleListener:
-    """Return a listener that prints."""
-    from rich.console import Console
-
-    return ConsoleListener(Console(highlight=False, stderr=stderr))
+            click.echo(safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}"), err=self._err)
+        if changed or bool(end) > self._end_known or now - self._last_line >= _LINE_EVERY_SEC:
+            self._end_known |= bool(end)
+            self._last_line = now
+            click.echo(line, err=self._err)
 
 
 class ConsoleListener(Listener):
-    """Prints sentences, and shows the progress of token files and runs."""
+    """Prints sentences, and shows the progress of token files and runs; ``err``: on standard error."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, *, err: bool = False) -> None:
+        self.err = err
 
     def say(self, sentence: str) -> None:
-        """Print a sentence as it is; the terminal breaks a long line."""
-        self.console.print(sentence, markup=False, soft_wrap=True)
+        """Print a sentence in one line; the terminal breaks a long one."""
+        click.echo(sentence, err=self.err)
 
     def reported(self, written: ReportPaths) -> None:
         """Print the verdict, and where the report is."""
@@ -236,31 +188,23 @@ class ConsoleListener(Listener):
     @contextmanager
     def preparing(self) -> Iterator[Callable[[str, float, str], None]]:
         """Show a bar for each corpus that is not ready yet; no terminal: a line for each step."""
-        if not self.console.is_terminal:
-            said: set[tuple[str, str]] = set()
+        from rich.console import Console
+        from rich.progress import Progress
 
-            def tell(digest: str, _fraction: float, what: str) -> None:
-                if (digest, what) not in said:
-                    said.add((digest, what))
-                    self.say(f"Preparing the corpus: {what} …")
-
-            yield tell
-            return
-        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        tasks: dict[str, TaskID] = {}
-        with Progress(*columns, console=self.console, transient=True) as bar:
+        console, said = Console(stderr=self.err), set()
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            tasks: dict[str, TaskID] = defaultdict(lambda: bar.add_task("tokens", total=1.0))
 
             def show(digest: str, fraction: float, what: str) -> None:
-                if digest not in tasks:
-                    tasks[digest] = bar.add_task("tokens", total=1.0)
                 bar.update(tasks[digest], completed=fraction, description=what)
+                if bar.disable and (digest, what) not in said:
+                    said.add((digest, what))
+                    self.say(f"Preparing the corpus: {what} …")
 
             yield show
 
     @contextmanager
     def executing(self, store: StudyStore, run_ids: Sequence[str]) -> Iterator[Callable[[], None]]:
         """Show the live table of these runs."""
-        with LiveDisplay(ProgressReader(store), run_ids, self.console) as display:
+        with LiveDisplay(ProgressReader(store), run_ids, err=self.err) as display:
             yield display.update

@@ -14,19 +14,18 @@ import click
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, find_run, find_study, json_option, storage_option, trials_of
-from ablate.cli.output import echo_json
+from ablate.cli.common import AT_LEAST_1, deliver, find_run, find_study, json_option, storage_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ablate.store import StudyStore
-    from ablate.store.leases import Attempt
 
 _LOOK_SEC = 0.3
 _MOST_RUNS = 40
 """A study of more runs is shown arm by arm."""
-_RUN_NOW = {True: " · being run now", False: "", None: " · whether it is being run cannot be seen from here"}
+_RUN_NOW = {True: "being run now", False: "not being run", None: "whether it is being run cannot be seen"}
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "throughput.json", "executor.lock", "cancel", "runs", "report", "former-reports",
@@ -34,16 +33,21 @@ _OF_A_STUDY = {
     "search", "search.lock.json", "optuna.log", "prefixes",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
-_WRITTEN = (
-    "config.json",
-    "status.json",
-    "environment.json",
-    "metrics.jsonl",
-    "diagnostics.jsonl",
-    "stop",
-    "weights",
-)
-_DRAFTS = tuple(f".{name}." for name in _WRITTEN)
+_DRAFTS = tuple(
+    f".{name}."
+    for name in (
+        "config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "stop",
+        "weights",
+    )
+)  # fmt: skip
+
+
+def _trials_of(store: StudyStore) -> StudyStore | None:
+    """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
+    from ablate.store.runs import study_at
+
+    tuning = store.plan().tuning
+    return None if tuning is None else study_at(store.path.parent / tuning.study)
 
 
 @click.command("status", epilog="Examples:  ablate status quickstart   ·   ablate status quickstart --runs")
@@ -59,7 +63,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
 
     A large study is shown arm by arm.
     """
-    from ablate.cli.display import arms_table, end_text, progress_table, summary
+    from ablate.cli.display import arms_table, end_text, runs_table, summary
     from ablate.execute.progress import ProgressReader, count_states, seconds_to_end
     from ablate.store.runs import is_running
 
@@ -68,61 +72,48 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
         _watch(store)
     running = is_running(store.path)
     reader = ProgressReader(store, executor_alive=running, examines_files=True)
-    runs = reader.read()
-    trials = trials_of(store)
-    trials_run = trials is not None and is_running(trials.path)
-    tried = (
-        []
-        if trials is None
-        else ProgressReader(trials, executor_alive=trials_run, examines_files=True).read()
-    )
-    if as_json:
-        answer = {
-            "study": store.path.name,
-            "running": running,
-            "states": count_states(runs),
-            "ends": _iso(seconds_to_end(runs)),
-            "runs": [asdict(run) for run in runs],
-            "tuning": None if trials is None else {"study": trials.path.name, "states": count_states(tried)},
-        }
-        echo_json(answer)
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    by_arm = len(runs) > _MOST_RUNS and not all_runs
-    console.print(arms_table(runs) if by_arm else progress_table(runs, with_ids=all_runs))
-    end = end_text(runs, at_most=reader.may_end_sooner)
-    console.print(f"{store.path.name}: {summary(runs)}{f' · {end}' if end else _RUN_NOW[running]}")
+    runs, trials = reader.read(), _trials_of(store)
+    tuning, seconds_left = None, seconds_to_end(runs)
     if trials is not None:
-        so_far = f"{_RUN_NOW[trials_run]}, of the trials asked so far"
-        console.print(f"{trials.path.name}: {summary(tried)}{so_far}")
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for run in runs:
-        if run.message and run.state in ("failed", "diverged", "interrupted", "stopped", "damaged"):
-            alike.setdefault((run.arm, run.state, run.message), []).append(str(run.seed))
-    for (arm, state, message), seeds in alike.items():
-        line = safe_text(f"{arm} seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {state}: {message}")
-        console.print(line, markup=False, soft_wrap=True)
+        trials_run = is_running(trials.path)
+        tried = ProgressReader(trials, executor_alive=trials_run, examines_files=True).read()
+        tuning = {"study": trials.path.name, "states": count_states(tried)}
+    ends = None
+    if seconds_left is not None:
+        ends = (datetime.now().astimezone() + timedelta(seconds=seconds_left)).isoformat(timespec="seconds")
+    content = {
+        "study": store.path.name,
+        "running": running,
+        "states": count_states(runs),
+        "ends": ends,
+        "runs": [asdict(run) for run in runs],
+        "tuning": tuning,
+    }
 
+    def lines() -> Iterator[str]:
+        yield arms_table(runs) if len(runs) > _MOST_RUNS and not all_runs else runs_table(runs)
+        end = end_text(runs, at_most=reader.may_end_sooner) or _RUN_NOW[running]
+        yield f"{store.path.name}: {summary(runs)} · {end}"
+        if trials is not None:
+            yield f"{trials.path.name}: {summary(tried)} · {_RUN_NOW[trials_run]}, of the trials asked so far"
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for run in runs:
+            if run.message and run.state in ("failed", "diverged", "interrupted", "stopped", "damaged"):
+                alike.setdefault((run.arm, run.state, run.message), []).append(str(run.seed))
+        for (arm, state, message), seeds in alike.items():
+            yield f"{arm} seed {', '.join(seeds)} {state}: {message}"
 
-def _iso(seconds_left: float | None) -> str | None:
-    """Return a local time to come in ISO 8601, with the zone."""
-    if seconds_left is None:
-        return None
-    return (datetime.now().astimezone() + timedelta(seconds=seconds_left)).isoformat(timespec="seconds")
+    deliver(content, lines, as_json=as_json)
 
 
 def _watch(store: StudyStore) -> None:
     """Redraw the table several times a second while a process runs the study."""
-    from rich.console import Console
-
     from ablate.cli.display import LiveDisplay
     from ablate.execute.progress import ProgressReader
     from ablate.store.runs import is_running
 
-    console, ids = Console(highlight=False), [run.id for _, run in store.plan().runs()]
-    with contextlib.suppress(KeyboardInterrupt), LiveDisplay(ProgressReader(store), ids, console) as display:
+    ids = [run.id for _, run in store.plan().runs()]
+    with contextlib.suppress(KeyboardInterrupt), LiveDisplay(ProgressReader(store), ids) as display:
         while is_running(store.path):
             display.update()
             time.sleep(_LOOK_SEC)
@@ -143,11 +134,23 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
     latest = leases.latest()
     if not latest:
         raise UserError(f"run {found.run_id} has not been started yet")
-    for number in range(1, latest + 1):
-        click.echo(_attempt_text(number, leases.read(number)))
     chosen = attempt or latest
     if chosen > latest:
         raise UserError(f"--attempt: run {found.run_id} has {latest} (expected 1 to {latest})")
+    for number in range(1, latest + 1):
+        record = leases.read(number)
+        if record is None:
+            click.echo(f"attempt {number}: its record is damaged")
+            continue
+        started = datetime.fromtimestamp(record.started_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        parts = {
+            f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}": True,
+            f"{(record.ended_unix or 0) - record.started_unix:.0f} s": record.ended_unix,
+            f"from step {record.resumed_from_step}": record.resumed_from_step,
+            f"arithmetic {record.fingerprint}": record.fingerprint,
+            record.message: record.message,
+        }
+        click.echo(safe_text(", ".join(str(part) for part, said in parts.items() if said)))
     click.echo()
     place = _print_from(found.attempt_log(chosen), 0)
     if not place and not follow:
@@ -161,22 +164,6 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
             click.echo(f"-- attempt {chosen} ended without a word; another has begun --")
             chosen, place = leases.latest(), 0
         time.sleep(_LOOK_SEC)
-
-
-def _attempt_text(number: int, record: Attempt | None) -> str:
-    if record is None:
-        return f"attempt {number}: its record is damaged"
-    started = datetime.fromtimestamp(record.started_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    parts = [f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}"]
-    if record.ended_unix is not None:
-        parts.append(f"{record.ended_unix - record.started_unix:.0f} s")
-    if record.resumed_from_step:
-        parts.append(f"from step {record.resumed_from_step}")
-    if record.fingerprint:
-        parts.append(f"arithmetic {record.fingerprint}")
-    if record.message:
-        parts.append(record.message)
-    return safe_text(", ".join(parts))
 
 
 def _print_from(log: Path, place: int) -> int:
@@ -208,7 +195,7 @@ def cancel(study: str, storage: Path) -> None:
     from ablate.execute.driver import request_stop
 
     request_stop(store.path)
-    if (trials := trials_of(store)) is not None and is_running(trials.path):
+    if (trials := _trials_of(store)) is not None and is_running(trials.path):
         request_stop(trials.path)
     status = command_line("status", store.path.name, storage=storage)
     click.echo(f"Asked to stop: {store.path.name} (follow it with: {status})")
@@ -243,7 +230,7 @@ def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, s
             click.echo(f"{path}  ({why}, {_size(path) / 2**20:.1f} MiB)")
         if dry_run:
             return
-        if not yes and not click.confirm(f"Remove {len(found)} of them?" if len(found) > 1 else "Remove it?"):
+        if not yes and not click.confirm(f"Remove these ({len(found)})?"):
             return
         for path in found:
             if path.is_dir():
@@ -281,30 +268,26 @@ def _is_stop(path: Path) -> bool:
 
 def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
     """Return what can go, with the reason of each, in the order of the folders."""
-    planned = {run.id for _, run in store.plan().runs()}
+    ended = ("finished", "diverged")
+    planned = {run.id: store.run(run.id).state() in ended for _, run in store.plan().runs()}
     killed = "left by an executor that was killed"
     found: dict[Path, str] = {}
-    for path in _entries(store.path / "runs"):
-        if not _is_run(path):
-            continue
+    for path in filter(_is_run, _entries(store.path / "runs")):
         if path.name not in planned:
             found[path] = "a run that the plan no longer has"
             continue
         run = store.run(path.name)
-        if run.state() in ("finished", "diverged") and run.checkpoints.is_dir():
+        if planned[path.name]:
             found[run.checkpoints] = "checkpoints of a run that has ended"
-        if run.stop_path.is_file():
-            found[run.stop_path] = killed
-        if weights and run.weights.is_dir() and not run.weights.is_symlink():
+        found[run.stop_path] = killed
+        if weights:
             found[run.weights] = "the weights of a run"
-        for left in _entries(path):
-            is_draft = left.is_file() or left.name.startswith(f".{run.weights.name}.")
-            if left.name.startswith(_DRAFTS) and is_draft and not left.is_symlink():
-                found[left] = "left by a write that was cut off"
-    ended = all(store.run(run_id).status().state in ("finished", "diverged") for run_id in planned)
-    if ended and store.prefixes.is_dir() and not store.prefixes.is_symlink():
+        drafts = (left for left in _entries(path) if left.name.startswith(_DRAFTS))
+        found |= dict.fromkeys(drafts, "left by a write that was cut off")
+    if all(planned.values()):
         found[store.prefixes] = "states that runs had in common, which have ended"
-    return found | {left: killed for left in _entries(store.path) if _is_stop(left)}
+    found |= dict.fromkeys(filter(_is_stop, _entries(store.path)), killed)
+    return {path: why for path, why in found.items() if path.exists() and not path.is_symlink()}
 
 
 def _size(path: Path) -> int:

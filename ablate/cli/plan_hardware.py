@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.cli.output import format_table, names_text
+from ablate.cli.common import format_table, names_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, on_hardware
 from ablate.modelled.speed import HARDWARE
-from ablate.modelled.spread import Range
 from ablate.plan.estimate import shared_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.modelled.on_hardware import OnHardware
+    from ablate.modelled.spread import Range
     from ablate.plan import Plan, PlannedArm
 
-_NOT_MODELLED = (
-    "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for"
-)
+    Entry = dict[str, Any]
+
+_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
+"""What is added to a key for each end of a 95 % range."""
 
 
 def chosen_hardware(plan: Plan, names: Sequence[str], prices: Mapping[str, float]) -> tuple[str, ...]:
@@ -33,120 +34,86 @@ def chosen_hardware(plan: Plan, names: Sequence[str], prices: Mapping[str, float
     return tuple(dict.fromkeys([*(names or usual), *prices]))
 
 
-def hardware_json(
+def hardware_content(
     plan: Plan, hardware: Sequence[str], prices: Mapping[str, float]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[dict[str, Entry | None]], dict[str, Entry]]:
     """Return for each arm, and for the whole study, what it takes on the CPU or on each hardware."""
-    where = hardware or (CPU,)
-    arms = [
-        {name: _entry(on_hardware(arm.config, arm.resources, name), prices.get(name)) for name in where}
+    shared = shared_tokens(plan)
+    runs = [
+        len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens
         for arm in plan.arms
     ]
-    return arms, {name: _study(plan, name, prices.get(name)) for name in hardware}
+    arms = [{name: _entry(arm, name, prices.get(name)) for name in hardware or (CPU,)} for arm in plan.arms]
+    return arms, {name: _study([arm[name] for arm in arms], runs) for name in hardware}
 
 
-def _entry(found: OnHardware | None, price: float | None) -> dict[str, Any] | None:
+def _entry(arm: PlannedArm, name: str, price: float | None) -> Entry | None:
+    """Return what a run of an arm takes; None where its model or trainer is the user's own."""
+    found = on_hardware(arm.config, arm.resources, name)
     if found is None:
         return None
-    memory, hours = found.memory, found.gpu_hours
+    memory = found.memory
+    usd = None if found.gpu_hours is None or price is None else found.gpu_hours.times(price)
     return {
         "memory_bytes": asdict(memory.peak) | {"total": memory.peak.total},
         "peak_at": memory.at,
         "largest_quantised_bytes": memory.largest_copies,
         "capacity_bytes": found.capacity_bytes,
         "fits": found.fits,
-        **_range_json("gpu_hours_per_run", hours),
-        **_range_json("usd_per_run", _cost(hours, price)),
+        **_ends("gpu_hours_per_run", found.gpu_hours),
+        **_ends("usd_per_run", usd),
         "figures_are": "modelled",
     }
 
 
-def _study(plan: Plan, name: str, price: float | None) -> dict[str, Any]:
-    """Return the sums over all runs; None where an arm has no figure."""
-    found = [one for arm in plan.arms if (one := on_hardware(arm.config, arm.resources, name)) is not None]
-    hours = _hours_of_all(plan, name)
-    return {
-        "fits": all(one.fits for one in found) if len(found) == len(plan.arms) else None,
-        **_range_json("gpu_hours", hours),
-        **_range_json("usd", _cost(hours, price)),
-    }
+def _ends(key: str, found: Range | None) -> Entry:
+    return {key + end: None if found is None else getattr(found, of) for end, of in _ENDS.items()}
 
 
-def _hours_of_all(plan: Plan, name: str) -> Range | None:
-    """Return the hours of all runs; their errors are taken to go together, as on one kind of device."""
-    shared = shared_tokens(plan)
-    hours = []
-    for arm in plan.arms:
-        found = on_hardware(arm.config, arm.resources, name)
-        if found is None or found.gpu_hours is None:
-            return None
-        runs = len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens
-        hours.append(found.gpu_hours.times(runs))
-    ends = ("estimate", "low", "high")
-    return Range(**{end: sum(getattr(one, end) for one in hours) for end in ends})
+def _study(arms: Sequence[Entry | None], runs: Sequence[float]) -> Entry:
+    """Return the sums over all runs, whose errors go together as on one kind of device; or None."""
+    known = [one for one in arms if one is not None]
+    sums: Entry = {"fits": all(one["fits"] for one in known) if len(known) == len(arms) else None}
+    for key in ("gpu_hours", "usd"):
+        for end in _ENDS:
+            each = [None if one is None else one[f"{key}_per_run{end}"] for one in arms]
+            sums[key + end] = None if None in each else sum(map(operator.mul, runs, each))
+    return sums
 
 
-def _cost(hours: Range | None, price: float | None) -> Range | None:
-    return None if hours is None or price is None else hours.times(price)
-
-
-def _range_json(key: str, found: Range | None) -> dict[str, float | None]:
-    ends = {"": "estimate", "_low": "low", "_high": "high"}
-    return {key + end: None if found is None else getattr(found, of) for end, of in ends.items()}
-
-
-def hardware_text(plan: Plan, hardware: Sequence[str], prices: Mapping[str, float], width: int) -> list[str]:
-    """Return the lines for people: work, memory by part, what fits, GPU-hours of arms and of the study."""
-    arms = [arm for arm in plan.arms if on_hardware(arm.config, arm.resources, hardware[0]) is not None]
-    others = [arm.name for arm in plan.arms if arm not in arms]
-    lines = [f"{_NOT_MODELLED} {names_text(others)}"] if others else []
-    if not arms:
-        return lines
-    flops = [arm.size.flops_per_token * arm.batches.tokens for arm in arms if arm.size is not None]
-    ends = " to ".join(f"{one:.3g}" for one in dict.fromkeys((min(flops), max(flops))))
-    lines += [f"{'work':<9} {ends} FLOPs a run", *_memory_lines(arms, hardware)]
-    rows = [
-        [arm.name, *(_hours(on_hardware(arm.config, arm.resources, name)) for name in hardware)]
-        for arm in arms
+def hardware_lines(
+    names: Sequence[str], arms: Sequence[Mapping[str, Entry | None]], study: Mapping[str, Entry]
+) -> Iterator[str]:
+    """Yield the lines for people: memory by part, what fits, GPU-hours of arms and of the study."""
+    others = [name for name, own in zip(names, arms, strict=True) if None in own.values()]
+    if others:
+        yield (
+            "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for "
+            f"{names_text(others)}"
+        )
+    rows = []
+    for name in study:
+        known = [entry for own in arms if (entry := own[name]) is not None]
+        if not known:
+            return
+        most = max(known, key=lambda entry: entry["memory_bytes"]["total"])
+        parts = ", ".join(f"{part} {size / 1e9:.3g}" for part, size in most["memory_bytes"].items() if size)
+        fits = f"{sum(bool(entry['fits']) for entry in known)} of {len(known)} arms"
+        rows.append((name, f"{most['capacity_bytes'] / 1e9:.3g}", parts, fits))
+    yield "\nGB of a device, modelled at the peak of the arm that needs most:"
+    yield format_table(("hardware", "has", "needs", f"fit into {FITS_SHARE:.0%}"), rows)
+    yield "\nGPU-hours a run, modelled, with 95 % ranges (–: no unit for a format, or not modelled):"
+    table = [
+        [name, *(_range_text(entry, "gpu_hours_per_run", ",.1f") for entry in own.values())]
+        for name, own in zip(names, arms, strict=True)
     ]
-    sums = {name: _hours_of_all(plan, name) for name in hardware}
-    rows.append(["all runs", *(_range_text(hours, ",.0f") for hours in sums.values())])
-    if prices:
-        usd = (_cost(hours, prices.get(name)) for name, hours in sums.items())
-        rows.append(["USD", *(_range_text(one, ",.0f") for one in usd)])
-    lines += [
-        "",
-        "GPU-hours a run, modelled, with 95 % ranges (–: no unit for a format, where it would be emulated):",
-    ]
-    return [*lines, format_table(["arm", *hardware], rows, width=width)]
+    table.append(["all runs", *(_range_text(one, "gpu_hours", ",.0f") for one in study.values())])
+    if any(one["usd"] is not None for one in study.values()):
+        table.append(["USD", *(_range_text(one, "usd", ",.0f") for one in study.values())])
+    yield format_table(["arm", *study], table)
 
 
-def _memory_lines(arms: Sequence[PlannedArm], hardware: Sequence[str]) -> list[str]:
-    """Return the memory of the arm that needs most on each hardware; one line where it is the same."""
-    groups: dict[str, list[str]] = {}
-    for name in hardware:
-        found = [one for arm in arms if (one := on_hardware(arm.config, arm.resources, name)) is not None]
-        most = max(found, key=lambda one: one.memory.peak.total)
-        peak = most.memory.peak
-        parts = ", ".join(f"{part} {_gigabytes(size)}" for part, size in asdict(peak).items() if size)
-        need = f"{_gigabytes(peak.total)} GB a device ({parts})"
-        assert most.capacity_bytes is not None
-        fits = sum(bool(one.fits) for one in found)
-        word = {len(found): "fits", 0: "does not fit"}.get(fits, f"{fits} of {len(found)} arms fit")
-        groups.setdefault(need, []).append(f"{name} has {_gigabytes(most.capacity_bytes)}: {word}")
-    lines = [line for need, verdicts in groups.items() for line in (need, "; ".join(verdicts))]
-    lines.append(f"modelled, at the peak of the arm that needs most; up to {FITS_SHARE:.0%} of a device fits")
-    return [f"{'' if place else 'memory':<9} {line}" for place, line in enumerate(lines)]
-
-
-def _hours(found: OnHardware | None) -> str:
-    hours = None if found is None else found.gpu_hours
-    return "< 0.1" if hours and hours.estimate < 0.1 else _range_text(hours, ",.1f")
-
-
-def _range_text(found: Range | None, form: str) -> str:
-    return "–" if found is None else f"{found.estimate:{form}} [{found.low:{form}}, {found.high:{form}}]"
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.3g}"
+def _range_text(entry: Entry | None, key: str, form: str) -> str:
+    if entry is None or entry[key] is None:
+        return "–"
+    return f"{entry[key]:{form}} [{entry[f'{key}_low']:{form}}, {entry[f'{key}_high']:{form}}]"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.base.errors import UserError
-from ablate.cli.output import echo_json, format_table, names_text, terminal_width
-from ablate.cli.plan_hardware import chosen_hardware, hardware_json, hardware_text
+from ablate.cli.common import deliver, format_table, names_text
+from ablate.cli.plan_hardware import chosen_hardware, hardware_content, hardware_lines
 from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import StudyProgress, build_plan, code_warning, estimate, known_plan, read_progress
@@ -20,22 +20,23 @@ from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, SPREAD, cost
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, trial_plan, values_text
 from ablate.run.architecture import layer_places
-from ablate.store import END_STATES, StudyStore
+from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from ablate.plan import Plan, PlanCosts, PlannedArm
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
-    from ablate.store.plan_file import Settled
     from ablate.study import Study
 
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
 """Description of a layer that no recipe applies to."""
+_CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation"}
+_TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
 
 
 def show_plan(
@@ -55,46 +56,52 @@ def show_plan(
         click.echo(warning, err=True)
     plan = known_plan(plan, store)
     named = chosen_hardware(plan, hardware, prices)
-    progress, elsewhere = _with_neighbours(plan, store, read_progress(plan, store))
+    progress = read_progress(plan, store)
+    # Results of other studies in the storage, which a run would take; they have no weights.
+    runs = () if plan.keep_weights else plan.runs()
+    to_do = {run.id: arm.resources for arm, run in runs if run.id and run.id not in progress.states}
+    there = find_elsewhere(store, to_do)
+    states = {run_id: other.run(run_id).status().state for run_id, other in there.items()}
+    progress = replace(progress, states=progress.states | states)
+    elsewhere = {run_id: other.path.name for run_id, other in there.items()}
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     tried = _dry_runs(plan) if dry_run else []
-    if as_json:
-        content = _to_json(plan, progress, costs) | {"taken_from": elsewhere}
-        for entry, found in zip(content["arms"], tried, strict=False):
+    on_hardware, of_all = hardware_content(plan, named, prices) if named or as_json else ([], {})
+
+    def content() -> dict[str, Any]:
+        whole = _content(plan, progress, costs)
+        for entry, found in zip(whole["arms"], tried, strict=False):
             entry["dry_run"] = found
-        on_hardware, content["on_hardware"] = hardware_json(plan, named, prices)
-        for entry, where in zip(content["arms"], on_hardware, strict=True):
+        for entry, where in zip(whole["arms"], on_hardware, strict=True):
             entry["on_hardware"] = where
-        echo_json(content, ensure_ascii=False)
-    else:
-        width = max(80, terminal_width())
-        figures = _figures(plan, progress, costs, elsewhere)
-        figures += hardware_text(plan, named, prices, width) if named else []
-        _show(plan, progress, figures, width, all_runs=all_runs)
+        return whole | {"taken_from": elsewhere, "on_hardware": of_all}
+
+    def lines() -> Iterator[str]:
+        yield from _head(plan, progress)
+        yield from _figures(plan, progress, costs, elsewhere)
+        if named:
+            yield from hardware_lines([arm.name for arm in plan.arms], on_hardware, of_all)
+        yield from _left_out(plan)
+        if all_runs:
+            listed = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
+            yield "\n" + format_table(("id", "arm", "seed", "state"), listed)
         if layers:
-            click.echo("\n" + _layers_table(plan, width))
+            yield "\n" + _layers_table(plan)
+            yield from (f"\n{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None)
         for arm, found in zip(plan.arms, tried, strict=False):
-            click.echo(
+            yield (
                 f"dry run  {arm.name}: {found['parameters']:,} parameters, {found['linear_layers']} linear "
                 f"layers, forward and backward of {found['tokens']:,} tokens fit"
             )
+        if plan.missing:
+            yield "\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:"
+
+    deliver(content() if as_json else None, lines, as_json=as_json)
     if plan.missing:
         raise UserError(*plan.missing)
 
 
-def _with_neighbours(
-    plan: Plan, store: StudyStore, progress: StudyProgress
-) -> tuple[StudyProgress, dict[str, str]]:
-    """Count results of other studies in the storage, which a run would take; return whose each is, too."""
-    runs = () if plan.keep_weights else plan.runs()  # others have results, not weights
-    to_do = {run.id: arm.resources for arm, run in runs if run.id and run.id not in progress.states}
-    found = find_elsewhere(store, to_do)
-    there = {run_id: neighbour.run(run_id).status().state for run_id, neighbour in found.items()}
-    studies = {run_id: neighbour.path.name for run_id, neighbour in found.items()}
-    return replace(progress, states=progress.states | there), studies
-
-
-def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
+def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
     """Return the lock file's content, with the plan's progress and costs here and now."""
     content = plan_to_json(plan)
     for arm, entry in zip(plan.arms, content["arms"], strict=True):
@@ -124,37 +131,6 @@ def _to_json(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
     return content
 
 
-def _show(plan: Plan, progress: StudyProgress, figures: Iterable[str], width: int, *, all_runs: bool) -> None:
-    """Print a plan for people."""
-    description = f": {' '.join(plan.description.split())}" if plan.description else ""
-    click.echo(click.style(plan.study, bold=True) + description)
-    click.echo(f"baseline {plan.baseline}; {_target_text(plan)}")
-    seeds = [run.seed for run in plan.arms[0].runs]
-    shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
-    click.echo(f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n")
-    click.echo(_arms_table(plan, progress, width) + "\n")
-    for line in figures:
-        click.echo(line)
-    for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
-        if cells:
-            click.echo(f"\n{title}: {len(cells):,} {'cell' if len(cells) == 1 else 'cells'} of the grid")
-        for cell in cells:
-            click.echo(f"  {cell.name}: {cell.reason}")
-    if plan.missing:
-        click.echo("\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:")
-    else:
-        click.echo("\n" + (_runs_table(plan, progress, width) if all_runs else _ids_table(plan, width)))
-
-
-def _target_text(plan: Plan) -> str:
-    if plan.target is None:
-        return "no target: final losses are compared (`ablate pilot` says which target to take)"
-    value, is_loss = f"{plan.target.value:g}", plan.target.kind == "val_loss"
-    target = f"validation loss {value} nats per token" if is_loss else f"perplexity {value}"
-    crossing = "confirmed crossing" if plan.target.crossing == "confirmed" else "first evaluation"
-    return f"target {target} ({crossing})"
-
-
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
     """Dry-run every arm's model by shapes."""
     from ablate.train.dry import dry_run
@@ -178,57 +154,93 @@ def _groups(layers: tuple[LinearLayer, ...], recipe: Recipe, total_tokens: int) 
     return layer_groups(recipe, layer_places(layers).values(), total_tokens)
 
 
-def _layers_table(plan: Plan, width: int) -> str:
+def _layers_table(plan: Plan) -> str:
     rows = [
         ("" if place else arm.name, " ".join(group.names), str(group.count), group.recipe)
         for arm in plan.arms
         for place, group in enumerate(_layer_groups(arm))
     ]
-    table = format_table(("arm", "linear layers", "n", "carry"), rows, width=width)
-    covered = [f"{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None]
-    return "\n\n".join([table, *covered])
+    return format_table(("arm", "linear layers", "n", "carry"), rows)
 
 
-def _arms_table(plan: Plan, progress: StudyProgress, width: int) -> str:
+def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
+    """Yield the study, its target and seeds, and a table of its arms."""
+    description = f": {' '.join(plan.description.split())}" if plan.description else ""
+    yield plan.study + description
+    target = "no target: final losses are compared (`ablate pilot` says which target to take)"
+    if plan.target is not None:
+        value = _TARGETS[plan.target.kind].format(plan.target.value)
+        target = f"target {value} ({_CROSSINGS[plan.target.crossing]})"
+    yield f"baseline {plan.baseline}; {target}"
+    seeds = [run.seed for run in plan.arms[0].runs]
+    shown = ", ".join(map(str, seeds[:8])) + (f", … ({len(seeds)} in all)" if len(seeds) > 8 else "")
+    yield f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n"
     rows = []
     for arm in plan.arms:
-        own = "; ".join(
-            f"{field.rpartition('.')[2]} {_value(pair[1])}" for field, pair in arm.differs.items()
-        )
-        differs = "(baseline)" if arm.name == plan.baseline else own
+        own = (f"{field.rpartition('.')[2]} {_value(pair[1])}" for field, pair in arm.differs.items())
+        differs = "(baseline)" if arm.name == plan.baseline else "; ".join(own)
         rows.append((arm.name, arm.recipe, differs, _states(progress, (run.id for run in arm.runs))))
-    return format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows, width=width)
+    yield format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows) + "\n"
+
+
+def _left_out(plan: Plan) -> Iterator[str]:
+    """Yield the cells of the grid that are no arms of their own."""
+    for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
+        if cells:
+            yield f"\n{title} cells of the grid: {len(cells):,}"
+        yield from (f"  {cell.name}: {cell.reason}" for cell in cells)
 
 
 def _figures(
-    plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: Mapping[str, str]
-) -> list[str]:
+    plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: dict[str, str]
+) -> Iterator[str]:
+    """Yield lines of what is run, and what it takes."""
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
     ids = [run.id for _, run in plan.runs()]
-    taken = f"of the results {taken_text(elsewhere)}: same configuration, same code"
+    runs = [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"]
+    if elsewhere:
+        runs.append(f"of the results {taken_text(elsewhere)}: same configuration, same code")
+    if shared := costs.shared_tokens:
+        runs.append(
+            f"{len(shared):,} begin with steps that another trains, to the same bits: "
+            f"{sum(shared.values()):,} tokens less"
+        )
     figures = {
-        "tuning": _tuning_lines(plan, costs.cores),
+        "tuning": _tuning_texts(plan, costs.cores),
         "batch": _each(plan, _batch_text),
-        "budget": _each(plan, _budget_text),
+        "budget": _each(
+            plan,
+            lambda arm: (
+                f"{arm.batches.tokens:,} tokens a run in {arm.batches.steps:,} steps, "
+                f"{arm.batches.evals:,} evaluations"
+            ),
+        ),
+        "work": _each(
+            plan,
+            lambda arm: (
+                "not known"
+                if arm.size is None
+                else f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
+            ),
+        ),
         "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
         "model": _each(plan, _model_text),
         "layers": _each(plan, _carried_text),
-        "seeds": _seeds_text(plan),
-        "stop": _stop_text(plan),
-        "fork": _fork_text(plan),
-        "runs": [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"],
-        "": [*([taken] if elsewhere else []), *_shared_text(plan, progress, costs)],
+        "seeds": _seeds_texts(plan),
+        "fork": [
+            f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"
+            for arm in plan.arms
+            if arm.fork is not None
+        ],
+        "runs": runs,
         "time": [_time_text(costs)],
-        "storage": [f"about {_bytes(costs.storage_bytes)}, without the token cache"],
+        "storage": [f"about {costs.storage_bytes / 1e6:,.1f} MB, without the token cache"],
     }
-    return [
-        f"{'' if place else name:<9} {text}"
-        for name, texts in figures.items()
-        for place, text in enumerate(texts)
-    ]
+    for name, texts in figures.items():
+        yield from (f"{'' if place else name:<9} {text}" for place, text in enumerate(texts))
 
 
-def _tuning_lines(plan: Plan, cores: int) -> list[str]:
+def _tuning_texts(plan: Plan, cores: int) -> list[str]:
     """Return the budget of tuning, and what was found or that it comes first."""
     tuning = plan.tune
     if tuning is None:
@@ -236,91 +248,43 @@ def _tuning_lines(plan: Plan, cores: int) -> list[str]:
     asked = [(group.name, n, group.shared) for group in tuning.groups for n in range(tuning.trials)]
     trials = trial_plan(plan, tuning, asked)
     runs, budget = sum(len(arm.runs) for arm in trials.arms), trials.arms[0].batches.tokens
-    groups = f"each of {len(tuning.groups)} groups" if len(tuning.groups) > 1 else "the one group"
-    most = "at most " if tuning.prune else ""
-    lines = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
-    lines.append(f"{tuning.trials} trials of {budget:,} tokens for {groups}, by {tuning.sampler}")
-    lines.append(f"{runs:,} runs, {most}{runs * budget:,} tokens, before the runs of the arms")
+    texts = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
+    texts.append(
+        f"{tuning.trials} trials of {budget:,} tokens for each of {len(tuning.groups)} groups, by "
+        f"{tuning.sampler}: {runs:,} runs, at most {runs * budget:,} tokens, before the runs of the arms"
+    )
     if tuning.is_done:
-        return [*lines, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
+        return [*texts, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
     seconds = estimate(trials, StudyProgress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
-    about = "a time not known" if seconds is None else f"about {duration_text(seconds)} (modelled)"
-    lines.append(f"{about}, not in the time below")
-    return [*lines, "not done yet: arms at the values found come on top of those above"]
+    about = "a time not known" if seconds is None else f"about {duration_text(seconds)}, modelled"
+    return [*texts, f"not done yet ({about}); arms at the values found come on top of those above"]
 
 
-def _stop_text(plan: Plan) -> list[str]:
-    """Say when an arm's other runs are not needed, with the nominal level of each look."""
-    if plan.stop is None:
-        return []
-    from ablate.reports.words import words
-    from ablate.results.stop_rule import levels_of
+def _seeds_texts(plan: Plan) -> list[str]:
+    """Say what so many seeds, and more, would find; and when an arm's other runs are not needed."""
+    texts, rule, others = [], plan.stop, max(1, len(plan.arms) - 1)
+    spread = f"where pairs of runs spread by {SPREAD:.1%}"
+    if rule is not None and rule.diverged is not None:
+        texts.append(f"an arm stops after diverged runs: {rule.diverged}")
+    if rule is not None and rule.settled is not None:
+        from ablate.reports.words import words
+        from ablate.results.stop_rule import expected_seeds, levels_of
 
-    text, rule = [], plan.stop
-    if rule.diverged is not None:
-        text.append(f"an arm after {rule.diverged} diverged {'run' if rule.diverged == 1 else 'runs'}")
-    if rule.settled is not None:
         first, last = rule.settled.looks[0], rule.settled.looks[-1]
         levels = words.levels(levels_of(rule.settled))
-        text.append(f"an arm that is settled: looks after each of {first} to {last} seeds, at {levels}")
-        text += _expected_text(plan, rule.settled)
-    return text
-
-
-def _seeds_text(plan: Plan) -> list[str]:
-    """Say what so many seeds, and more, would find."""
-    if not plan.paired_seeds or (plan.stop is not None and plan.stop.settled is not None):
-        return []
-    seeds, others = len(plan.arms[0].runs), max(1, len(plan.arms) - 1)
-    wanted = [seeds, *[n for n in (2, 3, 5, 8) if n > seeds][:2]]
-    found = {n: cost_found(n, others, moderated=plan.intervals == "moderated") for n in wanted}
-    costs = [f"{n} find a cost of {cost:.0%}" for n, cost in found.items() if cost is not None]
-    spread = f"pairs of runs that spread by {SPREAD:.1%}"
-    return [f"{', '.join(costs)} in 4 of 5 comparisons ({spread})"]
-
-
-def _expected_text(plan: Plan, rule: Settled) -> list[str]:
-    """Say what seeds until settled take at least, as expected, and at most."""
-    from ablate.results.stop_rule import expected_seeds
-
-    def tokens(seeds: float) -> str:
-        return f"{sum(arm.batches.tokens for arm in plan.arms) * seeds:,.0f} tokens"
-
-    others = max(1, len(plan.arms) - 1)
-    margin = None if plan.target is None else plan.target.within
-    expected = {
-        cost: expected_seeds(rule, cost, SPREAD, arms=others, margin=margin) for cost in (0.05, 0.1, 0.2)
-    }
-    listed = ", ".join(f"{seeds:.1f} at a cost of {cost:.0%}" for cost, seeds in expected.items())
-    spread = f"simulated, pairs of runs that spread by {SPREAD:.1%}"
-    least, usual, most = (tokens(seeds) for seeds in (rule.looks[0], expected[0.1], rule.looks[-1]))
-    return [
-        f"at least {least}, {usual} if arms cost 10%, at most {most}",
-        f"expected seeds an arm: {listed} ({spread})",
-    ]
-
-
-def _fork_text(plan: Plan) -> list[str]:
-    """Say which arms start from another's state, and what their cost is then."""
-    places: dict[str, list[str]] = {}
-    for arm in plan.arms:
-        if arm.fork is not None:
-            step = arm.fork.tokens // arm.batches.tokens_per_step
-            place = f"from {arm.fork.arm} after {arm.fork.tokens:,} tokens (step {step:,})"
-            places.setdefault(place, []).append(arm.name)
-    said = ["token costs count from the fork: what an arm costs from there on"] if places else []
-    return [*(f"{names_text(names)} {place}" for place, names in places.items()), *said]
-
-
-def _shared_text(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> list[str]:
-    """Say what is trained once for several runs."""
-    if not (shared := costs.shared_tokens):
-        return []
-    to_do = sum(arm.batches.tokens for arm, run in plan.runs() if progress.state(run.id) not in END_STATES)
-    saved = sum(shared.values())
-    runs = "1 run begins" if len(shared) == 1 else f"{len(shared):,} runs begin"
-    text = f"{runs} with steps that another trains, to the same bits: {saved:,} tokens less"
-    return [f"{text} ({100 * saved / to_do:.0f} % of those to do)"]
+        texts.append(f"an arm stops where it is settled: looks after each of {first} to {last}, at {levels}")
+        margin = None if plan.target is None else plan.target.within
+        costs = (0.05, 0.1, 0.2)
+        seeds = (expected_seeds(rule.settled, cost, SPREAD, arms=others, margin=margin) for cost in costs)
+        needed = ", ".join(f"{n:.1f} at a cost of {c:.0%}" for n, c in zip(seeds, costs, strict=True))
+        texts.append(f"expected for an arm: {needed} (simulated, {spread})")
+    elif plan.paired_seeds:
+        own = len(plan.arms[0].runs)
+        wanted = [own, *[n for n in (2, 3, 5, 8) if n > own][:2]]
+        found = ((n, cost_found(n, others, moderated=plan.intervals == "moderated")) for n in wanted)
+        each = (f"{n} find a cost of {cost:.0%}" for n, cost in found if cost is not None)
+        texts.append(f"{', '.join(each)} in 4 of 5 comparisons ({spread})")
+    return texts
 
 
 def _batch_text(arm: PlannedArm) -> str:
@@ -334,36 +298,27 @@ def _batch_text(arm: PlannedArm) -> str:
     return text
 
 
-def _budget_text(arm: PlannedArm) -> str:
-    batches = arm.batches
-    return f"{batches.tokens:,} tokens a run in {batches.steps:,} steps, {batches.evals:,} evaluations"
-
-
 def _model_text(arm: PlannedArm) -> str:
     model = arm.config.model
     if arm.size is None:
         return f"not known: {arm.config.trainer} builds it, and the study has no model"
-    parameters = f"{parameters_text(arm.size.parameters)} parameters"
-    if not model.is_built_in:
-        start = "a checkpoint's weights" if model.pretrained else "random weights"
-        name = f"{model.hf} with {start}" if model.hf is not None else model.function
-        return f"{name}, {len(arm.layers)} linear layers: {parameters}"
-    layers = "1 layer" if model.layers == 1 else f"{model.layers} layers"
-    ffn = f"ffn {model.ffn}"
-    if model.experts is not None:
-        ffn = f"{model.experts} experts of ffn {model.ffn}, {model.experts_per_token} a token"
-    kind = "" if model.architecture == "llama" else f"{model.architecture}, "
-    return f"{kind}width {model.width}, {layers}, {model.heads} heads, {ffn}: {parameters}"
+    if model.is_built_in:
+        text = f"{model.architecture}, width {model.width}, layers {model.layers}, heads {model.heads}"
+        text += f", ffn {model.ffn}"
+        if model.experts is not None:
+            text += f" of {model.experts} experts, {model.experts_per_token} a token"
+    else:
+        text = model.function or f"{model.hf}, {'pretrained' if model.pretrained else 'random'} weights"
+    return f"{text}: {parameters_text(arm.size.parameters)} parameters"
 
 
 def _carried_text(arm: PlannedArm) -> str:
     if arm.size is None:
         return "not known"
-    groups = _layer_groups(arm)
-    carrying = sum(group.count for group in groups if group.recipe != _HIGH_PRECISION)
-    text = f"{carrying or 'none'} of {len(arm.layers)} linear layers in low precision"
+    carrying = sum(group.count for group in _layer_groups(arm) if group.recipe != _HIGH_PRECISION)
+    text = f"{carrying} of {len(arm.layers)} linear layers in low precision"
     if arm.coverage is not None and (hidden := arm.coverage.out_of_reach):
-        text += f", {len(hidden)} {'matrix' if len(hidden) == 1 else 'matrices'} out of reach"
+        text += f"; matrices out of reach: {len(hidden)}"
     return text
 
 
@@ -372,69 +327,38 @@ def _time_text(costs: PlanCosts) -> str:
         return "not known before a run is finished: the study does not describe the model"
     if not costs.wall_seconds:
         return "nothing left to run"
-    where = "1 core" if costs.cores == 1 else f"{costs.cores} cores"
-    rate = f"{FLOPS_PER_CPU_CORE / 1e9:g} GFLOP/s a core"
+    where, rate = f"{costs.cores} CPU cores", f"{FLOPS_PER_CPU_CORE / 1e9:g} GFLOP/s a core"
     if costs.uses_gpu:
         where, rate = "one GPU job at a time", f"{FLOPS_PER_GPU / 1e12:g} TFLOP/s a GPU"
     ground = "measured where runs are finished, else modelled and scaled to those"
-    if set(costs.ground.values()) == {"measured"}:
-        ground = "from the measured speed of finished runs"
-    elif set(costs.ground.values()) == {"modelled"}:
+    if set(costs.ground.values()) == {"modelled"}:
         ground = f"modelled: {rate} assumed; emulated formats take longer"
     return f"about {duration_text(costs.wall_seconds)} on {where} ({ground})"
 
 
-def _ids_table(plan: Plan, width: int) -> str:
-    fits = max(1, (width - 34) // 17)
-    rows = []
-    for arm in plan.arms:
-        more = f" +{len(arm.runs) - fits}" if len(arm.runs) > fits else ""
-        rows.append((arm.name, " ".join(run.id for run in arm.runs[:fits]) + more))
-    return format_table(("arm", "ids of its runs (--runs lists all)"), rows, width=width)
-
-
-def _runs_table(plan: Plan, progress: StudyProgress, width: int) -> str:
-    rows = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
-    return format_table(("id", "arm", "seed", "state"), rows, width=width)
-
-
-def _each(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
+def _each(plan: Plan, text_of: Callable[[PlannedArm], Any]) -> list[str]:
     """Return the texts of all arms: one line if they agree, else one for each group with its arms."""
     groups: dict[str, list[str]] = {}
     for arm in plan.arms:
         groups.setdefault(text_of(arm), []).append(arm.name)
     if len(groups) == 1:
         return list(groups)
-    lines = []
-    for text, names in list(groups.items())[:_MAX_GROUPS]:
-        lines.append(f"{text} ({names_text(names)})")
+    lines = [f"{text} ({names_text(names)})" for text, names in list(groups.items())[:_MAX_GROUPS]]
     if len(groups) > _MAX_GROUPS:
         lines.append(f"and {len(groups) - _MAX_GROUPS} others (--json lists all)")
     return lines
 
 
 def _states(progress: StudyProgress, ids: Iterable[str]) -> str:
-    names = {"pending": "to do", "finished": "done"}
     counts = Counter(progress.state(run_id) for run_id in ids)
-    return ", ".join(f"{count:,} {names.get(state, state)}" for state, count in counts.items())
+    return ", ".join(f"{count:,} {state}" for state, count in counts.items())
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list):
-        return "+".join(_value(item) for item in value) or "none"
+        return "+".join(map(_value, value)) or "none"
     if isinstance(value, dict):
         return " ".join(f"{key} {_value(item)}" for key, item in value.items()) or "default"
-    if value is None:
-        return "default"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
+    if value is None or isinstance(value, bool):
+        return {None: "default", True: "true", False: "false"}[value]
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= 0.9995 * size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"

@@ -1,26 +1,51 @@
-"""``ablate report``: write a study's report and print its verdict."""
+"""``ablate report``, ``compare`` and ``dashboard``: what studies show, on pages and in a few lines.
+
+How the dashboard fails: an unknown study, a port that is taken, a database that is not there and a server
+that does not answer are one line each, exit code 2.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
+import threading
 import time
+import webbrowser
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from ablate.base.command_hints import command_line, set_words
-from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, FOLDER, find_study, price_option, storage_option
-from ablate.cli.output import verdict_lines, writing_to
+from ablate.base.errors import UserError
+from ablate.cli.common import (
+    AT_LEAST_1,
+    FOLDER,
+    deliver,
+    echo_lines,
+    find_study,
+    format_table,
+    json_option,
+    price_option,
+    storage_option,
+    table_text,
+    tracking_option,
+    verdict_lines,
+    writing_to,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.reports import ReportPaths
+    from ablate.reports.words.table import Table
     from ablate.store import StudyStore
 
 _ENDED = ("finished", "diverged", "failed", "stopped")
+_LONGEST_VALUE = 60
 
 
 def _settings(_context: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -68,7 +93,7 @@ def _settings(_context: click.Context, _option: click.Parameter, names: tuple[st
     help="How often --watch looks.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the verdict.")
-def command(
+def report(
     study: str, storage: Path, out: Path | None, every: int, watch: bool, as_json: bool, **reading: Any
 ) -> int:
     """Write the report of STUDY (its name or its YAML file): HTML, Markdown, LaTeX, JSON, CSV, figures.
@@ -90,7 +115,7 @@ def command(
     if as_json and not watch:
         click.echo(written.json.read_text(encoding="utf-8"), nl=False)
     else:
-        _show(written)
+        echo_lines([*verdict_lines(written), "", *map(str, written.paths())])
     return code
 
 
@@ -98,14 +123,14 @@ def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
     """Say where a study file has been edited since it ran: the report is of the plan that ran."""
     if not study.endswith((".yaml", ".yml")):
         return
-    if settings := store.plan().settings:
-        ran = command_line("run", study, *set_words(settings), storage=store.path.parent)
-        click.echo(f"{study}: this report is of the study as it ran: {ran}", err=True)
+    settings = store.plan().settings
+    run = command_line("run", study, *set_words(settings), storage=store.path.parent)
+    if settings:
+        click.echo(f"{study}: this report is of the study as it ran: {run}", err=True)
         return
     from ablate.study import load_study
 
     if keys := load_study(study).differs_from(store.plan()):
-        run = command_line("run", study, storage=store.path.parent)
         click.echo(
             f"{study}: {', '.join(keys)} edited since the study ran. This report is of the plan that ran; "
             f"adopt the file with: {run}",
@@ -113,20 +138,14 @@ def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
         )
 
 
-def _show(written: ReportPaths) -> None:
-    for line in verdict_lines(written):
-        click.echo(safe_text(line, keep="\n"))
-    click.echo()
-    for path in written.paths():
-        click.echo(str(path))
-
-
 def _watch(store: StudyStore, write: Callable[..., ReportPaths], every: int) -> int:
     """Write the report whenever the run store has changed, until every run has ended: the exit code."""
-    seen: list[tuple[str, int]] = []
+    seen: object = None
     try:
         while True:
-            now = _stamp(store)
+            runs = [store.run(entry.id) for _, entry in store.plan().runs()]
+            sizes = (run.metrics_path.stat().st_size if run.metrics_path.exists() else 0 for run in runs)
+            now = [(run.status().state, size) for run, size in zip(runs, sizes, strict=True)]
             ended = sum(state in _ENDED for state, _ in now)
             if ended == len(now):
                 return 0
@@ -139,10 +158,240 @@ def _watch(store: StudyStore, write: Callable[..., ReportPaths], every: int) -> 
         return 130
 
 
-def _stamp(store: StudyStore) -> list[tuple[str, int]]:
-    """Return the state of every run, and how many bytes of metrics it has."""
-    runs = (store.run(entry.id) for _, entry in store.plan().runs())
-    return [
-        (run.status().state, run.metrics_path.stat().st_size if run.metrics_path.exists() else 0)
-        for run in runs
+@click.command(
+    "compare",
+    epilog="\b\nExamples:\n  ablate compare quickstart quickstart-long\n"
+    "  ablate compare width-64 width-128 width-256 --out trend/\n"
+    "  ablate compare width-64 width-128 width-256 --baseline mxfp4 --after 400_000",
+)
+@click.argument("studies", nargs=-1, required=True, metavar="STUDY STUDY [STUDY]...")
+@click.option("--baseline", metavar="ARM", help="State costs against this arm, not each study's baseline.")
+@click.option(
+    "--after",
+    type=AT_LEAST_1,
+    metavar="TOKENS",
+    help="Read each study where its file's baseline is after so many tokens, not at its target.",
+)
+@storage_option
+@click.option("--out", type=FOLDER, help="Write compare.html, .md, .json and the figure there, too.")
+@json_option
+def compare(
+    studies: tuple[str, ...],
+    baseline: str | None,
+    after: int | None,
+    storage: Path,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Put studies side by side: of two, whether an arm's cost differs; of more, how it goes with size.
+
+    Each STUDY is a study's name, its YAML file, or its folder in another storage. Arms are matched by name.
+    Three studies or more should differ in the size of the model or, at one size, in the budget alone.
+    """
+    if len(studies) < 2:
+        raise UserError(f"'{studies[0]}' alone compares with nothing (name two studies at least)")
+    stores = _find_studies(storage, studies)
+    from ablate.reports import analyse, load_frames
+    from ablate.reports.pages import compare as pages
+    from ablate.reports.pages.document import comparison_document, trend_document
+    from ablate.reports.read.rebase import read_against, target_after
+
+    frames = [load_frames(store) for store in stores]
+    for fault in (fault for frame in frames for fault in frame.faults):
+        click.echo(f"Left out: {fault}", err=True)
+    frames = [
+        read_against(frame, baseline=baseline, target=None if after is None else target_after(frame, after))
+        for frame in frames
     ]
+    analyses = [analyse(frame) for frame in frames]
+    names = [one.plan.study for one in analyses]
+    if len(set(names)) < len(names):
+        names = [str(store.path) for store in stores]
+    write: Callable[[Any, Path], tuple[Path, ...]]
+    if len(studies) == 2:
+        from ablate.reports.findings.compare import compare as compare_two
+
+        found: Any = compare_two(analyses[0], analyses[1], (frames[0], frames[1]), (names[0], names[1]))
+        write, document, lines = pages.write_comparison, comparison_document(found), _lines_of_two
+    else:
+        from ablate.reports.findings.trend import trend
+
+        found = trend(analyses, frames, names)
+        write, document, lines = pages.write_trend, trend_document(found), _lines_of_more
+    if out is not None:
+        with writing_to(out):
+            written = write(found, out)
+        for path in written:
+            click.echo(str(path), err=as_json)
+    deliver(document, partial(lines, found), as_json=as_json)
+
+
+def _find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
+    """Return the stores of several studies: each a name, a YAML file, or a folder of another storage."""
+    from ablate.store.runs import study_at
+
+    stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
+    known: dict[Path, str] = {}
+    for study, store in zip(studies, stores, strict=True):
+        path = store.path.resolve()
+        if path in known:
+            raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
+        known[path] = study
+    return stores
+
+
+def _lines_of_two(found: Any) -> Iterator[str]:
+    from ablate.reports.findings.trend import cut
+    from ablate.reports.words.compare import compare_table
+
+    if all(arm.left is None or arm.right is None for arm in found.arms):
+        yield "No arm is in both studies, by name."
+    yield from _table_lines(compare_table(found))
+    if found.differs:
+        yield "\nThe studies differ in"
+        rows = [(key, *(cut(value, _LONGEST_VALUE) for value in pair)) for key, pair in found.differs.items()]
+        yield format_table(("", found.left, found.right), rows)
+
+
+def _lines_of_more(found: Any) -> Iterator[str]:
+    from ablate.reports.words import compare as words
+
+    for _, table in words.trend_tables(found):
+        yield from (*_table_lines(table), "")
+    yield from (*words.trend_sentences(found), *words.differences_text(found))
+
+
+def _table_lines(table: Table) -> tuple[str, str]:
+    return table_text(table), f"\n{' '.join(table.caption.split())}"
+
+
+@click.command(
+    "dashboard",
+    epilog="\b\nExamples:\n  ablate dashboard quickstart --port 5001\n"
+    "  ablate dashboard my-study --sync --tracking-uri http://mlflow:5000",
+)
+@click.argument("study")
+@storage_option
+@tracking_option
+@click.option("--sync", is_flag=True, help="Only send MLflow what it lacks of the study; open nothing.")
+@click.option("--rebuild", is_flag=True, help="Look at everything anew, whatever was sent before.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port on 127.0.0.1 (default: 5000, else a free one)."
+)
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+def dashboard(
+    study: str,
+    storage: Path,
+    tracking_uri: str | None,
+    port: int | None,
+    *,
+    sync: bool,
+    rebuild: bool,
+    no_browser: bool,
+) -> int:
+    """Send MLflow what it lacks of STUDY (a name or its YAML file), and open its pages until Ctrl-C.
+
+    What is there already is not sent twice. --tracking-uri also puts a study into another MLflow server.
+    """
+    from ablate.base.command_hints import redact
+    from ablate.track.cursor import cursor_path, mirror_dir
+    from ablate.track.mirror import Mirror
+    from ablate.track.uri import (
+        default_tracking_uri,
+        is_database,
+        is_http,
+        resolve_tracking_uri,
+        sqlite_path,
+    )
+
+    store = find_study(storage, study)
+    uri = resolve_tracking_uri(storage, tracking_uri)
+    if not sync:
+        if not is_http(uri) and not is_database(uri):
+            raise UserError(f"no pages to open for '{redact(uri)}' (expected http(s)://… or a database)")
+        database = sqlite_path(uri)
+        if database and not database.exists() and uri != default_tracking_uri(storage):
+            hint = f"leave --tracking-uri out for {storage}/mlflow.db"
+            raise UserError(f"no MLflow database {database} ({hint})")
+
+    from ablate.track.server import choose_port, local_server, secret_name
+
+    # Early, so that a taken port is reported at once.
+    chosen = choose_port(port) if is_database(uri) and not sync else 0
+    if rebuild:
+        cursor_path(store, uri).unlink(missing_ok=True)
+    click.echo(f"Sending what is new to {redact(uri)} …", err=True)
+    with _stoppable() as stopped:
+        report = Mirror(store, uri).sync_once(stopped)
+        if stopped():
+            click.echo("Stopped; the same command sends the rest.", err=True)
+            return 130
+    experiment = report.experiment_id
+    if experiment is None and not sync:
+        raise UserError(f"MLflow at {redact(uri)} cannot be used: {report.problem}")
+    if report.problem:
+        click.echo(f"Not everything could be sent: {report.problem}", err=True)
+    if sync or experiment is None:
+        click.echo(f"{report.runs_sent} runs looked at, {report.metrics_sent} metric points sent")
+        return 1 if report.problem else 0
+    if is_http(uri):
+        _show(page(uri, experiment), no_browser)
+        return 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    log, artifacts = mirror_dir(store) / "server.log", storage / "mlartifacts"
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # the way to end it
+        local_server(uri, artifacts, log, chosen, name=secret_name()) as (url, process),
+    ):
+        _show(page(url, experiment), no_browser, hidden=mirror_dir(store) / "pages.html")
+        click.echo("The address is a key: whoever has it can open the pages. Ctrl-C ends it.", err=True)
+        while process.poll() is None:
+            time.sleep(0.2)
+        raise UserError(f"MLflow's server has ended (see {log})")
+    return 0
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Yield whether Ctrl-C was pressed: between two runs one can stop without loss. A second one ends it."""
+    asked = threading.Event()
+
+    def ask(number: int, _frame: object) -> None:
+        asked.set()
+        signal.signal(number, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def page(base: str, experiment_id: str) -> str:
+    """Return the address of an experiment's charts."""
+    from ablate.track.sink import VIEW
+
+    # Charts instead of the table of runs, the sidebar for training instead of that for agents, our columns.
+    view = f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={VIEW}"
+    return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?{view}"
+
+
+def _show(address: str, no_browser: bool, hidden: Path | None = None) -> None:
+    """Print an address and open it; ``hidden``: through this file, because others can read command lines."""
+    from ablate.base.command_hints import redact
+
+    click.echo(redact(address))
+    sys.stdout.flush()
+    # Without a display the "browser" would be a text browser that takes over the terminal.
+    has_display = sys.platform == "darwin" or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if not has_display or no_browser:
+        return
+    if hidden is not None:
+        from html import escape
+
+        hidden.unlink(missing_ok=True)
+        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
+    webbrowser.open(address if hidden is None else hidden.absolute().as_uri())

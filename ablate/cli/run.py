@@ -1,31 +1,35 @@
-"""``ablate run``: plan, execute what is missing, mirror to MLflow, report. ``ablate submit``: as a Ray job.
+"""``ablate run``, ``ablate search``, and ``ablate submit``, which runs a study as a Ray job.
 
 Exit codes: 0 every run asked for has a result; 1 one of them failed; 2 bad input; 130 interrupted.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.base.command_hints import command_line, redact, set_words
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import (
-    Place,
+    PATH,
     address_option,
+    deliver,
     ended_by_ctrl_c,
+    format_table,
+    json_option,
     set_option,
     storage_option,
+    table_text,
     tracking_option,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from rich.console import Console
-
+    from ablate.search.plan import SearchPlan
     from ablate.workflow import StudyEnd
 
 _LOG_LINES = 6
@@ -62,52 +66,36 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
       ablate run my-study.yaml --set base.training.learning_rate=1e-3 --set name=my-study-lr
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    words = [*set_words(which["settings"]), *(word for arm in which["only"] for word in ("--only", arm))]
+    seeds = None if which["seeds"] is None else ",".join(map(str, which["seeds"]))
     place = {"address": address, "tracking_uri": tracking_uri}
-    again = command_line("run", study, *_chosen(**which), storage=storage, **place)
+    again = command_line("run", study, *words, storage=storage, seeds=seeds, **place)
     with ended_by_ctrl_c(again):
-        from ablate.cli.display import console_listener
+        from ablate.cli.display import ConsoleListener
         from ablate.workflow import Where
         from ablate.workflow.run import run_study
 
-        listener = console_listener()
-        where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
-        end = run_study(study, where, listener, **which)
-        return conclude(listener.console, end, again)
+        listener = ConsoleListener()
+        end = run_study(study, Where(storage=storage, **place), listener, **which)
+        return conclude(listener.say, end, again)
 
 
-def _chosen(
-    only: Sequence[str], seeds: Sequence[int] | None, settings: Sequence[str], **_retry: bool
-) -> Iterator[str]:
-    """Yield the options that choose runs and change the study, for the command that goes on."""
-    yield from set_words(settings)
-    for name in only:
-        yield from ("--only", name)
-    if seeds is not None:
-        yield from ("--seeds", ",".join(map(str, seeds)))
-
-
-def conclude(console: Console, end: StudyEnd, again: str) -> int:
+def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     """Show failed runs with their last lines, say ``again``, how to resume, and return the exit code."""
     for run in end.failed:
-        text = f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})"
+        say(f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})")
         log = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
-        for line in (text, *(f"    {line}" for line in log.splitlines()[-_LOG_LINES:])):
-            console.print(line, markup=False, soft_wrap=True)
-    lines = []
+        for line in log.splitlines()[-_LOG_LINES:]:
+            say(f"    {safe_text(line)}")
     if end.problem:
-        lines.append(f"{end.problem}; what it ran goes on from its checkpoints.")
+        say(f"\n{end.problem}; what it ran goes on from its checkpoints.")
     if end.interrupted:
-        lines.append(f"Stopped. Finished runs are kept; go on with: {again}")
-    elif end.num_failed:
-        runs = "1 run" if end.num_failed == 1 else f"{end.num_failed} runs"
-        lines.append(f"{runs} failed; try again with: {again} --retry-failed")
-    if end.num_missing and not end.interrupted:
-        runs = "1 run has" if end.num_missing == 1 else f"{end.num_missing} runs have"
-        lines.append(f"{runs} no result yet; go on with: {again}")
-    for line in lines:
-        console.print(f"\n{line}", markup=False, soft_wrap=True)
-    if end.interrupted:
+        say(f"\nStopped. Finished runs are kept; go on with: {again}")
         return 130
+    if end.num_failed:
+        say(f"\nFailed runs: {end.num_failed}; try again with: {again} --retry-failed")
+    if end.num_missing:
+        say(f"\nRuns without a result: {end.num_missing}; go on with: {again}")
     return 0 if end.is_done else 1
 
 
@@ -117,7 +105,7 @@ def conclude(console: Console, end: StudyEnd, again: str) -> int:
 )
 @click.argument("study")
 @click.option("--address", required=True, metavar="URL", help="The cluster's dashboard, http://head:8265.")
-@click.option("--storage", required=True, type=Place(path_type=Path), help="A folder that all nodes share.")
+@click.option("--storage", required=True, type=PATH, help="A folder that all nodes share.")
 @click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
 @click.option("--no-follow", is_flag=True, help="Do not wait for it and show what it prints.")
 @click.option("--insecure", is_flag=True, help="Also to a cluster that asks nobody for a token.")
@@ -154,24 +142,123 @@ def submit(
         status = command_line("status", loaded.name, storage=storage)
         click.echo(f"Follow it with the same command, or: {status}")
         return 0
-    return _follow(address, job)
-
-
-def _follow(address: str, identity: str) -> int:
-    import asyncio
-
-    from ablate.execute.submit import client_at
-
-    async def show() -> None:
-        async for text in client.tail_job_logs(identity):
-            click.echo(text, nl=False)
-
     try:
-        client = client_at(address)
-        asyncio.run(show())
+        state = jobs.follow(address, job, lambda text: click.echo(text, nl=False))
     except KeyboardInterrupt:
-        click.echo(f"\nThe job goes on; stop it with: ray job stop --address {address} {identity}")
+        click.echo(f"\nThe job goes on; stop it with: ray job stop --address {address} {job}")
         return 130
-    state = str(client.get_job_status(identity).value)
-    click.echo(f"Job {identity}: {state.lower()}")
+    click.echo(f"Job {job}: {state.lower()}")
     return 0 if state == "SUCCEEDED" else 1
+
+
+@click.command("search")
+@click.argument("file")
+@click.option("--plan", "only_plan", is_flag=True, help="Show what would be searched; start nothing.")
+@json_option
+@address_option
+@tracking_option
+@click.option(
+    "--optuna-storage",
+    metavar="URL",
+    help="grpc://HOST:PORT or a database's URL (default: a journal in the search's folder).",
+)
+@storage_option
+def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None, **where: Any) -> int:
+    """Search the recipes of FILE (a study file with `search:`, or a shipped one) for the best.
+
+    Two objectives: loss at equal tokens, or token cost; and modelled step time on named hardware. The same
+    command goes on after an interruption and never repeats a trial.
+
+    \b
+    Examples:
+      ablate search tiny-search --plan
+      ablate search tiny-search
+      ablate search my-search.yaml --address ray://head:10001 --optuna-storage grpc://head:13000
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    with ended_by_ctrl_c(command_line("search", file, **where, optuna_storage=optuna_storage)):
+        from ablate.search.plan import plan_search
+        from ablate.study import load_study
+        from ablate.workflow import Where, say_mirror
+
+        study = load_study(file)
+        place = Where(**where)
+        if study.search is None:
+            start = place.command_line("run", file)
+            raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: {start})")
+        planned = plan_search(study)
+        if only_plan:
+            content = _search_plan(planned)
+            deliver(content, lambda: _search_lines(content), as_json=as_json)
+            return 0
+        from ablate.cli.display import ConsoleListener
+        from ablate.reports.pages.compare import CONFIRM
+        from ablate.reports.pages.document import search_document
+        from ablate.reports.words.search import front_table, search_sentences
+        from ablate.workflow.search import search_study
+
+        listener = ConsoleListener(err=as_json)
+        end = search_study(planned, place, listener, file=file, optuna_storage=optuna_storage)
+        table = table_text(front_table(end.found))
+        deliver(search_document(end.found), lambda: [f"\n{table}\n"], as_json=as_json)
+        for sentence in (*search_sentences(end.found), f"\nReport:  {end.pages / 'search.html'}"):
+            listener.say(sentence)
+        if (end.pages / CONFIRM).exists():
+            listener.say(f"Confirm: {place.command_line('run', str(end.pages / CONFIRM))}")
+        say_mirror(end.mirror, end.tracking_uri, planned.name, place, listener)
+        return end.exit_code
+
+
+def _search_plan(planned: SearchPlan) -> dict[str, Any]:
+    """Return candidates, what is dropped, rounds and tokens, as ``--json`` prints them."""
+    search, plan = planned.search, planned.halving
+    tokens = sum(
+        count * at_budget.arm(planned.baseline).batches.tokens
+        for count, at_budget in zip(plan.most_trials, planned.plans, strict=True)
+    )
+    return {
+        "search": planned.name,
+        "baseline": planned.baseline,
+        "first": list(planned.first),
+        "objective": search.objective,
+        "hardware": search.hardware,
+        "shapes": search.shapes,
+        "budgets": search.budgets,
+        "trials": list(plan.most_trials),
+        "rounds": -(-plan.num_trials // plan.at_once),
+        "tokens": tokens,
+        "recipes": [
+            {
+                "name": candidate.name,
+                "gemms": planned.plans[0].arm(candidate.name).recipe,
+                "levels": candidate.levels,
+                "step_time_over_baseline": planned.times[candidate.name],
+                "runs": [one.arm(candidate.name).runs[0].id for one in planned.plans],
+            }
+            for candidate in plan.grid.candidates
+        ],
+        "dropped": [asdict(one) for one in planned.plans[0].dropped],
+    }
+
+
+def _search_lines(content: dict[str, Any]) -> Iterator[str]:
+    recipes, baseline = content["recipes"], content["baseline"]
+    rows = [
+        (
+            one["name"],
+            one["gemms"],
+            f"{one['step_time_over_baseline']:.3f}×",
+            "first" if one["name"] in content["first"] else "",
+        )
+        for one in recipes
+    ]
+    yield format_table(("recipe", "GEMMs", "step time", ""), rows)
+    shapes = f"{content['hardware']}, shapes of {content['shapes']}"
+    yield f"\nstep time  over that of {baseline}, modelled on {shapes}"
+    yield f"objective  {content['objective']}"
+    for count, budget in zip(content["trials"], content["budgets"], strict=True):
+        yield f"budget     {budget:,} tokens: at most {count} trials of {len(recipes)} recipes"
+    yield f"rounds     {content['rounds']} at the first budget; {content['tokens']:,} tokens at most"
+    if content["dropped"]:
+        yield f"\ndropped: {len(content['dropped'])}"
+    for one in content["dropped"]:
+        yield f"  {one['name']}: {one['reason']}"

@@ -9,6 +9,7 @@ reaches it may use.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import re
@@ -21,11 +22,14 @@ import urllib.request
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
 from ablate.execute.environment import code_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
@@ -117,6 +121,18 @@ def check_server(address: str, *, insecure: bool) -> None:
             f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "
             "see docs/reliability.md, or take --insecure)"
         )
+
+
+def follow(address: str, identity: str, show: Callable[[str], None]) -> str:
+    """Show what a job prints until it ends; return its state, such as ``SUCCEEDED``."""
+    client = client_at(address)
+
+    async def tail() -> None:
+        async for text in client.tail_job_logs(identity):
+            show(text)
+
+    asyncio.run(tail())
+    return str(client.get_job_status(identity).value)
 
 
 def client_at(address: str) -> Any:

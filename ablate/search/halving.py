@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.search.engine import TrialGroup, search
-from ablate.search.grid import IRRELEVANT, candidate_of
 from ablate.search.ledger import LOSS, Ledger, violation
+from ablate.search.spaces import IRRELEVANT, candidate_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from ablate.search.engine import Run
-    from ablate.search.grid import Grid
     from ablate.search.ledger import Proposal
+    from ablate.search.spaces import Grid
 
 FEWEST_TRIALS = 8
 """Fewer give no importances."""
@@ -111,7 +111,7 @@ def search_grid(
         group = TrialGroup(name=ledger.name, ledger=ledger, space=grid, num_trials=total, describe=more)
         if not search([group], plan.at_once, run):
             return False
-        better = promoted(ledger.trials(), plan.keep, DIVERGED)
+        better = promoted(ledger.trials(), plan.keep)
         chosen = [plan.grid.first[0], *map(candidate_of, better)]  # the baseline goes on in any case
     return True
 
@@ -128,16 +128,12 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 def layers(trials: Sequence[FrozenTrial]) -> list[list[FrozenTrial]]:
     """Return the feasible trials in layers: those that none dominates, then those that only these do, etc."""
-    left = [trial for trial in trials if is_feasible(trial)]
-    found = []
+    left, found = [trial for trial in trials if is_feasible(trial)], []
     while left:
-        best = {
-            trial.number
-            for trial in left
-            if not any(dominates(other.values or (), trial.values or ()) for other in left)
-        }
-        found.append([trial for trial in left if trial.number in best])
-        left = [trial for trial in left if trial.number not in best]
+        values = [trial.values or () for trial in left]
+        is_best = [not any(dominates(other, own) for other in values) for own in values]
+        found.append([trial for trial, best in zip(left, is_best, strict=True) if best])
+        left = [trial for trial, best in zip(left, is_best, strict=True) if not best]
     return found
 
 
@@ -159,11 +155,11 @@ def front(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(best, key=lambda trial: (*reversed(trial.values or ()), trial.number))
 
 
-def promoted(trials: Sequence[FrozenTrial], keep: float, diverged: float) -> list[FrozenTrial]:
+def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
     """Return the trials that go on to a larger budget: a share of them, but always the whole first front.
 
     By layer, within a layer by crowding distance, ties by number; then those that missed, the nearest first.
-    A violation from ``diverged`` up is never promoted.
+    A run that diverged is never promoted.
     """
     order: list[FrozenTrial] = []
     found = layers(trials)
@@ -172,7 +168,7 @@ def promoted(trials: Sequence[FrozenTrial], keep: float, diverged: float) -> lis
         order += sorted(layer, key=lambda trial: (-distance[trial.number], trial.number))
     missed = [trial for trial in trials if trial.state.name == "COMPLETE" and not is_feasible(trial)]
     nearest = sorted(missed, key=lambda trial: (violation(trial), trial.number))
-    order += [trial for trial in nearest if violation(trial) < diverged]
+    order += [trial for trial in nearest if violation(trial) < DIVERGED]
     return order[: max(math.ceil(keep * len(trials)), len(found[0]) if found else 0)]
 
 

@@ -23,6 +23,7 @@ from ablate.base.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from optuna import Study
@@ -68,15 +69,20 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         except (ValueError, KeyError) as error:
             raise UserError(f"{folder / JOURNAL}: not a journal of Optuna: {first_line(error)}") from error
     try:
-        if url.startswith(GRPC):
-            return _proxy(url)
-        return optuna.storages.get_storage(url)
-    except UserError:
-        raise
+        if not url.startswith(GRPC):
+            return optuna.storages.get_storage(url)
+        host, _, port = url.removeprefix(GRPC).rpartition(":")
+        with _experimental():
+            proxy = optuna.storages.GrpcStorageProxy(host=host, port=int(port))
+        proxy.wait_server_ready(timeout=_PROXY_SEC)
     except Exception as error:  # what a database driver raises is not ours to list
         from ablate.base.command_hints import redact
 
-        raise UserError(f"cannot open Optuna's storage {redact(url)}: {first_line(error)}") from error
+        expected = "expected grpc://HOST:PORT or a database's URL"
+        raise UserError(
+            f"cannot open Optuna's storage {redact(url)}: {first_line(error)} ({expected})"
+        ) from error
+    return proxy
 
 
 class Ledger:
@@ -101,7 +107,7 @@ class Ledger:
         if (has := len(self._study.directions)) != len(objectives):
             raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
         if self._study.metric_names != list(objectives):
-            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+            with _experimental():
                 self._study.set_metric_names(list(objectives))
 
     def trials(self) -> list[FrozenTrial]:
@@ -112,53 +118,42 @@ class Ledger:
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attrs: dict[str, Any]
     ) -> FrozenTrial:
         """Write a trial as open, all at once, and return it."""
-        from optuna.trial import TrialState as State
-        from optuna.trial import create_trial
-
-        self._study.add_trial(
-            create_trial(
-                state=State.RUNNING, params=dict(params), distributions=dict(distributions), user_attrs=attrs
-            )
-        )
+        self._study.add_trial(_open_trial(dict(params), dict(distributions), attrs))
         return self.trials()[-1]
 
-    def report(self, number: int, step: int, value: float) -> None:
-        """Write an intermediate value of an open trial, unless it is there."""
-        if step not in self._frozen(number).intermediate_values:
-            self._open(number).report(value, step)
+    def tell(
+        self,
+        number: int,
+        values: Sequence[float] | None = None,
+        *,
+        violation: float | None = None,
+        failed: str | None = None,
+        curve: Curve | None = None,
+    ) -> None:
+        """Record the end of an open trial, unless it is there.
 
-    def complete(self, number: int, values: Sequence[float], *, violation: float | None = None) -> None:
-        """Record the end of an open trial. ``violation`` above 0: it missed, and the values say by how much.
+        Without values it was ended early, after the last loss of ``curve``; or it ``failed``, for a fault of
+        its own. ``violation`` above 0: it missed, and the values say by how much.
 
         Raises:
             ValueError: a value that is not finite; Optuna would take an infinity for a result.
         """
-        if not all(map(math.isfinite, (*values, violation or 0.0))):
+        from optuna.trial import Trial, TrialState
+
+        if not all(map(math.isfinite, (*(values or ()), violation or 0.0))):
             raise ValueError(f"trial {number}: a value that is not finite: {values}")
-        if violation is not None and VIOLATION not in self._frozen(number).constraints:
-            self._open(number).set_constraint(VIOLATION, violation)
-        self._study.tell(number, list(values))
-
-    def prune(self, number: int) -> None:
-        """Tell that an open trial was ended early; its last intermediate value is what is known of it."""
-        from optuna.trial import TrialState as State
-
-        self._study.tell(number, state=State.PRUNED)
-
-    def fail(self, number: int, why: str) -> None:
-        """Tell that an open trial has no result, for a fault of its own."""
-        from optuna.trial import TrialState as State
-
-        self._open(number).set_user_attr("failed", why)
-        self._study.tell(number, state=State.FAIL)
-
-    def _frozen(self, number: int) -> FrozenTrial:
-        return self._study.get_trials(deepcopy=False)[number]
-
-    def _open(self, number: int) -> Any:
-        from optuna.trial import Trial as OptunaTrial
-
-        return OptunaTrial(self._study, self._frozen(number)._trial_id)  # noqa: SLF001  a number has no other way to it
+        frozen = self._study.get_trials(deepcopy=False)[number]
+        trial = Trial(self._study, frozen._trial_id)  # noqa: SLF001  a number has no other way to it
+        for tokens, loss in sorted((curve or {}).items()):
+            if tokens not in frozen.intermediate_values:
+                trial.report(loss, tokens)
+        if violation is not None and VIOLATION not in frozen.constraints:
+            trial.set_constraint(VIOLATION, violation)
+        state = TrialState.PRUNED if values is None else TrialState.COMPLETE
+        if failed is not None:
+            trial.set_user_attr("failed", failed)
+            state = TrialState.FAIL
+        self._study.tell(number, values and list(values), state)
 
 
 def violation(trial: FrozenTrial) -> float:
@@ -168,14 +163,22 @@ def violation(trial: FrozenTrial) -> float:
 
 def as_open(trial: FrozenTrial) -> FrozenTrial:
     """Return a trial as it was when it was asked: without a result."""
+    return _open_trial(trial.params, trial.distributions, trial.user_attrs)
+
+
+def _open_trial(params: dict[str, Any], distributions: dict[str, Any], attrs: dict[str, Any]) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
-        state=TrialState.RUNNING,
-        params=trial.params,
-        distributions=trial.distributions,
-        user_attrs=trial.user_attrs,
+        state=TrialState.RUNNING, params=params, distributions=distributions, user_attrs=attrs
     )
+
+
+def _experimental() -> AbstractContextManager[object]:
+    """Do not warn of constraints, names of metrics, proxies and groups, which Optuna calls experimental."""
+    from optuna.exceptions import ExperimentalWarning
+
+    return warnings.catch_warnings(action="ignore", category=ExperimentalWarning)
 
 
 def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
@@ -184,9 +187,7 @@ def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
 
     values = next((trial.values for trial in trials if trial.values is not None), (0.0,))
     study = optuna.create_study(directions=["minimize"] * len(values), **options)
-    with warnings.catch_warnings(
-        action="ignore", category=optuna.exceptions.ExperimentalWarning
-    ):  # constraints
+    with _experimental():
         study.add_trials(trials)
     return study
 
@@ -195,23 +196,8 @@ def tpe(seed: int, **options: Any) -> TPESampler:
     """Return Optuna's TPE, which takes open trials for poor (the constant liar)."""
     import optuna
 
-    with warnings.catch_warnings(
-        action="ignore", category=optuna.exceptions.ExperimentalWarning
-    ):  # group, multivariate
+    with _experimental():
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
-
-
-def _proxy(url: str) -> BaseStorage:
-    from optuna.exceptions import ExperimentalWarning
-    from optuna.storages import GrpcStorageProxy
-
-    host, colon, port = url.removeprefix(GRPC).rpartition(":")
-    if not (colon and host and port.isdecimal()):
-        raise UserError(f"Optuna's storage '{url}' (expected grpc://HOST:PORT)")
-    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        proxy = GrpcStorageProxy(host=host, port=int(port))
-    proxy.wait_server_ready(timeout=_PROXY_SEC)
-    return proxy
 
 
 def _cut_torn_line(path: Path) -> None:

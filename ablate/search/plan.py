@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from ablate.base.errors import UserError
 from ablate.modelled.speed import LLAMA_8B, mean_token_time, workload_of
 from ablate.plan import Plan, build_plan
-from ablate.search.grid import Candidate, Grid
 from ablate.search.halving import COST, STEP_TIME, Halving
 from ablate.search.ledger import LOSS
+from ablate.search.spaces import Candidate, Grid
 from ablate.store.plan_file import DroppedCell
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ablate.data import DataIdentity
     from ablate.plan.plan import PlannedArm
     from ablate.run.config import DataConfig
+    from ablate.store.plan_file import Target
     from ablate.study import Study
     from ablate.study.search_space import Search
 
@@ -57,6 +58,13 @@ class SearchPlan:
     def baseline(self) -> str:
         """The arm that all are held against."""
         return self.plans[0].baseline
+
+    @property
+    def target(self) -> Target:
+        """The study's target; a search without one is refused."""
+        target = self.plans[0].target
+        assert target is not None
+        return target
 
     @cached_property
     def halving(self) -> Halving:

@@ -16,10 +16,9 @@ from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
 from ablate.run.outcome import find_crossing
 from ablate.run.schedule import divergence_bound
-from ablate.search.engine import TrialResult
-from ablate.search.grid import candidate_of
+from ablate.search.engine import TrialResult, losses_of
 from ablate.search.halving import DIVERGED, search_grid, short_tokens
-from ablate.search.runs import losses_of
+from ablate.search.spaces import candidate_of
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -30,12 +29,10 @@ if TYPE_CHECKING:
 
     from ablate.plan import Plan
     from ablate.recipes import RecipeSpec
-    from ablate.search.engine import Asked
+    from ablate.search.engine import Asked, TrialRuns
     from ablate.search.ledger import Curve
     from ablate.search.plan import SearchPlan
-    from ablate.search.runs import TrialRuns
     from ablate.store import StudyStore
-    from ablate.store.plan_file import Target
 
 LOCK = "search.lock.json"
 SEEDS = 5
@@ -72,27 +69,20 @@ def search_recipes(
         )
         names = [candidate_of(one.trial) for one in asked]
         runs.train(asked, plan_of(found, [(budget, name) for name in names]))
-        _check_ended(found, runs, asked, say)
-        return [result_of(found, runs.store, budget, name) for name in names]
+        if runs.outcome.interrupted:
+            raise StoppedError("Stopped. Trials that have ended are kept")
+        states = {name: runs.states(one)[0] for name, one in zip(names, asked, strict=True)}
+        if runs.outcome.problem or not {*END_STATES, "failed"}.issuperset(states.values()):
+            raise StoppedError(runs.outcome.problem or "A run has no result")
+        results = [result_of(found, runs.store, budget, name) for name in names]
+        for name, result in zip(names, results, strict=True):
+            if result.failed is not None:
+                say(f"Failed: {name}: {result.failed}")
+        if states.get(found.baseline) == "failed":
+            raise StoppedError("Without the baseline there is nothing to hold recipes against")
+        return list(results)
 
     search_grid(found.halving, storage, run, describe)
-
-
-def _check_ended(
-    found: SearchPlan, runs: TrialRuns, asked: Sequence[Asked], say: Callable[[str], None]
-) -> None:
-    """Say which runs failed; raise ``StoppedError`` if the round cannot be told."""
-    if runs.outcome.interrupted:
-        raise StoppedError("Stopped. Trials that have ended are kept")
-    states = {candidate_of(one.trial): runs.states(one)[0] for one in asked}
-    if runs.outcome.problem or any(state not in {*END_STATES, "failed"} for state in states.values()):
-        raise StoppedError(runs.outcome.problem or "A run has no result")
-    for one in asked:
-        if states[candidate_of(one.trial)] == "failed":
-            message = runs.store.run(one.trial.user_attrs["runs"][0]).status().message
-            say(f"Failed: {candidate_of(one.trial)}: {message}")
-    if states.get(found.baseline) == "failed":
-        raise StoppedError("Without the baseline there is nothing to hold recipes against")
 
 
 def arm_name(found: SearchPlan, budget: int, name: str) -> str:
@@ -176,34 +166,24 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
         if is_diverged:
             bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)
             return TrialResult(values=(bound, time), violation=DIVERGED)
-        return TrialResult(values=(_last(curve), time))
-    against = _tokens_to_target(found, losses_of(store.run(found.arm(budget, found.baseline).runs[0].id)))
+        return TrialResult(values=(curve[max(curve)], time))
+    target = found.target
+
+    def tokens_to_target(curve: Curve) -> float | None:
+        crossing = find_crossing(list(curve), list(curve.values()), target.val_loss, target.crossing)
+        return None if crossing is None else crossing.tokens
+
+    against = tokens_to_target(losses_of(store.run(found.arm(budget, found.baseline).runs[0].id)))
     if against is None:
         raise UserError(
             f"the baseline '{found.baseline}' does not reach the target within {budget:,} tokens, so that no "
             "token cost has a meaning (raise search.budgets or the target, or search for objective: loss)"
         )
-    own = None if is_diverged else _tokens_to_target(found, curve)
+    own = None if is_diverged else tokens_to_target(curve)
     if own is not None:
         return TrialResult(values=(own / against - 1, time))
-    missed = DIVERGED if is_diverged else max(_last(curve) - _target(found).val_loss, 1e-9)
+    missed = DIVERGED if is_diverged else max(curve[max(curve)] - target.val_loss, 1e-9)
     return TrialResult(values=(budget / against - 1, time), violation=missed)
-
-
-def _last(curve: Curve) -> float:
-    return float(curve[max(curve)])
-
-
-def _target(found: SearchPlan) -> Target:
-    target = found.plans[0].target
-    assert target is not None  # a search without one is refused
-    return target
-
-
-def _tokens_to_target(found: SearchPlan, curve: Curve) -> float | None:
-    target = _target(found)
-    crossing = find_crossing(list(curve), list(curve.values()), target.val_loss, target.crossing)
-    return None if crossing is None else crossing.tokens
 
 
 def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
@@ -229,7 +209,7 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
         base["backend"] = config.backend
     if config.trainer is not None:
         base["trainer"] = config.trainer
-    target = _target(found)
+    target = found.target
     content = {
         "name": f"{found.name[:_LONGEST_NAME]}-confirm",
         "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "

@@ -13,25 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
 from ablate.run.schedule import divergence_bound
-from ablate.search.engine import TrialGroup, TrialResult, search
-from ablate.search.ledger import Ledger, open_storage, violation
-from ablate.search.rates import Rates, best_trial
-from ablate.search.runs import run_ids
+from ablate.search.engine import TrialGroup, TrialResult, losses_of, search
+from ablate.search.ledger import Ledger, Proposal, open_storage, violation
+from ablate.search.spaces import Rates, best_trial
 from ablate.store import END_STATES
 from ablate.store.plan_file import TrialRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
     from ablate.execute.driver import ExecutionEnd
     from ablate.plan import Plan
-    from ablate.search.engine import Asked
-    from ablate.search.ledger import Proposal
-    from ablate.search.runs import TrialRuns
-    from ablate.store import State, StudyStore
+    from ablate.search.engine import Asked, TrialRuns
+    from ablate.store import StudyStore
     from ablate.store.plan_file import GroupTuning
     from ablate.study.search_space import Tune
 
@@ -54,7 +50,25 @@ def first_trials(plan: Plan, tuning: Tune) -> Plan:
 def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     """Search the values of every group; ``runs`` trains them in the store of the trials' study."""
     storage = open_storage(None, runs.store.path)
-    groups = [_group(storage, plan, tuning, group) for group in tuning.groups]
+    groups = []
+    for group in tuning.groups:
+
+        def describe(found: Proposal, arms: Sequence[str] = group.arms) -> dict[str, Any]:
+            return {"runs": [one for arm in arms for one in trial_ids(plan.arm(arm), tuning, found.params)]}
+
+        space = Rates(
+            fields=tuning.fields,
+            shared=group.shared,
+            sampler=tuning.sampler,
+            prune=tuning.prune,
+            tokens=tuning.tokens,
+            seed=tuning.seeds[0],
+        )
+        ledger = Ledger(storage, f"{tuning.study}: {group.name} [{fingerprint(plan, tuning, group)}]")
+        trials = tuning.trials
+        groups.append(
+            TrialGroup(name=group.name, ledger=ledger, space=space, num_trials=trials, describe=describe)
+        )
 
     def plan_of_all() -> Plan:
         asked = [(group.name, one.number, one.params) for group in groups for one in group.ledger.trials()]
@@ -68,12 +82,12 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
 
     runs.write(plan_of_all())
     is_done = search(groups, tuning.at_once, run)
-    trials = [group.ledger.trials()[: group.num_trials] for group in groups]
+    told = [group.ledger.trials()[: group.num_trials] for group in groups]
     found = [
         _found(runs.store, group, own, is_done=is_done)
-        for group, own in zip(tuning.groups, trials, strict=True)
+        for group, own in zip(tuning.groups, told, strict=True)
     ]
-    unended = [one for own in trials for one in own if not one.state.is_finished()]
+    unended = [one for own in told for one in own if not one.state.is_finished()]
     return Searched(
         tuning=replace(tuning, groups=tuple(found)),
         plan=plan_of_all(),
@@ -82,39 +96,22 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     )
 
 
-def _group(storage: BaseStorage, plan: Plan, tune: Tune, group: GroupTuning) -> TrialGroup:
-    def describe(found: Proposal) -> dict[str, Any]:
-        ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, found.params)]
-        return {"runs": ids}
-
-    space = Rates(
-        fields=tune.fields,
-        shared=group.shared,
-        sampler=tune.sampler,
-        prune=tune.prune,
-        tokens=tune.tokens,
-        seed=tune.seeds[0],
-    )
-    ledger = Ledger(storage, f"{tune.study}: {group.name} [{fingerprint(plan, tune, group)}]")
-    return TrialGroup(name=group.name, ledger=ledger, space=space, num_trials=tune.trials, describe=describe)
-
-
 def _result(runs: TrialRuns, one: Asked) -> TrialResult | None:
-    """Return a trial's result, without values while some run has not ended."""
-    curve, states = runs.curve(run_ids(one)), runs.states(one)
-    if all(state in END_STATES for state in states):
-        losses = [_final(runs, run_id, state) for run_id, state in zip(run_ids(one), states, strict=True)]
-        return TrialResult(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
-    return TrialResult(curve=curve)
+    """Return a trial's result, without values while some run has not ended.
 
-
-def _final(runs: TrialRuns, run_id: str, state: State) -> float:
-    """Return a run's last validation loss, or the bound of divergence for one that diverged."""
-    if state == "diverged":
-        config = runs.store.run(run_id).config()
-        return divergence_bound(config["training"]["divergence_loss"], config["vocab_size"])
-    losses = runs.losses(run_id)
-    return losses[max(losses)]
+    A run that diverged counts with the loss at which it is called so.
+    """
+    curve, states, losses = runs.curve(one.run_ids), runs.states(one), []
+    if not all(state in END_STATES for state in states):
+        return TrialResult(curve=curve)
+    for run_id, state in zip(one.run_ids, states, strict=True):
+        if state == "diverged":
+            config = runs.store.run(run_id).config()
+            losses.append(divergence_bound(config["training"]["divergence_loss"], config["vocab_size"]))
+        else:
+            own = losses_of(runs.store.run(run_id))
+            losses.append(own[max(own)])
+    return TrialResult(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
 
 
 def _found(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ablate.data import TokenFiles
     from ablate.execute.driver import ExecutionEnd
     from ablate.execute.pending_runs import RunRequest, Todo
-    from ablate.search.runs import TrialRuns
+    from ablate.search.engine import TrialRuns
     from ablate.store import State
     from ablate.workflow import Where
 
@@ -302,7 +302,7 @@ def trial_runs(
     """Return the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
     from ablate.execute.pending_runs import requests_of
-    from ablate.search.runs import TrialRuns
+    from ablate.search.engine import TrialRuns
 
     cancellation = Cancellation(store.path)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.compare import NOT_TOLD
-from ablate.search.grid import IRRELEVANT, candidate_of
 from ablate.search.halving import DIVERGED, front, importances, is_feasible, with_levels
 from ablate.search.ledger import violation
+from ablate.search.spaces import IRRELEVANT, candidate_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.words import words
 from ablate.reports.words.table import Table, make_table
-from ablate.search.grid import IRRELEVANT
 from ablate.search.halving import short_tokens
+from ablate.search.spaces import IRRELEVANT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -65,7 +65,7 @@ def test_every_arm_layer_and_gemm_has_its_row(study, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--arm", "fp"], "--arm: no arm 'fp' in study 's' (arms: fp4, plain)"),
+        (["--arm", "fp"], "--arm: no arm 'fp' in study 's' (arms: plain, fp4)"),
         (["--backend", "fast"], "--backend: no back end 'fast' (expected auto"),
         (["--device", "toaster"], "device 'toaster' cannot be used ("),
         (["--backend", "torch"], "arm 'fp4', attention.qkv, Fprop: back end 'torch' cannot do mxfp4 on CPU"),

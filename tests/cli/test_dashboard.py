@@ -17,7 +17,7 @@ import pytest
 
 import ablate.track.server as tracking
 from ablate.base.files import append_line
-from ablate.cli import dashboard
+from ablate.cli import report
 from ablate.store import Status, StudyStore
 from ablate.store.plan_file import plan_from_json
 from tests.cli.command import ablate
@@ -91,12 +91,9 @@ def test_shows_the_experiment_until_ctrl_c(storage, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tracking, "local_server", server)
-    monkeypatch.setattr(dashboard, "time", SimpleNamespace(sleep=ctrl_c))
-    monkeypatch.setattr(
-        dashboard,
-        "signal",
-        SimpleNamespace(SIGINT=0, SIGTERM=0, SIGHUP=0, default_int_handler=None, signal=lambda *_: None),
-    )
+    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=ctrl_c))
+    signals = SimpleNamespace(SIGINT=0, SIGTERM=0, SIGHUP=0, default_int_handler=None, signal=lambda *_: None)
+    monkeypatch.setattr(report, "signal", signals)
     ended = call(storage)
     assert ended.code == 0, ended
     base, _, rest = ended.out.strip().partition("/#/")
@@ -141,10 +138,17 @@ def test_a_real_server_shows_the_experiment_and_leaves_no_process(storage):
     wait_until(lambda: not processes_of_group_leaders(servers))
 
 
-def test_unknown_study(storage):
-    [line] = fails(storage, study="smal")
-    assert "no study 'smal'" in line
-    assert "small" in line
+def test_sync_sends_what_mlflow_lacks_once_and_opens_nothing(storage):
+    first = call(storage, "--sync")
+    assert (first.code, first.out) == (0, "1 runs looked at, 2 metric points sent\n")  # and its perplexity
+    assert "0 metric points sent" in call(storage, "--sync").out
+    assert call(storage, "--sync", "--rebuild").code == 0
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
+    experiment = client.get_experiment_by_name("small")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
+    assert len(client.get_metric_history(run.info.run_id, "val_loss")) == 1
 
 
 def test_port_in_use(storage):
@@ -156,20 +160,21 @@ def test_port_in_use(storage):
     assert f"port {port} is in use" in line
 
 
-def test_missing_database(storage, tmp_path):
-    [line] = fails(storage, "--tracking-uri", f"sqlite:///{tmp_path}/gone.db")
-    assert f"no MLflow database {tmp_path}/gone.db" in line
-
-
-def test_server_away(storage):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    [line] = fails(storage, "--tracking-uri", f"http://ann:s3cret@127.0.0.1:{port}")
-    assert f"MLflow at http://***@127.0.0.1:{port} cannot be used" in line
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tracking-uri", "sqlite:////no/gone.db"], "no MLflow database /no/gone.db"),
+        (["--tracking-uri", "./mlruns"], "keeps no runs in plain files"),
+        (
+            ["--tracking-uri", "http://ann:s3cret@127.0.0.1:9"],
+            "MLflow at http://***@127.0.0.1:9 cannot be used",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(storage, arguments, said):
+    [line] = fails(storage, *arguments)
+    assert said in line
     assert "s3cret" not in line
-
-
-def test_plain_folder(storage):
-    [line] = fails(storage, "--tracking-uri", "./mlruns")
-    assert "keeps no runs in plain files" in line
+    [line] = fails(storage, study="smal")
+    assert "no study 'smal'" in line
+    assert "small" in line

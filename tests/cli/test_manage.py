@@ -1,4 +1,4 @@
-"""The verbs that look after a study: logs, cancel, clean, sync, status --watch."""
+"""The verbs that look after a study: status, logs, cancel, clean."""
 
 from __future__ import annotations
 
@@ -53,21 +53,23 @@ def call(store, *arguments, **options):
 
 def test_logs_show_the_ledger_and_the_last_attempt(store):
     output = call(store, "logs", "00aa").output
-    assert "attempt 1: interrupted" in output
-    assert "preempted (SIGTERM)" in output
-    assert "attempt 2: finished" in output
-    assert "from step 40" in output
+    for said in ("attempt 1: interrupted", "preempted (SIGTERM)", "attempt 2: finished", "from step 40"):
+        assert said in output
     assert output.endswith("second\\x1b[31m\n")  # a log must not steer the terminal
     assert call(store, "logs", "00aa", "--attempt", "1").output.endswith("first\n")
     store.run(IDS[0]).attempt_log(1).write_text("")
     assert call(store, "logs", "00aa", "--attempt", "1").output.endswith("\n\nAttempt 1 printed nothing.\n")
+    (other := store.path.parent / "t" / "runs" / IDS[0]).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"^'00aa' begins 2 runs' ids: {store.run(IDS[0]).path}, {other}$"):
+        call(store, "logs", "00aa")
+    assert "attempt 2: finished" in call(store, "logs", "00aa", "--study", "s").output
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["00"], r"no run '00'|has not been started|begins"),
-        (["00bb"], "no run '00bb'"),
+        (["0"], r"begins 2 runs' ids"),
+        (["00bb"], "has not been started"),
         (["ffff"], "no run 'ffff'"),
         (["../x"], "is no run's id"),
         (["*"], "is no run's id"),
@@ -76,17 +78,9 @@ def test_logs_show_the_ledger_and_the_last_attempt(store):
     ],
 )
 def test_logs_of_what_is_not_there(store, arguments, line):
-    if arguments == ["00"]:
-        store.run(IDS[1]).create({})
+    store.run(IDS[1]).create({})
     with pytest.raises(UserError, match=line):
         call(store, "logs", *arguments)
-
-
-def test_a_run_in_two_studies_is_named_by_its_folders(store):
-    (other := store.path.parent / "t" / "runs" / IDS[0]).mkdir(parents=True)
-    with pytest.raises(UserError, match=rf"^'00aa' begins 2 runs' ids: {store.run(IDS[0]).path}, {other}$"):
-        call(store, "logs", "00aa")
-    assert "attempt 2: finished" in call(store, "logs", "00aa", "--study", "s").output
 
 
 def test_logs_follow_to_the_end(store, monkeypatch):
@@ -113,74 +107,46 @@ def test_cancel_asks_only_where_somebody_runs_it(store):
     assert (store.path / "cancel").exists()
 
 
-def leftovers(store):
-    gone = store.run("0123456789abcdef")
-    gone.create({})
-    (store.run(IDS[0]).checkpoints).mkdir()
-    (store.run(IDS[0]).checkpoints / "000000000001.json").write_text("{}")
-    (store.run(IDS[0]).path / ".status.json.x1").write_text("half")
-    (store.path / ".stop-1234").touch()
-    own = store.path / "runs" / "my notes"
-    own.mkdir()
-    (own / "a.txt").write_text("mine")
-    (store.run(IDS[0]).path / ".nfs123").write_text("not ours")
-    link = store.path / "runs" / "fedcba9876543210"
-    link.symlink_to(own)
-    return gone, own, link
-
-
 def test_clean_asks_and_takes_what_is_its_own_alone(store):
-    gone, own, link = leftovers(store)
-    assert "a run that the plan no longer has" in call(store, "clean", "s", "--dry-run").output
-    assert gone.path.exists()
+    run, gone, own = store.run(IDS[0]), store.run("0123456789abcdef"), store.path / "runs" / "my notes"
+    gone.create({})
+    for folder in (run.checkpoints, run.weights, run.path / ".weights.123", own):
+        folder.mkdir()
+    ours = [run.checkpoints / "1.json", run.path / ".status.json.x1", store.path / ".stop-1234"]
+    theirs = [own / "a.txt", run.path / ".nfs123", run.weights / "model.safetensors"]
+    for path in (*ours, *theirs):
+        path.write_text("something")
+    (link := store.path / "runs" / "fedcba9876543210").symlink_to(own)
+    said = call(store, "clean", "s", "--dry-run").output
+    for why in ("a run that the plan no longer has", "left by a write that was cut off"):
+        assert why in said
     call(store, "clean", "s", input="n\n")
-    assert gone.path.exists()
-    assert "Removed 4." in call(store, "clean", "s", input="y\n").output
-    assert not gone.path.exists()
-    assert not store.run(IDS[0]).checkpoints.exists()
-    assert (own / "a.txt").read_text() == "mine"
+    assert all(path.exists() for path in (gone.path, *ours))
+    assert "Removed 5." in call(store, "clean", "s", input="y\n").output
+    assert not any(path.exists() for path in (gone.path, *ours))
     assert link.is_symlink()
-    assert (store.run(IDS[0]).path / ".nfs123").exists()
-    assert [row["val_loss"] for row in store.run(IDS[0]).metrics()] == [1.5]
+    assert all(path.read_text() == "something" for path in theirs)
+    assert [row["val_loss"] for row in run.metrics()] == [1.5]
     assert call(store, "clean", "s").output == "Nothing to remove.\n"
+    assert "the weights of a run" in call(store, "clean", "s", "--weights", "--yes").output
+    assert not run.weights.exists()
 
 
-def test_clean_keeps_the_checkpoint_of_a_stopped_run(store):
+def test_clean_keeps_what_a_run_may_go_on_from(store):
     run = store.run(IDS[1])
     run.create({})
     run.checkpoints.mkdir()
+    (store.prefixes / "key").mkdir(parents=True)
     run.write_status(Status(state="stopped", tokens=5, message="not needed"))
     assert call(store, "clean", "s").output == "Nothing to remove.\n"
     run.ask_to_stop("not needed")  # its executor was killed before it saw this
     assert "Removed 1." in call(store, "clean", "s", "--yes").output
     assert not run.stop_path.exists()
     assert run.checkpoints.exists()
-
-
-def test_clean_takes_the_weights_only_when_told(store):
-    run = store.run(IDS[0])
-    (run.path / ".weights.123").mkdir()
-    run.weights.mkdir()
-    assert "left by a write that was cut off" in call(store, "clean", "s", "--yes").output
-    assert run.weights.exists()
-    assert "the weights of a run" in call(store, "clean", "s", "--weights", "--yes").output
-    assert not run.weights.exists()
-
-
-def test_clean_takes_the_states_in_common_once_every_run_has_ended(store):
-    (store.prefixes / "key").mkdir(parents=True)
-    assert call(store, "clean", "s").output == "Nothing to remove.\n"
-    for run_id in IDS:
-        store.run(run_id).write_status(Status(state="finished"))
+    run.write_status(Status(state="finished"))
     assert "states that runs had in common" in call(store, "clean", "s", "--yes").output
-    assert not store.prefixes.exists()
-
-
-def test_status_says_why_a_run_was_stopped(store):
-    store.run(IDS[1]).write_status(Status(state="stopped", tokens=5, message="above 10 % at 3 seeds"))
-    output = call(store, "status", "s").output
-    assert "s: 1 of 2 done · 1 stopped" in output
-    assert "bf16 seed 1 stopped: above 10 % at 3 seeds" in output
+    assert not (store.prefixes.exists())
+    assert not (run.checkpoints.exists())
 
 
 def test_clean_of_the_whole_study(store, tmp_path):
@@ -214,43 +180,27 @@ def test_no_run_begins_between_the_question_of_clean_and_its_end(store, monkeypa
     assert not store.path.exists()
 
 
-def test_sync_sends_what_mlflow_lacks_once(store):
-    first = call(store, "sync", "s")
-    assert first.exit_code == 0, first.output
-    assert "1 runs looked at, 2 metric points sent" in first.output  # the loss and its perplexity
-    assert "0 metric points sent" in call(store, "sync", "s").output
-    rebuilt = call(store, "sync", "s", "--rebuild")
-    assert rebuilt.exit_code == 0
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store.path.parent}/mlflow.db")
-    experiment = client.get_experiment_by_name("s")
-    (run,) = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
-    assert len(client.get_metric_history(run.info.run_id, "val_loss")) == 1
-
-
 def test_a_large_study_is_shown_arm_by_arm_and_its_runs_when_asked_for(store, monkeypatch):
-    assert "seed" in call(store, "status", "s").output
-    monkeypatch.setattr(manage, "_MOST_RUNS", 1)
-    by_arm = call(store, "status", "s").output
-    assert re.search(r"bf16 +1 of 2 done · 1 pending +10/20\n", by_arm)
-    assert "seed" not in by_arm
-    runs = call(store, "status", "s", "--runs").output
-    assert [line.split()[0] for line in runs.splitlines() if "bf16" in line] == [name[:8] for name in IDS]
+    monkeypatch.setenv("COLUMNS", "80")
     plan = store.plan()
     arm = replace(plan.arms[0], name="all three GEMMs with a deterministic Hadamard")
     store.write_plan(replace(plan, arms=(arm,), baseline=arm.name))
-    runs = call(store, "status", "s", "--runs").output  # a name may wrap, an id may not be cut
-    assert max(map(len, runs.splitlines())) <= 80
-    assert [line.split()[0] for line in runs.splitlines() if "/10" in line] == [name[:8] for name in IDS]
+    shown = call(store, "status", "s").output  # a name may wrap, an id may not be cut
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [line.split()[0] for line in shown.splitlines() if "/10" in line] == [name[:8] for name in IDS]
+    monkeypatch.setattr(manage, "_MOST_RUNS", 1)
+    assert re.search(r"Hadamard +1 of 2 done · 1 pending +10/20\n", call(store, "status", "s").output)
+    assert call(store, "status", "s", "--runs").output == shown
 
 
-def test_status_finds_a_damaged_run(store):
+def test_status_says_why_a_run_was_stopped_or_is_damaged(store):
     path = store.run(IDS[0]).metrics_path
     path.write_bytes(path.read_bytes().replace(b"1.5", b"1.4"))
+    store.run(IDS[1]).write_status(Status(state="stopped", tokens=5, message="above 10 % at 3 seeds"))
     shown = call(store, "status", "s").output
     assert "bf16 seed 0 damaged: metrics.jsonl: altered or cut since the run ended" in shown
-    assert "0 of 2 done" in shown
+    assert "bf16 seed 1 stopped: above 10 % at 3 seeds" in shown
+    assert "s: 0 of 2 done · 1 stopped · 1 damaged" in shown
 
 
 def test_status_watches_until_nobody_runs_it(store, monkeypatch):
@@ -259,7 +209,7 @@ def test_status_watches_until_nobody_runs_it(store, monkeypatch):
         monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=lambda _seconds: held.close()))
         output = call(store, "status", "s", "--watch").output
     assert output.count("1 of 2 done") >= 2  # the last look, and what is said without --watch
-    assert "being run now" not in output.splitlines()[-1]
+    assert output.splitlines()[-1].endswith("not being run")
     shown = json.loads(call(store, "status", "s", "--json").output)
     assert shown["states"] == {"finished": 1, "pending": 1}
     assert shown["ends"] is None  # nobody runs it

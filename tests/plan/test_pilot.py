@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ablate.cli.pilot import advice_text
+from ablate.cli.planning import advice_text
 from ablate.plan import StudyProgress
 from ablate.plan.estimate import SPREAD, cost_found
 from ablate.plan.pilot import Curve, Reached, advise, with_target

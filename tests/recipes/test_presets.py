@@ -5,7 +5,7 @@ import pytest
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from ablate.cli.recipes import _yaml
+from ablate.cli.recipes import in_full
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, describe, resolve
 
 ALL = list(PRESETS.values())
@@ -28,7 +28,7 @@ def test_no_two_presets_are_described_alike():
 @pytest.mark.parametrize("preset", ALL, ids=lambda preset: preset.name)
 def test_a_preset_is_one_word_and_can_be_written_out(preset):
     assert resolve(RecipeSpec(preset=preset.name)) == preset.recipe
-    written = YAML(typ="safe").load(_yaml(preset))
+    written = YAML(typ="safe").load(in_full(preset))
     assert resolve(TypeAdapter(RecipeSpec).validate_python(written)) == preset.recipe
 
 

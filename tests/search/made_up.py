@@ -7,10 +7,9 @@ import itertools
 import math
 
 from ablate.search.engine import TrialGroup, TrialResult, search
-from ablate.search.grid import Candidate, Grid, candidate_of, seed_of
 from ablate.search.halving import DIVERGED, Halving, search_grid
 from ablate.search.ledger import Ledger
-from ablate.search.rates import Rates
+from ablate.search.spaces import Candidate, Grid, Rates, candidate_of, seed_of
 from ablate.study.search_space import Range
 
 BEST = {"baseline": 2e-3, "fp4": 8e-3}

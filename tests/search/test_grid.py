@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from made_up import grid_space, halving, truth
 from optuna.trial import TrialState, create_trial
 
-from ablate.search.grid import Candidate, Grid, candidate_of
 from ablate.search.halving import search_grid, short_tokens
+from ablate.search.spaces import Candidate, Grid, candidate_of
 
 
 @st.composite
@@ -83,21 +83,15 @@ def test_a_walk_leads_to_a_recipe_or_where_the_grid_has_no_cell(space, random):
         assert any(all(cell[f] == label for f, label in asked.items()) for cell in found.cells)
 
 
-def test_candidates_that_only_two_factors_together_tell_apart_are_walked_to():
+def test_every_cell_can_be_walked_to_also_where_only_two_factors_together_tell_candidates_apart():
     same, crossed = ([{"a": "0", "b": b}, {"a": "1", "b": c}] for b, c in ("01", "10"))
     candidates = (Candidate(name="same", cells=tuple(same)), Candidate(name="crossed", cells=tuple(crossed)))
     factors = {"a": ("0", "1"), "b": ("0", "1")}
     space = Grid(factors=factors, candidates=candidates, first=(), sampler="tpe", seed=1)
-    for candidate in candidates:
-        for cell in candidate.cells:
-            assert space.walk(lambda factor, _labels, cell=cell: cell[factor]) is candidate
-
-
-def test_every_candidate_with_a_cell_can_be_walked_to():
-    space = grid_space()
-    for candidate in space.candidates:
-        for cell in candidate.cells:
-            assert space.walk(lambda factor, _labels, cell=cell: cell[factor]) is candidate
+    for grid in (space, grid_space()):
+        for candidate in grid.candidates:
+            for cell in candidate.cells:
+                assert grid.walk(lambda factor, _labels, cell=cell: cell[factor]) is candidate
 
 
 def test_only_factors_that_mean_something_are_params():

@@ -34,23 +34,23 @@ def test_nothing_dominates_the_front_and_all_else_is_dominated(points):
 
 def test_promotion_keeps_the_whole_front_and_the_share():
     trials = [trial(i, (i / 10, 1 - i / 10)) for i in range(5)]  # all on the front
-    assert len(promoted(trials, 0.2, DIVERGED)) == 5
+    assert len(promoted(trials, 0.2)) == 5
     trials = [trial(0, (0.0, 0.0)), trial(1, (1.0, 1.0)), trial(2, (2.0, 2.0)), trial(3, (3.0, 3.0))]
-    assert [one.number for one in promoted(trials, 0.5, DIVERGED)] == [0, 1]
-    assert [one.number for one in promoted(trials, 0.6, DIVERGED)] == [0, 1, 2]
+    assert [one.number for one in promoted(trials, 0.5)] == [0, 1]
+    assert [one.number for one in promoted(trials, 0.6)] == [0, 1, 2]
     missed = [
         trial(0, (0.0, 0.0)),
         trial(1, (1.0, 1.0), 0.3),
         trial(2, (1.0, 1.0), 0.1),
         trial(3, (1.0, 1.0), DIVERGED),
     ]
-    assert [one.number for one in promoted(missed, 1.0, DIVERGED)] == [0, 2, 1]
+    assert [one.number for one in promoted(missed, 1.0)] == [0, 2, 1]
 
 
 def test_within_a_layer_the_lonely_ones_are_promoted_first():
     best = [trial(0, (0.0, 0.0))]
     layer = [trial(1, (1.0, 4.0)), trial(2, (1.1, 3.9)), trial(3, (2.5, 2.5)), trial(4, (4.0, 1.0))]
-    assert [one.number for one in promoted(best + layer, 0.8, DIVERGED)] == [0, 1, 4, 3]
+    assert [one.number for one in promoted(best + layer, 0.8)] == [0, 1, 4, 3]
 
 
 def test_crowding_is_the_gap_to_the_neighbours():

@@ -1,7 +1,6 @@
 """Trials in Optuna's storage: written whole, told once, found again by another process."""
 
 import math
-import warnings
 
 import optuna
 import pytest
@@ -9,7 +8,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from ablate.base.errors import UserError
 from ablate.search.ledger import JOURNAL, Ledger, open_storage, study_of, violation
-from ablate.search.rates import best_trial
+from ablate.search.spaces import best_trial
 
 TWO = ("loss", "step time")
 SPACE = {"rate": FloatDistribution(1e-4, 1e-2, log=True), "rule": CategoricalDistribution(["even", "floor"])}
@@ -20,8 +19,8 @@ def test_what_is_written_is_found_again(opens):
     first = ledger.add({"rate": 1e-3}, {"rate": SPACE["rate"]}, {"round": 0, "runs": ["a"]})
     ledger.add({"rate": 2e-3, "rule": "even"}, SPACE, {"round": 0, "runs": ["b"]})
     ledger.add({}, {}, {"round": 1, "runs": ["c"]})
-    ledger.complete(first.number, [1.5, 0.8], violation=0.2)
-    ledger.fail(1, "the trainer raised")
+    ledger.tell(first.number, [1.5, 0.8], violation=0.2)
+    ledger.tell(1, failed="the trainer raised")
     again = Ledger(opens(), "search", TWO).trials()
     assert optuna.load_study(study_name="search", storage=opens()).metric_names == list(TWO)
     assert [trial.state.name for trial in again] == ["COMPLETE", "FAIL", "RUNNING"]
@@ -30,20 +29,21 @@ def test_what_is_written_is_found_again(opens):
     assert [trial.user_attrs["runs"] for trial in again] == [["a"], ["b"], ["c"]]
     assert again[1].user_attrs["failed"] == "the trainer raised"
     assert [trial.number for trial in again] == [0, 1, 2]
+    with pytest.raises(ValueError, match="COMPLETE"):
+        ledger.tell(0, [2.0, 0.8])
+    frozen = study_of(again).get_trials()  # trials keep their meaning in memory
+    assert [one.state.name for one in frozen] == ["COMPLETE", "FAIL", "RUNNING"]
+    assert frozen[0].constraints == {"violation": 0.2}
 
 
 def test_a_pruned_trial_keeps_what_was_seen_of_it(opens):
     ledger = Ledger(opens(), "tune")
     number = ledger.add({"rate": 9e-3}, {"rate": SPACE["rate"]}, {}).number
-    ledger.report(number, 50, 9.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ledger.report(number, 50, 9.0)  # read again after an interruption
-    ledger.report(number, 100, 1.8)
-    ledger.prune(number)
+    ledger.tell(number, curve={50: 9.0, 100: 1.8})
     pruned = Ledger(opens(), "tune").trials()[0]
     assert (pruned.state.name, pruned.intermediate_values) == ("PRUNED", {50: 9.0, 100: 1.8})
     assert best_trial([pruned]) is None
+    assert study_of([pruned]).get_trials()[0].intermediate_values == {50: 9.0, 100: 1.8}
 
 
 @pytest.mark.parametrize("values", [[math.inf], [math.nan]])
@@ -51,45 +51,21 @@ def test_what_is_not_finite_is_no_result(tmp_path, values):
     ledger = Ledger(open_storage(None, tmp_path), "tune")
     number = ledger.add({}, {}, {}).number
     with pytest.raises(ValueError, match="not finite"):
-        ledger.complete(number, values)
+        ledger.tell(number, values)
     assert ledger.trials()[0].state.name == "RUNNING"
-
-
-def test_a_trial_is_told_once(tmp_path):
-    ledger = Ledger(open_storage(None, tmp_path), "tune")
-    number = ledger.add({}, {}, {}).number
-    ledger.complete(number, [1.0], violation=0.0)
-    with pytest.raises(ValueError, match="COMPLETE"):
-        ledger.complete(number, [2.0])
-    assert ledger.trials()[0].values == [1.0]
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 7))
 def test_a_journal_whose_last_line_is_cut_is_gone_on_with(tmp_path, cut):
     ledger = Ledger(open_storage(None, tmp_path), "tune")
     ledger.add({"rate": 1e-3}, {"rate": SPACE["rate"]}, {"round": 0})
-    ledger.complete(0, [1.0])
+    ledger.tell(0, [1.0])
     path = tmp_path / JOURNAL
     path.write_bytes(path.read_bytes()[:-cut])
     ledger = Ledger(open_storage(None, tmp_path), "tune")
     assert [trial.state.name for trial in ledger.trials()] == ["RUNNING"]
-    ledger.complete(0, [1.0])
+    ledger.tell(0, [1.0])
     assert Ledger(open_storage(None, tmp_path), "tune").trials()[0].values == [1.0]
-
-
-def test_trials_keep_their_meaning_in_memory(tmp_path):
-    ledger = Ledger(open_storage(None, tmp_path), "tune")
-    for _ in range(4):
-        ledger.add({"rate": 1e-3}, {"rate": SPACE["rate"]}, {})
-    ledger.complete(0, [1.0], violation=0.5)
-    ledger.report(1, 10, 3.0)
-    ledger.prune(1)
-    ledger.fail(2, "why")
-    frozen = study_of(ledger.trials()).get_trials()
-    assert [one.state.name for one in frozen] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
-    assert frozen[0].constraints == {"violation": 0.5}
-    assert frozen[1].intermediate_values == {10: 3.0}
-    assert frozen[3].params == {"rate": 1e-3}
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import optuna
-from made_up import BEST, SHARED, groups, train, train_all
+from made_up import BEST, RATE, SHARED, groups, train, train_all
 
 from ablate.search.engine import TrialResult, search
 from ablate.search.ledger import violation
-from ablate.search.rates import best_trial
-from ablate.study.search_space import Choices, Range, combinations, spread_point
+from ablate.search.spaces import best_trial
+from ablate.study.search_space import Choices, combinations
 
 RATES = Choices(values=(1e-3, 2e-3, 4e-3))
 
@@ -37,11 +37,6 @@ def test_all_groups_have_as_many_trials_and_begin_with_the_studys_own():
     assert first == second  # the points that are spread over the space can be laid side by side
 
 
-def test_without_pruning_every_trial_is_complete():
-    found = searched(prune=False)
-    assert {trial.state.name for group in found for trial in group.ledger.trials()} == {"COMPLETE"}
-
-
 def test_a_trial_that_diverged_is_never_chosen():
     def run(asked):
         return [
@@ -67,24 +62,15 @@ def test_a_grid_takes_every_combination_once():
     assert sorted(map(repr, tried)) == sorted(map(repr, combinations(fields)))
 
 
-def test_a_small_space_is_tried_without_repeating():
+def test_a_small_space_is_tried_without_repeating_and_without_pruning_every_trial_is_complete():
     fields = {"learning_rate": Choices(values=(*RATES.values, 8e-3, 1.6e-2))}
     (group,) = searched(names=["fp4"], fields=fields, trials=5, prune=False)
-    assert len({trial.params["learning_rate"] for trial in group.ledger.trials()}) == 5
-
-
-def test_points_are_spread_over_the_whole_space():
-    space = {"rate": Range(low=1e-4, high=1e-2, log=True), "warmup": Range(low=0, high=1000, whole=True)}
-    points = [spread_point(space, n) for n in range(1, 9)]
-    assert points[0] == {"rate": 1e-3, "warmup": 333}
-    assert {sum(point["rate"] > edge for edge in (3.2e-4, 1e-3, 3.2e-3)) for point in points} == {0, 1, 2, 3}
-    assert all(type(point["warmup"]) is int and 0 <= point["warmup"] <= 1000 for point in points)
+    trials = group.ledger.trials()
+    assert len({trial.params["learning_rate"] for trial in trials}) == 5
+    assert {trial.state.name for trial in trials} == {"COMPLETE"}
 
 
 def test_several_fields_are_searched_together():
-    fields = {
-        "learning_rate": Range(low=5e-4, high=1.6e-2, log=True),
-        "weight_decay": Choices(values=(0.0, 0.1)),
-    }
+    fields = RATE | {"weight_decay": Choices(values=(0.0, 0.1))}
     (group,) = searched(names=["fp4"], fields=fields, shared=SHARED | {"weight_decay": 0.1}, trials=12)
     assert len({repr(trial.params) for trial in group.ledger.trials()}) == 12

@@ -99,36 +99,24 @@ def test_a_diverged_run_is_told_as_its_bound(planned, store):
         result_of(found, store, 100_000, "bf16")
 
 
-def test_the_token_cost_is_against_the_baselines_run(planned, store):
+def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation(planned, store):
     found = planned("token_cost")
     end(store, found, "bf16", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)])
     end(store, found, "tseng", [(40_000, 3.0), (80_000, 1.0), (100_000, 0.9)])
-    assert result_of(found, store, 100_000, "bf16").values[0] == 0.0
-    result = result_of(found, store, 100_000, "tseng")
-    assert (result.values[0], result.violation) == (
-        pytest.approx((80_000 / 60_000) ** 0.5 - 1),
-        None,
-    )  # half-way in ln tokens
-
-
-def test_a_missed_target_is_a_bound_with_a_violation(planned, store):
-    found = planned("token_cost")
-    end(store, found, "bf16", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)])
-    end(store, found, "tseng", [(50_000, 3.0), (100_000, 2.3)])
-    result = result_of(found, store, 100_000, "tseng")
-    assert (result.values[0], result.violation) == (
-        pytest.approx(100_000 / (40_000 * 60_000) ** 0.5 - 1),
-        pytest.approx(0.3),
-    )
+    end(store, found, "F sr", [(50_000, 3.0), (100_000, 2.3)])
     end(store, found, "D none", [(50_000, 9.0)], state="diverged")
-    assert result_of(found, store, 100_000, "D none").violation == DIVERGED
-
-
-def test_a_baseline_that_misses_the_target_ends_the_search(planned, store):
-    found = planned("token_cost")
-    end(store, found, "bf16", [(50_000, 3.0), (100_000, 2.3)])
-    with pytest.raises(UserError, match="does not reach the target within 100,000 tokens"):
-        result_of(found, store, 100_000, "bf16")
+    half_way = (40_000 * 60_000) ** 0.5  # in ln tokens
+    for name, cost, violation in (
+        ("bf16", 0.0, None),
+        ("tseng", (80_000 / 60_000) ** 0.5 - 1, None),
+        ("F sr", 100_000 / half_way - 1, pytest.approx(0.3)),
+        ("D none", 100_000 / half_way - 1, DIVERGED),
+    ):
+        result = result_of(found, store, 100_000, name)
+        assert (result.values[0], result.violation) == (pytest.approx(cost), violation)
+    end(store, found, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
+    with pytest.raises(UserError, match="does not reach the target within 200,000 tokens"):
+        result_of(found, store, 200_000, "bf16")
 
 
 def test_the_lock_file_holds_what_was_tried_alone(planned):
@@ -152,6 +140,10 @@ def test_candidates_are_arms_and_cells(planned):
 
 
 def test_another_search_of_the_name_is_refused(planned, store):
+    (store.path / "runs").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds a study of this name"):
+        check_same(planned(), store)
+    (store.path / "runs").rmdir()
     check_same(planned(), store)
     check_same(planned(trials=6), store)
     with pytest.raises(UserError, match="with other seed, recipes"):
@@ -160,12 +152,6 @@ def test_another_search_of_the_name_is_refused(planned, store):
         check_same(planned(budgets="[100_000]"), store)
     with pytest.raises(UserError, match="with other objective "):
         check_same(planned("token_cost"), store)
-
-
-def test_a_study_of_the_name_is_refused(planned, store):
-    (store.path / "runs").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds a study of this name"):
-        check_same(planned(), store)
 
 
 @pytest.fixture

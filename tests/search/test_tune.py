@@ -11,7 +11,7 @@ from ablate.base.files import append_line
 from ablate.execute.driver import ExecutionEnd
 from ablate.execute.pending_runs import RunRequest
 from ablate.plan import build_plan
-from ablate.search.runs import TrialRuns
+from ablate.search.engine import TrialRuns
 from ablate.search.tune import tune_arms
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
@@ -124,13 +124,8 @@ def test_each_arm_gets_its_own_rate(searching):
     assert len(executor.ran) == len({run.run_id for run in executor.ran}) == 12
     lock = executor.store.plan()
     assert [arm.name for arm in lock.arms][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
-
-
-def test_hopeless_trials_are_stopped_and_counted_as_far_as_they_were_trained(searching):
-    call, executor = searching()
-    found = call()
     pruned = [trial for group in found.tuning.groups for trial in group.trials if trial.state == "pruned"]
-    assert pruned
+    assert pruned  # stopped, and counted as far as it was trained
     for trial in pruned:
         assert trial.loss is None
         assert 0 < trial.tokens < 200_000

@@ -498,9 +498,7 @@ def test_a_crash_between_sending_and_saving(study, uri, held, monkeypatch, asser
 
 
 def test_import_is_light():
-    code = (
-        "import sys, ablate.track, ablate.track.process, ablate.cli.dashboard; print('mlflow' in sys.modules)"
-    )
+    code = "import sys, ablate.track, ablate.track.process, ablate.cli.report; print('mlflow' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False\n"
 

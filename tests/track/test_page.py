@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ablate.cli.dashboard import page
+from ablate.cli.report import page
 from ablate.reports import write_report
 from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror

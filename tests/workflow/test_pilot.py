@@ -69,7 +69,7 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written_into_the_
     assert "seeds 0 and 1 reach 3.144 nats per token after" in done.out
     assert "pairs of runs spread by 3.5%" in done.out
     assert "the rest of the study, 3 seeds an arm: about" in done.out
-    assert "takes 4.0 times the baseline's time (most: fp4), emulated here" in done.out
+    assert "a token of fp4 takes 4.0 times the baseline's time" in done.out
     written = (tmp_path / "tiny.yaml").read_text()
     assert written.startswith(STUDY.split("target", maxsplit=1)[0] + "target: {val_loss: 3.144}  # nats")
     assert written.endswith(STUDY.partition("target: null\n")[2])

@@ -13,9 +13,9 @@ from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.execute.driver import ExecutionEnd
 from ablate.reports.pages.document import search_document
-from ablate.search.grid import seed_of
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
+from ablate.search.spaces import seed_of
 from ablate.store import Status
 from ablate.study import load_study
 from ablate.workflow import Listener, Where

@@ -11,7 +11,7 @@ import pytest
 
 from ablate.search.engine import TrialGroup, TrialResult, search
 from ablate.search.ledger import Ledger
-from ablate.search.rates import Rates, best_trial
+from ablate.search.spaces import Rates, best_trial
 from ablate.store import StudyStore
 from ablate.study import load_study
 from tests.cli import command

@@ -15,8 +15,8 @@ from ablate.reports.findings.search import Rung
 from ablate.reports.pages.compare import write_search
 from ablate.reports.pages.document import search_document
 from ablate.reports.words.search import front_table, search_sentences, trials_table
-from ablate.search.grid import Candidate, Grid
 from ablate.search.halving import importances
+from ablate.search.spaces import Candidate, Grid
 
 
 def test_the_front_is_the_last_budgets_the_fastest_first():

@@ -1,0 +1,231 @@
+"""``ablate init``, ``plan`` and ``pilot``: what comes before a study's runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ablate.base.command_hints import command_line
+from ablate.base.errors import UserError
+from ablate.cli.common import (
+    PATH,
+    address_option,
+    deliver,
+    ended_by_ctrl_c,
+    format_table,
+    json_option,
+    price_option,
+    refuse_other_options,
+    set_option,
+    storage_option,
+    tracking_option,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ablate.plan.pilot import Advice
+
+
+@click.command("init")
+@click.argument("file", default="study.yaml", type=PATH)
+@click.option("--model", metavar="WORD", help="built-in, a preset, hf:FOLDER or function:FILE.py:NAME.")
+@click.option("--data", metavar="PATH", help="Text, or JSON lines: a file, a folder or a glob.")
+@click.option("--arms", metavar="WORD", help="ladder, published or grid.")
+@click.option("--budget", metavar="TIME", help="Wall time of the whole study here: 30m, 2h, 1d.")
+@click.option("--schema", is_flag=True, help="Only print the JSON Schema of study files, for editors.")
+@storage_option
+@click.pass_context
+def init(context: click.Context, /, file: Path, storage: Path, *, schema: bool, **given: str | None) -> None:
+    """Write a commented study to FILE (default: study.yaml), which must not be there yet.
+
+    What no option says is asked on a terminal. Elsewhere it is the built-in model, the standard library's
+    text, the ladder and 30 minutes. Some steps of each arm are timed, to see how many fit the budget.
+
+    An editor completes and checks study files that begin with the line (as yaml-language-server reads it)
+    # yaml-language-server: $schema=study.schema.json
+
+    \b
+    Examples:
+      ablate init
+      ablate init ladder.yaml --data corpus/ --budget 2h
+      ablate init own.yaml --model function:my_model.py:build --arms grid
+      ablate init --schema > study.schema.json
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    if schema:
+        from ablate.study.schema import json_schema
+
+        refuse_other_options(context, {"schema"}, "--schema")
+        click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+        return
+    from ablate.cli.display import ConsoleListener
+    from ablate.plan.estimate import duration_text
+    from ablate.workflow.init import Answers, write_study
+
+    answers = {name: word for name, word in given.items() if word is not None}
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        answers |= _asked(file, answers)
+    written = write_study(file, Answers(**answers), storage, ConsoleListener())
+    click.echo(
+        f"{file}: {written.runs} runs of {written.tokens:,} tokens, about {duration_text(written.seconds)} "
+        f"in all ({written.ground})."
+    )
+    click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
+    click.echo(f"       {command_line('pilot', str(file), storage=storage)}")
+
+
+def _asked(file: Path, given: dict[str, str]) -> dict[str, str]:
+    """Ask what is not given; an answer that cannot be used is asked for again."""
+    from ablate.run.presets import PRESETS
+    from ablate.study.template import ARMS, known_arms, model_section
+    from ablate.workflow.init import data_section, seconds_of
+
+    def data(place: str) -> Any:
+        return place and data_section(place, file.parent)
+
+    def checked(check: Callable[[str], Any], word: str) -> str:
+        try:
+            check(word)
+        except UserError as error:
+            raise click.UsageError(str(error)) from None
+        return word
+
+    listed = "\n".join(f"  {word:<10} {what}" for word, what in ARMS.items())
+    models = f"built-in, hf:FOLDER, function:FILE.py:NAME, or one of {', '.join(PRESETS)}"
+    questions: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+        "model": (f"Model ({models})", "built-in", model_section),
+        "data": ("Text to train on (a file, folder or glob; empty: the standard library's)", "", data),
+        "arms": (f"{listed}\nArms", "ladder", known_arms),
+        "budget": ("Wall time of the whole study (30m, 2h, 1d)", "30m", seconds_of),
+    }
+    answers = {
+        name: click.prompt(text, default=usual, value_proc=partial(checked, check), show_default=bool(usual))
+        for name, (text, usual, check) in questions.items()
+        if name not in given
+    }
+    return {name: word for name, word in answers.items() if word}
+
+
+@click.command("plan")
+@click.argument("study")
+@json_option
+@click.option(
+    "--dry-run", is_flag=True, help="Also build every arm's model without memory and check all shapes."
+)
+@click.option("--layers", is_flag=True, help="List what each linear layer of each arm carries.")
+@click.option("--runs", "all_runs", is_flag=True, help="List every run with its id and state.")
+@click.option(
+    "--hardware",
+    multiple=True,
+    metavar="NAME",
+    help="Model memory and GPU-hours on this hardware, such as B200; may be given again.",
+)
+@set_option
+@price_option("adds what the study costs there")
+@storage_option
+def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Show the runs of STUDY without starting any.
+
+    STUDY is a YAML file, or the name of a shipped study. Runs that the storage holds already are shown with
+    their state; `ablate run` would start the others. Where the data are not there, all that does not depend
+    on them is shown, and then what is missing.
+
+    Memory and GPU-hours on named hardware are modelled. They are shown for studies that take GPUs, and with
+    --hardware and --price for any.
+
+    \b
+    Example:
+      ablate plan quickstart
+      ablate plan my-study.yaml --set base.training.learning_rate=1e-3 --set seeds=5
+      ablate plan my-study.yaml --json | jq '.arms[].name'
+      ablate plan llama31-8b-mlperf --hardware MI355X --price MI355X=3
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    from ablate.cli.plan_text import show_plan
+    from ablate.study import load_study
+
+    show_plan(load_study(study, settings), **options)
+
+
+@click.command("pilot")
+@click.argument("study")
+@click.option("--write", is_flag=True, help="Put the target into the file, in place of 'target: null'.")
+@click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
+@json_option
+@address_option
+@tracking_option
+@storage_option
+def pilot(study: str, as_json: bool, write: bool, retry_failed: bool, **where: Any) -> int:
+    """Train the baseline of STUDY with its first two seeds, and say what the study needs.
+
+    Which target to take: one that both runs reach with room for slower arms. How many seeds find a cost of
+    which size, by how much the two runs differ. How long the rest of the study takes. The runs are the
+    study's own: `ablate run` afterwards trains only what is missing. A study without a target yet says
+    'target: null'.
+
+    \b
+    Examples:
+      ablate pilot my-study.yaml
+      ablate pilot my-study.yaml --write && ablate run my-study.yaml
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    again = command_line("pilot", study, *["--write"] * write, **where)
+    with ended_by_ctrl_c(again):
+        from ablate.cli.display import ConsoleListener
+        from ablate.cli.run import conclude
+        from ablate.workflow import Where
+        from ablate.workflow.pilot import pilot_study
+
+        listener = ConsoleListener(err=as_json)
+        end, advice = pilot_study(study, Where(**where), listener, write=write, retry_failed=retry_failed)
+        code = conclude(listener.say, end, again)
+    if advice is None:
+        return code
+    found = advice
+    deliver(asdict(found), lambda: ["", *advice_text(found, written=write)], as_json=as_json)
+    if found.take is None:
+        return 1
+    listener.say(f"\nNext:  {command_line('run', study, **where)}  (trains only what is missing)")
+    return code
+
+
+def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
+    """Yield the lines that say what the pilot found."""
+    from ablate.plan.estimate import duration_text
+
+    def left(seconds: float | None) -> str:
+        return "–" if seconds is None else f"about {duration_text(seconds)}" if seconds else "nothing to run"
+
+    if take := advice.take:
+        tokens = " and ".join(f"{tokens:,.0f}" for tokens in take.tokens.values())
+        seeds = " and ".join(map(str, take.tokens))
+        if take is advice.own:
+            yield "target   the study's own will do"
+        else:
+            own = "the study's own is not reached by both runs, or too late; " if advice.has_target else ""
+            yield f"target   {own}{'written' if written else 'write'} into the file:"
+            yield f"\n         target: {{val_loss: {take.val_loss:g}}}\n"
+        yield f"         seeds {seeds} reach {take.val_loss:g} nats per token after {tokens} tokens;"
+        yield f"         an arm that needs up to {take.room:.0%} more still reaches it"
+    else:
+        yield f"target   none to be had: {advice.why_not}"
+    if spread := advice.spread:
+        yield (
+            f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs; below, "
+            f"pairs of runs spread by {spread.pairs:.1%}\n"
+        )
+        rows = [
+            (f"{one.cost:.0%}", str(one.seeds or "more than 30"), left(one.seconds)) for one in advice.needed
+        ]
+        yield format_table(("to find a token cost of", "seeds", "the rest of the study takes"), rows)
+    most = "at most " if advice.may_end_sooner else ""
+    yield f"\ntime     the rest of the study, {most}{advice.seeds} seeds an arm: {left(advice.seconds)}"
+    for name, factor in advice.slower.items():
+        if name != advice.baseline:
+            yield f"         a token of {name} takes {factor:.1f} times the baseline's time"
+    if advice.emulated:
+        yield "         emulated formats take longer here, which says nothing of FP4 hardware"
