@@ -172,7 +172,7 @@ def test_what_cannot_be_used_is_one_line(text, tmp_path, function):
         ("{gemms: [fprob]}", "gemms[0]: expected fprop, dgrad or wgrad, got 'fprob' (did you mean 'fprop'?)"),
         ("{gemms: fprop}", "gemms: expected a list, got 'fprop' (write [fprop])"),
         ("{preset: mxfp5}", "preset: unknown preset 'mxfp5' (did you mean 'mxfp8'?)"),
-        ("{gemms: [dgrad], phases: {}}", "phases: expected a list, got a mapping"),
+        ("{gemms: [dgrad], phases: {}}", "phases: expected a list, got an empty mapping"),
     ):
         assert fault("llama-tiny", "--recipe", recipe) == f"--recipe: {said}"
     assert fault("llama-tiny", "--recipe", "{stabiliser: sr}").endswith(
