@@ -26,8 +26,7 @@ from ablate.check.figures import BOUND, Estimate, Ratios, RoundingFigures, Sums
 from ablate.diagnose.measure import ratio
 from ablate.diagnose.recorder import Tapped, diagnose_product
 from ablate.layers.linear import QuantLinear
-from ablate.layers.position import Position
-from ablate.layers.state import RecipeState
+from ablate.layers.state import Position, RecipeState
 from ablate.numerics.quantiser import on_grid, round_operand
 from ablate.numerics.rotate import rotate
 from ablate.recipes import GEMMS, block_shape

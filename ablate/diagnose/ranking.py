@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.diagnose.measure import ratio
 from ablate.diagnose.recorder import GemmDiagnosis, Tapped, diagnose_layer, is_random, tapped_copy
 from ablate.layers.linear import QuantLinear, quantised_layers
-from ablate.layers.position import Position
+from ablate.layers.state import Position
 from ablate.recipes import GEMMS, LayerRecipe
 from ablate.train.loop import gradients
 

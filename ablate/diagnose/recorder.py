@@ -41,7 +41,7 @@ from ablate.run.diagnostics import chosen_layers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ablate.layers.position import Position
+    from ablate.layers.state import Position
     from ablate.recipes import Gemm, OperandPolicy, Recipe
     from ablate.run.diagnostics import Diagnostics
     from ablate.train.loop import Trainee

@@ -1,26 +1,36 @@
-"""Apply a recipe to any model: its linear layers become quantised ones, in place."""
+"""Apply a recipe to any model: its linear layers become quantised ones, in place.
+
+A layer can follow a recipe if it is a ``torch.nn.Linear``, of no subclass, that computes as that class does;
+a hook may compute its weight (weight_norm, spectral_norm, pruning). Whatever else has two dimensions may
+enter a GEMM that no recipe reaches: it is named with the reason. Tables of embeddings are looked up, and
+norms multiply element by element.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from ablate.backends.select import Selection
 from ablate.layers.deoscillation import Deoscillation
-from ablate.layers.find_matrices import ROOT, survey
 from ablate.layers.linear import QuantLinear, phases_that_fit, weights_used_alone
 from ablate.layers.state import RecipeState
 from ablate.recipes import Recipe, read_recipe
-from ablate.recipes.coverage import coverage_faults, coverage_of, in_short
+from ablate.recipes.coverage import Matrix, coverage_faults, coverage_of, in_short
 from ablate.recipes.describe import describe_place
-from ablate.recipes.place import idle_rules, never_runs
+from ablate.recipes.place import LayerPlace, block_of, idle_rules, never_runs, places
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ablate.recipes import LayerRecipe
-    from ablate.recipes.place import LayerPlace
+_HEADS = ("lm_head", "head", "output", "embed_out", "score", "classifier")
+_ROOT = "model"
+"""The name of a layer that is itself the model."""
 
 
 def apply_recipe(
@@ -80,7 +90,8 @@ def apply_recipe(
         recipe=recipe if isinstance(recipe, Recipe) else read_recipe(recipe),
         backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens, replica=None,
     )  # fmt: skip
-    quantise_layers(model, state, skip=_listed(skip), allow=_listed(allow))
+    skip, allow = ((names,) if isinstance(names, str) else names for names in (skip, allow))
+    quantise_layers(model, state, skip=skip, allow=allow)
     if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
     if not distributed.is_initialized():  # an expert may run in another process alone
@@ -88,10 +99,6 @@ def apply_recipe(
     if not (quiet or (distributed.is_initialized() and distributed.get_rank())):
         print(state.coverage)
     return state
-
-
-def _listed(names: Collection[str] | str) -> Collection[str]:
-    return (names,) if isinstance(names, str) else names
 
 
 def quantise_layers(
@@ -103,43 +110,33 @@ def quantise_layers(
     key: str = "allow=",
 ) -> None:
     """Make a model's layers follow ``state``, as ``apply_recipe``; ``key``: how users write ``allow``."""
-    found = survey(model)
-    for what, hint in coverage_faults(state.recipe, found.matrices, allow=allow, skip=skip, key=key):
+    found, recipe = survey(model), state.recipe
+    for what, hint in coverage_faults(recipe, found.matrices, allow=allow, skip=skip, key=key):
         raise ValueError(f"{what} ({hint})")
     unskipped = {matrix.name for matrix in found.matrices if not matrix.named_by(skip)}
     where = {name: place for name, place in found.places.items() if name in unskipped}
-    _check_rules(model, state, where)
-    for name, place in where.items():
-        phases = phases_that_fit(found.linears[name], name, state, place)
-        if state.deoscillates and not isinstance(found.linears[name].weight, nn.Parameter):
-            _check_no_reset(name, phases)
-    notes = _leave_fast_paths(model, {found.linears[name] for name in where})
-    for name, place in where.items():
-        QuantLinear.take_over(found.linears[name], name=name, state=state, place=place)
-    state.coverage = coverage_of(state.recipe, found.matrices, where, skip=skip, notes=(*notes, *found.notes))
-
-
-def _check_rules(model: nn.Module, state: RecipeState, where: dict[str, LayerPlace]) -> None:
-    """Raise ``ValueError`` for a recipe that does not fit these layers, before any of them is changed."""
     if not where:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
-    if idle := idle_rules(state.recipe, where.values()):
+    if idle := idle_rules(recipe, where.values()):
         named = "; ".join(describe_place(rule) for rule in idle)
         raise ValueError(f"a rule names no layer: {named} (the layers are {', '.join(list(where)[:4])}, …)")
-    if never_runs(state.recipe, where.values()):
+    if never_runs(recipe, where.values()):
         raise ValueError(
             f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
             "model of this depth"
         )
-
-
-def _check_no_reset(name: str, phases: tuple[tuple[int, LayerRecipe], ...]) -> None:
-    """Raise ``ValueError`` where de-oscillation would reset a weight that is computed anew in each pass."""
-    if any(not recipe.fprop.right.is_high_precision for _, recipe in phases):
-        raise ValueError(
-            f"deoscillate resets weights, but that of layer {name} is no parameter: a hook computes it anew "
-            f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
-        )
+    for name, place in where.items():
+        phases = phases_that_fit(found.linears[name], name, state, place)
+        is_low = any(not part.fprop.right.is_high_precision for _, part in phases)
+        if state.deoscillates and is_low and not isinstance(found.linears[name].weight, nn.Parameter):
+            raise ValueError(
+                f"deoscillate resets weights, but that of layer {name} is no parameter: a hook computes it "
+                f"anew (give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
+            )
+    notes = _leave_fast_paths(model, {found.linears[name] for name in where})
+    for name, place in where.items():
+        QuantLinear.take_over(found.linears[name], name=name, state=state, place=place)
+    state.coverage = coverage_of(recipe, found.matrices, where, skip=skip, notes=(*notes, *found.notes))
 
 
 def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
@@ -148,10 +145,104 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoderLayer) and not layers.isdisjoint(module.children()):
             module.activation_relu_or_gelu = 0  # torch takes that path for these two activations alone
-            left[name or ROOT] = module
+            left[name or _ROOT] = module
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and not set(left.values()).isdisjoint(module.layers):
             module.use_nested_tensor = False  # only that path computes with nested tensors
-    if not left:
-        return []
-    return [f"off is torch's fast path in evaluation, which passes layers by: {', '.join(in_short(left))}"]
+    said = f"off is torch's fast path in evaluation, which passes layers by: {', '.join(in_short(left))}"
+    return [said] if left else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What ``survey`` found.
+
+    ``linears``: the layers that can follow a recipe, ``places`` their places; ``matrices``: those layers and
+    all else that may enter a GEMM. ``notes``: what else is to be known, in words.
+    """
+
+    linears: dict[str, nn.Linear]
+    places: dict[str, LayerPlace]
+    matrices: tuple[Matrix, ...]
+    notes: tuple[str, ...]
+
+
+def survey(model: nn.Module) -> Survey:
+    """Return the matrices of a model, in its order.
+
+    Raises:
+        ValueError: a layer follows a recipe already.
+    """
+    names: dict[nn.Module, list[str]] = {}  # at all places
+    outputs: set[object] = set()  # what the model, or a part of it, itself calls its output
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name or _ROOT)
+        if callable(find_output := getattr(module, "get_output_embeddings", None)):
+            try:
+                outputs.add(find_output())
+            except NotImplementedError:  # transformers declares it for models without one, too
+                continue
+    outputs.discard(None)
+    if done := [known[0] for module, known in names.items() if isinstance(module, QuantLinear)]:
+        raise ValueError(f"layer {done[0]} follows a recipe already (apply_recipe takes each layer once)")
+    parts = {part for module in names if isinstance(module, nn.Linear) for part in module.modules()}
+    linears: dict[str, nn.Linear] = {}
+    matrices: list[Matrix] = []
+    tables = []
+    for module, (name, *also) in names.items():
+        if isinstance(module, nn.Linear):
+            by_name = name.rpartition(".")[2] in _HEADS and block_of(name) is None
+            matrix = Matrix(
+                name=name,
+                elements=module.in_features * module.out_features,
+                is_head=module in outputs if outputs else by_name,
+                also=tuple(also),
+                out_of_reach=_why_not(module),
+            )
+            matrices.append(matrix)
+            if matrix.out_of_reach is None:
+                linears[name] = module
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            tables.append(f"{name} ({_type_name(module)})")
+        elif module not in parts and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                unknown = is_lazy(parameter)
+                if unknown or sum(size > 1 for size in parameter.shape) >= 2:
+                    matrix = Matrix(
+                        name=own if module is model else f"{name}.{own}",
+                        elements=0 if unknown else parameter.numel(),
+                        out_of_reach=f"{_type_name(module)} holds it, which is no torch.nn.Linear",
+                    )
+                    matrices.append(matrix)
+    return Survey(
+        linears=linears,
+        places=places(linears, heads={matrix.name for matrix in matrices if matrix.is_head}),
+        matrices=tuple(matrices),
+        notes=(f"no product is assumed with: {', '.join(in_short(tables))}",) if tables else (),
+    )
+
+
+def _why_not(linear: nn.Linear) -> str | None:
+    """Say why a linear layer cannot follow a recipe; None if it can."""
+    kind = type(linear)
+    if is_lazy(linear.weight):
+        return "it has no weight yet: pass one batch through the model first"
+    if is_parametrized(linear):
+        return "it is parametrised (torch.nn.utils.parametrize)"
+    if kind is NonDynamicallyQuantizableLinear:
+        return "torch.nn.MultiheadAttention multiplies by its weight itself"
+    if any(base.__name__ == "FSDPModule" for base in kind.__mro__):
+        return "fully_shard made it a layer of its own kind: apply the recipe before that"
+    if kind is not nn.Linear:
+        return f"a subclass of torch.nn.Linear ({_type_name(linear)}), which may compute something else"
+    if "forward" in vars(linear):
+        return "its forward was replaced"
+    needed = QuantLinear.OWN_ATTRIBUTES | vars(QuantLinear).keys()
+    taken = sorted(own for own in needed if hasattr(linear, own) and not hasattr(nn.Linear, own))
+    return f"it has an attribute of its own, {taken[0]}, that a quantised layer needs" if taken else None
+
+
+def _type_name(module: nn.Module) -> str:
+    kind = type(module)
+    where = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
+    return f"{where}.{kind.__qualname__}"

@@ -17,15 +17,14 @@ a window begins anew. The optimizer's moments stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ablate.backends.protocol import dequantised
 from ablate.layers.linear import quantised_layers
-from ablate.layers.position import EVAL_CALL, Position
 from ablate.layers.shards import is_sharded, local_rows
+from ablate.layers.state import EVAL_CALL, Position
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ablate.layers.linear import QuantLinear
     from ablate.layers.state import RecipeState
     from ablate.recipes import Deoscillate, OperandPolicy
 
@@ -53,7 +51,9 @@ class Deoscillation:
         self._layers = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
         self._state = state
         self._followed: Followed | None = None
-        self._weights: dict[str, _Followed] = {}
+        self._before: dict[str, tuple[Tensor, Tensor]] = {}
+        """This process's rows of each weight as they were last, and quantised."""
+        self._sums: dict[str, Tensor] = {}
         self.steps = 0
         """Steps of the present window that have been taken in."""
 
@@ -67,13 +67,21 @@ class Deoscillation:
         if asked is None or asked != self._followed:
             self._begin(asked)
             return None
-        spec, _ = asked
-        for name, weight in self._weights.items():
-            weight.take_in(self._quantised(name))
         self.steps += 1
-        if self.steps < spec.window:
+        reset = 0
+        for name, (before, quantised_before) in self._before.items():
+            weight, quantised = self._weight(name), self._quantised(name)
+            moved, quantised_moved = (local_rows(self._sums[key])[0] for key in _keys(name))
+            moved.add_((weight.float() - before.float()).abs_())
+            quantised_moved.add_((quantised - quantised_before).abs_())
+            before.copy_(weight)
+            quantised_before.copy_(quantised)
+            if self.steps == asked[0].window:
+                oscillates = (moved > 0) & (quantised_moved / moved >= asked[0].threshold)
+                weight.copy_(torch.where(oscillates, quantised.to(weight.dtype), weight))
+                reset += int(oscillates.sum())
+        if self.steps < asked[0].window:
             return None
-        reset = sum(weight.reset(spec.threshold) for weight in self._weights.values())
         self._begin(asked)
         return reset
 
@@ -84,11 +92,7 @@ class Deoscillation:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the sums of the present window by name; sharded as the weights are."""
-        return {
-            f"{name}.{key}": tensor
-            for name, weight in self._weights.items()
-            for key, tensor in (("moved", weight.moved), ("quantised_moved", weight.quantised_moved))
-        }
+        return self._sums
 
     @torch.no_grad()
     def resume(self, steps: int) -> dict[str, Tensor]:
@@ -98,11 +102,11 @@ class Deoscillation:
         """
         self._begin(self._asked())
         self.steps = steps
-        return self.tensors()
+        return self._sums
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the present window, and how many steps it has had (``steps``)."""
-        return {"steps": self.steps, **self.tensors()}
+        return {"steps": self.steps, **self._sums}
 
     @torch.no_grad()
     def load_state_dict(self, found: Mapping[str, Any]) -> None:
@@ -136,8 +140,16 @@ class Deoscillation:
     def _begin(self, asked: Followed | None) -> None:
         """Begin a window at the weights as they are."""
         self._followed, self.steps = asked, 0
-        names = [] if asked is None else asked[1]
-        self._weights = {name: _Followed.begin(self._layers[name], self._quantised(name)) for name in names}
+        names = () if asked is None else asked[1]
+        self._before = {name: (self._weight(name).clone(), self._quantised(name)) for name in names}
+        self._sums = {
+            key: torch.zeros_like(self._layers[name].weight.detach(), dtype=torch.float32)
+            for name in names
+            for key in _keys(name)
+        }
+
+    def _weight(self, name: str) -> Tensor:
+        return local_rows(self._layers[name].weight.detach())[0]
 
     def _quantised(self, name: str) -> Tensor:
         """Return this process's rows of a weight as the forward pass would have them, in fp32."""
@@ -150,37 +162,6 @@ class Deoscillation:
         return dequantised(done)[rows].to(torch.float32)
 
 
-@dataclass(kw_only=True)
-class _Followed:
-    """A layer's weight in a window: where it was last, itself and quantised, and how far both have moved."""
-
-    layer: QuantLinear
-    before: Tensor
-    quantised_before: Tensor
-    moved: Tensor
-    quantised_moved: Tensor
-
-    @staticmethod
-    def begin(layer: QuantLinear, quantised: Tensor) -> _Followed:
-        weight = layer.weight.detach()
-        return _Followed(
-            layer=layer,
-            before=local_rows(weight)[0].clone(),
-            quantised_before=quantised,
-            moved=torch.zeros_like(weight, dtype=torch.float32),
-            quantised_moved=torch.zeros_like(weight, dtype=torch.float32),
-        )
-
-    def take_in(self, quantised: Tensor) -> None:
-        weight = local_rows(self.layer.weight.detach())[0]
-        local_rows(self.moved)[0].add_((weight.float() - self.before.float()).abs_())
-        local_rows(self.quantised_moved)[0].add_((quantised - self.quantised_before).abs_())
-        self.before.copy_(weight)
-        self.quantised_before = quantised
-
-    def reset(self, threshold: float) -> int:
-        moved, quantised_moved = (local_rows(one)[0] for one in (self.moved, self.quantised_moved))
-        oscillates = (moved > 0) & (quantised_moved / moved >= threshold)
-        weight = local_rows(self.layer.weight.detach())[0]
-        weight.copy_(torch.where(oscillates, self.quantised_before.to(weight.dtype), weight))
-        return int(oscillates.sum())
+def _keys(name: str) -> tuple[str, str]:
+    """Return the names of how far a layer's weight has moved in a window, itself and quantised."""
+    return f"{name}.moved", f"{name}.quantised_moved"

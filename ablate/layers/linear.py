@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ablate.backends.protocol import Draw, dequantised
-from ablate.layers.position import EVAL_CALL, Position
+from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import check_operand
-from ablate.recipes import OPERANDS, features_fault, token_group
+from ablate.recipes import OPERANDS, LayerRecipe, features_fault, token_group
 from ablate.recipes.coverage import in_short
 from ablate.recipes.place import LayerPlace, places
 from ablate.recipes.policy import contracted_axis
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ablate.backends.protocol import Backend, Operand
     from ablate.layers.state import RecipeState
-    from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
+    from ablate.recipes import Gemm, OperandPolicy
     from ablate.recipes.policy import Source
 
 AMAX_HISTORY = 1024
@@ -164,10 +164,7 @@ class QuantLinear(nn.Linear):
     def position(self) -> Position:
         """Return this layer's stream position; count its forward passes unless the trainer does."""
         self.has_run = True
-        weight = self.weight
-        counts = isinstance(weight, nn.Parameter) and not weight.is_inference()
-        version = weight._version if counts else None  # noqa: SLF001  there is no public one
-        return self.state.position(self.name, training=self.training, version=version)
+        return self.state.position(self.name, training=self.training)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Return the recipe of this layer after this many training tokens."""
@@ -217,10 +214,11 @@ class QuantLinear(nn.Linear):
                 done = backend.quantize(tensor, draw, axis=axis)
             else:
                 done = backend.quantize_again(tensor, draw, axis=axis)
-        self._show(gemm, operand, done)
+        if self.state.watch is not None:
+            self.state.watch(self.name, gemm, operand, done)
         return done
 
-    def both_of_dy(self, dy: Tensor, at: Position) -> tuple[Operand, Operand]:
+    def both_of_dy(self, dy: Tensor, at: Position) -> list[Operand]:
         """Quantise dy for Dgrad and for Wgrad in one read, by the back end of both GEMMs."""
         gemms: tuple[Gemm, Gemm] = ("dgrad", "wgrad")
         rows, columns = (self.draw(dy, gemm, "dy", at) for gemm in gemms)
@@ -229,8 +227,9 @@ class QuantLinear(nn.Linear):
                 check_operand(dy, draw.policy, contracted_axis(gemm, "dy"), draw.key)
         done = self.backend("dgrad", at, dy).quantize_both(dy, rows, columns)
         for gemm, operand in zip(gemms, done, strict=True):
-            self._show(gemm, "dy", operand)
-        return done
+            if self.state.watch is not None:
+                self.state.watch(self.name, gemm, "dy", operand)
+        return list(done)
 
     @contextmanager
     def _named(self, gemm: Gemm, operand: str) -> Iterator[None]:
@@ -238,10 +237,6 @@ class QuantLinear(nn.Linear):
             yield
         except ValueError as error:
             raise ValueError(f"{gemm.capitalize()}'s {operand} of layer {self.name}: {error}") from None
-
-    def _show(self, gemm: Gemm, operand: str, done: Operand) -> None:
-        if self.state.watch is not None:
-            self.state.watch(self.name, gemm, operand, done)
 
     def _delayed_amax(self, tensor: Tensor | Operand, which: tuple[Gemm, str], at: Position) -> float:
         """Record this step's largest magnitude; return that of past steps, or this one at the start.
@@ -318,6 +313,28 @@ def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
     return {layer.name: layer for layer in module.modules() if isinstance(layer, QuantLinear)}
 
 
+@contextmanager
+def forward_in_bf16(model: nn.Module) -> Iterator[None]:
+    """Within this context every quantised layer computes in bf16, for evaluations, whatever its recipe says.
+
+    The weights are those that training holds, unrounded. Nothing random is drawn, and nothing that training
+    reads changes.
+    """
+    layers, plain = quantised_layers(model).values(), LayerRecipe()
+    for layer in layers:
+        layer.override = plain
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.override = None
+
+
+def is_forward_in_bf16(model: nn.Module, tokens: int) -> bool:
+    """Whether Fprop of every quantised layer is plain bf16 by its own recipe after this many tokens."""
+    return all(layer.recipe_at(tokens).fprop.is_untouched for layer in quantised_layers(model).values())
+
+
 @torch.library.custom_op("ablate::fprop", mutates_args=())
 def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
@@ -341,26 +358,22 @@ def _gradients(
     layer = _sites[site]
     step, call, tokens = position.tolist()
     at = Position(step=step, call=call, tokens=tokens)
-    layer.state.calls.backward_done(layer.name, at)
+    layer.state.backward_done(layer.name, at)
     if layer.state.tap is not None:
         layer.state.tap(layer.name, at, dy, x, weight)
     with torch.autocast(dy.device.type, enabled=False):
-        rows, dy, x = len(dy), layer.filled(dy, at), layer.filled(x, at)
-        forward = _Forward(layer, at, x, weight)
+        back = _Backward(layer, at, dy, x, weight)
         if wants_dx and wants_dw:
             backend = layer.backend("dgrad", at, dy)
             if backend.one_read and backend is layer.backend("wgrad", at, dy):
-                along_n, along_m = layer.both_of_dy(dy, at)
-                dx = _first(_input_gradient(layer, at, along_n, forward), rows)
-                return dx, _weight_gradient(layer, at, along_m, forward)
+                along_n, along_m = layer.both_of_dy(back.dy, at)
+                return back.gradient("dgrad", along_n), back.gradient("wgrad", along_m)
         # One after the other, so that only one copy of dy exists at a time.
-        dx = dw = dy.new_empty(0)
-        if wants_dx:
-            along_n = layer.operand(dy, "dgrad", "dy", at)
-            dx = _first(_input_gradient(layer, at, along_n, forward), rows)
-        if wants_dw:
-            dw = _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), forward)
-        return dx, dw
+        nothing = dy.new_empty(0)
+        return (
+            back.gradient("dgrad") if wants_dx else nothing,
+            back.gradient("wgrad") if wants_dw else nothing,
+        )
 
 
 @_gradients.register_fake
@@ -379,16 +392,7 @@ def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tens
     """
     if gemm == "fprop":
         return _output(layer, at, x, weight)
-    rows, dy, x = len(dy), layer.filled(dy, at), layer.filled(x, at)
-    if gemm == "dgrad":
-        dx = _input_gradient(layer, at, layer.operand(dy, "dgrad", "dy", at), _Forward(layer, at, x, weight))
-        return _first(dx, rows)
-    return _weight_gradient(layer, at, layer.operand(dy, "wgrad", "dy", at), _Forward(layer, at, x, weight))
-
-
-def _first(matrix: Tensor, rows: int) -> Tensor:
-    """Return a matrix without the rows that filled up its last block."""
-    return matrix if len(matrix) == rows else matrix[:rows].clone()
+    return _Backward(layer, at, dy, x, weight).gradient(gemm)
 
 
 def _output(layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> Tensor:
@@ -399,20 +403,37 @@ def _output(layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> Tens
     return _first(y, len(x))
 
 
-class _Forward:
-    """The operands of a forward pass for its backward pass, where each is quantised again at most once.
+def _first(matrix: Tensor, rows: int) -> Tensor:
+    """Return a matrix without the rows that filled up its last block."""
+    return matrix if len(matrix) == rows else matrix[:rows].clone()
+
+
+class _Backward:
+    """A backward pass. The operands of its forward pass are quantised again at most once each.
 
     Dgrad may need w for its product and x's mask, Wgrad the other way round. What both need is kept from its
     first use to its second.
     """
 
-    def __init__(self, layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> None:
-        self._layer, self._at, self._x, self.weight = layer, at, x, weight
+    def __init__(self, layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+        self._layer, self._at, self._rows = layer, at, len(dy)
+        self.dy, self._x, self._weight = layer.filled(dy, at), layer.filled(x, at), weight
+        self._recipe = layer.recipe_at(at.tokens)
         self._kept: dict[str, Operand] = {}
+
+    def gradient(self, gemm: Gemm, dy: Operand | None = None) -> Tensor:
+        """Return dx [M, K] in bf16 or dw [N, K] in the weight's dtype. ``dy``: quantised for this GEMM."""
+        layer, at, (name, of) = self._layer, self._at, ("w", "x") if gemm == "dgrad" else ("x", "w")
+        dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
+        source = self._recipe.gemm(gemm).right.source
+        right = layer.operand(self.given(name, source), gemm, name, at)
+        grad = layer.backend(gemm, at, self._weight).multiply(dy, right)
+        grad = self._through_quantiser(grad, of, rotated=source != "high_precision")
+        return _first(grad, self._rows) if gemm == "dgrad" else grad.to(self._weight.dtype)
 
     def tensor(self, name: str) -> Tensor:
         """Return x or w in bf16."""
-        return self._x if name == "x" else self.weight.to(torch.bfloat16)
+        return self._x if name == "x" else self._weight.to(torch.bfloat16)
 
     def given(self, name: str, source: Source) -> Tensor | Operand:
         """Return x or w as a backward operand takes it."""
@@ -423,41 +444,23 @@ class _Forward:
         if name in self._kept:
             return self._kept.pop(name)
         done = self._layer.operand(self.tensor(name), "fprop", name, self._at)
-        recipe = self._layer.recipe_at(self._at.tokens)
-        backward = recipe.wgrad.right if name == "x" else recipe.dgrad.right
+        backward = self._recipe.wgrad.right if name == "x" else self._recipe.dgrad.right
         if done.mask is not None and backward.source != "high_precision":
             self._kept[name] = done
         return done
 
-
-def _input_gradient(layer: QuantLinear, at: Position, dy: Operand, forward: _Forward) -> Tensor:
-    source = layer.recipe_at(at.tokens).dgrad.right.source
-    w = layer.operand(forward.given("w", source), "dgrad", "w", at)
-    dx = layer.backend("dgrad", at, forward.weight).multiply(dy, w)
-    return _through_quantiser(layer, at, dx, forward, "x", rotated=source != "high_precision")
-
-
-def _weight_gradient(layer: QuantLinear, at: Position, dy: Operand, forward: _Forward) -> Tensor:
-    source = layer.recipe_at(at.tokens).wgrad.right.source
-    x = layer.operand(forward.given("x", source), "wgrad", "x", at)
-    dw = layer.backend("wgrad", at, forward.weight).multiply(dy, x)
-    dw = _through_quantiser(layer, at, dw, forward, "w", rotated=source != "high_precision")
-    return dw.to(forward.weight.dtype)
-
-
-def _through_quantiser(
-    layer: QuantLinear, at: Position, grad: Tensor, forward: _Forward, name: str, *, rotated: bool
-) -> Tensor:
-    """Take the gradient of a forward operand, x or w [rows, K], back through its mask and rotation."""
-    gemm = layer.recipe_at(at.tokens).fprop
-    policy = gemm.left if name == "x" else gemm.right
-    mask = forward.operand(name).mask if policy.mask else None
-    if not rotated:
-        policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
-    if mask is None and not policy.hadamard:
-        return grad
-    key = layer.key("fprop", name, policy, at)
-    return layer.backend("fprop", at, grad).gradient_through(grad, policy, key=key, mask=mask)
+    def _through_quantiser(self, grad: Tensor, name: str, *, rotated: bool) -> Tensor:
+        """Take the gradient of a forward operand, x or w [rows, K], back through its mask and rotation."""
+        fprop = self._recipe.fprop
+        policy = fprop.left if name == "x" else fprop.right
+        mask = self.operand(name).mask if policy.mask else None
+        if not rotated:
+            policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
+        if mask is None and not policy.hadamard:
+            return grad
+        key = self._layer.key("fprop", name, policy, self._at)
+        backend = self._layer.backend("fprop", self._at, grad)
+        return backend.gradient_through(grad, policy, key=key, mask=mask)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:

@@ -2,27 +2,31 @@
 
 A layer reads the position (step, call, tokens) in its forward pass and saves it as a small tensor. So the
 backward pass draws from its own forward's streams, even if the trainer has moved on.
+
+Activation checkpointing runs a region of a model again in the backward pass. The built-in trainer sets the
+call itself and moves on after the backward pass, so a recomputed layer finds the position that it had. Other
+loops tell ``torch.utils.checkpoint`` of the positions by ``context_fn=recompute_contexts``. A recomputation
+without it repeats the only pass that has not gone back yet; with several it is a ``RuntimeError``.
 """
 
 from __future__ import annotations
 
 import operator
-import traceback
+import threading
 import warnings
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import distributed
-from torch.optim import optimizer
 
-from ablate.layers.position import EVAL_CALL, Position
-from ablate.layers.recompute import Calls
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator
 
     from torch import Tensor
 
@@ -32,56 +36,86 @@ if TYPE_CHECKING:
     from ablate.recipes.coverage import Coverage
     from ablate.run.config import Fork
 
+EVAL_CALL = 1 << 31
+"""First call number of forward passes in evaluation, distinct from all calls in training."""
+_REDRAW_STEP = 1 << 31
+_REDRAWS = 1 << 10
 _FORWARDS_WITHOUT_ADVANCE = 1000
-"""Training passes after which a state should have advanced, where the weights tell nothing."""
-_NOT_ADVANCED = (
-    "{} without state.advance(): {} of this recipe move on with it (call state.advance(tokens) after each "
-    "optimizer step)"
-)
+"""Training passes after which a state should have advanced."""
+_MOST_OPEN = 64
 
 
-@dataclass(kw_only=True)
-class Moves:
-    """What of a recipe moves on with its state, and whether the state did; it outlives both.
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Optimizer step, forward pass within it (gradient accumulation), and training tokens seen before it.
 
-    ``by_step``: names what does not move on without ``advance``, in words for a message; ``by_tokens``: what
-    does not without the tokens.
+    ``redraw`` n > 0 is the n-th draw of diagnostics. Values that training draws anew per step or pass then
+    come from streams that training never reads; values that it draws once stay the same.
     """
 
-    recipe: Recipe
-    by_step: str
-    by_tokens: str
-    start: tuple[int, int] | None = None
-    step: bool = False
-    tokens: bool = False
+    step: int
+    call: int
+    tokens: int
+    redraw: int = 0
 
-    def trained(self, step: int, tokens: int) -> None:
-        """Note a forward pass in training, with the state's step and tokens."""
-        if self.start is None:
-            self.start = step, tokens
-        self.step = self.step or step != self.start[0]
-        self.tokens = self.tokens or tokens != self.start[1]
+    @property
+    def stream_step(self) -> int:
+        """The step number used by the random streams."""
+        if not self.redraw:
+            return self.step
+        assert self.redraw < _REDRAWS
+        return _REDRAW_STEP + (self.step * _REDRAWS + self.redraw) % _REDRAW_STEP
 
-    def fault(self) -> str | None:
-        """Return how a trainer, the subject of the sentence, kept the recipe from moving; None if not."""
-        if self.start is None:
-            return None
-        remedy = "after each optimizer step call state.advance(tokens), with the tokens of that step"
-        if not self.step and self.by_step:
-            how, still = "never called state.advance()", self.by_step
-        elif not self.tokens and self.by_tokens:
-            how, still = "called state.advance() without tokens", self.by_tokens
-        else:
-            return None
-        return f"{how}: {still} of the recipe stayed as at the start, which is another arm ({remedy})"
+    def redrawn(self, redraw: int) -> Position:
+        """Return this position with a draw of diagnostics; delayed scales ignore it."""
+        return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
 
 
-_recorded: list[Moves] | None = None
+class _Regions(threading.local):
+    """The checkpointed regions that this thread runs, innermost last: positions by layer, and how many used.
+
+    The second is None where the region runs for the first time.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[tuple[dict[Hashable, list[Position]], Counter[Hashable] | None]] = []
+
+
+_regions = _Regions()
+
+
+@dataclass
+class _Region:
+    """Notes the positions of the layers that run in a block, or repeats them."""
+
+    positions: dict[Hashable, list[Position]]
+    repeats: bool
+
+    def __enter__(self) -> None:
+        _regions.running.append((self.positions, Counter() if self.repeats else None))
+
+    def __exit__(self, *_: object) -> None:
+        _regions.running.pop()
+
+
+def recompute_contexts() -> tuple[_Region, _Region]:
+    """Let the layers of a checkpointed region draw the same when it is recomputed.
+
+    It is what ``torch.utils.checkpoint`` takes as its ``context_fn``, however often a layer runs in the
+    region, and in whatever order regions are recomputed or nested::
+
+        checkpoint(block, x, use_reentrant=False, context_fn=recompute_contexts)
+    """
+    positions: dict[Hashable, list[Position]] = {}
+    return _Region(positions, repeats=False), _Region(positions, repeats=True)
+
+
+_recorded: list[RecipeState] | None = None
 
 
 @contextmanager
-def recorded_states() -> Iterator[list[Moves]]:
-    """Collect what is known of all states that are made in this block."""
+def recorded_states() -> Iterator[list[RecipeState]]:
+    """Collect all states that are made in this block."""
     global _recorded  # noqa: PLW0603  a process trains one run at a time
     before, _recorded = _recorded, []
     try:
@@ -90,17 +124,14 @@ def recorded_states() -> Iterator[list[Moves]]:
         _recorded = before
 
 
-class WeightObserver(Protocol):
-    """What takes in the weights after each optimizer step: ``ablate.layers.deoscillation``."""
+@dataclass
+class _Passes:
+    """A layer's forward passes: in training within ``step``, in evaluation, and those not yet gone back."""
 
-    def step(self) -> int | None:
-        """Take in the weights; return how many were changed, None where that was not looked at."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold."""
-
-    def load_state_dict(self, found: Mapping[str, Any]) -> None:
-        """Restore it, after the weights and the position of the streams."""
+    step: int = -1
+    training: int = 0
+    evaluation: int = 0
+    open: set[Position] = field(default_factory=set)
 
 
 @dataclass(kw_only=True)
@@ -133,17 +164,33 @@ class RecipeState:
     watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
     tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(default=None, repr=False)
     coverage: Coverage | None = field(default=None, repr=False)
-    calls: Calls = field(default_factory=Calls, repr=False)
-    deoscillation: WeightObserver | None = field(default=None, repr=False)
+    deoscillation: Any = field(default=None, repr=False)
     check: Callable[[RecipeState], str | None] | None = field(default=None, repr=False)
-    moves: Moves = field(init=False, repr=False)
+    _passes: dict[str, _Passes] = field(default_factory=dict, repr=False)
+    _began: tuple[int, int] | None = field(default=None, repr=False)
+    """Step and tokens of the first pass in training."""
     _warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.seed = _whole(self.seed)
-        self.moves = _moves(self.recipe)
+        try:
+            self.seed = operator.index(self.seed)  # a number has one stream, whatever type it came in
+        except TypeError:
+            fault = f"seed {self.seed!r} is no whole number (expected an int, as seed=3)"
+            raise ValueError(fault) from None
+        later = ["phases"] * any(phase.from_tokens or phase.from_fraction for phase in self.recipe.phases)
+        if (reset := self.recipe.deoscillate) is not None and (reset.from_tokens or reset.from_fraction):
+            later.append("de-oscillation")
+        policies = [policy for part in self.recipe.parts for _, _, policy in part.operands()]
+        steps = {
+            "signs": any(policy.signs == "step" for policy in policies),
+            "delayed scales": any(policy.scale == "delayed" for policy in policies),
+            "phases": "phases" in later,
+            "de-oscillation": reset is not None,
+        }
+        self._moves_by_step = ", ".join(name for name, moves in steps.items() if moves)
+        self._moves_by_tokens = ", ".join(later)
         if _recorded is not None:
-            _recorded.append(self.moves)
+            _recorded.append(self)
 
     @property
     def deoscillates(self) -> bool:
@@ -158,36 +205,78 @@ class RecipeState:
             warnings.warn(fault, stacklevel=2)
         self.step += 1
         self.tokens += tokens
-        self.moves.step, self.moves.tokens = True, self.moves.tokens or tokens > 0
         if self.deoscillation is not None:
             self.deoscillation.step()
 
-    def position(self, layer: str, *, training: bool, version: int | None = None) -> Position:
-        """Return the position of a layer's forward pass, which is counted unless the trainer counts.
+    def fault(self) -> str | None:
+        """Return how a trainer, the subject of the sentence, kept the recipe from moving; None if not."""
+        if self._began is None:
+            return None
+        if self.step == self._began[0] and self._moves_by_step:
+            how, still = "never called state.advance()", self._moves_by_step
+        elif self.tokens == self._began[1] and self._moves_by_tokens:
+            how, still = "called state.advance() without tokens", self._moves_by_tokens
+        else:
+            return None
+        remedy = "after each optimizer step call state.advance(tokens), with the tokens of that step"
+        return f"{how}: {still} of the recipe stayed as at the start, which is another arm ({remedy})"
 
-        ``version``: of the layer's weight, which changes with each optimizer step; None if it tells nothing.
+    def position(self, layer: str, *, training: bool) -> Position:
+        """Return the position of a layer's forward pass, which is counted unless the trainer counts.
 
         Raises:
             RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
         """
+        at, key, noting = None, (id(self), layer), []
+        for positions, used in reversed(_regions.running):
+            if used is not None:
+                known, turn = positions.get(key, []), used[key]
+                used[key] += 1
+                at = known[turn] if turn < len(known) else None
+                break
+            noting.append(positions)
+        if at is None:
+            at = self._next(layer, training=training)
+        for positions in noting:
+            positions.setdefault(key, []).append(at)
+        return at
 
-        def new() -> Position:
-            call = self.call
-            if training:
-                self.moves.trained(self.step, self.tokens)
-            if call is None and training:
-                call, changes = self.calls.next_in_training(layer, self.step, version)
-                # One change may be of an optimizer that goes to and fro within a step, as SAM's.
-                if changes == 2 and self.moves.by_step and not _is_within_a_step():
-                    self.warn_once(_NOT_ADVANCED.format("two changes of the weights", self.moves.by_step))
-                elif call + 1 == _FORWARDS_WITHOUT_ADVANCE and self.moves.by_step and not self.step:
-                    passes = f"{_FORWARDS_WITHOUT_ADVANCE} training passes"
-                    self.warn_once(_NOT_ADVANCED.format(passes, self.moves.by_step))
-            elif call is None:
-                call = EVAL_CALL + self.calls.next_in_evaluation(layer)
-            return Position(step=self.step, call=call, tokens=self.tokens)
+    def _next(self, layer: str, *, training: bool) -> Position:
+        """Return the position of a pass outside of a region that repeats its positions."""
+        if training and self._began is None:
+            self._began = self.step, self.tokens
+        if self.call is not None:
+            return Position(step=self.step, call=self.call, tokens=self.tokens)
+        passes = self._passes.setdefault(layer, _Passes())
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  within a backward pass, as torch asks it
+            if len(passes.open) != 1:
+                raise RuntimeError(
+                    f"layer {layer}: one of {len(passes.open)} forward passes is recomputed, and which is "
+                    "unknown, as is its noise (checkpoint(…, use_reentrant=False, "
+                    "context_fn=ablate.numerics.recompute_contexts) tells, outside of a compiled graph)"
+                )
+            return next(iter(passes.open))
+        if not training:
+            passes.evaluation += 1
+            return Position(step=self.step, call=EVAL_CALL + passes.evaluation - 1, tokens=self.tokens)
+        if passes.step != self.step:
+            passes.step, passes.training = self.step, 0
+            passes.open.clear()
+        at = Position(step=self.step, call=passes.training, tokens=self.tokens)
+        passes.training += 1
+        if len(passes.open) < _MOST_OPEN:
+            passes.open.add(at)
+        if passes.training == _FORWARDS_WITHOUT_ADVANCE and self._moves_by_step and not self.step:
+            self.warn_once(
+                f"{_FORWARDS_WITHOUT_ADVANCE} training passes without state.advance(): {self._moves_by_step} "
+                "of this recipe move on with it (call state.advance(tokens) after each optimizer step)"
+            )
+        return at
 
-        return self.calls.position(layer, new, counts=self.call is None)
+    def backward_done(self, layer: str, at: Position) -> None:
+        """Note that the gradients of a pass were computed."""
+        if layer in self._passes:
+            self._passes[layer].open.discard(at)
 
     def stream_of(self, operand: str) -> str:
         """Return the name of an operand's stream of noise in this replica."""
@@ -200,9 +289,9 @@ class RecipeState:
     def state_dict(self) -> dict[str, Any]:
         """Return what the streams, phases and de-oscillation go on from, for a checkpoint."""
         follower = self.deoscillation
+        calls = {name: [one.step, one.training, one.evaluation] for name, one in self._passes.items()}
         return {
-            "seed": self.seed, "step": int(self.step), "tokens": int(self.tokens),
-            "calls": self.calls.state_dict(),
+            "seed": self.seed, "step": int(self.step), "tokens": int(self.tokens), "calls": calls,
             **({} if follower is None else {"deoscillation": follower.state_dict()}),
         }  # fmt: skip
 
@@ -219,7 +308,7 @@ class RecipeState:
         if saved["seed"] != self.seed:
             raise ValueError(f"the state was saved with seed {saved['seed']}, but this one has {self.seed}")
         self.step, self.tokens = saved["step"], saved["tokens"]
-        self.calls.load_state_dict(saved["calls"])
+        self._passes = {name: _Passes(*counts) for name, counts in saved["calls"].items()}
         if self.deoscillation is not None:
             self.deoscillation.load_state_dict(saved["deoscillation"])
 
@@ -243,39 +332,6 @@ class RecipeState:
         if not self._warned:
             self._warned = True
             warnings.warn(fault, stacklevel=2)
-
-
-def _is_within_a_step() -> bool:
-    """Whether an optimizer runs this pass itself, as L-BFGS runs many within a step."""
-    return any(frame.f_code.co_filename == optimizer.__file__ for frame, _ in traceback.walk_stack(None))
-
-
-def _moves(recipe: Recipe) -> Moves:
-    policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
-    later = ["phases"] * any(phase.from_tokens or phase.from_fraction for phase in recipe.phases)
-    if (reset := recipe.deoscillate) is not None and (reset.from_tokens or reset.from_fraction):
-        later.append("de-oscillation")
-    steps = {
-        "signs": any(policy.signs == "step" for policy in policies),
-        "delayed scales": any(policy.scale == "delayed" for policy in policies),
-        "phases": "phases" in later,
-        "de-oscillation": reset is not None,
-    }
-    return Moves(
-        recipe=recipe,
-        by_step=", ".join(name for name, moves in steps.items() if moves),
-        by_tokens=", ".join(later),
-    )
-
-
-def _whole(seed: Any) -> int:
-    """Return a whole number as an int, so that a number has one stream, whatever type it came in."""
-    try:
-        if not isinstance(seed, bool):
-            return operator.index(seed)
-    except TypeError:
-        pass
-    raise ValueError(f"seed {seed!r} is no whole number (expected an int, as seed=3)")
 
 
 def _starts(

@@ -23,7 +23,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ablate.base.errors import UserError, likely
 from ablate.base.user_functions import load_function
-from ablate.layers.find_matrices import survey
+from ablate.layers.apply import survey
 from ablate.models.hf_files import config_folder
 from ablate.recipes.coverage import coverage_of
 from ablate.run.architecture import LinearLayer, layer_places
@@ -31,7 +31,7 @@ from ablate.run.architecture import LinearLayer, layer_places
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ablate.layers.find_matrices import Survey
+    from ablate.layers.apply import Survey
     from ablate.recipes import Recipe
     from ablate.recipes.coverage import Coverage, Matrix
     from ablate.run.config import ModelConfig

@@ -13,14 +13,18 @@ from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 
 if TYPE_CHECKING:
     from ablate.layers.apply import apply_recipe
-    from ablate.layers.state import RecipeState
+    from ablate.layers.state import RecipeState, recompute_contexts
 
 # These import this package, so they are loaded on first use.
-_PLACES = {"apply_recipe": "ablate.layers.apply", "RecipeState": "ablate.layers.state"}
+_PLACES = {
+    "apply_recipe": "ablate.layers.apply", "RecipeState": "ablate.layers.state",
+    "recompute_contexts": "ablate.layers.state",
+}  # fmt: skip
 
 __all__ = [
     "Codes", "GemmPolicy", "Key", "LayerRecipe", "OperandPolicy", "Quantized", "Recipe", "RecipeState",
-    "apply_recipe", "fake_quantize", "hadamard_last", "hadamard_matrix", "quantize", "round_operand",
+    "apply_recipe", "fake_quantize", "hadamard_last", "hadamard_matrix", "quantize",
+    "recompute_contexts", "round_operand",
 ]  # fmt: skip
 
 

@@ -27,11 +27,9 @@ from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.deoscillation import Deoscillation
-from ablate.layers.evaluation import forward_in_bf16, is_forward_in_bf16
-from ablate.layers.linear import weights_used_alone
-from ablate.layers.position import EVAL_CALL
+from ablate.layers.linear import forward_in_bf16, is_forward_in_bf16, weights_used_alone
 from ablate.layers.shards import is_sharded
-from ablate.layers.state import RecipeState
+from ablate.layers.state import EVAL_CALL, RecipeState
 from ablate.models.custom_models import named
 from ablate.models.decoder import Decoder
 from ablate.models.network import Network, build_network

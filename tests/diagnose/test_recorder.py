@@ -10,7 +10,7 @@ from torch import nn
 from ablate.backends.protocol import dequantised
 from ablate.diagnose.recorder import Tapped, diagnose_layer
 from ablate.layers.linear import AMAX_HISTORY, QuantLinear, product
-from ablate.layers.position import EVAL_CALL, Position
+from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
 from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe
 

@@ -13,19 +13,43 @@ from ablate.numerics.rotate import signs_of, unrotate
 from ablate.recipes import GEMMS, PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, describe, resolve
 
 ALL = ["fprop", "dgrad", "wgrad"]
+
+
+def recipe_of(**gemms):
+    return Recipe(
+        **{
+            name: GemmPolicy(left=OperandPolicy(**left), right=OperandPolicy(**right))
+            for name, (left, right) in gemms.items()
+        }
+    )
+
+
+def of_the_forward(hadamard):
+    """A backward pass in bf16 that takes the operands of the forward pass."""
+    forward, given = {"format": "nvfp4", "hadamard": hadamard}, ({}, {"source": "forward"})
+    return recipe_of(fprop=(forward, forward), dgrad=given, wgrad=given)
+
+
+EDEN = {"format": "nvfp4", "hadamard": 32, "signs": "backward"}
 RECIPES = [
     RecipeSpec(),
     RecipeSpec(rest="fp8"),
     *(RecipeSpec(gemms=[gemm], rest="fp8") for gemm in ALL),
     *(RecipeSpec(gemms=ALL, stabiliser=s) for s in ("none", "sr", "rht", "dht", "sr+rht", "sr+dht")),
     RecipeSpec(gemms=ALL, stabiliser="dht", hadamard_size=32),
+    of_the_forward(0),
+    of_the_forward(32),
 ]
+
+
+def resolved(recipe):
+    return recipe if isinstance(recipe, Recipe) else resolve(recipe)
 
 
 def layer_and_data(recipe, backend="reference", shape=(64, 96, 32), seed=3):
     M, K, N = shape
     generator = torch.Generator().manual_seed(0)
-    state = RecipeState(recipe=resolve(recipe), backend=Selection(backend), seed=seed, step=11, call=2)
+    state = RecipeState(recipe=resolved(recipe), backend=Selection(backend), seed=seed, step=11, call=2)
     layer = QuantLinear(K, N, name="blocks.0.ffn.down", state=state)
     torch.nn.init.normal_(layer.weight, generator=generator)
     x = torch.randn(M, K, generator=generator).to(torch.bfloat16)
@@ -127,19 +151,14 @@ def test_every_preset_comes_near_the_exact_gemms(name):
 
 
 @pytest.mark.parametrize("backend", ["reference", "emulated"])
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda spec: describe(resolve(spec)))
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda spec: describe(resolved(spec)))
 def test_three_gemms_by_the_book(recipe, backend):
     layer, x, dy = layer_and_data(recipe, backend)
     for ours, exact in zip(run(layer, x, dy), by_the_book(layer, x, dy), strict=True):
-        assert torch.allclose(ours.double(), exact, rtol=2**-8, atol=1e-5 * exact.abs().max())
-
-
-@pytest.mark.parametrize("gemm", ALL)
-def test_only_the_named_gemm_is_rounded(gemm):
-    layer, x, dy = layer_and_data(RecipeSpec(gemms=[gemm]))
-    plain, _, _ = layer_and_data(RecipeSpec())
-    for name, ours, exact in zip(GEMMS, run(layer, x, dy), run(plain, x, dy), strict=True):
-        assert torch.equal(ours, exact) == (name != gemm)
+        # Where a gradient is rotated back, it was rounded to bf16 before.
+        is_rotated = recipe == of_the_forward(32)
+        atol = (2**-8 if is_rotated else 1e-5) * exact.abs().max()
+        assert torch.allclose(ours.double(), exact, rtol=2**-8, atol=atol)
 
 
 @pytest.mark.parametrize("stabiliser", ["dht", "rht"])
@@ -176,13 +195,6 @@ def test_backward_uses_the_streams_of_its_own_forward():
     layer.state.step, layer.state.call = 99, 7  # the trainer has moved on
     y.backward(dy)
     assert torch.equal(layer.weight.grad, expected)
-
-
-def test_activations_of_three_dimensions_are_flattened():
-    layer, x, _ = layer_and_data(RecipeSpec(gemms=ALL))
-    y = layer(x.view(2, 32, 96))
-    assert torch.equal(y.view(64, 32), layer(x))
-    assert layer(x).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap, torch.func.jacrev, torch.func.hessian])
@@ -223,52 +235,8 @@ def test_layers_with_other_names_draw_other_noise():
         assert not torch.equal(a, b)
 
 
-def test_recipes_are_values():
-    assert resolve(RecipeSpec(gemms=["fprop"])) == resolve(RecipeSpec(gemms=["fprop"], hadamard_size=32))
-    assert dataclasses.asdict(resolve(RecipeSpec())) != dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))
-
-
-def recipe_of(**gemms):
-    return Recipe(
-        **{
-            name: GemmPolicy(left=OperandPolicy(**left), right=OperandPolicy(**right))
-            for name, (left, right) in gemms.items()
-        }
-    )
-
-
-def layer_of(recipe, seed=3):
-    state = RecipeState(recipe=recipe, backend=Selection("reference"), seed=seed, step=11, call=2)
-    layer = QuantLinear(96, 64, name="a", state=state)
-    torch.nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(0))
-    return layer
-
-
-FORWARD = {"source": "forward"}
-
-
-@pytest.mark.parametrize("hadamard", [0, 32])
-def test_a_bf16_backward_can_take_the_forwards_operands(hadamard):
-    forward = {"format": "nvfp4", "hadamard": hadamard}
-    again = recipe_of(fprop=(forward, forward), dgrad=({}, FORWARD), wgrad=({}, FORWARD))
-    layer = layer_of(again)
-    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    dy = torch.randn(64, 64, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
-    _, dx, dw = run(layer, x, dy)
-    policy = again.fprop.left
-    used_w = round_operand(layer.weight.detach().to(torch.bfloat16), policy, axis=1)
-    used_x = round_operand(x, policy, axis=1)
-    used = [(done.values.float() * done.descale).to(torch.bfloat16).float() for done in (used_w, used_x)]
-    expected = (dy.float() @ used[0], dy.float().t() @ used[1])
-    for ours, product in zip((dx, dw), expected, strict=True):
-        back = unrotate(product.to(torch.bfloat16).float(), policy, None)
-        assert torch.allclose(ours.float(), back, rtol=2**-7, atol=1e-2)
-    assert not torch.equal(dx, run(layer_of(recipe_of(fprop=(forward, forward))), x, dy)[1])
-
-
 def test_signs_of_a_backward_pass_are_those_of_both_gemms():
-    eden = {"format": "nvfp4", "hadamard": 32, "signs": "backward"}
-    layer = layer_of(recipe_of(dgrad=(eden, eden), wgrad=(eden, eden)))
+    layer, _, _ = layer_and_data(recipe_of(dgrad=(EDEN, EDEN), wgrad=(EDEN, EDEN)))
     policy, at = layer.recipe_at(0).dgrad.left, layer.position()
     drawn = {gemm: signs_of(policy, layer.key(gemm, "dy", policy, at)) for gemm in ("dgrad", "wgrad")}
     assert torch.equal(drawn["dgrad"], drawn["wgrad"])
@@ -279,22 +247,6 @@ def test_signs_of_a_backward_pass_are_those_of_both_gemms():
     assert not torch.equal(
         drawn["dgrad"], signs_of(policy, layer.key("dgrad", "dy", policy, layer.position()))
     )
-
-
-@pytest.mark.parametrize(
-    ("gemms", "message"),
-    [
-        ({"wgrad": ({}, FORWARD)}, "source 'forward' on wgrad.x, but Fprop's x is in bf16"),
-        ({"dgrad": (FORWARD, {})}, "source 'forward' on dgrad.dy, which the forward GEMM does not use"),
-        (
-            {"fprop": ({"hadamard": 16, "signs": "backward"},) * 2},
-            "signs 'backward' on fprop.x \\(Dgrad and Wgrad share them\\)",
-        ),
-    ],
-)
-def test_what_cannot_come_from_the_forward_is_refused(gemms, message):
-    with pytest.raises(ValueError, match=message):
-        recipe_of(**gemms)
 
 
 def test_wgrad_of_a_frozen_weight_is_not_computed():

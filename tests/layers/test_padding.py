@@ -58,29 +58,6 @@ def test_the_result_is_that_of_the_same_tokens_and_zeros(name, backend):
             assert torch.equal(ours, filled)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_it_is_near_the_exact_product(name):
-    x, dy = data(100)
-    w = torch.randn(256, 128, generator=torch.Generator().manual_seed(1)).double()
-    exact = (x.double() @ w.T, dy.double() @ w, dy.double().T @ x.double())
-    for product, reference in zip(run(RECIPES[name], x, dy), exact, strict=True):
-        gain = (product.double() * reference).sum() / reference.square().sum()
-        assert (product.double() - reference).norm() < 0.5 * reference.norm()
-        assert 0.78 < gain < 1.05
-
-
-def test_the_gain_of_stochastic_wgrad_stays_one():
-    x, dy = data(40)
-    exact, draws = dy.double().T @ x.double(), []
-    for seed in range(60):
-        state = RecipeState(recipe=RECIPES["tseng"], backend=Selection("emulated"), seed=seed)
-        layer = QuantLinear(128, 256, name="a", state=state, weight=torch.nn.Parameter(torch.zeros(256, 128)))
-        layer(x).backward(dy)
-        draws.append(layer.weight.grad.double())
-    gains = torch.stack([(draw * exact).sum() / exact.square().sum() for draw in draws])
-    assert abs(gains.mean() - 1) < 5 * gains.std() / 60**0.5 + 2**-9
-
-
 def test_only_what_needs_it_is_filled(monkeypatch):
     assert token_group(resolve(RecipeSpec())) == token_group(resolve(RecipeSpec(gemms=["fprop"]))) == 1
     assert token_group(resolve(RecipeSpec(gemms=["dgrad"]))) == 1
