@@ -13,11 +13,9 @@ from ablate.backends.gemms import torch_scaled
 from ablate.backends.gemms.torch_scaled import scaled_mm_arguments, swizzled
 from ablate.backends.protocol import Draw
 from ablate.backends.quantisers.packed import Packed
-from ablate.backends.select import Selection, load_backend
+from ablate.backends.select import load_backend
 from ablate.backends.testing.suite import both
-from ablate.layers.linear import QuantLinear
-from ablate.layers.state import RecipeState
-from ablate.recipes import OperandPolicy, RecipeSpec, resolve
+from ablate.recipes import OperandPolicy
 
 BACKEND = load_backend("torch")
 
@@ -173,22 +171,6 @@ def test_fp8_of_any_shape(m, n, k, scale):
     assert out.shape == (m, n)
     bound = exact.abs() * 2.0**-8 + (a.abs() @ b.abs().t()) * 2.0**-20
     assert bool(((out.double() - exact).abs() <= bound).all())
-
-
-def test_under_torch_compile():
-    recipe = resolve(RecipeSpec(preset="te-hybrid-fp8"))
-    state = RecipeState(recipe=recipe, backend=Selection("torch"), seed=0)
-    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
-    layer = QuantLinear(64, 16, name="l", state=state, weight=torch.nn.Parameter(weight))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    outputs = []
-    for called in (layer, compiled):
-        x = torch.ones(32, 64, requires_grad=True)
-        layer.zero_grad(set_to_none=True)
-        y = called(x) * 2
-        y.sum().backward()
-        outputs.append((y.detach(), x.grad, layer.weight.grad))
-    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
 
 
 def test_a_prescale_is_refused_by_name_where_there_is_no_factor_for_it():

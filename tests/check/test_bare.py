@@ -65,18 +65,6 @@ def bare(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
-def test_the_image_is_bare(bare):
-    """The packages that must not be needed are really not there, and torch is."""
-    code = (
-        "from importlib.util import find_spec; import torch\n"
-        "names = 'click ray mlflow pandas matplotlib psutil scipy torch'.split()\n"
-        "print([name for name in names if find_spec(name)])"
-    )
-    done = bare("-c", code)
-    assert done.stdout == "['torch']\n", done.stderr
-
-
-@pytest.mark.exhaustive
 def test_a_bare_image_leaves_a_record(bare, tmp_path):
     """With no time for any part by the command, then some parts of it by the function behind it."""
     door = ("-m", "ablate.check", "cpu", "--out", str(tmp_path), "--json", "--minutes")

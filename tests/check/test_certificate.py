@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy import stats
 
-from ablate.backends.testing.inputs import KINDS, made_up
+from ablate.backends.testing.inputs import KINDS
 from ablate.base.errors import UserError
 from ablate.check import certificate
 from ablate.check.certificate import certify, work
@@ -173,20 +172,6 @@ def test_operands_that_nothing_tells_apart_are_one_and_others_are_not():
     assert sorted(name for group in names for name in group) == [
         "dgrad.dy", "dgrad.w", "fprop.w", "fprop.x", "wgrad.dy", "wgrad.x",
     ]  # fmt: skip
-
-
-def test_made_up_data_are_as_they_are_named():
-    def one(kind):
-        return made_up(kind, 512, 512, seed=0, number=0).float()
-
-    assert torch.equal(one("Gaussian"), one("Gaussian"))
-    assert not torch.equal(one("Gaussian"), made_up("Gaussian", 512, 512, seed=0, number=1).float())
-    assert one("Gaussian").std().item() == pytest.approx(1, abs=0.01)
-    beyond = (one("Student t").abs() > 6).float().mean().item()
-    assert beyond == pytest.approx(2 * stats.t.sf(6, 3), abs=0.001)
-    assert one("channel mean").mean(0).std().item() == pytest.approx(1, abs=0.1)
-    sizes = one("outlier").std(0)
-    assert (sizes > 20).sum().item() == 8
 
 
 FILE = """
