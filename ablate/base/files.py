@@ -5,13 +5,19 @@ A reader of a file that is written here sees the old content or the new content,
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import stat
+import time
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _NO_HASH = "0" * 32
 
@@ -129,3 +135,23 @@ def changed_by_others(path: Path) -> str | None:
 def restrict_umask() -> None:
     """Stop this process and its children from creating files that others, not owner or group, can write."""
     os.umask(os.umask(0o077) | 0o002)
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold a file's lock, which ends with the process at the latest; yields False where there are no locks.
+
+    ``waiting`` is called several times a second while another process has it.
+    """
+    with path.open("ab") as file:
+        has_lock = False
+        while not has_lock:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                has_lock = True
+            except BlockingIOError:
+                waiting()
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                break
+        yield has_lock

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 import webbrowser
 from functools import partial
@@ -322,11 +321,11 @@ def dashboard(
     if rebuild:
         cursor_path(store, uri).unlink(missing_ok=True)
     click.echo(f"Sending what is new to {redact(uri)} …", err=True)
-    with _stoppable() as stopped:
-        report = Mirror(store, uri).sync_once(stopped)
-        if stopped():
-            click.echo("Stopped; the same command sends the rest.", err=True)
-            return 130
+    try:
+        report = Mirror(store, uri).sync_once()
+    except KeyboardInterrupt:
+        click.echo("Stopped; the same command sends the rest.", err=True)
+        return 130
     experiment = report.experiment_id
     if experiment is None and not sync:
         raise UserError(f"MLflow at {redact(uri)} cannot be used: {report.problem}")
@@ -351,22 +350,6 @@ def dashboard(
             time.sleep(0.2)
         raise UserError(f"MLflow's server has ended (see {log})")
     return 0
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Yield whether Ctrl-C was pressed: between two runs one can stop without loss. A second one ends it."""
-    asked = threading.Event()
-
-    def ask(number: int, _frame: object) -> None:
-        asked.set()
-        signal.signal(number, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def page(base: str, experiment_id: str) -> str:

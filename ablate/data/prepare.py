@@ -20,24 +20,21 @@ changed while it was read, or an unwritable cache.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import stat
-import time
 import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
-from ablate.base.files import read_record, write_record
+from ablate.base.files import locked, read_record, write_record
 from ablate.data.identity import Corpus, resolve
 from ablate.data.sources import content_hashes, hash_file, stat_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy as np
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
 _META = "meta.json"
 _FORMAT = 2
 _DIGEST_CHARACTERS = 16
-_POLL_SEC = 0.1
 
 TokenType = Literal["uint16", "uint32"]
 ITEM_BYTES: dict[TokenType, int] = {"uint16": 2, "uint32": 4}
@@ -102,8 +98,9 @@ def prepare(
                 notice(f"{folder}: {error.problems[0].what}; the tokens are prepared anew.")
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
-            with _alone(folder, lambda: report(0.0, "another process prepares these tokens")) as locked:
-                files = _ready(folder, corpus) or _make(data, corpus, folder, report, keep=locked)
+            lock = cache_dir / f".{folder.name}.lock"
+            with locked(lock, lambda: report(0.0, "another process prepares these tokens")) as is_alone:
+                files = _ready(folder, corpus) or _make(data, corpus, folder, report, keep=is_alone)
         except OSError as error:
             hint = "check free space and rights, or choose another --storage"
             what = f"cannot write the token cache: {error.strerror or error}"
@@ -234,23 +231,6 @@ def _publish(partial: Path, folder: Path, corpus: Corpus) -> None:
     except OSError:
         if _ready(folder, corpus) is None:
             raise
-
-
-@contextmanager
-def _alone(folder: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the folder's lock; yields False if the file system has no locks."""
-    with (folder.parent / f".{folder.name}.lock").open("ab") as file:
-        locked = False
-        while not locked:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-            except BlockingIOError:
-                waiting()
-                time.sleep(_POLL_SEC)
-            except OSError:  # a file system without locks
-                break
-        yield locked
 
 
 def _damaged(folder: Path, what: str) -> UserError:

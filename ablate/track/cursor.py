@@ -9,21 +9,19 @@ what is unsent even when MLflow is broken.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import time
 import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
-from ablate.base.files import read_json, write_bytes_atomic
-from ablate.track.describe import read_points, tail_digest
+from ablate.base.files import locked, read_json, write_bytes_atomic
+from ablate.track.describe import SUMMARY, read_points, tail_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from ablate.store import RunDir, Status, StudyStore
@@ -32,7 +30,7 @@ REWOUND = ("metrics.jsonl", "diagnostics.jsonl")
 """Files whose last rows a resumed run cuts off."""
 FILES = (*REWOUND, "system.jsonl")
 """The files of a run whose rows are sent."""
-_FORMAT = 2
+_FORMAT = 3
 _LOCK_PATIENCE_SEC = 30.0
 _CHUNK_BYTES = 1 << 16
 
@@ -58,21 +56,21 @@ class MirrorReport:
 
 @dataclass(kw_only=True)
 class RunCursor:
-    """The accepted part of one run, by file; ``tails`` guard offsets against a file that was rewound.
+    """The accepted part of one run, or of the run that holds the report (``SUMMARY``).
 
-    ``results``: what the report said of it. ``steps``: the latest of each metric that was sent.
+    ``offsets`` and ``tails``: by file; tails guard offsets against a file that was rewound. ``tags`` and
+    ``state``: digests. ``results``: what the report said of it.
     """
 
     mlflow_id: str
-    name: str = ""
+    mlflow_status: str = "RUNNING"
     offsets: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
     tails: dict[str, str] = field(default_factory=lambda: dict.fromkeys(REWOUND, ""))
     tags: str = ""
+    has_params: bool = False
     state: str = ""
-    mlflow_status: str = ""
     artifacts: dict[str, str] = field(default_factory=dict)
     results: dict[str, float] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -83,9 +81,6 @@ class Cursor:
     experiment_id: str | None = None
     note: str = ""
     runs: dict[str, RunCursor] = field(default_factory=dict)
-    report_run: str | None = None
-    report: str = ""
-    results: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
 
 
@@ -109,22 +104,17 @@ def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
         return Cursor()
 
 
-@contextmanager
-def cursor_lock(store: StudyStore, tracking_uri: str) -> Iterator[None]:
-    """Hold the cursor's lock; the operating system releases it when the process ends in any way."""
+def cursor_lock(store: StudyStore, tracking_uri: str) -> AbstractContextManager[bool]:
+    """Hold the cursor's lock; raises ``TimeoutError``."""
     path = cursor_path(store, tracking_uri).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        deadline = time.monotonic() + _LOCK_PATIENCE_SEC
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("another mirror of this study is at work") from None
-                time.sleep(0.1)
-        yield
+    deadline = time.monotonic() + _LOCK_PATIENCE_SEC
+
+    def wait() -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError("another mirror of this study is at work")
+
+    return locked(path, wait)
 
 
 def store_id(store: StudyStore) -> str:
@@ -164,10 +154,12 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     except (OSError, UserError):
         planned = []
     unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
-    folder = store.path / "report"
-    if (folder / "report.html").exists() and folder_digest(folder) != cursor.report:
+    summary, folder = cursor.runs.get(SUMMARY), store.path / "report"
+    if (folder / "report.html").exists() and (
+        summary is None or folder_digest(folder) != summary.artifacts.get("report")
+    ):
         unsent.append("report")
-    return MirrorReport(unsent=tuple(unsent), problem=cursor.problem, experiment_id=cursor.experiment_id)
+    return MirrorReport(unsent=tuple(unsent), problem=cursor.problem)
 
 
 def is_rewound(run: RunDir, entry: RunCursor) -> bool:

@@ -14,8 +14,10 @@ import hashlib
 import json
 import math
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ablate.base.files import read_json
 from ablate.recipes import GEMMS
 from ablate.run.config import ModelConfig
 from ablate.store.metrics import new_lines, parse_rows
@@ -50,14 +52,20 @@ _REFUSED = re.compile(r"[^\w\-. ]")
 # Okabe and Ito's palette, distinguishable for colour-blind readers; all runs of an arm share a colour.
 _BASELINE_COLOUR = "#333333"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
-RESULTS = ("tokens_to_target", "token_cost")
+RESULTS = _TOKENS, _COST = "tokens_to_target", "token_cost"
 """Metrics that the report gives: of a run, and with an arm's name after a slash of the run that holds it."""
+SUMMARY = "summary"
+"""Stands for the run that holds the report, beside the ids of the others."""
 _CHART_ORDER = (
     "val_loss", *RESULTS, "train_loss", "val_perplexity", "grad_norm", "tokens_per_sec", "learning_rate",
 )  # fmt: skip
 _MOST_CURVES = 40
 """Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
 _TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
+
+
+Results = dict[str, dict[str, float]]
+"""Metric → value, by run id and for the summary."""
 
 
 class Point(NamedTuple):
@@ -113,11 +121,6 @@ def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], i
     return [point for row in parse_rows(lines) for point in points(row)], end
 
 
-def metric_name(name: str) -> str:
-    """Return a metric's name with what MLflow refuses replaced; a slash makes a section of charts."""
-    return "/".join(_name(part) for part in name.split("/", 1))
-
-
 def tail_digest(path: Path, offset: int) -> str | None:
     """Return a digest of the bytes just before ``offset``, None where the file is shorter.
 
@@ -132,11 +135,6 @@ def tail_digest(path: Path, offset: int) -> str | None:
     with path.open("rb") as file:
         file.seek(start)
         return hashlib.sha256(file.read(offset - start)).hexdigest()[:16]
-
-
-def run_name(arm: str, seed: int) -> str:
-    """Return a run's name in MLflow."""
-    return f"{arm} seed {seed}"
 
 
 def text(value: Any) -> str:
@@ -166,6 +164,7 @@ def run_tags(
         "ablate.baseline": text(is_baseline),
         "ablate.recipe": arm.recipe or "",
         "ablate.state": status.state,
+        "mlflow.runName": f"{arm.name} seed {run.seed}",
         "mlflow.runColor": _BASELINE_COLOUR if is_baseline else _COLOURS[place % len(_COLOURS)],
         "mlflow.source.name": "ablate",
         "mlflow.note.content": _run_note(arm, status, report),
@@ -204,24 +203,17 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
         "Target": "none" if target is None else _TARGETS[target.kind].format(text(target.value)),
         "Baseline": f"`{plan.baseline}`",
         "Design": f"{len(arms)} arms, {runs} runs",
+        "Dropped cells": f"{len(plan.dropped)}, without sense",
         "Schedule": text(plan.training.get("schedule")),
         "Axis": "the step of every metric is the number of training tokens",
         "Report": f"[token cost, curves and verdict]({report})",
     }
     lines = [plan.description or "", "", *(f"- **{key}**: {value}" for key, value in facts.items()), ""]
     lines += ["| arm | recipe | differs from the baseline | seeds |", "|---|---|---|---|"]
-    dropped = len(plan.dropped)
-    closing = [f"\nSenseless cells of the design, dropped: {dropped}."] if dropped else []
-    room = _MAX_NOTE - sum(len(line) + 1 for line in lines + closing)
-    for place, arm in enumerate(arms):
-        seeds = ", ".join(str(run.seed) for run in arm.runs)
-        row = f"| {_cell(arm.name)} | {_cell(arm.recipe or '')} | {_cell(_differs(arm))} | {seeds} |"
-        room -= len(row) + 1
-        if room < 0:
-            lines.append(f"| … {len(arms) - place} more arms | | | |")
-            break
-        lines.append(row)
-    return "\n".join(lines + closing).strip()
+    for arm in arms:
+        cells = arm.name, arm.recipe or "", _differs(arm), ", ".join(str(run.seed) for run in arm.runs)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return _cut("\n".join(lines).strip(), _MAX_NOTE)
 
 
 def report_link(experiment_id: str, summary: str) -> str:
@@ -321,9 +313,49 @@ def _cut(value: str, length: int) -> str:
     return value if len(value) <= length else value[: length - 1] + "…"
 
 
-def _cell(value: str) -> str:
-    return value.replace("|", "\\|").replace("\n", " ")
-
-
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@lru_cache(maxsize=1)
+def read_results(report: Path, stamp: object) -> Results:  # noqa: ARG001 - by which the cache knows the file
+    """Return the figures of a ``report.json``.
+
+    A run that hit the target has its tokens to target, and its token cost against the baseline's run of the
+    same seed. The run that holds the report has the estimates of every arm. What has no honest number is left
+    out: a bound, a hit at the first evaluation, a single run's cost from a fork on.
+    """
+    try:
+        return _results(read_json(report))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _results(report: dict[str, Any]) -> Results:
+    tokens = {
+        (arm["name"], run["seed"]): run[_TOKENS]
+        for arm in report["arms"]
+        for run in arm["runs"]
+        if run[_TOKENS] and not run["at_or_before_first_evaluation"]
+    }
+    found: Results = {SUMMARY: {}}
+    for arm in report["arms"]:
+        for name in (_TOKENS, _COST):
+            _add(found[SUMMARY], _metric_name(f"{name}/{arm['name']}"), arm[name]["estimate"])
+        for run in arm["runs"]:
+            own, base = (tokens.get((name, run["seed"])) for name in (arm["name"], report["baseline"]))
+            figures = found[run["id"]] = {}
+            _add(figures, _TOKENS, own)
+            if own and base and not arm["counted_from_tokens"] and arm["name"] != report["baseline"]:
+                _add(figures, _COST, own / base - 1)
+    return found
+
+
+def _add(figures: dict[str, float], name: str, value: Any) -> None:
+    if isinstance(value, int | float) and math.isfinite(value):
+        figures[name] = float(value)
+
+
+def _metric_name(name: str) -> str:
+    """Return a metric's name with what MLflow refuses replaced; a slash makes a section of charts."""
+    return "/".join(_name(part) for part in name.split("/", 1))

@@ -10,13 +10,14 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ablate.base.command_hints import redact
+from ablate.track.describe import SUMMARY
 from ablate.track.uri import is_database, sqlite_path
 
 if TYPE_CHECKING:
@@ -78,11 +79,10 @@ def _translated() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """An MLflow run as it is there. ``steps``: the latest of each metric."""
+    """An MLflow run as it is there."""
 
     mlflow_id: str
-    status: str
-    steps: Mapping[str, int]
+    params: Mapping[str, str] = field(default_factory=dict)
 
 
 class Sink:
@@ -132,9 +132,8 @@ class Sink:
         found: dict[str, list[Known]] = {}
         for run in self._runs(experiment_id, store_id):
             tags = run.data.tags
-            if key := "summary" if SUMMARY_TAG in tags else tags.get(RUN_TAG):
-                steps = {metric.key: metric.step for metric in run.data._metric_objs}  # noqa: SLF001 - the latest
-                known = Known(mlflow_id=run.info.run_id, status=run.info.status, steps=steps)
+            if key := SUMMARY if SUMMARY_TAG in tags else tags.get(RUN_TAG):
+                known = Known(mlflow_id=run.info.run_id, params=run.data.params)
                 found.setdefault(key, []).append(known)
         kept = {}
         for key, runs in found.items():
@@ -144,8 +143,8 @@ class Sink:
             kept[key] = first
         return kept
 
-    def _runs(self, experiment_id: str, store_id: str, which: str = "") -> Iterator[Any]:
-        ours, token = f"tags.`{STORE_TAG}` = '{store_id}'{which}", None
+    def _runs(self, experiment_id: str, store_id: str) -> Iterator[Any]:
+        ours, token = f"tags.`{STORE_TAG}` = '{store_id}'", None
         while True:
             page = self._client().search_runs([experiment_id], ours, max_results=1000, page_token=token)
             yield from page
@@ -153,21 +152,15 @@ class Sink:
                 return
 
     @_translated()
-    def create_run(
-        self, experiment_id: str, name: str, start_unix: float | None, tags: Mapping[str, str]
-    ) -> str:
+    def create_run(self, experiment_id: str, start_unix: float | None, tags: Mapping[str, str]) -> str:
         """Start an MLflow run and return its id; ``tags`` say whose it is (``STORE_TAG`` and another).
 
-        MLflow's client asks again where no answer comes. If there are then two such runs, one is deleted.
+        MLflow's client asks again where no answer comes: there may then be two, until
+        ``known_runs`` is called.
         """
         started = _milliseconds(start_unix)
-        run = self._client().create_run(experiment_id, start_time=started, tags=dict(tags), run_name=name)
+        run = self._client().create_run(experiment_id, start_time=started, tags=dict(tags))
         self._artifact_uris[run.info.run_id] = run.info.artifact_uri
-        key = SUMMARY_TAG if SUMMARY_TAG in tags else RUN_TAG
-        which = f" and tags.`{key}` = '{tags[key]}'"
-        for other in self._runs(experiment_id, tags[STORE_TAG], which):
-            if other.info.run_id != run.info.run_id:
-                self._client().delete_run(other.info.run_id)
         return str(run.info.run_id)
 
     @_translated()
@@ -193,11 +186,6 @@ class Sink:
             left_metrics, left_params, left_tags = left_metrics[room:], left_params[most:], left_tags[most:]
 
     @_translated()
-    def params(self, mlflow_id: str) -> dict[str, str]:
-        """Return the existing parameters of a run; MLflow refuses other values for them."""
-        return dict(self._client().get_run(mlflow_id).data.params)
-
-    @_translated()
     def history(self, mlflow_id: str, key: str) -> set[tuple[int, int]]:
         """Return (step, time stamp in ms) of every point of a metric."""
         return {(point.step, point.timestamp) for point in self._client().get_metric_history(mlflow_id, key)}
@@ -209,11 +197,6 @@ class Sink:
             self._client().update_run(mlflow_id, status=status)
         else:
             self._client().set_terminated(mlflow_id, status=status, end_time=_milliseconds(end_unix))
-
-    @_translated()
-    def rename(self, mlflow_id: str, name: str) -> None:
-        """Change a run's name."""
-        self._client().update_run(mlflow_id, name=name)
 
     @_translated()
     def log_file(self, mlflow_id: str, path: Path) -> None:

@@ -101,13 +101,13 @@ def test_note_shows_design_and_stays_within_mlflows_limit(study):
     assert note.startswith("Which GEMM *suffers*?")
     assert "- **Target**: validation loss 2.1 nats per token" in note
     assert "| fprop | Fprop mxfp4; Dgrad+Wgrad bf16 | recipe.gemms: none → fprop | 0, 1 |" in note
-    assert "Senseless cells of the design, dropped: 1." in note
+    assert "- **Dropped cells**: 1, without sense" in note
     study.plan["arms"] *= 2000
     study.plan["arms"][0]["name"] = study.plan["baseline"] = "a|b"
     note = describe.study_note(study.typed_plan(), report=REPORT)
     assert len(note) < 20_000
     assert r"a\|b" in note
-    assert "more arms" in note
+    assert note.endswith("…")
 
 
 def test_step_is_tokens_and_time_is_the_rows():

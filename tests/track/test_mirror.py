@@ -405,16 +405,6 @@ def test_nothing_of_a_damaged_run_is_sent_before_it_has_run_again(study, uri, he
     assert_same(study, held(study, uri))
 
 
-def test_a_pass_can_be_stopped_between_two_runs(study, uri, held, assert_same):
-    study.whole(2)
-    asked = []
-    report = Mirror(study.store, uri).sync_once(lambda: asked.append(1) or len(asked) > 2)
-    assert (report.problem, len(report.unsent)) == ("stopped", 2)
-    assert len(held(study, uri)) == 2
-    sync(study, uri)
-    assert_same(study, held(study, uri))
-
-
 def test_large_configuration_and_many_rows(study, uri, held, assert_same):
     run = study.start()
     config = {f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)}
@@ -478,19 +468,22 @@ def test_mirrors_take_turns(study, uri, held, assert_same):
     assert_same(study, held(study, uri))
 
 
-def test_a_crash_between_sending_and_saving(study, uri, held, monkeypatch, assert_same):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_pass_that_is_cut_off_between_sending_and_saving(study, uri, held, monkeypatch, assert_same, error):
     study.whole(8)
     logged = []
     log = Sink.log
 
-    def crash(self, *args, **kwargs):
+    def stop(self, *args, **kwargs):
         log(self, *args, **kwargs)
         logged.append(args)
         if len(logged) == 3:
-            raise KeyboardInterrupt
+            raise error
 
-    monkeypatch.setattr(Sink, "log", crash)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(Sink, "log", stop)
+    if error is SystemExit:  # as a kill: not even the cursor is written
+        monkeypatch.setattr("ablate.track.mirror.write_json_atomic", lambda *_: None)
+    with pytest.raises(error):
         Mirror(study.store, uri).sync_once()
     monkeypatch.undo()
     sync(study, uri)

@@ -4,12 +4,10 @@ import os
 import pwd
 import shutil
 import socket
-import sqlite3
 import subprocess
 import tempfile
 import threading
 import time
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -211,27 +209,3 @@ def test_two_runs_of_one_id_become_one_also_when_rebuilt(study, held, assert_sam
         assert Mirror(study.store, uri).sync_once().problem is None
         assert_same(study, held(study, uri))
     assert first.info.run_id in {run.info.run_id for run in held(study, uri).values()}
-
-
-def test_a_database_restored_from_an_older_copy_is_filled_again(study, held, assert_same, storage):
-    uri, copy = f"sqlite:///{storage / 'mlflow.db'}", storage / "copy.db"
-
-    def put(source, target):
-        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
-            old.backup(new)
-
-    for arm, seed in study.runs:
-        study.start(arm, seed)
-        study.train(range(1, 11), arm, seed)
-    Mirror(study.store, uri).sync_once()
-    put(storage / "mlflow.db", copy)
-    for arm, seed in study.runs:
-        study.train(range(11, 21), arm, seed)
-        study.end(arm, seed)
-    whole = Mirror(study.store, uri).sync_once()
-    put(copy, storage / "mlflow.db")
-    healed = Mirror(study.store, uri).sync_once()
-    assert (healed.problem, healed.metrics_sent > whole.metrics_sent) == (None, True)
-    assert_same(study, held(study, uri))
-    assert all(run.info.status == "FINISHED" for run in held(study, uri).values())
-    assert Mirror(study.store, uri).sync_once().metrics_sent == 0
