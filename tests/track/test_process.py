@@ -56,7 +56,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         pid = int(parent.stdout.readline())
-        wait_until(lambda: len(load_cursor(study.store, uri).runs) == 4)
+        wait_until(lambda: len(load_cursor(study.store, uri).runs) == 5)  # the report's, too
         study.train([5])
         study.end()
         parent.stdin.close()
