@@ -33,14 +33,15 @@ from ablate.data.identity import DataIdentity
 from ablate.plan import build_plan
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
-from ablate.reports.figures.trend import draw_trend
+from ablate.reports.figures.panels import draw_trend
 from ablate.reports.findings.trend import trend
-from ablate.reports.pages.csv_files import csv_text
+from ablate.reports.pages.document import csv_text
 from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.rebase import read_against, target_after
-from ablate.reports.words import tables, words
-from ablate.reports.words.evaluation import evaluation_table
-from ablate.reports.words.table import Table
+from ablate.reports.words import format as words
+from ablate.reports.words import tables
+from ablate.reports.words.cost_tables import evaluation_table
+from ablate.reports.words.format import Table
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
 
@@ -190,7 +191,7 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
     """Each arm over a parent of its own: token cost and final loss difference, as the report states them."""
     rows = []
     for name, parent in pairs:
-        table = tables.headline(read(storage, study, parent))
+        table = tables.arms_table(read(storage, study, parent))
         cost, loss = (table.columns.index(head) for head in ("Token cost", "Final loss difference"))
         row = next(row for row in table.rows if row[0] == name)
         rows.append((name, parent, row[cost], row[loss]))

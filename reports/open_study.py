@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.files import default_storage
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.pages.csv_files import arm_frame, run_frame
+from ablate.reports.pages.document import arm_frame, run_frame
 from ablate.results.frames import load_frames, training_frame
 from ablate.store.runs import study_at, study_named
 

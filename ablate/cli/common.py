@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ablate.plan import Plan, PlannedArm
     from ablate.reports import ReportPaths
-    from ablate.reports.words.table import Table
+    from ablate.reports.words.format import Table
     from ablate.store import RunDir, StudyStore
 
 AT_LEAST_1 = click.IntRange(min=1)

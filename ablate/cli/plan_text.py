@@ -267,7 +267,7 @@ def _seeds_texts(plan: Plan) -> list[str]:
     if rule is not None and rule.diverged is not None:
         texts.append(f"an arm stops after diverged runs: {rule.diverged}")
     if rule is not None and rule.settled is not None:
-        from ablate.reports.words import words
+        from ablate.reports.words import format as words
         from ablate.results.stop_rule import expected_seeds, levels_of
 
         first, last = rule.settled.looks[0], rule.settled.looks[-1]

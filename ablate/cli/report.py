@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ablate.reports import ReportPaths
-    from ablate.reports.words.table import Table
+    from ablate.reports.words.format import Table
     from ablate.store import StudyStore
 
 _ENDED = ("finished", "diverged", "failed", "stopped")

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.figures.canvas import Drawing
 from ablate.reports.figures.convergence import draw_convergence
-from ablate.reports.figures.difference import draw_difference
 from ablate.reports.figures.forest import draw_forest
-from ablate.reports.figures.reached import draw_reached
+from ablate.reports.figures.panels import draw_difference, draw_reached, draw_sweep
 from ablate.reports.figures.sensitivity import draw_sensitivity, draw_trials
-from ablate.reports.figures.sweep import draw_sweep
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
@@ -36,9 +34,7 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
     )  # fmt: skip
     left_out = len(analysis.arms) - len(shown.arms)
     said = f" Not drawn: {left_out} arms of higher or unknown token cost." if left_out else ""
-    return tuple(
-        replace(drawing, caption=drawing.caption + said) for drawing in drawings if drawing is not None
-    )
+    return tuple(replace(one, caption=one.caption + said) for one in drawings if one is not None)
 
 
 def drawn_arms(analysis: Analysis) -> Analysis:

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import matplotlib as mpl
 import numpy as np
 
-from ablate.reports.words import words
+from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 T = TypeVar("T")
+Look = dict[str, Any]
+"""How an arm is drawn, the same in every figure: its colour, line and marker, as matplotlib calls them."""
 Picture = tuple[Any, str, str]
 """A figure, its caption, and what it shows in words."""
 
@@ -35,7 +37,7 @@ CONTEXT = "#b9c0c8"
 SHADE = "#eceff2"
 HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*", "o")
 
 _RC: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -78,26 +80,9 @@ class Drawing:
 class Scales:
     """One panel: its left, top, right and bottom edge in the SVG's units, and the values at the edges."""
 
-    box: tuple[float, float, float, float]
+    box: tuple[float, ...]
     x: tuple[float, float]
     y: tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """How one arm is drawn, the same in every figure."""
-
-    color: str
-    dash: Any
-    marker: str
-    width: float
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """The settings of a line, with its markers."""
-        return {
-            "color": self.color, "linewidth": self.width, "linestyle": self.dash, "marker": self.marker,
-        }  # fmt: skip
 
 
 def drawing(
@@ -118,11 +103,11 @@ def drawing(
                     return None
                 figure, caption, alt = picture
                 figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+                axes = tuple(_scales(axis) for axis in figure.axes)
                 png = to_png(figure)
             return Drawing(
-                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png,
-                axes=tuple(_scales(axis) for axis in figure.axes),
-            )  # fmt: skip
+                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png, axes=axes
+            )
 
         return drawn
 
@@ -140,82 +125,87 @@ def _scales(axis: Any) -> Scales:
     width, height = 72 * axis.figure.get_size_inches()
     place = axis.get_position()
     edges = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
-    left, top, right, bottom = (round(float(edge), 3) for edge in edges)
     (x0, x1), (y0, y1) = axis.get_xlim(), axis.get_ylim()
-    return Scales(box=(left, top, right, bottom), x=(float(x0), float(x1)), y=(float(y0), float(y1)))
+    box = tuple(round(float(edge), 3) for edge in edges)
+    return Scales(box=box, x=(float(x0), float(x1)), y=(float(y0), float(y1)))
 
 
-def part_names(names: Sequence[str]) -> Callable[[str], str]:
-    """Return what gives each part of an arm in a figure an id of its own, from ``arm0-0`` on."""
-    counts = {name: itertools.count() for name in names}
-    places = {name: i for i, name in enumerate(names)}
-    return lambda name: f"arm{places[name]}-{next(counts[name])}"
-
-
-def looks(arms: Sequence[str], baseline: str) -> dict[str, Look]:
+def looks(arms: Iterable[str], baseline: str) -> dict[str, Look]:
     """Return each arm's look: the baseline in ink, the others through hues and then through line styles."""
-    result = {baseline: Look(color=INK, dash="-", marker="o", width=2.4)}
+    result = {baseline: {"color": INK, "linestyle": "-", "marker": "o", "linewidth": 2.4}}
     dashes = itertools.cycle(itertools.product(DASHES, HUES))
-    markers = itertools.cycle((*MARKERS[1:], MARKERS[0]))
     others = (arm for arm in arms if arm != baseline)
-    for arm, (dash, color), marker in zip(others, dashes, markers, strict=False):
-        result[arm] = Look(color=color, dash=dash, marker=marker, width=1.9)
+    for arm, (dash, color), marker in zip(others, dashes, itertools.cycle(MARKERS), strict=False):
+        result[arm] = {"color": color, "linestyle": dash, "marker": marker, "linewidth": 1.9}
     return result
 
 
-def sheet(width: float, height: float, **edges: float) -> Any:
-    """Return an empty figure, its sizes in inches; ``edges``: where its axes begin and end, as shares."""
+def sheet(width: float, height: float) -> Any:
+    """Return an empty figure, its sizes in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
-    figure.subplots_adjust(**edges)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(names: Collection[str], label: str) -> tuple[Any, list[Any], list[Any]]:
-    """Return a figure of small panels with shared scales, its axes row by row, and those at the bottom.
+def panels(names: Collection[str], across: str, up: str) -> tuple[Any, dict[str, Any]]:
+    """Return a figure of small panels with shared scales, and by name its axes.
 
-    ``names``: their titles; ``label``: of the y axis.
+    ``across``, ``up``: labels of the axes.
     """
     count = len(names)
     columns = min(count, 3 if count <= 6 else 4)
     rows = -(-count // columns)
-    height = 0.75 + 2.05 * rows
-    width, left, label_at = (11, 0.085, 0.004) if columns > 1 else (6, 0.15, 0.01)
-    top, bottom = 1 - 0.3 / height, 0.55 / height
-    figure = sheet(width, height, left=left, right=0.985, top=top, bottom=bottom, wspace=0.1, hspace=0.32)
+    figure = sheet(11 if columns > 1 else 6, 0.75 + 2.05 * rows)
     axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    figure.supylabel(label, fontsize=9, x=label_at)
-    for axis in axes[count:]:
-        axis.set_axis_off()
+    figure.supylabel(up, fontsize=9)
+    figure.supxlabel(across, fontsize=9)
     for axis, name in zip(axes, names, strict=False):
         axis.set_title(short(name, 30))
-    lowest = axes[max(0, count - columns) : count]
-    for axis in lowest:
-        axis.tick_params(labelbottom=True)
-    return figure, axes[:count], lowest
+    for i, axis in enumerate(axes):
+        if i >= count:
+            axis.set_axis_off()
+        elif i + columns >= count:
+            axis.tick_params(labelbottom=True)
+    return figure, dict(zip(names, axes, strict=False))
 
 
-def note(axis: Any, text: str, x: float, y: float, **more: Any) -> None:
-    """Write small and faint into a panel; ``x`` and ``y`` as shares of it."""
-    axis.annotate(text, (x, y), xycoords="axes fraction", va="top", fontsize=8, color=FAINT, **more)
+def band(axis: Any, look: Look, x: Any, middle: Any, low: Any, high: Any) -> None:
+    """Draw a line with some six of its markers, over its pointwise band where there is one."""
+    if np.isfinite(low).any():
+        axis.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0)
+    axis.plot(x, middle, **look, markersize=3.8, markevery=max(1, len(x) // 6), zorder=3)
+
+
+def note(axis: Any, text: str, x: float = 0.985) -> None:
+    """Write small and faint at the top of a panel, on the right of it or from ``x`` on."""
+    axis.text(
+        x, 0.965, text.replace(NBSP, " "), transform=axis.transAxes, ha="right" if x > 0.5 else "left",
+        va="top", fontsize=8, color=FAINT,
+    )  # fmt: skip
 
 
 def percent_ticks(axis: Any) -> None:
     """Label an axis of fractions in percent."""
-    axis.set_major_formatter(lambda value, _: words.percent(value).replace(".0", ""))
+    axis.set_major_formatter(lambda value, _: percent(value).replace(".0", ""))
 
 
-def limits(points: Iterable[float], edges: Iterable[float], most: float, least: float) -> tuple[float, float]:
+def count_ticks(axis: Any, bins: int = 5) -> None:
+    """Label an x axis of tokens or parameters."""
+    axis.locator_params("x", nbins=bins)
+    axis.xaxis.set_major_formatter(lambda value, _: tokens(value))
+
+
+def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tuple[float, float]:
     """Return the ends of a scale that holds all points, and of edges of intervals those that are near.
 
-    Near: no further out than ``most`` times the range of the points, which counts as ``least`` at least.
+    Near: no further out than the range of the points, which counts as ``least`` at least.
     """
-    known = list(points)
+    known = [value for value in points if np.isfinite(value)]
+    near = [value for value in edges if np.isfinite(value)]
     low, high = min(known), max(known)
-    extent = most * max(high - low, least)
-    far = [low, high, *edges]
-    return max(min(far), low - extent), min(max(far), high + extent)
+    extent = max(high - low, least)
+    low, high = max(min([low, *near]), low - extent), min(max([high, *near]), high + extent)
+    return low - 0.1 * extent, high + 0.2 * extent
 
 
 def short(name: str, length: int = 26) -> str:
@@ -224,26 +214,15 @@ def short(name: str, length: int = 26) -> str:
     return clean if len(clean) <= length else clean[: length - 1] + "…"
 
 
-def token_axis(axis: Any, largest: float, nbins: int = 6) -> None:
-    """Label an x axis of tokens in one unit for all its ticks."""
-    from matplotlib.ticker import Formatter
+def legend(figure: Any, lines: Mapping[str, Look]) -> Any:
+    """Name lines, by their looks, to the right of a figure."""
+    from matplotlib.lines import Line2D
 
-    units = {"billions": 1e9, "millions": 1e6, "thousands": 1e3}
-    unit, size = next(((unit, size) for unit, size in units.items() if largest >= size), ("", 1.0))
-
-    class InUnits(Formatter):
-        def format_ticks(self, values: Sequence[float]) -> list[str]:
-            # As many decimals as the tick that needs most: 0.9 beside 1.0.
-            decimals = max((len(f"{tick / size:.6g}".partition(".")[2]) for tick in values), default=0)
-            return [f"{tick / size:.{decimals}f}" for tick in values]
-
-        def __call__(self, x: float, pos: int | None = None) -> str:
-            del pos
-            return self.format_ticks([x])[0]
-
-    axis.locator_params("x", nbins=nbins, min_n_ticks=3)
-    axis.xaxis.set_major_formatter(InUnits())
-    axis.set_xlabel(f"training tokens ({unit})" if unit else "training tokens")
+    handles = [Line2D([], [], markersize=5, **look) for look in lines.values()]
+    return figure.legend(
+        handles, [short(name, 36) for name in lines], loc="outside right upper", frameon=False, fontsize=8.5,
+        handlelength=3,
+    )  # fmt: skip
 
 
 def shade_decay(axis: Any, begins: int | None) -> None:
@@ -256,23 +235,6 @@ def shade_decay(axis: Any, begins: int | None) -> None:
 
 def decay_caption(begins: int | None) -> str:
     """Return the caption's sentence on that ground; empty where there is none."""
-    if begins is None:
-        return ""
-    return f" Grey ground: the learning rate falls, from {words.tokens(begins)} tokens on."
-
-
-def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move labels as little as possible so that neighbours are at least ``gap`` apart, within low … high."""
-    from scipy.optimize import isotonic_regression
-
-    count = len(positions)
-    if not count:
-        return []
-    gap = min(gap, (high - low) / max(1, count - 1))
-    order = np.argsort(positions, kind="stable")
-    steps = gap * np.arange(count)
-    # With i gaps taken off, "at least a gap apart" becomes "not falling".
-    flat = isotonic_regression(np.asarray(positions)[order] - steps).x
-    result = np.empty(count)
-    result[order] = np.clip(flat, low, high - (count - 1) * gap) + steps
-    return [float(place) for place in result]
+    return (
+        "" if begins is None else f" Grey ground: the learning rate falls, from {tokens(begins)} tokens on."
+    )

@@ -6,66 +6,70 @@ from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.forest import draw_comparison
+from ablate.reports.figures.panels import draw_trend
 from ablate.reports.figures.search import draw_front, draw_importances
-from ablate.reports.figures.trend import draw_trend
 from ablate.reports.pages.document import comparison_document, search_document, trend_document
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search
-from ablate.reports.words.table import Table
+from ablate.reports.words.format import make_table, tokens
 from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.search import Found
     from ablate.reports.findings.trend import Trend
+    from ablate.reports.words.format import Table
 
 CONFIRM = "confirm.yaml"
 
 
-def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
+def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
     """Write a comparison's pages and figure into a folder; returns the pages."""
     values = {
-        "title": f"{comparison.left} and {comparison.right}",
+        "title": f"{found.left} and {found.right}",
         "sentences": (),
         "studies": None,
-        "tables": [("Token cost", compare.compare_table(comparison))],
-        "differences": Table(
-            caption="What the two studies differ in, as their files say it.",
-            columns=("Key", comparison.left, comparison.right),
-            rows=tuple((key, *pair) for key, pair in comparison.differs.items()),
-        ),
+        "tables": [("Token cost", compare.compare_table(found))],
+        "differences": _differences(found.differs, (found.left, found.right)),
     }
-    drawings = [draw_comparison(comparison)]
-    return write_pages(folder, "compare", values, comparison_document(comparison), drawings)
+    return write_pages(folder, "compare", values, comparison_document(found), [draw_comparison(found)])
 
 
 def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
     """Write the pages and figure of a trend into a folder; returns the pages."""
-    places = compare.place_text(found, 0), compare.place_text(found, len(found.studies) - 1)
     values = {
-        "title": f"{len(found.studies)} studies from {places[0]} to {places[1]} "
-        f"{'parameters' if found.axis == 'parameters' else 'training tokens'}",
+        "title": f"{len(found.studies)} studies from {tokens(found.places[0])} to "
+        f"{tokens(found.places[-1])} {compare.UNITS[found.axis]}",
         "sentences": tuple(compare.trend_sentences(found)),
         "tables": compare.trend_tables(found),
-        "studies": Table(
-            caption="Parameters of the baseline's model, all of them, and its budget in tokens; the target "
-            "that costs are read at.",
-            columns=("Study", "Parameters", "Tokens", "Baseline", "Target"),
-            rows=tuple(
-                (study.name, f"{study.parameters:,}", f"{study.tokens:,}", study.baseline, study.target)
+        "studies": make_table(
+            "Parameters of the baseline's model, all of them, and its budget in tokens; the target that "
+            "costs are read at.",
+            [
+                {
+                    "Study": study.name,
+                    "Parameters": f"{study.parameters:,}",
+                    "Tokens": f"{study.tokens:,}",
+                    "Baseline": study.baseline,
+                    "Target": study.target,
+                }
                 for study in found.studies
-            ),
-            numeric={1, 2},
+            ],
+            {1, 2},
         ),
-        "differences": Table(
-            caption="What else the studies differ in, as their files say it.",
-            columns=("Key", *(study.name for study in found.studies)),
-            rows=tuple((key, *each) for key, each in found.differs.items()),
-        ),
+        "differences": _differences(found.differs, [study.name for study in found.studies]),
     }
     return write_pages(folder, "compare", values, trend_document(found), [draw_trend(found)])
+
+
+def _differences(differs: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
+    return make_table(
+        "What the studies differ in, as their files say it.",
+        [{"Key": key, **dict(zip(names, each, strict=True))} for key, each in differs.items()],
+    )
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:
@@ -78,10 +82,9 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
         "trials": [
             (f"{short_tokens(rung.tokens)} tokens", search.trials_table(found, rung)) for rung in found.rungs
         ],
-        "dropped": Table(
-            caption="Cells of the grid and arms that are no candidates.",
-            columns=("Name", "Why"),
-            rows=found.dropped,
+        "dropped": make_table(
+            "Cells of the grid and arms that are no candidates.",
+            [{"Name": name, "Why": why} for name, why in found.dropped],
         ),
         "confirm": None if confirm is None else str(folder / CONFIRM),
     }

@@ -1,21 +1,24 @@
-"""``report.json`` and the JSON of the pages beside it: every number, null where there is no honest figure.
+"""What scripts read: ``report.json``, the JSON of the pages beside it, and the CSV tables.
 
-The keys are an interface; docs/report-json.md lists them. Values are strict JSON: no NaN, no Infinity. A
-dataclass becomes an object of its fields in their order, unless ``_KEYS`` names its keys.
+Every number is there, null where there is no honest figure. The keys are an interface; docs/report-json.md
+lists them. Values are strict JSON: no NaN, no Infinity. A dataclass becomes an object of its fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from functools import reduce
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.results import ArmResult, TuningResult
+import pandas as pd
+
+from ablate.reports.findings.results import ArmResult, Rate, RateCurve
 from ablate.reports.findings.targets import Sweep
-from ablate.reports.words import words
+from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
+from ablate.reports.words.format import NBSP, cost, coverage, interval, tokens
 from ablate.reports.words.search import search_sentences
+from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
@@ -23,42 +26,45 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.diagnoses import ArmDiagnosis
-    from ablate.reports.findings.results import Analysis
-    from ablate.reports.findings.search import Found, TrialPoint
+    from ablate.reports.findings.results import Analysis, TuningResult
+    from ablate.reports.findings.search import Found
     from ablate.reports.findings.trend import Line, Trend
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
 
 _KEYS = {
-    # By the name of the class the keys in their order; "key=attribute" where they are not called alike.
-    "ArmResult": "name description=planned.description baseline_again=planned.again recipe "
-    "differs=planned.differs folded=planned.folded fork=planned.fork "
-    "counted_from_tokens=counted_from n hit censored diverged missing nominal_level=alpha "
-    "decay_begins_tokens=decay_begins stopped tokens_to_target token_cost "
-    "break_even_throughput=break_even final_loss standing tokens_behind=behind "
-    "measured fp4_share_of_flops=fp4_share "
-    "modelled published power target_sweep=sweep in_bf16",
-    "Cost": "estimate low high kind reason n n_baseline pairs pairing_variance_ratio own stands_out "
-    "baseline_stands_out near_budget restricted counted_from_tokens=counted_from",
-    "LossDifference": "estimate low high note tokens n n_baseline",
-    "Likeness": "diagnoses_later tokens_later estimate low high",
-    "GroupTuning": "name arms trials",
-    "Measured": "timed throughput_over_baseline=throughput end_to_end_speed=end_to_end "
-    "gpu_hours_to_target=hours",
-    "Modelled": "hardware step_speed_over_baseline=speed net_speed=net gpu_hours_to_target=hours",
-    "Rate": "learning_rate arm final_loss=loss n diverged",
-    "RateCurve": "name best=best.learning_rate best_is_outermost rates",
-    "RunResult": "id=run_id seed state end tokens tokens_to_target interpolated fitted "
-    "at_or_before_first_evaluation=left_bound "
-    "last_loss message seconds tokens_per_sec backend_mode",
-    "Step": "gemm from=from_arm to=to_arm token_cost=cost",
-    "Stopped": "kind reason seeds",
-    "TuningResult": "study=plan.study done=plan.done fields=plan.fields sampler=plan.sampler "
-    "trials=plan.trials seeds=plan.seeds tokens=plan.tokens share_of_a_run=share "
-    "tokens_of_all_trials=total_tokens tokens_of_the_runs_compared=run_tokens arms groups "
-    "arms_at_shared_values=others",
+    "alpha": "nominal_level",
+    "behind": "tokens_behind",
+    "break_even": "break_even_throughput",
+    "cost": "token_cost",
+    "counted_from": "counted_from_tokens",
+    "decay_begins": "decay_begins_tokens",
+    "end_to_end": "end_to_end_speed",
+    "fp4_share": "fp4_share_of_flops",
+    "from_arm": "from",
+    "hours": "gpu_hours_to_target",
+    "left_bound": "at_or_before_first_evaluation",
+    "net": "net_speed",
+    "run_id": "id",
+    "speed": "step_speed_over_baseline",
+    "throughput": "throughput_over_baseline",
+    "to_arm": "to",
+}
+"""Keys of fields that are called otherwise in the files."""
+_LEFT_OUT = {
+    "budget", "config", "curve", "devices", "fingerprint", "log_ratio", "moderated", "moved", "outcome",
+    "planned", "reached", "unused",
 }  # fmt: skip
+"""Fields that are in no file as they are."""
+_COMPUTED: dict[type, tuple[str, ...]] = {
+    ArmResult: (
+        "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
+    ),
+    RateCurve: ("best_is_outermost",),
+    RunResult: ("end", "tokens_to_target", "interpolated", "fitted", "left_bound", "last_loss"),
+}  # fmt: skip
+"""Properties that are in the files beside the fields of a class."""
 
 
 def report_document(
@@ -69,148 +75,221 @@ def report_document(
     diagnosed: Sequence[ArmDiagnosis],
 ) -> dict[str, Any]:
     """Return the content of ``report.json``."""
-    rule, stopped = analysis.plan.stop, sum(arm.tokens_saved for arm in analysis.stopped)
+    plan = analysis.plan
+    saved = {"tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped)}
     return {
         "format": FORMAT,
-        **_object(analysis.plan, "study description baseline"),
-        "target": analysis.plan.target
-        and _object(analysis.plan.target, "kind value val_loss crossing within"),
+        "study": plan.study,
+        "description": plan.description,
+        "baseline": plan.baseline,
+        "target": plan.target and plain(plan.target) | {"val_loss": plan.target.val_loss},
         "take": verdict.take,
         "verdict": list(verdict.sentences),
-        "findings": _plain(verdict.findings),
-        "matrices": _plain(analysis.matrices),
+        "findings": plain(verdict.findings),
+        "matrices": plain(analysis.matrices),
         "notices": list(notices),
         "warnings": list(warnings),
-        **_object(
-            analysis,
-            "runs_planned=planned runs_missing=missing paired_seeds=plan.paired_seeds "
-            "intervals=plan.intervals",
-        ),
-        "stop": None if rule is None else _plain(rule) | {"tokens_saved": stopped},
+        "runs_planned": analysis.planned,
+        "runs_missing": analysis.missing,
+        "paired_seeds": plan.paired_seeds,
+        "intervals": plan.intervals,
+        "stop": plan.stop and plain(plan.stop) | saved,
         "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
-        **_object(analysis, "throughput evaluation_interval=resolution arms steps"),
-        **_object(analysis.plan, "dropped training"),
+        "throughput": plain(analysis.throughput),
+        "evaluation_interval": plain(analysis.resolution),
+        "arms": plain(analysis.arms),
+        "steps": plain(analysis.steps),
+        "dropped": plain(plan.dropped),
+        "training": plan.training,
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
-        "effects": _object(analysis, "log_tokens_to_target=token_effects final_loss=loss_effects"),
-        **_object(analysis, "waived not_pooled=set_apart"),
-        **_object(analysis, "learning_rate=rate_curves tuning failed_self_tests"),
+        "effects": {
+            "log_tokens_to_target": plain(analysis.token_effects),
+            "final_loss": plain(analysis.loss_effects),
+        },
+        "waived": list(analysis.waived),
+        "not_pooled": plain(analysis.set_apart),
+        "learning_rate": plain(analysis.rate_curves),
+        "tuning": analysis.tuning and _tuning(analysis.tuning),
+        "failed_self_tests": analysis.failed_self_tests,
         "diagnostics": [
-            _object(arm, "arm what_if runs")
-            | {"findings": list(diagnosis_sentences(arm)), "gemms": _plain(arm.gemms)}
+            {"arm": arm.arm, "what_if": arm.what_if, "runs": arm.runs, "gemms": plain(arm.gemms)}
+            | {"findings": list(diagnosis_sentences(arm))}
             for arm in diagnosed
         ],
     }
 
 
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
+def plain(value: Any) -> Any:
+    """Return data classes, mappings and sequences as what JSON knows."""
+    if isinstance(value, Sweep):
+        pairs = zip(value.targets, value.costs, strict=True)
+        return [{"val_loss": at, **_interval(one)} for at, one in pairs]
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if not is_dataclass(value):
+        return value
+    known = {key: one for key, one in vars(value).items() if key not in _LEFT_OUT}
+    known |= {key: getattr(value, key) for key in _COMPUTED.get(type(value), ())}
+    found = {_KEYS.get(key, key): plain(one) for key, one in known.items()}
+    if isinstance(value, Interval):
+        found.pop("figure", None)
+        if not value.note:
+            del found["note"]
+    if isinstance(value, Rate):
+        found["final_loss"] = found.pop("loss")
+    if isinstance(value, RateCurve):
+        found["best"] = value.best and value.best.learning_rate
+    return found | _of_arm(value, found) if isinstance(value, ArmResult) else found
+
+
+def _of_arm(arm: ArmResult, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what an arm's object has beside its fields."""
+    planned = ("description", "differs", "folded", "fork")
+    loss = found["final_loss"]
+    stopped = {"runs_unused": arm.unused, "tokens_saved": arm.tokens_saved}
+    return {
+        **{key: plain(getattr(arm.planned, key)) for key in planned},
+        "baseline_again": arm.planned.again,
+        "final_loss": loss | {"mean": loss.pop("estimate"), "difference": found.pop("difference")},
+        "stopped": arm.stopped and found["stopped"] | stopped,
+        "target_sweep": plain(arm.sweep),
+        "text": {
+            "tokens_to_target": interval(arm.tokens_to_target, tokens),
+            "token_cost": cost(arm.token_cost),
+        },
+    }
+
+
+def _interval(value: Any) -> dict[str, Any]:
+    return {key: getattr(value, key) for key in ("estimate", "low", "high")}
+
+
+def _tuning(tuning: TuningResult) -> dict[str, Any]:
+    plan = tuning.plan
+    return {
+        **{key: getattr(plan, key) for key in ("study", "done", "sampler", "trials", "tokens")},
+        "fields": list(plan.fields),
+        "seeds": len(plan.seeds),
+        "share_of_a_run": tuning.share,
+        "tokens_of_all_trials": tuning.total_tokens,
+        "tokens_of_the_runs_compared": tuning.run_tokens,
+        "arms": plain(tuning.arms),
+        "groups": plain(tuning.groups),
+        "arms_at_shared_values": plain(tuning.others),
+    }
+
+
+def comparison_document(found: Comparison) -> dict[str, Any]:
     """Return two studies side by side; costs and ratios are fractions."""
     return {
-        "studies": [comparison.left, comparison.right],
-        "differ_in": _plain(comparison.differs),
+        "studies": [found.left, found.right],
+        "differ_in": plain(found.differs),
         "arms": [
             {
                 "name": arm.name,
-                "token_cost": [
-                    None if cost is None else _object(cost, "estimate low high kind")
-                    for cost in (arm.left, arm.right)
-                ],
+                "token_cost": [one and _interval(one) | {"kind": one.kind} for one in (arm.left, arm.right)],
                 "ratio": vars(arm.ratio),
             }
-            for arm in comparison.arms
+            for arm in found.arms
         ],
     }
 
 
 def trend_document(found: Trend) -> dict[str, Any]:
     """Return the trends of arms over the size of the model or the budget; costs are fractions."""
+
+    def line(one: Line | None) -> dict[str, Any] | None:
+        return (
+            None
+            if one is None
+            else {
+                "points": [point and _interval(point) for point in one.points],
+                "per_tenfold": vars(one.change),
+                "intercept": one.intercept,
+                "slope": one.slope,
+            }
+        )
+
     return {
         "over": found.axis,
-        "studies": _plain(found.studies),
-        "coverage": words.coverage(*found.rules).replace(words.NBSP, " "),
-        "differ_in": _plain(found.differs),
+        "studies": plain(found.studies),
+        "coverage": coverage(*found.rules).replace(NBSP, " "),
+        "differ_in": plain(found.differs),
         "arms": [
-            {"name": arm.name, "token_cost": _line(arm.cost), "loss_gap": _line(arm.gap)}
-            for arm in found.arms
+            {"name": arm.name, "token_cost": line(arm.cost), "loss_gap": line(arm.gap)} for arm in found.arms
         ],
         "left_out": dict(found.left_out),
     }
 
 
-def _line(line: Line | None) -> dict[str, Any] | None:
-    if line is None:
-        return None
-    points = [None if one is None else _object(one, "estimate low high") for one in line.points]
-    return {"points": points, "per_tenfold": vars(line.change), **_object(line, "intercept slope")}
-
-
 def search_document(found: Found) -> dict[str, Any]:
     """Return what a search found; step times are modelled."""
     value, time = found.importances
-
-    def trial(one: TrialPoint) -> dict[str, Any]:
-        keys = "number recipe=name gemms=recipe run=run_id levels started_from end why"
-        return _object(one, f"{keys} {found.objective}=value step_time_over_baseline=time on_front")
-
+    same = ("number", "levels", "started_from", "end", "why", "on_front")
     return {
-        **_object(found, "search=name description objective"),
+        "search": found.name,
+        **{key: getattr(found, key) for key in ("description", "objective", "baseline", "sampler", "seed")},
         "step_time": {"figures_are": "modelled", "hardware": found.hardware, "shapes": found.shapes},
-        **_object(found, "baseline sampler seed done=is_done recipes=candidates to_try=wanted"),
+        "done": found.is_done,
+        "recipes": found.candidates,
+        "to_try": found.wanted,
         "findings": list(search_sentences(found)),
         "front": [one.name for one in found.last.front],
         "budgets": [
-            {"tokens": rung.tokens, "trials": [trial(one) for one in rung.points]} for rung in found.rungs
+            {
+                "tokens": rung.tokens,
+                "trials": [
+                    {key: plain(getattr(one, key)) for key in same}
+                    | {"recipe": one.name, "gemms": one.recipe, "run": one.run_id}
+                    | {found.objective: one.value, "step_time_over_baseline": one.time}
+                    for one in rung.points
+                ],
+            }
+            for rung in found.rungs
         ],
         "importances": {
-            "method": "fANOVA", "trials": found.weighed, found.objective: _plain(value),
-            "step_time": _plain(time),
+            "method": "fANOVA",
+            "trials": found.weighed,
+            found.objective: plain(value),
+            "step_time": plain(time),
         },
         "dropped": [{"name": name, "reason": reason} for name, reason in found.dropped],
-    }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """Return data classes, mappings and sequences as what JSON knows."""
-    match value:
-        case Interval():
-            return {key: one for key, one in _object(value).items() if key != "note" or one}
-        case Sweep():
-            pairs = zip(value.targets, value.costs, strict=True)
-            return [{"val_loss": at, **_object(cost, "estimate low high")} for at, cost in pairs]
-        case ArmResult():
-            return _arm(value)
-        case TuningResult():
-            told = {"fields": list(value.plan.fields), "seeds": len(value.plan.seeds)}
-            return _object(value) | told
-        case Mapping():
-            return {key: _plain(one) for key, one in value.items()}
-        case list() | tuple():
-            return [_plain(one) for one in value]
-        case _:
-            return _object(value) if is_dataclass(value) else value
-
-
-def _object(value: Any, keys: str | None = None) -> dict[str, Any]:
-    """Return the attributes that ``keys``, else ``_KEYS``, names, in that order; else all fields."""
-    names = keys or _KEYS.get(type(value).__name__) or " ".join(field.name for field in fields(value))
-    pairs = (name.partition("=") for name in names.split())
-    return {key: _plain(_attribute(value, path or key)) for key, _, path in pairs}
-
-
-def _attribute(value: Any, path: str) -> Any:
-    return reduce(lambda one, name: None if one is None else getattr(one, name), path.split("."), value)
-
-
-def _arm(value: ArmResult) -> dict[str, Any]:
-    found = _object(value)
-    loss = found["final_loss"]
-    loss["mean"] = loss.pop("estimate")
-    loss["difference"] = _plain(value.difference)
-    if value.stopped is not None:
-        found["stopped"] |= {"runs_unused": value.unused, "tokens_saved": value.tokens_saved}
-    text = {
-        "tokens_to_target": words.tokens_interval(value.tokens_to_target),
-        "token_cost": words.cost(value.token_cost),
     }
-    return found | {"text": text, "runs": _plain(value.runs)}
+
+
+RUN_FIGURES = (
+    "run_id", "arm", "seed", "state", "end", "tokens", "tokens_to_target", "left_bound", "last_loss",
+    "seconds", "tokens_per_sec", "backend_mode", "message",
+)  # fmt: skip
+
+
+def arm_frame(analysis: Analysis) -> pd.DataFrame:
+    """Return the headline table with full precision, one row an arm."""
+    rows = []
+    for arm in analysis.arms:
+        row: dict[str, Any] = {"arm": arm.name, "recipe": arm.recipe}
+        row |= {name: getattr(arm, name) for name in ("n", "hit", "censored", "diverged", "missing")}
+        parts = {name: getattr(arm, name) for name in ("tokens_to_target", "token_cost", "final_loss")}
+        for name, part in (parts | {"loss_difference": arm.difference}).items():
+            row |= {f"{name}_{end}": value for end, value in _interval(part).items()}
+        row |= {"token_cost_kind": arm.token_cost.kind, "loss_difference_tokens": arm.difference.tokens}
+        row["counted_from_tokens"] = arm.counted_from
+        rows.append(row)
+    return pd.DataFrame(rows, dtype=object)
+
+
+def run_frame(analysis: Analysis) -> pd.DataFrame:
+    """Return the ledger with full precision, one row a run."""
+    runs = (run for arm in analysis.every_arm for run in arm.runs)
+    rows = [[getattr(run, name) for name in RUN_FIGURES] for run in runs]
+    return pd.DataFrame(rows, columns=list(RUN_FIGURES), dtype=object)
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV, one line a row; a text that a spreadsheet would compute gets a ' in front."""
+    text: str = frame.map(inert).to_csv(index=False, lineterminator="\n")
+    return text

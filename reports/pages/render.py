@@ -23,11 +23,16 @@ from ablate._version import __version__
 from ablate.base.errors import safe_text
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
+from ablate.reports.findings.compare import target_text
+from ablate.reports.words import format as words
+from ablate.results.stop_rule import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ablate.reports.figures.canvas import Drawing
+    from ablate.reports.findings.results import Analysis
+    from ablate.reports.words.format import Table
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -81,6 +86,24 @@ def write_pages(
     return data, markdown, page
 
 
+def definitions(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return the words of a report with what they mean in this study."""
+    runs = [run for arm in analysis.every_arm for run in arm.runs if run.end == "hit" and not run.left_bound]
+    record = analysis.throughput
+    text = _environment(autoescape=False).get_template("method.txt.j2").render(
+        analysis=analysis, words=words, levels_of=levels_of, target=target_text(analysis.plan.target),
+        hits=len(runs), fitted=sum(run.fitted is not None for run in runs),
+        alone=record if record and record.tokens_per_sec else None,
+    )  # fmt: skip
+    lines = (line.partition(": ") for line in text.splitlines() if line.strip())
+    return [(term, meaning.strip()) for term, _, meaning in lines]
+
+
+def latex(table: Table, label: str) -> str:
+    """Return a table environment for LaTeX's ``booktabs`` package, with the caption and a label."""
+    return _environment(autoescape=False).get_template("table.tex.j2").render(table=table, label=label)
+
+
 def escape_markdown(text: str) -> str:
     """Escape what Markdown, or HTML inside it, would read as markup; a line break becomes a space.
 
@@ -101,7 +124,7 @@ def _environment(*, autoescape: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["md"] = escape_markdown
+    environment.filters |= {"md": escape_markdown, "tex": words.escape_latex}
     return environment
 
 

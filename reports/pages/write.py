@@ -19,17 +19,13 @@ from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import target_text
 from ablate.reports.findings.diagnoses import diagnose_study
-from ablate.reports.pages.csv_files import arm_frame, csv_text, run_frame
-from ablate.reports.pages.document import report_document
-from ablate.reports.pages.live import live_values
-from ablate.reports.pages.render import write_pages
+from ablate.reports.pages.document import arm_frame, csv_text, report_document, run_frame
+from ablate.reports.pages.live import live_data
+from ablate.reports.pages.render import definitions, latex, write_pages
 from ablate.reports.read.rebase import read_against
-from ablate.reports.words import caveats, speed_tables, tables, words
+from ablate.reports.words import caveats, cost_tables, tables
 from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
-from ablate.reports.words.evaluation import evaluation_table
-from ablate.reports.words.matrix import matrix_tables
-from ablate.reports.words.method import definitions
-from ablate.reports.words.table import to_latex
+from ablate.reports.words.format import moment
 from ablate.reports.words.verdict import Verdict, write_verdict
 from ablate.results.frames import load_frames
 
@@ -40,7 +36,7 @@ if TYPE_CHECKING:
     from ablate.reports.figures.canvas import Drawing
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.words.table import Table
+    from ablate.reports.words.format import Table
     from ablate.store import StudyStore
 
 
@@ -48,26 +44,15 @@ _QUESTION = ("baseline", "target", "paired_seeds", "intervals")
 """Keys of ``report.json`` whose values two reports must share to answer one question."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PageSection:
-    """A section of the page: tables, a figure, or sentences. ``short``: its title among the page's links.
-
-    ``tables``: each with its LaTeX's name without ending (None where it has none) and the heading over it.
-    ``label`` names one without a heading to a reader who does not see it. Default of both: the title.
-    """
+    """A section of the page: a table (``name`` is that of its LaTeX file), or a figure; and sentences."""
 
     name: str
     title: str
-    short: str | None = None
-    label: str | None = None
-    tables: tuple[tuple[str | None, str | None, Table | None], ...] = ()
+    table: Table | None = None
     drawing: Drawing | None = None
     sentences: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> list[tuple[str | None, str | None, Table]]:
-        """The tables that have anything to show."""
-        return [(file, head, table) for file, head, table in self.tables if table and table.rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +102,9 @@ def write_report(
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
     verdict, notices = write_verdict(analysis), tuple(caveats.notices(analysis))
     warnings = caveats.warnings(analysis, faults)
-    matrices = matrix_tables(analysis, verdict.findings)
+    matrices = tables.matrix_tables(analysis, verdict.findings)
     sections = _sections(analysis, diagnosed, prices or {})
     curves = next((one.drawing for one in sections if one.name == "convergence"), None)
-    training = (f"{key} {value}" for key, value in analysis.plan.training.items() if value is not None)
     values = {
         "analysis": analysis,
         "verdict": verdict,
@@ -128,31 +112,24 @@ def write_report(
         "warnings": warnings,
         "matrices": matrices,
         "sections": sections,
-        "live": None if curves is None else live_values(drawn_arms(analysis), curves),
+        "live": curves and live_data(drawn_arms(analysis), curves),
         "refresh_sec": refresh_sec,
-        "arms": tables.arm_table(analysis),
+        "arms": tables.design_table(analysis),
         "definitions": definitions(analysis),
-        "environments": [
-            (count, ", ".join(f"{key} {value}" for key, value in environment.items() if value is not None))
-            for environment, count in analysis.environments
-            if environment
-        ],
-        "training": ", ".join(training),
         "target": target_text(analysis.plan.target),
-        "ended": words.moment(analysis.last_ended_unix),
+        "ended": moment(analysis.last_ended_unix),
     }
+    document = report_document(analysis, verdict, notices, warnings, diagnosed)
+    kept = _keep_another_question(folder, document) if out is None else ()
     texts = {
         "arms.csv": csv_text(arm_frame(analysis)),
         "runs.csv": csv_text(run_frame(analysis)),
         "evaluations.csv": csv_text(frames.evals),
     }
-    shown = [table for section in sections for table in section.shown]
-    texts |= {f"{file}.tex": to_latex(table, file) for file, _, table in shown if file}
+    texts |= {f"{one.name}.tex": latex(one.table, one.name) for one in sections if one.table}
     for i, table in enumerate(matrices, 1):
         file = "matrix" if i == 1 else f"matrix-{i}"
-        texts[f"{file}.tex"] = to_latex(table, file)
-    document = report_document(analysis, verdict, notices, warnings, diagnosed)
-    kept = _keep_another_question(folder, document) if out is None else ()
+        texts[f"{file}.tex"] = latex(table, file)
     for name, body in texts.items():
         write_bytes_atomic(folder / "tables" / name, body.encode())
     drawings = [section.drawing for section in sections]
@@ -191,59 +168,23 @@ def _sections(
 ) -> tuple[PageSection, ...]:
     """Make every table and figure of a report. ``prices``: USD for a device-hour by the hardware's name."""
     drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
+    measured = cost_tables.measured_table(analysis, prices)
+    modelled = cost_tables.modelled_table(analysis, prices)
+    diagnosed_table = diagnosis_table(diagnosed)
+    sentences = tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm))
     found = (
-        PageSection(
-            name="arms",
-            title="Arms against the baseline",
-            short="Arms",
-            tables=(
-                ("arms", None, tables.headline(analysis)),
-                ("stopped", "Stopped early", tables.stop_table(analysis)),
-                ("steps", "What each further GEMM adds", tables.step_table(analysis)),
-                ("effects", "Effects of the factors", tables.effect_table(analysis)),
-                ("power", "What the seeds could show", tables.power_table(analysis)),
-            ),
-        ),
-        PageSection(
-            name="evaluation",
-            title="Learnt or inferred",
-            tables=(("evaluation", None, evaluation_table(analysis)),),
-        ),
-        PageSection(name="tuning", title="Tuning", tables=(("tuning", None, tables.tuning_table(analysis)),)),
-        *(PageSection(name=one.name, title=one.title, drawing=one) for one in drawings),
-        PageSection(
-            name="diagnostics",
-            title="What the diagnostics found",
-            short="Findings of the diagnostics",
-            tables=(("diagnoses", None, diagnosis_table(diagnosed)),),
-            sentences=tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm)),
-        ),
-        PageSection(
-            name="cost",
-            title="Cost and break-even",
-            short="Cost",
-            tables=(
-                (
-                    "measured",
-                    "As logged" if analysis.timing.kind == "logged" else "Measured",
-                    speed_tables.measured_table(analysis, prices),
-                ),
-                (
-                    "modelled",
-                    "Modelled, at this study's shapes",
-                    speed_tables.modelled_table(analysis, prices),
-                ),
-            ),
-        ),
-        PageSection(
-            name="published",
-            title="Published figures beside ours",
-            short="Published",
-            label="Published figures",
-            tables=(("published", None, tables.published_table(analysis)),),
-        ),
-        PageSection(
-            name="runs", title="Every run", short="Runs", tables=((None, None, tables.run_table(analysis)),)
-        ),
+        PageSection("arms", "Arms against the baseline", tables.arms_table(analysis)),
+        PageSection("stopped", "Stopped early", tables.stop_table(analysis)),
+        PageSection("steps", "What each further GEMM adds", tables.step_table(analysis)),
+        PageSection("effects", "Effects of the factors", tables.effect_table(analysis)),
+        PageSection("power", "What the seeds could show", tables.power_table(analysis)),
+        PageSection("evaluation", "Learnt or inferred", cost_tables.evaluation_table(analysis)),
+        PageSection("tuning", "Tuning", cost_tables.tuning_table(analysis)),
+        *(PageSection(one.name, one.title, drawing=one) for one in drawings),
+        PageSection("diagnostics", "What the diagnostics found", diagnosed_table, sentences=sentences),
+        PageSection("measured", "Cost and break-even: measured speed", measured),
+        PageSection("modelled", "Cost and break-even: modelled speed", modelled),
+        PageSection("published", "Published figures beside ours", cost_tables.published_table(analysis)),
+        PageSection("runs", "Every run", tables.run_table(analysis)),
     )
-    return tuple(one for one in found if one.shown or one.drawing)
+    return tuple(one for one in found if one.drawing or (one.table and one.table.rows))

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ablate.reports.read.imported import PRECISION
-from ablate.reports.words import words
+from ablate.reports.words.format import listed, percent, plural, setting, share, timed_alone, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,52 +29,55 @@ def notices(analysis: Analysis) -> Iterator[str]:
     if tuning is not None and not tuning.plan.done:
         yield (
             f"Tuning has not ended (ablate status '{tuning.plan.study}'): the arms are compared at the "
-            f"study's own {' and '.join(tuning.plan.fields)}."
+            f"study's own {listed([*tuning.plan.fields])}."
         )
     if analysis.missing:
         apart = {one.run: f"of other {one.setting.replace('_', ' ')}" for one in analysis.set_apart}
-        states = Counter(
-            apart.get(run.run_id, run.state)
-            for arm in analysis.every_arm
-            for run in arm.runs
-            if run.end == "missing"
-        )
-        listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        empty = [arm.name for arm in analysis.every_arm if not arm.n]
-        some = 0 < len(empty) < len(analysis.every_arm)
-        without = f" Without any result: {', '.join(empty)}." if some else ""
+        runs = [run for arm in analysis.every_arm for run in arm.runs if run.end == "missing"]
+        states = Counter(apart.get(run.run_id, run.state) for run in runs)
+        found = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        empty = ", ".join(arm.name for arm in analysis.every_arm if not arm.n)
         yield (
-            f"Partial: {analysis.missing} of {words.plural(analysis.planned, 'run')} are no results "
-            f"({listed}).{without}"
+            f"Partial: {analysis.missing} of {plural(analysis.planned, 'run')} are no results ({found})."
+            + (f" Without any result: {empty}." if empty else "")
         )
 
 
 def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cautions that apply to these figures."""
-    parts = (_resolution, _samples, _budgets, _tuning, _schedule, _runs, _settings, _throughput)
+    parts = (_resolution, _samples, _budgets, _tuning, _crossings, _schedule, _runs, _throughput)
     found = [warning for part in parts for warning in part(analysis)]
     return (*found, *(f"Left out: {fault}" for fault in faults))
 
 
+def early_difference(arm: ArmResult, analysis: Analysis) -> int | None:
+    """Return the tokens at which an arm's loss difference is read, where that is not at the end of both."""
+    at = arm.difference.tokens
+    budget = min(_budget(arm), _budget(analysis.baseline_arm))
+    return at if at is not None and at < _WHOLE * budget else None
+
+
+def _budget(arm: ArmResult) -> int:
+    return max((run.budget for run in arm.runs if run.end not in ("missing", "unused")), default=0)
+
+
 def _resolution(analysis: Analysis) -> Iterator[str]:
-    share = analysis.resolution.share_of_tokens_to_target
-    if share is None:
-        return
+    part = analysis.resolution.share_of_tokens_to_target
     base = analysis.baseline_arm
     whole = (base.tokens_to_target.estimate or 0.0) + base.counted_from
-    below = []
-    for arm in analysis.others:
+    below = [
+        arm.name
+        for arm in analysis.others
+        if part is not None
+        and arm.token_cost.estimate is not None
         # After a fork the same interval is a larger share of the tokens that are left.
-        left = whole - arm.counted_from
-        own = (analysis.resolution.tokens or 0.0) / left if left > 0 else share
-        cost = arm.token_cost.estimate
-        if cost is not None and abs(cost) < own:
-            below.append(f"{arm.name} ({words.share(own)} after its fork)" if arm.counted_from else arm.name)
+        and abs(arm.token_cost.estimate) * (whole - arm.counted_from) < (analysis.resolution.tokens or 0.0)
+    ]
     if below:
         yield (
-            f"Smaller than the evaluation interval ({words.share(share)} of the baseline's tokens to "
-            f"target): the token cost of {', '.join(below)}. It rests on interpolation between evaluations: "
-            "evaluate more often."
+            f"Smaller than the evaluation interval ({share(part)} of the baseline's tokens to target, more "
+            f"of those left after a fork): the token cost of {', '.join(below)}. It rests on interpolation "
+            "between evaluations: evaluate more often."
         )
 
 
@@ -85,56 +88,35 @@ def _samples(analysis: Analysis) -> Iterator[str]:
     if least == 1:
         single = [name for name, n in sizes.items() if n == 1]
         yield f"One result only, so no interval: {', '.join(single)}. Add seeds."
-    if least == 2 and analysis.is_moderated and analysis.plan.paired_seeds:
-        yield (
-            "With 2 results an arm the intervals are mostly of the other arms' spread: an arm that spreads "
-            "otherwise is hardly seen. Add seeds."
-        )
     elif least == 2:
-        yield "With 2 results an arm the intervals are wide and lean on the normal distribution: add seeds."
-
-
-def early_difference(arm: ArmResult, analysis: Analysis) -> int | None:
-    """Return the tokens at which an arm's loss difference is read, where that is not at the end of both."""
-    budgets = [
-        max((run.budget for run in one.runs if run.end not in ("missing", "unused")), default=0)
-        for one in (arm, analysis.baseline_arm)
-    ]
-    at = arm.difference.tokens
-    return at if at is not None and at < _WHOLE * min(budgets) else None
+        yield (
+            "With 2 results an arm the intervals lean on the normal distribution and, where moderated, on "
+            "the other arms' spread: an arm that spreads otherwise is hardly seen. Add seeds."
+        )
 
 
 def _budgets(analysis: Analysis) -> Iterator[str]:
     """Name differences that are read early, and costs that unequal budgets alone may make."""
     early = {arm.name: at for arm in analysis.others if (at := early_difference(arm, analysis)) is not None}
     if early:
-        listed = ", ".join(f"{name} at {words.tokens(at)}" for name, at in early.items())
+        places = ", ".join(f"{name} at {tokens(at)}" for name, at in early.items())
         yield (
-            f"Not the final loss difference: {listed}, the last evaluation that all runs of both have. What "
+            f"Not the final loss difference: {places}, the last evaluation that all runs of both have. What "
             "came after is left out."
         )
-    schedule = analysis.plan.training.get("schedule")
-    known = schedule in ("constant", "wsd")
-    base = analysis.baseline_arm
-    unequal = []
-    for arm in () if known else analysis.others:
-        ratio = _budget(arm) / _budget(base) if _budget(base) and _budget(arm) else 1.0
-        cost = arm.token_cost.estimate
-        if cost is None or abs(ratio - 1) <= 1 - _WHOLE:
+    base, unequal = _budget(analysis.baseline_arm), []
+    tied = analysis.plan.training.get("schedule") not in ("constant", "wsd")
+    for arm in analysis.others if tied and base else ():
+        estimate, ratio = arm.token_cost.estimate, _budget(arm) / base
+        if estimate is None or not ratio or abs(ratio - 1) <= 1 - _WHOLE:
             continue
-        if abs(math.log1p(cost)) <= abs(math.log(ratio)):
-            shown = f"{words.percent(ratio - 1)} of budget, {words.percent(cost)} of cost"
-            unequal.append(f"{arm.name} ({shown})")
+        if abs(math.log1p(estimate)) <= abs(math.log(ratio)):
+            unequal.append(f"{arm.name} ({percent(ratio - 1)} of budget, {percent(estimate)} of cost)")
     if unequal:
         yield (
             f"The budgets differ and the cost is no greater than that: {', '.join(unequal)}. A schedule that "
-            f"is tied to the budget{' (unknown here)' if schedule is None else ''} stretches the curve by as "
-            "much, whatever the recipe."
+            "is tied to the budget, or is not known, stretches the curve by as much, whatever the recipe."
         )
-
-
-def _budget(arm: ArmResult) -> int:
-    return max((run.budget for run in arm.runs if run.end in ("hit", "censored")), default=0)
 
 
 def _tuning(analysis: Analysis) -> Iterator[str]:
@@ -143,47 +125,61 @@ def _tuning(analysis: Analysis) -> Iterator[str]:
     if tuning is None or not tuning.arms:
         return
     yield (
-        f"The values found for the arms are from trials of {words.tokens(tuning.plan.tokens)} tokens, "
-        f"{words.share(tuning.share)} of a run's, with {words.plural(len(tuning.plan.seeds), 'seed')} of "
-        "their own: what is best on a short budget need not be best on a long one, and the intervals do not "
-        "hold the error of the search."
+        f"The values found for the arms are from trials of {tokens(tuning.plan.tokens)} tokens, "
+        f"{share(tuning.share)} of a run's, with {plural(len(tuning.plan.seeds), 'seed')} of their own: what "
+        "is best on a short budget need not be best on a long one, and the intervals do not hold the error "
+        "of the search."
     )
-    outermost: dict[str, list[str]] = {}
-    for arm in tuning.arms:
-        for field in arm.outermost:
-            outermost.setdefault(field, []).append(f"{arm.name} at {words.plain(arm.chosen[field])}")
-    for field, places in outermost.items():
+    found = [
+        f"{field} of {arm.name} at {setting(arm.chosen[field])}"
+        for arm in tuning.arms
+        for field in arm.outermost
+    ]
+    if found:
         yield (
-            f"The {field} found is the outermost of those tried ({', '.join(places)}): a value beyond it may "
-            "be better. Widen the range."
+            f"The outermost of the values tried was found best: {', '.join(found)}. A value beyond it may be "
+            "better. Widen the range."
         )
 
 
-def _schedule(analysis: Analysis) -> Iterator[str]:
-    """Name the arms whose target was met before the first evaluation, or where the rate already fell."""
-    left = [
-        arm.name for arm in analysis.arms if not arm.counted_from and any(run.left_bound for run in arm.runs)
-    ]
-    before = [
-        arm.name
-        for arm in analysis.others
-        if arm.counted_from
-        and any(run.left_bound for run in arm.runs)
-        | any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in analysis.baseline_arm.runs)
-    ]
+def _crossings(analysis: Analysis) -> Iterator[str]:
+    """Name the arms whose target was met too early to be read, or where the learning rate already fell."""
+    early, before, late = [], [], []
+    base = analysis.baseline_arm
+    for arm in analysis.arms:
+        crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
+        bounds = any(run.left_bound for run in arm.runs)
+        if arm.counted_from:
+            behind = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in base.runs)
+            before += [arm.name] * (arm is not base and (bounds or behind))
+        else:
+            early += [arm.name] * bounds
+        falls = math.inf if arm.decay_begins is None else arm.decay_begins - arm.counted_from
+        if count := sum(at > falls for at in crossings):
+            late.append(f"{arm.name} {count} of {plural(len(crossings), 'crossing')}")
     if before:
         yield (
             f"The target is reached before the fork, or by the first evaluation after it "
             f"({', '.join(before)}): take a lower target, or an earlier fork."
         )
-    if left:
+    if early:
         yield (
-            f"The first evaluation is already at or under the target ({', '.join(left)}): evaluate earlier "
+            f"The first evaluation is already at or under the target ({', '.join(early)}): evaluate earlier "
             "or take a lower target."
         )
-    told = analysis.plan.training
-    known = analysis.plan.target is None or any("schedule" in key for key in told)
-    if analysis.timing.kind == "logged" and not known:
+    if late:
+        yield (
+            f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}): there "
+            "the loss falls faster, so that an arm which lags is fewer tokens behind, and a shorter run "
+            "would not have had that rate. Take a target that is reached before, and the final loss for what "
+            "is left after."
+        )
+
+
+def _schedule(analysis: Analysis) -> Iterator[str]:
+    """Say what a schedule that is not known, or is tied to the budget, means for a crossing."""
+    told, logged = analysis.plan.training, analysis.timing.kind == "logged"
+    if logged and analysis.plan.target is not None and not any("schedule" in key for key in told):
         yield (
             "The learning rate's schedule is not known: where it falls towards the end of the budget, a "
             "crossing belongs to that budget alone. Where it is constant, say so: `ablate import "
@@ -195,20 +191,17 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
             "learning rate that a shorter run would not have had. Prefer a constant rate or "
             "warm-up–stable–decay."
         )
-    late = []
-    for arm in analysis.arms:
-        crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
-        falls = None if arm.decay_begins is None else arm.decay_begins - arm.counted_from
-        count = sum(falls is not None and tokens > falls for tokens in crossings)
-        if count:
-            late.append(f"{arm.name} {count} of {words.plural(len(crossings), 'crossing')}")
-    if late:
-        yield (
-            f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}): there "
-            "the loss falls faster, so that an arm which lags is fewer tokens behind, and a shorter run "
-            "would not have had that rate. Take a target that is reached before, and the final loss for what "
-            "is left after."
-        )
+    for arm in analysis.others if logged else ():
+        differs = [
+            f"{key} ({pair[0]} there, {pair[1]} here)"
+            for key, pair in arm.planned.differs.items()
+            if key not in _NO_SETTINGS and None not in pair  # what a log does not tell is no difference
+        ]
+        if differs:
+            yield (
+                f"{arm.name} was not trained as {analysis.baseline} was: {', '.join(differs)}. What it costs "
+                "is not its recipe's alone."
+            )
 
 
 def _runs(analysis: Analysis) -> Iterator[str]:
@@ -224,37 +217,20 @@ def _runs(analysis: Analysis) -> Iterator[str]:
             "study let them train all the same: see their environment.json, and `ablate check cuda`."
         )
     groups = Counter((run.setting, run.arm, run.own, run.others) for run in analysis.set_apart)
-    for (setting, arm, own, others), count in groups.items():
+    for (name, arm, own, others), count in groups.items():
         yield (
-            f"Not pooled: {words.plural(count, 'run')} of {arm}, of other {setting.replace('_', ' ')} "
-            f"({own}; the others: {others}). To pool them all the same: waive: [{setting}] in the study, or "
-            f"`ablate report --waive {setting}`."
+            f"Not pooled: {plural(count, 'run')} of {arm}, of other {name.replace('_', ' ')} ({own}; the "
+            f"others: {others}). To pool them all the same: waive: [{name}] in the study, or `ablate report "
+            f"--waive {name}`."
         )
-
-
-def _settings(analysis: Analysis) -> Iterator[str]:
-    """Name what arms of imported logs differ in besides their recipe, which no log tells."""
-    for arm in analysis.others if analysis.timing.kind == "logged" else ():
-        listed = [
-            f"{key} ({pair[0]} there, {pair[1]} here)"
-            for key, pair in arm.planned.differs.items()
-            if key not in _NO_SETTINGS and None not in pair  # what a log does not tell is no difference
-        ]
-        if listed:
-            yield (
-                f"{arm.name} was not trained as {analysis.baseline} was: {', '.join(listed)}. What it costs "
-                "is not its recipe's alone."
-            )
 
 
 def _throughput(analysis: Analysis) -> Iterator[str]:
     """Say for which arms what ``ablate throughput`` measured does not count, and why."""
     record = analysis.throughput
-    if record is None or not record.not_used:
-        return
-    arms: dict[str, list[str]] = {}
-    for arm, reason in record.not_used.items():
-        arms.setdefault(reason, []).append(arm)
-    listed = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
-    which = " for some arms" if record.tokens_per_sec else ""
-    yield f"`ablate throughput` ({words.timed_alone(record)}) gives no speed-up{which}: {listed}."
+    if record is not None and record.not_used:
+        arms: dict[str, list[str]] = {}
+        for arm, reason in record.not_used.items():
+            arms.setdefault(reason, []).append(arm)
+        why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
+        yield f"`ablate throughput` ({timed_alone(record)}) gives no speed-up: {why}."

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.trend import cut
-from ablate.reports.words import words
-from ablate.reports.words.table import Table
+from ablate.reports.words.format import cost, coverage, interval, make_table, percents, signed, tokens
 from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
@@ -14,92 +13,74 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.trend import Line, Trend
-    from ablate.results.cost import Cost
+    from ablate.reports.words.format import Table
 
 _LONGEST_VALUE = 60
+UNITS = {"parameters": "parameters", "tokens": "training tokens"}
+"""What the places on a trend's axis count."""
 
 
-def compare_table(comparison: Comparison) -> Table:
+def compare_table(found: Comparison) -> Table:
     """Return the comparison as text in cells."""
-    return Table(
-        caption=f"Token cost of each arm in both studies, with its {words.coverage(*comparison.rules)} "
-        f"interval, and the ratio of (1 + token cost) in {comparison.right} over {comparison.left}, minus "
-        "one: above zero the arm costs more there.",
-        columns=("Arm", comparison.left, comparison.right, "Ratio"),
-        rows=tuple(
-            (arm.name, words.cost(arm.left), words.cost(arm.right), words.percent_interval(arm.ratio))
-            for arm in comparison.arms
-        ),
-        numeric=range(1, 4),
+    return make_table(
+        f"Token cost of each arm in both studies, with its {coverage(*found.rules)} interval, and the ratio "
+        f"of (1 + token cost) in {found.right} over {found.left}, minus one: above zero the arm costs more "
+        "there.",
+        [
+            {
+                "Arm": arm.name,
+                found.left: cost(arm.left),
+                found.right: cost(arm.right),
+                "Ratio": percents(arm.ratio),
+            }
+            for arm in found.arms
+        ],
+        range(1, 4),
     )
 
 
 def trend_tables(found: Trend) -> tuple[tuple[str, Table], ...]:
     """Return the trends of token costs and of loss gaps as text in cells, with their titles."""
-    unit = "parameters" if found.axis == "parameters" else "training tokens"
-    figures = {
-        "Token cost": (
-            f"Token cost over {found.against} in each study, at the study's own target",
-            f"(1 + token cost) changes by for each tenfold of {unit}: above zero the cost grows",
-        ),
-        "Loss gap": (
-            (
-                f"Validation loss (nats/token) minus that of {found.against} in each study, at the last "
-                "evaluation that all runs of both have"
-            ),
-            f"it changes by for each tenfold of {unit}",
-        ),
+    heads = [
+        f"{study.name} ({tokens(place)})" for study, place in zip(found.studies, found.places, strict=True)
+    ]
+    captions = {
+        "Token cost": f"Token cost over {found.against} in each study, at the study's own target; and what "
+        "(1 + token cost) changes by: above zero the cost grows.",
+        "Loss gap": f"Validation loss (nats/token) minus that of {found.against} in each study, at the last "
+        "evaluation that all runs of both have; and what it changes by.",
     }
-    heads = (f"{study.name} ({place_text(found, i)})" for i, study in enumerate(found.studies))
-    columns = ("Arm", *heads, "Change per tenfold")
-    more = (
-        "Each interval is for its own comparison. That of the change holds the error of the runs, not that "
-        "of the straight line, which is an average slope: see whether the points follow it."
-    )
-    tables = []
-    for title, (what, change) in figures.items():
-        rows = tuple(
-            (
-                name,
-                *(words.DASH if point is None else tell(point) for point in line.points),
-                tell(line.change),
-            )
-            for name, figure, line, tell in _lines(found)
-            if figure == title.lower()
+    tables = {
+        title: make_table(
+            f"{caption} The change is for each tenfold of {UNITS[found.axis]}, an average slope: its "
+            f"interval holds the error of the runs, not that of the straight line, so see whether the points "
+            f"follow it. Brackets: {coverage(*found.rules)} intervals, each for its own comparison.",
+            [
+                {"Arm": name}
+                | {head: point and tell(point) for head, point in zip(heads, line.points, strict=True)}
+                | {"Change per tenfold": tell(line.change)}
+                for name, figure, line, tell in _lines(found)
+                if figure == title.lower()
+            ],
+            range(1, len(heads) + 2),
         )
-        if rows:
-            caption = f"{what}, with its {words.coverage(*found.rules)} interval; and what {change}. {more}"
-            numeric = range(1, len(columns))
-            tables.append((title, Table(caption=caption, columns=columns, rows=rows, numeric=numeric)))
-    return tuple(tables)
+        for title, caption in captions.items()
+    }
+    return tuple((title, table) for title, table in tables.items() if table.rows)
 
 
 def _lines(found: Trend) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]]:
     """Yield each arm's name, its figure in words, the line, and what tells a point or the change."""
     for arm in found.arms:
         if arm.cost is not None:
-            yield arm.name, "token cost", arm.cost, _cost
+            yield arm.name, "token cost", arm.cost, lambda v: percents(v) if type(v) is Interval else cost(v)
         if arm.gap is not None:
-            yield arm.name, "loss gap", arm.gap, _gap
-
-
-def _cost(value: Cost | Interval) -> str:
-    return words.percent_interval(value) if isinstance(value, Interval) else words.cost(value)
-
-
-def _gap(value: Interval) -> str:
-    return words.loss_interval(value, difference=True)
-
-
-def place_text(found: Trend, index: int) -> str:
-    """Return a study's place on the axis: its parameters, or its tokens."""
-    tell = words.parameters if found.axis == "parameters" else words.tokens
-    return tell(found.places[index])
+            yield arm.name, "loss gap", arm.gap, lambda value: interval(value, signed)
 
 
 def trend_sentences(found: Trend) -> Iterator[str]:
     """Say which figures grow or shrink, which trends are not settled, and what limits them."""
-    noun, unit = ("size", "parameters") if found.axis == "parameters" else ("budget", "training tokens")
+    noun = "size" if found.axis == "parameters" else "budget"
     unsettled, without = [], []
     for name, figure, line, tell in _lines(found):
         low, high = line.change.low, line.change.high
@@ -108,12 +89,13 @@ def trend_sentences(found: Trend) -> Iterator[str]:
         elif low <= 0 <= high:
             unsettled.append(f"{figure} of {name} ({tell(line.change)})")
         else:
-            known = [i for i, point in enumerate(line.points) if point and point.estimate is not None]
+            pairs = zip(found.places, line.points, strict=True)
+            places = [place for place, point in pairs if point and point.estimate is not None]
             yield (
                 f"{name}: its {figure} {'grows' if low > 0 else 'shrinks'} with {noun}: "
                 f"{'(1 + token cost)' if figure == 'token cost' else 'it'} changes by {tell(line.change)} "
-                f"for each tenfold of {unit}, over {len(known)} studies from {place_text(found, known[0])} "
-                f"to {place_text(found, known[-1])}."
+                f"for each tenfold of {UNITS[found.axis]}, over {len(places)} studies from "
+                f"{tokens(places[0])} to {tokens(places[-1])}."
             )
     if unsettled:
         yield f"Inconclusive, for the interval holds zero: {', '.join(unsettled)}."
@@ -129,14 +111,11 @@ def trend_sentences(found: Trend) -> Iterator[str]:
 
 def differences_text(found: Trend) -> tuple[str, ...]:
     """Say what the studies differ in besides the model: in targets by their nature, in more by choice."""
-    targets = {study.target for study in found.studies}
-    each = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
-    own = f"Each study has its own target. {each}."
-    first = own if len(targets) > 1 else f"Target of every study: {targets.pop()}."
+    targets = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
     differs = (f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items())
     what = "model" if found.axis == "parameters" else "budget"
     more = f"The studies differ in more than the {what}: {'; '.join(differs)}."
-    return (first, more) if found.differs else (first,)
+    return (f"Targets: {targets}.", more) if found.differs else (f"Targets: {targets}.",)
 
 
 def _grouped(value: str) -> str:

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.reports.words import words
-from ablate.reports.words.table import Table, make_table
+from ablate.reports.words.format import DASH, loss, make_table, percent, plural, share, signed
 from ablate.search.halving import short_tokens
 from ablate.search.spaces import IRRELEVANT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ablate.reports.findings.search import Found, Rung, TrialPoint
+    from ablate.reports.words.format import Table
+
+STEP_TIME = "Step time (modelled)"
 
 
 def value_text(found: Found, point: TrialPoint) -> str:
     """Return a point's loss or token cost, with how it ended where that is no result."""
-    if point.value is None:
+    if point.value is None or point.end not in ("ok", "missed"):
         return point.end
-    text = words.loss(point.value) if found.objective == "loss" else words.percent(point.value)
-    if point.end == "ok":
-        return text
-    # "> +39 %" reads badly: the sign says no more than "more than".
-    return f"{point.end} (> {text.removeprefix('+')})" if point.end == "missed" else point.end
-
-
-def _over_baseline(rung: Rung, point: TrialPoint) -> str:
-    """Return how far a point's loss is over the baseline's."""
-    base = rung.baseline
-    if point.is_baseline:
-        return "baseline"
-    if base is None or base.value is None or point.value is None or point.end != "ok":
-        return words.DASH
-    return words.signed(point.value - base.value, 4)
+    text = loss(point.value) if found.objective == "loss" else percent(point.value)
+    return text if point.end == "ok" else f"missed (> {text})"
 
 
 def time_text(point: TrialPoint) -> str:
@@ -44,48 +31,54 @@ def time_text(point: TrialPoint) -> str:
 def front_table(found: Found) -> Table:
     """Return the front of the largest budget that was reached, the fastest recipe first."""
     rung = found.last
-    of_loss = found.objective == "loss"
-    columns: dict[str, Callable[[TrialPoint], str]] = {
-        "Recipe": lambda one: one.name,
-        "Loss" if of_loss else "Token cost": lambda one: value_text(found, one),
-        "Over the baseline's": lambda one: _over_baseline(rung, one),
-        "Step time (modelled)": time_text,
-        "GEMMs": lambda one: one.recipe,
-    }
-    if not of_loss:
-        del columns["Over the baseline's"]
+    base = rung.baseline.value if rung.baseline else None
+
+    def over(point: TrialPoint) -> str:
+        if point.is_baseline or base is None or point.value is None:
+            return DASH
+        return signed(point.value - base) if found.objective == "loss" else percent(point.value - base)
+
     return make_table(
-        f"Recipes that no other tried at {short_tokens(rung.tokens)} tokens beats in both. One run each, "
-        f"so no intervals. Step time over that of {found.baseline}: modelled on {found.hardware} at "
-        f"{found.shapes}, not measured."
-        + (" Loss: on the validation text at the end, nats/token." if of_loss else ""),
-        rung.front,
-        columns,
-        numeric=range(1, len(columns) - 1),
+        f"Recipes that no other tried at {short_tokens(rung.tokens)} tokens beats in both. One run each, so "
+        f"no intervals. Step time over that of {found.baseline}: modelled on {found.hardware} at "
+        f"{found.shapes}, not measured. Loss, if given: on the validation text at the end, nats/token.",
+        [
+            {
+                "Recipe": one.name,
+                _objective(found): value_text(found, one),
+                "Over the baseline's": over(one),
+                STEP_TIME: time_text(one),
+                "GEMMs": one.recipe,
+            }
+            for one in rung.front
+        ],
+        range(1, 4),
     )
+
+
+def _objective(found: Found) -> str:
+    return "Loss" if found.objective == "loss" else "Token cost"
 
 
 def trials_table(found: Found, rung: Rung) -> Table:
     """Return every trial of a budget in the order tried."""
-    factors = tuple(factor.removeprefix("recipe.") for factor in found.factors)
-    value = "Loss" if found.objective == "loss" else "Token cost"
-    return Table(
-        caption=f"Trials at {short_tokens(rung.tokens)} tokens in the order in which they were picked; "
+    factors = [factor.removeprefix("recipe.") for factor in found.factors]
+    return make_table(
+        f"Trials at {short_tokens(rung.tokens)} tokens in the order in which they were picked; "
         f"{IRRELEVANT}: the factor means nothing for the recipe. Run: its folder, and its name in MLflow.",
-        columns=("Recipe", "#", *factors, value, "Step time (modelled)", "Front", "Run"),
-        rows=tuple(
-            (
-                one.name + (" (started from)" if one.started_from else ""),
-                str(one.number),
-                *one.levels.values(),
-                value_text(found, one),
-                time_text(one),
-                "front" if one.on_front else "",
-                one.run_id,
-            )
+        [
+            {
+                "Recipe": one.name + " (started from)" * one.started_from,
+                "#": one.number,
+                **dict(zip(factors, one.levels.values(), strict=True)),
+                _objective(found): value_text(found, one),
+                STEP_TIME: time_text(one),
+                "Front": "front" * one.on_front,
+                "Run": one.run_id,
+            }
             for one in rung.points
-        ),
-        numeric={1, len(factors) + 2, len(factors) + 3},
+        ],
+        {1, len(factors) + 2, len(factors) + 3},
     )
 
 
@@ -96,35 +89,33 @@ def importance_table(found: Found) -> Table:
         f"Share of the variance that each factor explains, by fANOVA over the {found.weighed} trials of "
         "the first budget that have a level and a result. With so few trials, picked where results were "
         "good, the shares are rough: a guide, no test.",
-        tuple(found.factors) if value or time else (),
-        {
-            "Factor": str,
-            found.value_words.capitalize(): lambda factor: words.share(value[factor] if value else None),
-            "Step time (modelled)": lambda factor: words.share(time[factor] if time else None),
-        },
-        numeric={1, 2},
+        [
+            {
+                "Factor": factor,
+                found.value_words.capitalize(): share(value[factor] if value else None),
+                STEP_TIME: share(time[factor] if time else None),
+            }
+            for factor in found.factors
+            if value or time
+        ],
+        {1, 2},
     )
 
 
 def search_sentences(found: Found) -> tuple[str, ...]:
     """Return what was found, in a few sentences that promise no more than single runs can."""
-    rung, first = found.last, found.rungs[0]
-    tried = f"{words.plural(len(first.points), 'recipe')} of {found.candidates} were tried"
-    if len(first.points) == found.candidates:
-        tried = f"All {words.plural(found.candidates, 'recipe')} were tried"
-    said = [f"{tried} at {short_tokens(first.tokens)} tokens, one run each."]
+    first, rung = found.rungs[0], found.last
+    tried = f"{len(first.points)} of {plural(found.candidates, 'recipe')} tried, one run each"
+    said = [f"{tried}, at {short_tokens(first.tokens)} tokens."]
     if rung is not first:
         said.append(f"{len(rung.points)} of them went on to {short_tokens(rung.tokens)} tokens.")
     if not found.is_done:
         said.append("The search has not ended.")
-    names = [one.name for one in rung.front]
-    if names:
-        said.append(f"On the front: {', '.join(names)}.")
-    for end in ("diverged", "missed", "failed"):
-        count = sum(one.end == end for other in found.rungs for one in other.points)
-        if count:
-            what = {"missed": "missed the target"}.get(end, end)
-            said.append(f"{words.plural(count, 'run')} {what}.")
+    if rung.front:
+        said.append(f"On the front: {', '.join(one.name for one in rung.front)}.")
+    for end, what in {"diverged": "diverged", "missed": "missed the target", "failed": "failed"}.items():
+        if count := sum(one.end == end for other in found.rungs for one in other.points):
+            said.append(f"{plural(count, 'run')} {what}.")
     if any(not one.is_baseline for one in rung.front):
         said.append(
             "The winner of a search is biased upward: the best of many single runs is partly the luckiest. "

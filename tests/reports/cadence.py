@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.reports import analyse, load_frames
-from ablate.reports.words import words
+from ablate.reports.words import format as words
 from ablate.store import StudyStore
 from ablate.store.plan_file import Target
 

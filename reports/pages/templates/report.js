@@ -49,7 +49,7 @@
       note.classList.toggle("moved", moved);
       back.disabled = !moved;
       rows.forEach((row, arm) => {
-        if (data.moved[arm]) data.moved[arm][at].forEach((text, i) => { row.cells[i + 1].textContent = text; });
+        data.moved[data.arms[arm]][at].forEach((text, i) => { row.cells[i + 1].textContent = text; });
       });
       own.forEach(part => part.classList.toggle("off", moved));
       lines.forEach((line, i) => {
@@ -99,9 +99,9 @@
     const high = (box[3] - box[1]) / (axis.y[1] - axis.y[0]);
     let best = null;
     let least = reach * reach;
-    for (const [arm, seed, grid, losses] of data.runs) {
+    for (const [arm, seed, times, losses] of data.runs) {
       if (!boxes[arm].checked) continue;
-      data.grids[grid].forEach((tokens, i) => {
+      times.forEach((tokens, i) => {
         const across = box[0] + (tokens - axis.x[0]) * wide;
         const down = box[3] - (losses[i] - axis.y[0]) * high;
         const far = (across - x) ** 2 + (down - y) ** 2;

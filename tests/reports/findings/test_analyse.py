@@ -14,7 +14,7 @@ from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.gemms import Step, greatest_step
 from ablate.reports.words.caveats import warnings
-from ablate.reports.words.tables import arm_table, headline
+from ablate.reports.words.tables import arms_table, design_table
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.cost import Cost
 from ablate.results.frames import load_frames
@@ -224,7 +224,7 @@ def test_what_an_arm_differs_in_leaves_out_what_is_not_set(make_study):
         "recipe.dgrad": (None, {"stabiliser": None, "dy": dy, "hadamard_size": 16}),
     }
     store.write_plan(replace(plan, arms=(plan.arms[0], replace(plan.arms[1], differs=differs))))
-    rows = arm_table(analyse(load_frames(store))).rows
+    rows = design_table(analyse(load_frames(store))).rows
     gemms, dgrad = rows[1][1].split("; ")
     assert gemms == "recipe.gemms: [] → [fprop, dgrad]"
     assert dgrad == "recipe.dgrad: null → {dy: {rounding: stochastic}, hadamard_size: 16}"
@@ -243,7 +243,7 @@ def test_a_loss_difference_before_the_end_says_where_it_is_read(make_study):
     }
     analysis = analyse(load_frames(make_study(curves, target={"value": 1.0}, training={"tokens": 1480})))
     assert analysis.others[0].difference.tokens == 1250
-    (row,) = (row for row in headline(analysis).rows if row[0] == "b")
+    (row,) = (row for row in arms_table(analysis).rows if row[0] == "b")
     assert row[-1].replace("\u00a0", " ").endswith("at 1.25 k")
     assert any("Not the final loss difference: b at 1.25" in text for text in warnings(analysis, ()))
     whole = {name: [run(1485, 0.001 * seed) for seed in (0, 1)] for name in "ab"}
@@ -313,11 +313,11 @@ def test_a_margin_is_judged_in_lead_table_and_json(make_study):
         "far": "outside",
     }
     lead, count, near, far = write_verdict(analysis).sentences[:4]
-    assert lead.replace("\u00a0", " ").startswith("Take near: it is within ±5 % in token cost of a (")
-    assert count.endswith("1 is within the margin and 1 needs more tokens.")
+    assert lead.replace("\u00a0", " ").startswith("Take near (")
+    assert count.endswith("1 within the margin and 1 more tokens.")
     assert near.endswith("It is shown to be within the margin.")
     assert far.endswith("It is shown to be outside of the margin.")
-    assert [row[-1] for row in headline(analysis).rows] == ["–", "within", "outside"]
+    assert [row[-1] for row in arms_table(analysis).rows] == ["–", "within", "outside"]
     content = json.loads(write_report(store).json.read_text())
     assert content["target"]["within"] == {"kind": "cost", "value": 0.05}
     assert [arm["standing"] for arm in content["arms"]] == [None, "within", "outside"]

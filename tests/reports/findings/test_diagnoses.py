@@ -117,7 +117,6 @@ def test_what_other_recipes_would_make_of_an_arms_tensors_stands_beside_the_arm_
     table = diagnosis_table([own, other])
     assert [line[0] for line in table.rows] == ["bf16: Wgrad", "what if mxfp4, on tensors of bf16: Wgrad"]
     assert "trained nothing" in table.caption
-    assert "trained nothing" not in diagnosis_table([own]).caption
     assert diagnosis_sentences(other)[0].startswith("what if mxfp4, on tensors of bf16: Wgrad's output errs")
     assert [one.title for one in draw_diagnoses([own, other])] == ["Diagnostics: bf16"]
 
@@ -130,10 +129,10 @@ def test_an_error_is_never_below_zero_and_what_shows_as_nought_needs_no_word():
     arm = summarise("a", runs)
     assert arm.gemms[0].relative_error.low < 0
     first, operand = (" ".join(text.split()) for text in diagnosis_sentences(arm)[:2])
-    assert "errs by 20.0 % (95 % interval 0.0 % to 147.1 %)" in first
+    assert "errs by 20.0 % [0.0 %, 147.1 %]" in first
     assert operand.startswith("a: of Wgrad's x 0.0 % of the elements clip and 0.1 % become zero")
     assert len(diagnosis_sentences(arm)) == 3
-    assert diagnosis_table([arm]).rows[0][1].replace("\xa0", " ") == "20.0 % [0.0, 147.1]"
+    assert diagnosis_table([arm]).rows[0][1].replace("\xa0", " ") == "20.0 % [0.0 %, 147.1 %]"
 
 
 def test_the_table_has_a_row_for_each_arm_and_gemm():
@@ -142,9 +141,10 @@ def test_the_table_has_a_row_for_each_arm_and_gemm():
     bare = row(0, gemm="dgrad", operands={}, gain=None, bias_share=-0.01, data_noise=None)
     table = diagnosis_table([summarise("all three", [rows]), summarise("b", [[bare]])])
     assert [tuple(cell.replace("\xa0", " ") for cell in line) for line in table.rows] == [
-        ("all three: Fprop", "20.0 %", "0.950", "100.0 %", "–", "x 1.0, w 1.0 %", "x 10.0, w 10.0 %", "–"),
-        ("all three: Wgrad", "20.0 %", "0.950", "50.0 %", "100.0 %", "dy 1.0, x 1.0 %", "dy 10.0, x 10.0 %",
-         "0.5"),
+        ("all three: Fprop", "20.0 %", "0.950", "100.0 %", "–", "x 1.0 %, w 1.0 %", "x 10.0 %, w 10.0 %",
+         "–"),
+        ("all three: Wgrad", "20.0 %", "0.950", "50.0 %", "100.0 %", "dy 1.0 %, x 1.0 %",
+         "dy 10.0 %, x 10.0 %", "0.5"),
         ("b: Dgrad", "20.0 %", "–", "0.0 %", "–", "–", "–", "–"),
     ]  # fmt: skip
     assert len(table.columns) == len(table.rows[0])
@@ -201,7 +201,7 @@ def test_the_section_is_in_every_form_of_the_report(written, make_study, tmp_pat
     html, markdown = done.html.read_text(), done.markdown.read_text()
     for text in (html, markdown):
         assert "What the diagnostics found" in text
-        assert "Shown are the 48 of 60 with the largest error." in text
+        assert "Shown are 48 of 60 rows, those with the largest error" in text
     assert "1 damaged row left out" in html
     assert "<summary>The same in sentences</summary>" in html
     assert html.count(f"{arm}: Wgrad") >= 2

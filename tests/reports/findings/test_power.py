@@ -124,7 +124,7 @@ def test_a_study_of_paired_seeds_is_shown_by_its_pairs(make_study):
         for paired in (False, True)
     }
     cells = {paired: dict(zip(table.columns, table.rows[0], strict=True)) for paired, table in tables.items()}
-    assert "Spread of the pairs" not in cells[False]
+    assert cells[False]["Spread of the pairs"] == "–"
     pairs, spread, smallest, before = (
         float(text.split("\u00a0")[0])
         for text in (
@@ -136,8 +136,6 @@ def test_a_study_of_paired_seeds_is_shown_by_its_pairs(make_study):
     )
     assert pairs < spread / 3
     assert smallest < before / 3
-    assert "unpaired" in tables[False].caption
-    assert "unpaired" not in tables[True].caption
 
 
 def test_seeds_that_are_not_in_common_make_no_pair():

@@ -25,7 +25,7 @@ def test_the_front_is_the_last_budgets_the_fastest_first():
     assert [row[:4] for row in table.rows] == [
         ("F+D sr", "2.2000", "+0.1000", "0.700×"),
         ("F sr", "2.1200", "+0.0200", "0.850×"),
-        ("bf16", "2.1000", "baseline", "1.000×"),
+        ("bf16", "2.1000", "–", "1.000×"),
     ]
     assert "no intervals" in table.caption
     assert "not measured" in table.caption
@@ -41,7 +41,7 @@ def test_a_budget_that_was_not_reached_is_not_the_last():
 
 def test_how_runs_ended_is_said():
     said = search_sentences(found_search())
-    assert "7 recipes of 9 were tried at 100k tokens, one run each." in said
+    assert "7 of 9 recipes tried, one run each, at 100k tokens." in said
     assert "3 of them went on to 300k tokens." in said
     assert "1 run diverged." in said
     assert "1 run failed." in said
@@ -68,7 +68,7 @@ def test_token_costs_are_percentages_and_a_miss_is_a_bound():
     )
     found = found_search(objective="token_cost", rungs=(Rung(tokens=1000, points=points),))
     assert [row[1] for row in front_table(found).rows] == ["+12.0\u00a0%", "0.0\u00a0%"]
-    assert trials_table(found, found.rungs[0]).rows[2][4] == "missed (> 50.0\u00a0%)"
+    assert trials_table(found, found.rungs[0]).rows[2][4] == "missed (> +50.0\u00a0%)"
     assert "1 run missed the target." in search_sentences(found)
     assert draw_front(found) is not None
 

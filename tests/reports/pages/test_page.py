@@ -17,7 +17,7 @@ from ablate.reports.findings.compare import compare
 from ablate.reports.findings.trend import trend
 from ablate.reports.pages.compare import write_comparison, write_search, write_trend
 from ablate.reports.read.rebase import read_against
-from ablate.reports.words import words
+from ablate.reports.words import format as words
 from ablate.store import StudyStore
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")

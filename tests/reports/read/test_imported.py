@@ -15,8 +15,8 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedRun, ImportedStudy, run_of_losses, tidied, write_study
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words.caveats import warnings
-from ablate.reports.words.speed_tables import measured_table
-from ablate.reports.words.tables import arm_table
+from ablate.reports.words.cost_tables import measured_table
+from ablate.reports.words.tables import design_table
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.frames import load_frames
 from ablate.store import StudyStore
@@ -170,7 +170,7 @@ def test_precision_is_the_recipe_and_never_pooled(tmp_path):
     assert [arm.recipe for arm in analysis.arms] == [
         "as logged: linear fp8, attn bf16", "as logged: linear nvfp4, attn bf16",
     ]  # fmt: skip
-    assert "lowest_numerical_precision_in_linear: fp8 → nvfp4" in str(arm_table(analysis).rows)
+    assert "lowest_numerical_precision_in_linear: fp8 → nvfp4" in str(design_table(analysis).rows)
     assert not [text for text in warnings(analysis, ()) if "not trained as" in text]
 
 
@@ -197,8 +197,8 @@ def test_speed_as_logged_on_equal_hardware(tmp_path):
     assert found.throughput.estimate == pytest.approx(2 * 1.004 / 1.001, rel=1e-4)
     assert found.end_to_end.estimate == pytest.approx(found.throughput.estimate / (1 + cost.estimate))
     assert found.end_to_end.low < found.end_to_end.estimate < found.end_to_end.high
-    assert "the speed of a, as logged: so it is faster." in text
-    assert "Speed as logged (b) is of the same kind and number of devices" in text
+    assert "the speed of a (timed: as logged)" in text
+    assert "Speed as logged, where it is given, is of the same kind and number of devices" in text
     table = measured_table(analysis, {"H100": 2.0})
     assert "native" not in table.caption
     assert "Cost at 2 $/h" in table.columns
@@ -265,15 +265,15 @@ def test_final_losses_alone(tmp_path):
     assert store.plan().target is None
     report = write_report(store)
     lead, *sentences = report.verdict.sentences
-    assert lead == "Final loss of 3 arms against a: 1 above it, 1 not settled and 1 without a figure."
+    assert lead == "Final loss of 3 arms against a: 1 above it, 1 not settled and 1 cannot be judged."
     # Welch's interval, with an arm's variance as if the two arms' mean were known from one more degree.
     a, b, c = (np.var(losses[name], ddof=1) for name in "abc")
     parts = np.array([((b + c) / 2 + 2 * b) / 3 / 3, a / 3])
     degrees = min(6, parts.sum() ** 2 / (parts**2 / [3, 2]).sum())
     low, high = stats.t.interval(0.95, degrees, loc=0.1, scale=np.sqrt(parts.sum()))
-    brackets = f"[+{low:.4f}, +{high:.4f}], n\u00a0=\u00a03."
-    assert sentences[0] == f"b ends 0.1000 nats/token above a {brackets}"
-    assert sentences[1].startswith("c is inconclusive: 0.0033 nats/token above a [")
+    brackets = f"[+{low:.4f}, +{high:.4f}] nats/token, n\u00a0=\u00a03."
+    assert sentences[0] == f"b ends above a: +0.1000 {brackets}"
+    assert sentences[1].startswith("c is inconclusive against a: +0.0033 [")
     assert sentences[2] == "For d no loss difference can be given (1 of 2 runs diverged: no final loss)."
     page = report.markdown.read_text()
     assert not re.search("token cost|budget|break-even|tokens to target|ablate run", page, re.IGNORECASE)
@@ -289,7 +289,7 @@ def test_curves_without_a_target(tmp_path):
     arms = {"a": [run(0, 4, 3), run(1, 4, 3.1)], "b": [run(2, 4, 3.5), run(3, 4, 3.55)]}
     store, _ = write_study(dataclasses.replace(study(**arms), target=None), tmp_path / "s")
     report = write_report(store)
-    assert "b is 0.4750 nats/token above a after 2.00\u00a0k tokens [" in report.verdict.sentences[1]
+    assert report.verdict.sentences[1].startswith("b ends above a: +0.4750 [")
     assert (report.figures / "convergence.svg").exists()
     other = write_report(store, tmp_path / "other", target=3.6)
     assert "compared with a at a validation loss of 3.6 nats/token" in other.verdict.count
@@ -337,7 +337,7 @@ def test_a_cost_that_unequal_budgets_alone_may_make_is_named(tmp_path):
     text = " ".join(warnings(analyse(load_frames(store)), ())).replace("\u00a0", " ")
     assert "The learning rate's schedule is not known" in text
     assert "the cost is no greater than that: long (+10.0 % of budget, +9." in text
-    assert "unknown here" in text
+    assert "or is not known" in text
     assert "slow" not in text.split("no greater than that")[1].split("stretches")[0]
 
 

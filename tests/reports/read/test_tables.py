@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.reports.pages.csv_files import csv_text
+from ablate.reports.pages.document import csv_text
 from ablate.reports.read.tables import (
     TOKENS,
     Columns,

@@ -15,7 +15,8 @@ from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.words import caveats, words
+from ablate.reports.words import caveats
+from ablate.reports.words import format as words
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.cost import token_cost, token_costs
 from ablate.results.frames import load_frames
@@ -282,7 +283,7 @@ def test_the_verdict_names_the_level_the_stops_and_what_they_saved(stopped):
     assert "Brackets are repeated 95 % intervals" in text
     assert "looks after 2, 3, 4 and 5 seeds" in text
     assert "Stopped early: its token cost is settled after" in text
-    assert "wild did not reach the target: all 2 runs diverged. Stopped early: 2 of its runs" in text
+    assert "wild did not reach the target: all its runs (2) diverged. Stopped early: 2 of its runs" in text
     assert "biased away from zero" in text
     assert "Early stops saved" in text
     assert "Partial" not in text
@@ -311,7 +312,7 @@ def test_the_files_of_the_report_show_it(stopped, tmp_path):
     )
     assert document["runs_missing"] == 0
     assert "Stopped early" in written.html.read_text()
-    assert "### Stopped early" in written.markdown.read_text()
+    assert "## Stopped early" in written.markdown.read_text()
     assert (written.tables / "stopped.tex").exists()
 
 

@@ -18,9 +18,10 @@ from synthetic_study import (
 from ablate.base.files import read_record, write_record
 from ablate.cli import cli
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.words import caveats, words
-from ablate.reports.words.matrix import matrix_tables
-from ablate.reports.words.method import definitions
+from ablate.reports.pages.render import definitions
+from ablate.reports.words import caveats
+from ablate.reports.words import format as words
+from ablate.reports.words.tables import matrix_tables
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.frames import load_frames
 

@@ -1,0 +1,208 @@
+"""How numbers, intervals, counts and tables are written: one place, so that pages, figures and verdict agree.
+
+Percentages carry a sign and one decimal, losses four decimals, counts of tokens three significant digits with
+k, M, B (10⁹) or T. What is None is written as a dash. A table is text in cells, so that the HTML, Markdown
+and LaTeX of one cannot differ in a figure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from ablate.reports.findings.results import ArmResult
+    from ablate.reports.findings.speed import RunTiming, Throughput
+    from ablate.reports.findings.targets import Sweep
+    from ablate.results.cost import Cost
+    from ablate.results.intervals import Interval
+    from ablate.results.losses import Band, LossDifference
+    from ablate.store.plan_file import Margin, StopRule
+
+DASH = "–"
+NBSP = "\u00a0"
+MINUS = "−"
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", NBSP: "~", MINUS: "$-$", "×": r"$\times$", "≤": r"$\le$", "±": r"$\pm$",
+    "→": r"$\to$", "–": "--", "—": "---", "…": r"\dots{}",
+}  # fmt: skip
+
+
+def signed(value: float, decimals: int = 4) -> str:
+    """Return a number with its sign and a proper minus; what rounds to zero has none."""
+    text = f"{value:+z.{decimals}f}"
+    return text.replace("-", MINUS) if float(text) else text[1:]
+
+
+def loss(value: float | None) -> str:
+    """Return a validation loss in nats per token."""
+    return DASH if value is None else f"{value:.4f}".replace("-", MINUS)
+
+
+def tokens(value: float | None) -> str:
+    """Return a count, of tokens or of parameters, as people say it."""
+    if value is None:
+        return DASH
+    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+    size, unit = next(((size, NBSP + unit) for size, unit in units if value >= 0.9995 * size), (1, ""))
+    return f"{value / size:.3g}{unit}"
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction as a signed percentage."""
+    return DASH if value is None else f"{_hundredths(value)}{NBSP}%"
+
+
+def share(value: float | None) -> str:
+    """Return a fraction as a percentage without a sign."""
+    return DASH if value is None else percent(abs(value)).removeprefix("+")
+
+
+def _hundredths(value: float) -> str:
+    return signed(100 * value, 0 if abs(value) >= 9.995 else 1)
+
+
+def interval(value: Interval | Cost, number: Callable[[float], str] = loss, unit: str = "") -> str:
+    """Return an estimate with its interval in brackets, where there is one, or the bound in its place."""
+    low, high = (None if end is None else number(end) for end in (value.low, value.high))
+    if value.estimate is not None:
+        brackets = "" if low is None or high is None else f" [{low}, {high}]"
+        return f"{number(value.estimate)}{unit}{brackets}"
+    if low and high:
+        return f"between {low} and {high}{unit}"
+    return f"> {low}{unit}" if low else f"≤ {high}{unit}" if high else DASH
+
+
+def percents(value: Interval | Cost) -> str:
+    """Return a fraction as a signed percentage, with its interval or bound."""
+    return interval(value, _hundredths, f"{NBSP}%")
+
+
+def times(value: Interval) -> str:
+    """Return a factor, with its interval or bound."""
+    return interval(value, "{:.2f}".format, "×")
+
+
+def cost(value: Cost | None) -> str:
+    """Return a token cost, with its interval or bound, and the fork that it is counted from."""
+    if value is None or value.kind == "none":
+        return DASH
+    if value.kind == "baseline":
+        return "baseline"
+    return percents(value) + ", near the budget" * value.near_budget + from_fork(value.counted_from)
+
+
+def from_fork(origin: int) -> str:
+    """Return the words for figures that are counted from a fork after so many tokens; nothing for 0."""
+    return f" from {tokens(origin)} on" if origin else ""
+
+
+def forked(arms: Iterable[ArmResult]) -> str:
+    """Return the sentence on the arms whose cost counts from a fork; nothing without one."""
+    named = "; ".join(f"{arm.name}{from_fork(arm.counted_from)}" for arm in arms if arm.counted_from)
+    return f" Counted from a fork, no cost of whole runs: {named}." if named else ""
+
+
+def ends(arm: ArmResult) -> str:
+    """Return ``hit / censored / diverged``."""
+    return f"{arm.hit} / {arm.censored} / {arm.diverged}"
+
+
+def counts(value: Cost | Band | Sweep | LossDifference) -> str:
+    """Return the numbers of results behind a comparison, one number where both sides have as many."""
+    pairs = getattr(value, "pairs", None)
+    if pairs is not None:
+        return f"n{NBSP}={NBSP}{pairs} pairs"
+    own = f"n{NBSP}={NBSP}{value.n}"
+    return own if value.n == value.n_baseline else f"{own} against {value.n_baseline}"
+
+
+def setting(value: object) -> str:
+    """Return a value of a study file."""
+    return "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 run``, ``2 runs``."""
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Return ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def moment(unix: float | None) -> str:
+    """Return a time of the run data in UTC."""
+    return DASH if unix is None else datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def timing_reasons(value: RunTiming) -> str:
+    """Return why the runs' own timing says nothing of speed."""
+    return ", ".join(f"{reason} ({plural(count, 'run')})" for reason, count in value.reasons)
+
+
+def timed_alone(value: Throughput) -> str:
+    """Return what ``ablate throughput`` measured, on what and when."""
+    size = f"{plural(value.repeats, 'repeat')} of {plural(value.steps, 'step')}"
+    return f"{value.device}, {size}, {moment(value.measured_unix)}"
+
+
+def margin(value: Margin) -> str:
+    """Return ``±5 % in token cost`` or ``±0.01 nats/token in final loss``."""
+    if value.kind == "cost":
+        return f"±{100 * value.value:g}{NBSP}% in token cost"
+    return f"±{value.value:g} nats/token in final loss"
+
+
+def levels(alphas: Sequence[float]) -> str:
+    """Return nominal significance levels: ``0.069, 0.64, 1.9 and 3.7 %``."""
+    return listed([f"{100 * alpha:.2g}" for alpha in alphas]) + f"{NBSP}%"
+
+
+def coverage(*rules: StopRule | None) -> str:
+    """Return what share of intervals holds the truth: one by one, or over all looks of a stop rule."""
+    repeated = any(rule is not None and rule.settled is not None for rule in rules)
+    return "repeated " * repeated + f"95{NBSP}%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Text in cells. The first column names the row; ``numeric`` holds the columns set to the right.
+
+    ``tones``: of a cell, by row and column, what was found there, as a page colours it.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: Collection[int] = ()
+    tones: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+def make_table(
+    caption: str,
+    rows: Iterable[Mapping[str, object]],
+    numeric: Collection[int] = (),
+    tones: Mapping[tuple[int, int], str] | None = None,
+) -> Table:
+    """Return a table of rows, each head → cell; all have the same heads. Without rows it has no columns."""
+    cells = [{head: DASH if cell is None else str(cell) for head, cell in row.items()} for row in rows]
+    return Table(
+        caption=caption,
+        columns=tuple(cells[0]) if cells else (),
+        rows=tuple(tuple(row.values()) for row in cells),
+        numeric=numeric,
+        tones=tones or {},
+    )
+
+
+def escape_latex(text: str) -> str:
+    """Return text as LaTeX prints it; line breaks become spaces, characters that cannot be printed go."""
+    flat = re.sub(r"[ \t\r\n]+", " ", text).strip(" ")  # a space that may not break stays
+    return "".join(_LATEX.get(c, c if c.isprintable() else "") for c in flat)

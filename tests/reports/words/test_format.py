@@ -1,0 +1,74 @@
+"""Numbers, intervals and tables as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from ablate.reports.pages.render import escape_markdown, latex
+from ablate.reports.words import format as words
+from ablate.reports.words.format import escape_latex, make_table
+from ablate.results.cost import Cost
+from ablate.results.intervals import Interval
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        *(
+            (words.tokens, value, text)
+            for value, text in {
+                0.0: "0", 950: "950", 999.7: "1 k", 4096: "4.1 k", 623_400: "623 k", 999_999: "1 M",
+                1_234_567: "1.23 M", 2.1e10: "21 B", 3e12: "3 T", None: "–",
+            }.items()
+        ),
+        *(
+            (words.percent, value, text)
+            for value, text in {
+                0.1824: "+18.2 %", -0.031: "−3.1 %", 0.00001: "0.0 %", 12.34: "+1234 %", None: "–",
+            }.items()
+        ),
+        (words.share, -0.031, "3.1 %"),
+        (words.cost, Cost(kind="interval", estimate=0.18, low=0.14, high=0.22), "+18.0 % [+14.0, +22.0]"),
+        (words.cost, Cost(kind="point", estimate=0.18, counted_from=250), "+18.0 % from 250 on"),
+        (words.cost, Cost(kind="bound", low=0.35), "> +35.0 %"),
+        (words.cost, Cost(kind="bound", high=0.35), "≤ +35.0 %"),
+        (words.cost, Cost(kind="bound", low=0.1, high=0.35), "between +10.0 and +35.0 %"),
+        (words.cost, Cost(kind="none"), "–"),
+        (words.cost, Cost(kind="baseline"), "baseline"),
+        (words.times, Interval(estimate=1.1, low=1.0, high=1.2), "1.10× [1.00, 1.20]"),
+        (words.interval, Interval(estimate=2.0), "2.0000"),
+        (words.listed, ["a"], "a"),
+        (words.listed, ["a", "b", "c"], "a, b and c"),
+        (words.moment, 1.7e9, "2023-11-14 22:13 UTC"),
+    ],
+)  # fmt: skip
+def test_values(write, value, text):
+    assert write(value).replace(words.NBSP, " ") == text
+
+
+def test_what_rounds_to_zero_has_no_sign():
+    small = Interval(estimate=-0.00001, low=-0.1, high=0.1)
+    assert words.interval(small, words.signed) == "0.0000 [−0.1000, +0.1000]"
+
+
+NAME = "<script>alert(1)</script> | *a* `b` [c](d) $x^2$ & \\ _e_ #\n50% \u202e\x07"
+
+
+def test_names_are_escaped_in_every_form():
+    assert escape_latex(NAME + "\u00a0\u22121.5 1.09×") == (
+        r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{} | *a* `b` [c](d) "
+        r"\$x\textasciicircum{}2\$ \& \textbackslash{} \_e\_ \# 50\% ~$-$1.5 1.09$\times$"
+    )
+    assert escape_markdown(NAME) == (
+        r"&lt;script>alert(1)&lt;/script> \| \*a\* \`b\` \[c\](d) \$x^2\$ &amp; \\ \_e\_ \# 50% "
+        r"\\u202e\\x07"
+    )
+
+
+def test_a_table_in_latex():
+    table = make_table("Arms.", [{"Arm": "fp8", "n": 3}, {"Arm": "a&b", "n": None}], {1})
+    assert latex(table, "arms") == (
+        "\\begin{table}\n  \\centering\n  \\caption{Arms.}\n  \\label{tab:arms}\n  \\begin{tabular}{lr}\n"
+        "    \\toprule\n    Arm & n \\\\\n    \\midrule\n    fp8 & 3 \\\\\n    a\\&b & -- \\\\\n"
+        "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
+    )
