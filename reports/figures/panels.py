@@ -123,9 +123,9 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     canvas.percent_ticks(some.yaxis)
     low, high = some.get_xlim()
     for name, axis in axes.items():
-        axis.axvspan(
-            low, _loss_where_rate_falls(analysis, name, low), color=canvas.SHADE, linewidth=0, zorder=0
-        )
+        falls = _loss_where_rate_falls(analysis, name)
+        if falls > low:
+            axis.axvspan(low, falls, color=canvas.SHADE, linewidth=0, zorder=0)
     some.set_xlim(high, low)
     caption = (
         f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
@@ -147,12 +147,12 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     return figure, caption, alt
 
 
-def _loss_where_rate_falls(analysis: Analysis, arm: str, lowest: float) -> float:
-    """Return the loss under which the arm or the baseline is in its decay; the lowest without one.
+def _loss_where_rate_falls(analysis: Analysis, arm: str) -> float:
+    """Return the loss under which the arm or the baseline is in its decay; 0 without one.
 
     It is the greater of their mean losses where the rate begins to fall.
     """
-    begins, found = analysis.decay_begins, [lowest]
+    begins, found = analysis.decay_begins, [0.0]
     for name in (arm, analysis.baseline):
         grid = common_grid([curve for curve in analysis.curves if curve.arm == name])
         if begins is not None and len(grid.tokens) and grid.tokens[0] <= begins < grid.tokens[-1]:

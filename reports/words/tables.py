@@ -23,6 +23,7 @@ from ablate.reports.words.format import (
     make_table,
     margin,
     percent,
+    percents,
     setting,
     share,
     signed,
@@ -56,10 +57,12 @@ def arms_table(analysis: Analysis) -> Table:
         if analysis.plan.target is None:
             found |= {"diverged": arm.diverged, "Final loss": interval(arm.final_loss)}
         else:
+            wider = arm.token_cost.own if arm.token_cost.stands_out else None
+            own = "" if wider is None else f", own [{percents(wider).partition('[')[2]}"
             found |= {
                 "hit / cens. / div.": ends(arm),
                 "Tokens to target": interval(arm.tokens_to_target, tokens) + from_fork(arm.counted_from),
-                "Token cost": cost(arm.token_cost),
+                "Token cost": cost(arm.token_cost) + own,
                 "Break-even": times(arm.break_even),
             }
         difference = interval(arm.difference, signed)

@@ -315,8 +315,8 @@ def test_a_margin_is_judged_in_lead_table_and_json(make_study):
     lead, count, near, far = write_verdict(analysis).sentences[:4]
     assert lead.replace("\u00a0", " ").startswith("Take near (")
     assert count.endswith("1 within the margin and 1 more tokens.")
-    assert near.endswith("It is shown to be within the margin.")
-    assert far.endswith("It is shown to be outside of the margin.")
+    assert near.endswith("Against the margin: within.")
+    assert far.endswith("Against the margin: outside.")
     assert [row[-1] for row in arms_table(analysis).rows] == ["–", "within", "outside"]
     content = json.loads(write_report(store).json.read_text())
     assert content["target"]["within"] == {"kind": "cost", "value": 0.05}

@@ -69,6 +69,6 @@ def test_a_table_in_latex():
     table = make_table("Arms.", [{"Arm": "fp8", "n": 3}, {"Arm": "a&b", "n": None}], {1})
     assert latex(table, "arms") == (
         "\\begin{table}\n  \\centering\n  \\caption{Arms.}\n  \\label{tab:arms}\n  \\begin{tabular}{lr}\n"
-        "    \\toprule\n    Arm & n \\\\\n    \\midrule\n    fp8 & 3 \\\\\n    a\\&b & -- \\\\\n"
+        "    \\toprule\nArm & n \\\\\n    \\midrule\nfp8 & 3 \\\\\na\\&b & -- \\\\\n"
         "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
     )
