@@ -29,6 +29,7 @@ from ablate.check.record import read_proof
 from ablate.cli import cli
 from ablate.recipes.describe import describe
 from ablate.recipes.presets import PRESETS
+from ablate.reports.pages import document
 from ablate.study.schema import json_schema
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ JSON_TYPES = {
 }
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-LINKED = PAGES | {"ablate/store/__init__.py": "files.md"}
+LINKED = PAGES | {"ablate/store/__init__.py": "files.md", "reports/pages/document.py": "report-json.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
 PYTHON = """
 # Python
@@ -94,7 +95,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(REPOSITORY / source).read_text(encoding="utf-8")))
     files.append(File.generated(config, "commands.md", content=_help(cli, "ablate")))
     files.append(File.generated(config, "python.md", content=PYTHON))
-    files.append(File.generated(config, "files.md", content=f"# Files of the run store\n\n{store.__doc__}"))
+    for name, title, module in (
+        ("files.md", "Files of the run store", store),
+        ("report-json.md", "Keys of report.json", document),
+    ):
+        files.append(File.generated(config, name, content=f"# {title}\n\n{module.__doc__}"))
     for record in sorted((REPOSITORY / "docs" / "devices").glob("*.json")):
         content = record_page(read_proof(record))
         files.append(File.generated(config, f"devices/{record.stem}.md", content=content))

@@ -50,4 +50,5 @@ def drawn_arms(analysis: Analysis) -> Analysis:
         analysis,
         arms=tuple(arm for arm in analysis.arms if arm.name in names),
         curves=tuple(curve for curve in analysis.curves if curve.arm in names),
+        curves_in_bf16=tuple(curve for curve in analysis.curves_in_bf16 if curve.arm in names),
     )

@@ -1,7 +1,97 @@
+# ruff: noqa: E501  the rows of the keys are lines
 """What scripts read: ``report.json``, the JSON of the pages beside it, and the CSV tables.
 
-Every number is there, null where there is no honest figure. The keys are an interface; docs/report-json.md
-lists them. Values are strict JSON: no NaN, no Infinity. A dataclass becomes an object of its fields.
+The keys are an interface; these are they. Values are strict JSON: no NaN, no Infinity. A dataclass becomes an
+object of its fields. Costs are fractions (0.18 is 18 %), losses nats per token; null stands where there is no
+honest figure, and a `note` says why.
+
+## report.json
+
+```text
+format, study, description, baseline
+target            {kind, value, val_loss, crossing}, null where imported logs are compared by final loss
+take              the arm that the verdict says to take, null without one
+verdict, notices, warnings          lists of sentences
+findings[]        {arm, tone ("fewer" | "within" | "more" | "bound" | "diverged" | "open" | "none"), text}
+matrices[]        {format, gemms[] (of a row), stabilisers[] (of a column), arms[][] (name, null where there is none)}
+runs_planned, runs_missing, paired_seeds
+stop              {diverged, settled {looks, narrower_than}, tokens_saved}, null without a rule
+timing            of the runs: "native" | "unvouched" (native, but not known to be unshared) | "emulated" | "logged"
+timing_reasons[]  {reason, runs}
+throughput        {device, arch, versions, steps, repeats, measured_unix, tokens_per_sec {arm: [...]},
+                   not_used {arm: reason}}, null where `ablate throughput` has not been run
+diagnostics[]     {arm, what_if (another recipe, measured on the arm's tensors), runs, findings[], gemms[]}, empty where
+                   the study has none
+  gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, alike[], largest {layer, relative_error},
+                   operands[], error_over_data_noise, under_sqrt3}
+  alike[]         {diagnoses_later, tokens_later, estimate, low, high}: share of the error that is still the same
+  operands[]      {operand, clipped, underflowed, zeroed, crest_before, crest_after}
+waived[], not_pooled[]              {run, arm, setting, own, others}
+evaluation_interval                 {tokens, share_of_tokens_to_target}
+arms[]            {name, description, baseline_again, recipe, differs, folded, fork,
+                   counted_from_tokens, n, hit, censored, diverged, missing,
+                   nominal_level, decay_begins_tokens, stopped, tokens_to_target, token_cost,
+                   break_even_throughput, final_loss, standing, tokens_behind, power, target_sweep[], measured,
+                   fp4_share_of_flops, modelled[], published[], in_bf16, text, runs[]}
+  tokens_to_target, break_even_throughput   {estimate, low, high}
+  token_cost      {estimate, low, high, kind, reason, n, n_baseline, pairs, pairing_variance_ratio, own, stands_out,
+                   baseline_stands_out, near_budget, restricted, counted_from_tokens (of the fork, 0 for whole runs)}
+                  kind: baseline | interval | point (no interval) | bound (low or high alone) | none
+                  own: the interval from its own variance alone; stands_out: its runs spread more than the others';
+                  baseline_stands_out: without pairs, the baseline's spread more than the arms';
+                  near_budget: a run reached the target in the last 5 % of its budget
+  fork            {arm, tokens}: the arm that it leaves, and after how many tokens; null of whole runs
+  final_loss      {mean, low, high, difference {estimate, low, high, tokens, n, n_baseline}}
+  standing        "within" | "outside" | "open" of target.within, null without a margin
+  tokens_behind   {estimate, low, high}: of a bound, the loss difference over the baseline's slope
+  power           {spread_of_log_tokens, spread_of_the_baseline, spread_of_the_pairs, smallest_cost, more_seeds}
+  stopped         {kind ("settled" | "diverged"), reason, seeds, nominal_level, runs_unused, tokens_saved}, null unless stopped
+  nominal_level   of the arm's intervals: 0.05 unless the study has looks
+  measured        {timed ("alone" | "in its runs" | "as logged"), throughput_over_baseline, end_to_end_speed, gpu_hours_to_target},
+                  null without a timing that counts
+  modelled[]      {hardware, step_speed_over_baseline, net_speed, gpu_hours_to_target},
+                  each {estimate, low, high}
+  published[]     {figure, setting}
+  in_bf16         {token_cost, tokens_alone, share (of the log cost, null unless the cost excludes zero), final_loss,
+                   difference, loss_alone}: by a second evaluation; null where the arm or the baseline has none
+  runs[]          {id, arm, seed, state, end, tokens, tokens_to_target, interpolated, fitted, at_or_before_first_evaluation,
+                   last_loss, message, seconds, tokens_per_sec, backend_mode}
+steps[]           {gemm, from, to, token_cost}
+effects           {log_tokens_to_target, final_loss}: {reason, runs, residual, residual_degrees, terms[]}
+learning_rate[]   {name, best, best_is_outermost, rates[] {learning_rate, arm, final_loss, n, diverged}}
+tuning            null, or {study, done, fields, sampler, trials, seeds, tokens, share_of_a_run,
+                  tokens_of_all_trials, tokens_of_the_runs_compared, arms[] {name, tuned, group, shared, chosen,
+                  outermost, trials_complete, trials_pruned, trials_diverged, tokens_of_the_trials, loss_shared,
+                  loss_chosen, token_cost_shared, token_cost_tuned}, groups[] {name, arms, shared, chosen, trials[]},
+                  arms_at_shared_values[]}
+dropped[]         {name, reason}
+environments[]    {runs, environment}
+back_ends[]       {runs, what}
+training, failed_self_tests
+```
+
+## compare.json
+
+What `ablate compare --out FOLDER` writes, and `--json` prints. Of two studies:
+
+```text
+studies[]      names
+differ_in      {key: a value each study}
+arms[]         {name, token_cost[] (null: not in that study), ratio {estimate, low, high, note}}
+```
+
+Of more:
+
+```text
+over           "parameters" or "tokens"
+studies[]      {name, parameters, tokens, baseline, target}
+coverage
+differ_in      {key: a value each study}
+arms[]         {name, token_cost, loss_gap}; each null without two estimates, else
+               {points[] (null: not in that study), per_tenfold {estimate, low, high, note}, intercept, slope}:
+               log(1 + token cost), or the gap, over log10 of the place
+left_out       {arm: reason}
+```
 """
 
 from __future__ import annotations

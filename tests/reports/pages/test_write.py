@@ -14,6 +14,7 @@ from synthetic_study import line, reseal
 
 from ablate._version import __version__
 from ablate.reports import write_report
+from ablate.reports.pages import document
 from ablate.reports.pages.render import escape_markdown
 from ablate.store import StudyStore
 
@@ -114,7 +115,7 @@ def test_the_contract_of_report_json(written):
     keys |= {
         key for arm in report["arms"] for value in arm.values() if isinstance(value, dict) for key in value
     }
-    page = (Path(__file__).parents[3] / "docs" / "report-json.md").read_text(encoding="utf-8")
+    page = document.__doc__
     assert {key for key in keys if not re.search(rf"\b{key}\b", page)} == set()
 
 
@@ -189,7 +190,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 def test_the_whole_text_is_the_one_that_was_read(written, study):
     """A change of it is to be read as a diff: ``ABLATE_SNAPSHOTS=write pytest …`` takes it over."""
     text = written(study).markdown.read_text().replace(f"ablate {__version__}", "ablate VERSION")
-    path = SNAPSHOTS / f"{study}.md"
+    path = SNAPSHOTS / f"{study}.txt"
     if os.environ.get("ABLATE_SNAPSHOTS") == "write":
         path.write_text(text)
     assert text == path.read_text()
