@@ -20,9 +20,8 @@ from ablate.backends.select import Selection
 from ablate.backends.testing.inputs import KINDS, corners, made_up
 from ablate.backends.testing.suite import one_thread
 from ablate.check.claims import Claim, ClaimedOperand, without_rotation
-from ablate.check.corners import in_words
-from ablate.check.differences import HARMLESS, Definition, Differences, compare, merged
-from ablate.check.figures import BOUND, Estimate, Ratios, RoundingFigures, Sums
+from ablate.check.differences import CAUSES, HARMLESS, Cause, Definition, Differences, compare, in_words
+from ablate.check.figures import BOUND, Estimate, RoundingFigures, Sums, ratios
 from ablate.diagnose.measure import ratio
 from ablate.diagnose.recorder import Tapped, diagnose_product
 from ablate.layers.linear import QuantLinear
@@ -79,12 +78,13 @@ class OperandCertificate:
             ours = self.figures[kind]
             positions = zip(ours.by_position, theirs.by_position, strict=True)
             agrees = {
-                "gain": ours.gain.agrees_with(theirs.gain),
-                "gain by position": all(one.agrees_with(other) for one, other in positions),
-                "relative error": ours.relative_error.agrees_with(theirs.relative_error),
-                "bias share": ours.bias_share.agrees_with(theirs.bias_share),
-                "independence of the noise": ours.largest_alike is None or theirs.largest_alike is not None,
+                name.replace("_", " "): getattr(ours, name).agrees_with(getattr(theirs, name))
+                for name in ("gain", "relative_error", "bias_share")
             }
+            agrees["gain by position"] = all(one.agrees_with(other) for one, other in positions)
+            agrees["independence of the noise"] = (
+                ours.largest_alike is None or theirs.largest_alike is not None
+            )
             for name in (name for name, agreed in agrees.items() if not agreed):
                 found.setdefault(name, []).append(kind)
         return tuple(f"{name} ({', '.join(kinds)})" for name, kinds in found.items())
@@ -162,10 +162,10 @@ def _operand(
 ) -> OperandCertificate:
     """Quantise made-up tensors of each kind, then the corner cases."""
     columns = block_shape(operand.policy)[1]
-    ours, theirs = ({kind: Sums(columns=columns) for kind in KINDS} for _ in range(2))
+    ours, theirs = ({kind: Sums(columns) for kind in KINDS} for _ in range(2))
     clipped: dict[str, float | None] = {}
     zeroed: dict[str, float | None] = {}
-    differences: list[Differences] = []
+    counted: dict[Cause, Differences] = {}
     compared = 0
     for kind in KINDS:
         for number in range(draws):
@@ -187,7 +187,7 @@ def _operand(
                 count = float(there.sum())
                 clipped[kind] = ratio(float(clips.sum()), count)
                 zeroed[kind] = ratio(float(((found == 0) & there).sum()), count)
-                differences += compare(found, definition)
+                compare(found, definition, counted)
                 compared += found.numel()
             done(1)
     cases = []
@@ -198,13 +198,13 @@ def _operand(
         found, definition = claim.values(probe, plain, key), _definition(claim, probe, plain, key, name)
         words = (in_words(name, one, definition.grid, policy) for one in (found, definition.values))
         cases.append(Corner(name, *words))
-        differences += compare(found, definition)
+        compare(found, definition, counted)
         compared += found.numel()
     return OperandCertificate(
         operand=operand, clipped=clipped, zeroed=zeroed, corners=tuple(cases), compared=compared,
         figures={kind: sums.figures() for kind, sums in ours.items()},
         definition={kind: sums.figures() for kind, sums in theirs.items()} if claim.function else {},
-        differences=merged(differences),
+        differences=tuple(counted[cause] for cause in CAUSES if cause in counted),
     )  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def _products(
     found = []
     gemms = [gemm for gemm in GEMMS if not recipe.gemm(gemm).is_untouched]
     for kind in KINDS:
-        sums = {gemm: [Ratios() for _ in range(3)] for gemm in gemms}
+        sums: dict[Gemm, list[tuple[Tensor, Tensor]]] = {gemm: [] for gemm in gemms}
         for number in range(_product_sets(draws)):
             dy, x, w = (
                 made_up(kind, side, side, seed=seed, number=number, name=name).to(claim.device)
@@ -261,13 +261,14 @@ def _products(
             tapped = Tapped(layer=layer, at=at, dy=dy, x=x, weight=w)
             for gemm in gemms:
                 one, _ = diagnose_product(tapped, gemm, draws=2)
-                for own, value in zip(
-                    sums[gemm], (one.gain, one.relative_error, one.bias_share), strict=True
-                ):
-                    own.add(torch.tensor(torch.nan if value is None else value), torch.ones(()))
+                values = [
+                    torch.nan if one is None else one
+                    for one in (one.gain, one.relative_error, one.bias_share)
+                ]
+                sums[gemm].append((torch.tensor(values), torch.ones(3)))
             done(1)
         for gemm in gemms:
-            gain, error, bias = (own.estimate() for own in sums[gemm])
+            gain, error, bias = ratios(sums[gemm])
             bf16 = 2.0**-18 / error.value**2 if error.value else 1.0
             unbiased = (
                 gain.is_at(1.0)

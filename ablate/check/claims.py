@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _OPERAND = re.compile(r"\w+\.\w+")
+_LEFT_OUT = (
+    "Checked are the quantisers of the layers without a rule, before the first phase; of an operand that is "
+    "quantised twice the second time alone; without a permutation that is drawn anew each call. The products "
+    "have all of it but rules and phases."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +150,12 @@ def _of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
     operands = _operands(recipe)
     if not operands:
         raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
-    notes = []
-    if recipe.rules or recipe.phases:
-        notes.append("Checked is the recipe of the layers without a rule, before its first phase.")
-    if any(policy.source != "high_precision" for _, _, policy in recipe.operands()):
-        notes.append("Of an operand that is quantised twice the second time alone; the products have both.")
-    if any(policy.permute and policy.signs == "none" for _, _, policy in recipe.operands()):
-        notes.append("A permutation that is drawn anew each call is left out; the products have it.")
+    policies = [policy for _, _, policy in recipe.operands()]
+    twice = any(policy.source != "high_precision" for policy in policies)
+    anew = any(policy.permute and policy.signs == "none" for policy in policies)
+    notes = (_LEFT_OUT,) if recipe.rules or recipe.phases or twice or anew else ()
     plain = replace(recipe, rules=(), phases=())
-    return Claim(
-        name=name, operands=operands, recipe=plain, backend=backend, device=device, notes=tuple(notes)
-    )
+    return Claim(name=name, operands=operands, recipe=plain, backend=backend, device=device, notes=notes)
 
 
 def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:

@@ -1,4 +1,4 @@
-"""Where two quantised tensors differ, each difference with its most likely cause.
+"""Where two quantised tensors differ, with the most likely cause; what became of a corner case, in words.
 
 Elements are compared in units of the definition's block scale. Causes, in the order in which they are tried:
 
@@ -15,13 +15,13 @@ With stochastic rounding both neighbours are right, so that a value is only wron
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from ablate.backends.testing.inputs import grid_of
+from ablate.backends.testing.inputs import SPOT, grid_of
 from ablate.backends.testing.suite import unequal
 from ablate.numerics import formats
 from ablate.numerics.quantiser import from_blocks, to_blocks
@@ -82,8 +82,8 @@ class Definition:
         return _near(units, formats.round_nearest(scaled, self.grid.element))
 
 
-def compare(found: Tensor, definition: Definition) -> list[Differences]:
-    """Return the differences of a subject's values, fp32 [n, k], from the definition's, by cause."""
+def compare(found: Tensor, definition: Definition, counted: dict[Cause, Differences]) -> None:
+    """Count the differences of a subject's values, fp32 [n, k], from the definition's under their causes."""
     expected, grid = definition.values, definition.grid
     units = found / spread(grid.scales / definition.policy.prescale, grid)
     lower, upper = neighbours(grid.scaled, grid.element)
@@ -102,28 +102,20 @@ def compare(found: Tensor, definition: Definition) -> list[Differences]:
     }
     left = wrong & ~causes["special"] & ~causes["sign of zero"] & ~causes["last bit"]
     causes["scale"] = _other_scale(found, definition, left) if bool(left.any()) else left
-    done = []
     for cause in CAUSES:
         here = wrong & causes[cause]
         wrong = wrong & ~here
-        if count := int(here.sum()):
-            row, column = (int(one) for one in here.nonzero()[0])
-            exact, theirs, ours = (float(one[row, column]) for one in (grid.rotated, expected, found))
-            first = Example(
-                data=definition.data, row=row, column=column, exact=exact, expected=theirs, found=ours
-            )
-            done.append(Differences(cause=cause, count=count, first=first))
-    return done
-
-
-def merged(found: list[Differences]) -> tuple[Differences, ...]:
-    """Add up the differences of several tensors: one for each cause, with the first example."""
-    done = []
-    for cause in CAUSES:
-        own = [one for one in found if one.cause == cause]
-        if own:
-            done.append(Differences(cause=cause, count=sum(one.count for one in own), first=own[0].first))
-    return tuple(done)
+        if not (count := int(here.sum())):
+            continue
+        if cause in counted:
+            counted[cause] = replace(counted[cause], count=counted[cause].count + count)
+            continue
+        row, column = (int(one) for one in here.nonzero()[0])
+        exact, theirs, ours = (float(one[row, column]) for one in (grid.rotated, expected, found))
+        first = Example(
+            data=definition.data, row=row, column=column, exact=exact, expected=theirs, found=ours
+        )
+        counted[cause] = Differences(cause=cause, count=count, first=first)
 
 
 def spread(of_blocks: Tensor, grid: OnGrid) -> Tensor:
@@ -164,3 +156,38 @@ def _other_scale(found: Tensor, definition: Definition, wrong: Tensor) -> Tensor
             fits = definition.fits(ours[some], exact[some], scales * factor)
             explained[some] |= fits.flatten(1).all(1)
     return spread(explained, grid) & wrong
+
+
+def in_words(name: str, found: Tensor, grid: OnGrid, policy: OperandPolicy) -> str:
+    """Return what came out of a corner case; ``found``: fp32, ``grid``: before rounding."""
+    if name == "ties":
+        return "drawn" if policy.is_stochastic else _ties(found, grid)
+    if name == "clipping":
+        clipped = grid.scaled.abs() > grid.element.max
+        largest = spread(grid.scales, grid)[clipped] * grid.element.max / policy.prescale
+        held = bool((found.abs()[clipped] <= largest * (1 + 2.0**-7)).all())
+        return f"{float(clipped.float().mean()):.2%} of Gaussian {'saturate' if held else 'do not saturate'}"
+    if odd := int((~found.isfinite()).sum()):
+        return f"{odd} read {'Inf' if bool(found.isinf().any()) else 'NaN'}"
+    if name in ("NaN", "Inf"):
+        return f"lost: reads {float(found[SPOT]):.3g}"
+    if name == "−0" and not policy.hadamard:
+        return "kept" if bool(found[:, 9].signbit().all()) else "becomes +0"
+    if name == "1e38":
+        return f"finite, {float(found[SPOT]):.3g}"
+    if not bool(found.any()):
+        return "zeros"
+    error = float((found.double() - grid.rotated.double()).norm() / grid.rotated.double().norm())
+    return f"relative error {error:.1%}"
+
+
+def _ties(found: Tensor, grid: OnGrid) -> str:
+    scaled = grid.scaled.abs()
+    values = grid_of(grid.element)
+    place = (torch.searchsorted(values, scaled, right=True) - 1).clamp(max=len(values) - 2)
+    there = scaled * 2 == values[place] + values[place + 1]
+    up = (found.abs() > grid.rotated.abs())[there]
+    to_even, away = (up == (place % 2 == 1)[there]).float().mean(), up.float().mean()
+    if to_even == 1:
+        return "to even code"
+    return f"{away:.0%} away from zero, {to_even:.0%} to even code"

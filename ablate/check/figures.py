@@ -17,12 +17,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ablate.diagnose.measure import ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BOUND = 5.0
 """Standard errors up to which a figure counts as what is expected; stated before anything is drawn."""
@@ -63,36 +68,19 @@ class Estimate:
         return off is not None and abs(off) <= BOUND
 
 
-@dataclass(kw_only=True)
-class Ratios:
-    """Sums a_i and b_i of each tensor: one pair, or as many as a vector has."""
-
-    parts: list[Tensor] = field(default_factory=list)
-    wholes: list[Tensor] = field(default_factory=list)
-
-    def add(self, part: Tensor, whole: Tensor) -> None:
-        """Add the sums of one tensor."""
-        self.parts.append(part.to(torch.float64).reshape(-1))
-        self.wholes.append(whole.to(torch.float64).reshape(-1))
-
-    def estimates(self, start: float = 0.0) -> tuple[Estimate, ...]:
-        """Return ``start`` plus each ratio."""
-        if not self.parts:
-            return ()
-        a, b = torch.stack(self.parts), torch.stack(self.wholes)
-        count, whole = len(a), b.sum(0)
-        ratios = a.sum(0) / whole
-        spread = (a - ratios * b).square().sum(0) * (count / max(count - 1, 1))
-        errors = (spread.sqrt() / whole.abs()).tolist()
-        return tuple(
-            Estimate(value=ratio(start + one, 1.0), error=ratio(error, 1.0) if count > 1 else None)
-            for one, error in zip(ratios.tolist(), errors, strict=True)
-        )
-
-    def estimate(self, start: float = 0.0) -> Estimate:
-        """Return ``start`` plus the single ratio."""
-        (found,) = self.estimates(start)
-        return found
+def ratios(pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0) -> tuple[Estimate, ...]:
+    """Return ``start`` plus each ratio of the sums a_i and b_i of tensors: numbers, or vectors of them."""
+    if not pairs:
+        return ()
+    a, b = (torch.stack([one.double().reshape(-1) for one in side]) for side in zip(*pairs, strict=True))
+    count, whole = len(a), b.sum(0)
+    found = a.sum(0) / whole
+    spread = (a - found * b).square().sum(0) * (count / max(count - 1, 1))
+    errors = (spread.sqrt() / whole.abs()).tolist()
+    return tuple(
+        Estimate(value=ratio(start + one, 1.0), error=ratio(error, 1.0) if count > 1 else None)
+        for one, error in zip(found.tolist(), errors, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +106,10 @@ class RoundingFigures:
     @property
     def pattern(self) -> tuple[float, ...]:
         """The gains by position, folded to the shortest pattern that repeats within the bound."""
-        known = [(one.value, one) for one in self.by_position if one.value is not None]
-        if len(known) != len(self.by_position):
-            return ()
-        gains = [value for value, _ in known]
-        for period in (one for one in range(1, len(gains) + 1) if len(gains) % one == 0):
+        gains = [one.value for one in self.by_position if one.value is not None]
+        for period in (one for one in range(1, len(gains) + 1) if len(self.by_position) % one == 0):
             means = tuple(statistics.fmean(gains[start::period]) for start in range(period))
-            if all(one.is_at(means[place % period]) for place, (_, one) in enumerate(known)):
+            if all(one.is_at(means[place % period]) for place, one in enumerate(self.by_position)):
                 return means
         return tuple(gains)
 
@@ -135,50 +120,46 @@ class RoundingFigures:
         return max(beyond.items(), key=lambda item: abs(item[1].value or 0.0), default=None)
 
 
-@dataclass(kw_only=True)
 class Sums:
     """Sums over tensors, from which the figures are made. ``columns``: elements along a block."""
 
-    columns: int
-    gain: Ratios = field(default_factory=Ratios)
-    by_position: Ratios = field(default_factory=Ratios)
-    error: Ratios = field(default_factory=Ratios)
-    bias: Ratios = field(default_factory=Ratios)
-    noise: Ratios = field(default_factory=Ratios)
-    draws: int = 1
+    def __init__(self, columns: int) -> None:
+        self.columns, self.draws = columns, 1
+        self.pairs: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
 
     def add(self, exact: Tensor, outputs: list[Tensor]) -> None:
         """Add one tensor: exact and one or two outputs, fp32 [n, k], contraction last."""
         errors = [output - exact for output in outputs]
         mean = errors[0] if len(errors) == 1 else (errors[0] + errors[1]) / 2
         energy = _dot(exact, exact)
-        own = sum((_dot(error, error) for error in errors), torch.zeros(())) / len(errors)
+        own = torch.stack([_dot(error, error) for error in errors]).mean()
         self.draws = len(outputs)
-        self.gain.add(_dot(mean, exact), energy)
-        self.error.add(own, energy)
-        self.bias.add(_dot(errors[0], errors[-1]), own)
+        self.pairs["gain"].append((_dot(mean, exact), energy))
+        self.pairs["error"].append((own, energy))
+        self.pairs["bias"].append((_dot(errors[0], errors[-1]), own))
         if 1 < self.columns <= _LARGEST_BLOCK:
             along, whole = ((one * exact).view(-1, self.columns).sum(0) for one in (mean, exact))
-            self.by_position.add(along, whole)
+            self.pairs["position"].append((along, whole))
         if len(errors) == 2:
             noise = ((errors[0] - errors[1]) * exact.sign()).view(-1)  # the ends of rows hardly count
-            pairs = [_dot(noise[:-far], noise[far:]) for far in (*_NEIGHBOURS, exact.shape[1])]
-            self.noise.add(torch.stack(pairs), _dot(noise, noise).expand(len(pairs)))
+            products = [_dot(noise[:-far], noise[far:]) for far in (*_NEIGHBOURS, exact.shape[1])]
+            self.pairs["noise"].append((torch.stack(products), _dot(noise, noise).expand(len(products))))
 
     def figures(self) -> RoundingFigures:
         """Return the figures of all tensors so far."""
         names = [*(f"{far} apart" for far in _NEIGHBOURS), "next row"]
-        energy, gain, bias = self.error.estimate(), self.gain.estimate(1.0), self.bias.estimate()
+        (gain,), (bias,) = ratios(self.pairs["gain"], 1.0), ratios(self.pairs["bias"])
+        (energy,) = ratios(self.pairs["error"])
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
         spread = energy.error / (2 * root) if energy.error is not None and root else energy.error
         return RoundingFigures(
-            tensors=len(self.gain.parts),
+            tensors=len(self.pairs["gain"]),
             draws=self.draws,
             gain=gain,
-            by_position=self.by_position.estimates(1.0),
+            by_position=ratios(self.pairs["position"], 1.0),
             relative_error=Estimate(value=root, error=spread),
             bias_share=bias,
-            noise_alike=dict(zip(names, self.noise.estimates(), strict=False)),
+            noise_alike=dict(zip(names, ratios(self.pairs["noise"]), strict=False)),
             unbiased=gain.is_at(1.0) and (bias.value is None or bias.is_at(0.0)),
         )
 

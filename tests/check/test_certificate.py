@@ -93,7 +93,7 @@ def test_a_function_that_is_its_definition(axis, monkeypatch):
     assert all(corner.found == corner.expected for corner in one.corners)
     assert {corner.name: corner.found for corner in one.corners} | {"clipping": "", "subnormals": ""} == {
         "ties": "to even code", "clipping": "", "subnormals": "", "1e38": "finite, 8.51e+37",
-        "NaN": "its block of 32 reads NaN", "Inf": "its block of 32 reads NaN", "−0": "kept",
+        "NaN": "32 read NaN", "Inf": "32 read NaN", "−0": "kept",
         "zeros": "zeros",
     }  # fmt: skip
 
@@ -183,9 +183,8 @@ def shorter(x): return x[:1]
 
 
 def test_what_is_left_out_is_said(tmp_path):
-    assert "quantised twice the second time alone" in claim("quartet2").notes[0]
-    assert "permutation" in claim("alto").notes[0]
-    assert "before its first phase" in claim("nvidia-nvfp4").notes[0]
+    for recipe in ("quartet2", "alto", "nvidia-nvfp4"):
+        assert "the second time alone" in claim(recipe).notes[0]
     assert claim("mxfp4").notes == ()
     (tmp_path / "quant.py").write_text(FILE)
     found = claim(f"{tmp_path}/quant.py:right", held_against="tseng:wgrad.dy")

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from ablate.check.figures import Estimate, Ratios, Sums
+from ablate.check.figures import Estimate, Sums, ratios
 
 
 def test_a_ratio_and_its_standard_error_are_those_of_the_estimator():
     rng = np.random.default_rng(0)
     whole = rng.uniform(1, 3, (40, 2))
     part = 0.3 * whole + rng.normal(0, 0.1, (40, 2))
-    sums = Ratios()
-    for a, b in zip(part, whole, strict=True):
-        sums.add(torch.from_numpy(a), torch.from_numpy(b))
-    for place, one in enumerate(sums.estimates(1.0)):
+    pairs = list(zip(torch.from_numpy(part), torch.from_numpy(whole), strict=True))
+    for place, one in enumerate(ratios(pairs, 1.0)):
         a, b = part[:, place], whole[:, place]
         ratio = a.sum() / b.sum()
         assert one.value == pytest.approx(1 + ratio)
@@ -29,10 +27,8 @@ def test_the_standard_error_is_the_spread_of_the_ratio_over_repeats():
     found = []
     for _ in range(400):
         whole = rng.uniform(1, 3, 30)
-        sums = Ratios()
-        for b in whole:
-            sums.add(torch.tensor([0.5 * b + rng.normal(0, 0.2)]), torch.tensor([b]))
-        found.append(sums.estimate())
+        pairs = [(torch.tensor([0.5 * b + rng.normal(0, 0.2)]), torch.tensor([b])) for b in whole]
+        found += ratios(pairs)
     spread = np.std([one.value for one in found])
     assert np.mean([one.error for one in found]) == pytest.approx(spread, rel=0.1)
 
@@ -55,7 +51,7 @@ def normal(number, *shape):
 
 
 def figures(quantise, columns=4, tensors=32):
-    sums = Sums(columns=columns)
+    sums = Sums(columns)
     for number in range(tensors):
         x = normal(number, 64, 64)
         sums.add(x, quantise(x, number))
