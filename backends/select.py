@@ -103,7 +103,7 @@ class Selection:
 
     def _modelled(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
         """Return the back end that adds as a model of Blackwell does; a device adds in its own way."""
-        from ablate.backends.gemms.blackwell import BlackwellEmulated, BlackwellReference
+        from ablate.backends.blackwell import BlackwellEmulated, BlackwellReference
 
         if self.name not in ("auto", "emulated", "reference"):
             what = f"back end '{self.name}' cannot do {describe_gemm(gemm)}: that is emulated"

@@ -192,7 +192,7 @@ shutil.copyfile({library!r}, target)
 target.with_suffix(".json").write_bytes({record!r})
 """
 LOAD_KERNEL = """
-from ablate.backends.quantisers import cpu_build
+from ablate.backends import cpu_build
 
 print(cpu_build._build_here().target.name)
 print(cpu_build.loaded()[1])

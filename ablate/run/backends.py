@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 BUILT_IN = {
-    "emulated": "ablate.backends.gemms.emulated:EmulatedBackend",
-    "reference": "ablate.backends.gemms.reference:ReferenceBackend",
-    "torch": "ablate.backends.gemms.torch_scaled:TorchBackend",
-    "triton": "ablate.backends.gemms.triton_scaled:TritonBackend",
+    "emulated": "ablate.backends.emulated:EmulatedBackend",
+    "reference": "ablate.backends.reference:ReferenceBackend",
+    "torch": "ablate.backends.torch_scaled:TorchBackend",
+    "triton": "ablate.backends.triton_scaled:TritonBackend",
 }
 """The import path of each built-in back end's class, by name."""
 

@@ -43,7 +43,7 @@ def prepare(
 
 
 def _prepare_quantiser(listener: Listener) -> None:
-    from ablate.backends.quantisers.cpu_build import folder, loaded, will_build
+    from ablate.backends.cpu_build import folder, loaded, will_build
 
     def load() -> None:
         kernel, reason = loaded()

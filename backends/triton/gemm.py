@@ -14,12 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ablate.backends.device import device_of, interpreting
+from ablate.backends.triton.functions import exact_bf16, round_to_bf16
 from ablate.backends.triton.launch import on_device
 from ablate.backends.triton.policies import FORMATS, INTERPRETED, choose_tile
-from ablate.backends.triton.rounding import exact_bf16, round_to_bf16
 
 if TYPE_CHECKING:
-    from ablate.backends.quantisers.packed import Packed
+    from ablate.backends.packed import Packed
 
 GROUP = 8
 

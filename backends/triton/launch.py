@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from ablate.backends.quantisers.packed import BLOCK, Packed
+from ablate.backends.packed import Packed
 from ablate.backends.triton import quantise
-from ablate.backends.triton.policies import BITS, CODES, OFF, VALUES, side_of, tile
+from ablate.backends.triton.policies import BITS, BLOCK, CODES, OFF, VALUES, side_of, tile
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX
 from ablate.numerics.quantiser import Quantized, check_operand
 from ablate.numerics.rotate import permutation_of, signs_of

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ablate.backends.device import interpreting
-from ablate.backends.quantisers.packed import BLOCK
 from ablate.numerics.formats import E4M3, ELEMENTS, SCALE_ADD
 from ablate.numerics.scales import four_six_divisor
 from ablate.recipes import OperandPolicy, block_shape
@@ -45,6 +44,8 @@ _RULES = {
 }  # fmt: skip
 _LARGEST_HADAMARD = 128
 _TILE = 64
+BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+"""Elements along K that share a scale byte, for packed formats with block scales."""
 BITS = {"mxfp4": 4, "mxfp4_e3m0": 4, "nvfp4": 4, "mxfp6_e3m2": 6, "mxfp6_e2m3": 6}
 
 

@@ -9,26 +9,24 @@ import triton
 import triton.language as tl
 
 from ablate.backends.triton import policies
-from ablate.backends.triton.rounding import (
+from ablate.backends.triton.functions import (
     decode,
+    e8m0_byte,
+    eden_corrected,
+    eden_scale,
     exact_bf16,
+    largest,
+    power_of_two,
+    quest_byte,
     random_words,
+    reciprocal_power_of_two,
     rotate,
     round_to_bf16,
     rounded,
     shared_by_four,
     to_fp32,
-    with_sign_of,
-)
-from ablate.backends.triton.scales import (
-    e8m0_byte,
-    eden_corrected,
-    eden_scale,
-    largest,
-    power_of_two,
-    quest_byte,
-    reciprocal_power_of_two,
     two_level,
+    with_sign_of,
 )
 
 OFF = tl.constexpr(policies.OFF)

@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from ablate.backends.gemms.blackwell import BlackwellEmulated, add_toward_zero
-from ablate.backends.gemms.emulated import EmulatedBackend
+from ablate.backends.blackwell import BlackwellEmulated, add_toward_zero
+from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
 from ablate.backends.testing.probe import sum_rounding

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ablate.backends.gemms.emulated import EmulatedBackend
+from ablate.backends import cpu_build
+from ablate.backends.cpu_kernel import BlockScaled, Kernel, supports
+from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
-from ablate.backends.quantisers import cpu_build
-from ablate.backends.quantisers.cpu_kernel import BlockScaled, Kernel, supports
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import awkward
 from ablate.backends.testing.suite import KEY, POLICIES, same_bits

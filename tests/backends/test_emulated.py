@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ablate.backends.gemms import emulated
+from ablate.backends import emulated
 from ablate.numerics.quantiser import Quantized
 
 

@@ -7,9 +7,9 @@ import torch
 
 from ablate.backends import select
 from ablate.backends.device import KNOWN, Device, device_of, device_of_arch
-from ablate.backends.gemms.emulated import EmulatedBackend
+from ablate.backends.emulated import EmulatedBackend
+from ablate.backends.packing import packing_fault
 from ablate.backends.protocol import Support
-from ablate.backends.quantisers.packing import packing_fault
 from ablate.backends.select import Selection, gemms_of, load_backend, overall_mode
 from ablate.backends.testing.suite import both, checks
 from ablate.base.errors import UserError

@@ -8,13 +8,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType, SwizzleType
 
+from ablate.backends import torch_scaled
 from ablate.backends.device import device_of_arch
-from ablate.backends.gemms import torch_scaled
-from ablate.backends.gemms.torch_scaled import scaled_mm_arguments, swizzled
+from ablate.backends.packed import Packed
 from ablate.backends.protocol import Draw
-from ablate.backends.quantisers.packed import Packed
 from ablate.backends.select import load_backend
 from ablate.backends.testing.suite import both
+from ablate.backends.torch_scaled import scaled_mm_arguments, swizzled
 from ablate.recipes import OperandPolicy
 
 BACKEND = load_backend("torch")

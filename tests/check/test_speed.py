@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ablate.backends.device import Device, device_of
-from ablate.backends.gemms.emulated import EmulatedBackend
+from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.select import load_backend
 from ablate.check import speed
 from ablate.check.device import Setup

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ablate.backends import emulated
 from ablate.backends.cpu_bf16 import multiplies_bf16
-from ablate.backends.gemms import emulated
 from ablate.modelled.memory import Memory, _moments, _Step, step_memory
 from ablate.models import decoder as built_in
 from ablate.models.arithmetic import model_size

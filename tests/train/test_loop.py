@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from ablate.backends.gemms.emulated import EmulatedBackend
+from ablate.backends.emulated import EmulatedBackend
 from ablate.diagnose.recorder import Recorder
 from ablate.recipes import RecipeSpec
 from ablate.run.diagnostics import Diagnostics

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.backends.device import device_of
+from ablate.backends.packed import Packed, pack_nibbles, unpack_nibbles
+from ablate.backends.packing import packed_by_torch
 from ablate.backends.protocol import Draw
-from ablate.backends.quantisers.packed import Packed, pack_nibbles, unpack_nibbles
-from ablate.backends.quantisers.packing import packed_by_torch
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing.inputs import awkward
 from ablate.backends.testing.suite import KEY, POLICIES, QUICK, both, checks, label, policies_of, same_bits

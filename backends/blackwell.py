@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.backends.gemms.emulated import EmulatedBackend
-from ablate.backends.gemms.reference import ReferenceBackend
+from ablate.backends.emulated import EmulatedBackend
+from ablate.backends.protocol import Backend
+from ablate.backends.reference import ReferenceBackend
 from ablate.numerics.quantiser import Quantized
 
 if TYPE_CHECKING:
@@ -31,38 +32,27 @@ _EXACT = 2.0**33
 """Products of NVFP4 values are multiples of 2^-20, so fp64 holds their sums exactly below this."""
 
 
-_DETAIL = "NVFP4 sums as Blackwell's model"
+class _Blackwell(Backend):
+    """A back end with these sums."""
+
+    def detail(self) -> str:
+        """Return one line for the run's record."""
+        return f"{super().detail()}; NVFP4 sums as Blackwell's model"  # type: ignore[safe-super]
+
+    def multiply(self, a: Operand, b: Operand) -> Tensor:
+        """Multiply NVFP4 operands by the model."""
+        assert isinstance(a, Quantized)
+        assert isinstance(b, Quantized)
+        product = summed(a.contraction_last, b.contraction_last)
+        return (product * (a.descale * b.descale)).to(torch.bfloat16)
 
 
-class BlackwellEmulated(EmulatedBackend):
+class BlackwellEmulated(_Blackwell, EmulatedBackend):
     """The emulated back end with these sums."""
 
-    def detail(self) -> str:
-        """Return one line for the run's record."""
-        return f"{super().detail()}; {_DETAIL}"
 
-    def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Multiply NVFP4 operands by the model."""
-        return _product(a, b)
-
-
-class BlackwellReference(ReferenceBackend):
+class BlackwellReference(_Blackwell, ReferenceBackend):
     """The reference back end with these sums."""
-
-    def detail(self) -> str:
-        """Return one line for the run's record."""
-        return f"{super().detail()}; {_DETAIL}"
-
-    def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Multiply NVFP4 operands by the model."""
-        return _product(a, b)
-
-
-def _product(a: Operand, b: Operand) -> Tensor:
-    assert isinstance(a, Quantized)
-    assert isinstance(b, Quantized)
-    product = summed(a.contraction_last, b.contraction_last)
-    return (product * (a.descale * b.descale)).to(torch.bfloat16)
 
 
 def summed(a: Tensor, b: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ablate.backends.quantisers.cpu_kernel import Kernel, supports
+from ablate.backends.cpu_kernel import Kernel, supports
 from ablate.base.files import (
     cache_folder,
     changed_by_others,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ablate.backends import cpu_build
 from ablate.backends.cpu_bf16 import multiplies_bf16
+from ablate.backends.cpu_kernel import LARGEST_HADAMARD, BlockScaled, Kernel, supports
 from ablate.backends.device import triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand, Support
-from ablate.backends.quantisers import cpu_build
-from ablate.backends.quantisers.cpu_kernel import LARGEST_HADAMARD, BlockScaled, Kernel, supports
 from ablate.numerics.quantiser import Quantized, round_operand
 
 if TYPE_CHECKING:

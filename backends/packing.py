@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.backends.device import interpreting, triton_fault
+from ablate.backends.packed import FP8, Packed, pack_nibbles
 from ablate.backends.protocol import Backend, Draw, Operand
-from ablate.backends.quantisers.packed import BLOCK, FP8, Packed, pack_nibbles
-from ablate.backends.triton.policies import refusal
+from ablate.backends.triton.policies import BLOCK, refusal
 from ablate.numerics.quantiser import quantize, round_operand
 from ablate.numerics.scales import fp32
 from ablate.recipes import block_shape

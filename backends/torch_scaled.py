@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ablate.backends.packed import FP8, Packed
+from ablate.backends.packing import PackedBackend, packing_fault, quantisers_of
 from ablate.backends.protocol import Operand, Support
-from ablate.backends.quantisers.packed import BLOCK, FP8, Packed
-from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantisers_of
+from ablate.backends.triton.policies import BLOCK
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ablate.backends.triton.policies import BLOCK
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
 
-BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
-"""Elements along K that share a scale byte, for formats with block scales."""
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 """Formats with fp32 scales, per tensor or per row."""
 NAN_CODE = 0x7F

@@ -15,10 +15,10 @@ from ablate.backends.device import (
     triton_fault,
     triton_version,
 )
+from ablate.backends.packed import Packed
+from ablate.backends.packing import PackedBackend, packing_fault, quantisers_of
 from ablate.backends.protocol import Mode, Operand, Support
-from ablate.backends.quantisers.packed import BLOCK, Packed
-from ablate.backends.quantisers.packing import PackedBackend, packing_fault, quantisers_of
-from ablate.backends.triton.policies import TILES
+from ablate.backends.triton.policies import BLOCK, TILES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,1 +1,0 @@
-"""GEMMs: each module is one back end."""

@@ -1,1 +1,0 @@
-"""Quantisers: the compiled CPU quantiser, and the packing of operands for native GEMMs."""
