@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ablate.base.files import append_line
+from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
 from ablate.store.plan_file import plan_from_json
 from ablate.track.mirror import Mirror
@@ -41,7 +41,7 @@ def write_study(storage: Path, runs: int, rows: int) -> StudyStore:
     for entry in planned:
         run = store.run(entry["id"])
         run.create({"seed": entry["seed"], "model": {"width": 64}})
-        run.environment_path.write_text('{"backend": "emulated", "backend_mode": "emulated"}')
+        write_record(run.environment_path, {"backend": "emulated", "backend_mode": "emulated"})
         for step in range(1, rows + 1):
             common = {"tokens": 4096 * step, "step": step, "time_unix": 1.7e9 + step}
             rates = {"lr": 0.004, "grad_norm": 1.0 / step, "tokens_per_sec": 31000.0}
