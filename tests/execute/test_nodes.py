@@ -70,7 +70,7 @@ def test_a_node_is_killed_in_the_middle_and_another_joins(study):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     refused, ends = [line for line in done.stdout.splitlines() if "mi355x" in line or "finished" in line]
-    assert "a run asks for 1 CPUs and 0 GPUs and 8 mi355x, which no node has" in refused
+    assert "a run asks for 1 × (1 CPU, 0 GPU, 8 mi355x), which the cluster does not have" in refused
     assert ends == f"{['finished'] * 4} 1"
     lost = 0
     for request in requests:
