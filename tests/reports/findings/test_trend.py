@@ -380,7 +380,7 @@ def test_on_the_command_line(tmp_path):
     ]
     assert max(map(len, table)) <= 80
     assert re.search(r"w32 .*w64 .*w128 .*Change per", table[0])
-    assert "(0.0411\u00a0M)" in table[0]
+    assert "(41.1\u00a0k)" in table[0]
     assert "steep: its token cost shrinks with size" in result.output
     document = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [one["name"] for one in document["studies"]] == names
@@ -443,7 +443,7 @@ def test_the_pages_hold_the_figure_and_say_what_it_shows(tmp_path):
     assert "| steep |" in text
     assert (tmp_path / "out" / "trend.png").read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / "out" / "trend.svg").read_text()
-    assert "0.0411\u00a0M" in svg
+    assert "41.1\u00a0k" in svg
     assert ">parameters<" in svg
 
 
