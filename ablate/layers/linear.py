@@ -164,7 +164,10 @@ class QuantLinear(nn.Linear):
     def position(self) -> Position:
         """Return this layer's stream position; count its forward passes unless the trainer does."""
         self.has_run = True
-        return self.state.position(self.name, training=self.training)
+        weight = self.weight
+        counts = isinstance(weight, nn.Parameter) and not weight.is_inference()
+        version = weight._version if counts else None  # noqa: SLF001  there is no public one
+        return self.state.position(self.name, training=self.training, version=version)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Return the recipe of this layer after this many training tokens."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import traceback
 import warnings
 from collections import Counter
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+from torch.optim import optimizer
 
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.schedule import plan_steps
@@ -41,7 +43,7 @@ EVAL_CALL = 1 << 31
 _REDRAW_STEP = 1 << 31
 _REDRAWS = 1 << 10
 _FORWARDS_WITHOUT_ADVANCE = 1000
-"""Training passes after which a state should have advanced."""
+"""Training passes after which a state should have advanced, where the weights tell nothing."""
 _MOST_OPEN = 64
 
 
@@ -126,12 +128,19 @@ def recorded_states() -> Iterator[list[RecipeState]]:
 
 @dataclass
 class _Passes:
-    """A layer's forward passes: in training within ``step``, in evaluation, and those not yet gone back."""
+    """A layer's forward passes: in training within ``step``, in evaluation, and those not yet gone back.
+
+    ``version``: of the weight in the newest pass; ``changes``: how often it changed within ``step`` after a
+    backward pass (``trains``), as by an optimizer.
+    """
 
     step: int = -1
     training: int = 0
     evaluation: int = 0
     open: set[Position] = field(default_factory=set)
+    version: int | None = None
+    changes: int = 0
+    trains: bool = False
 
 
 @dataclass(kw_only=True)
@@ -172,10 +181,12 @@ class RecipeState:
     _warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        fault = f"seed {self.seed!r} is no whole number (expected an int, as seed=3)"
+        if isinstance(self.seed, bool):
+            raise ValueError(fault)  # noqa: TRY004  as of any other value that is none
         try:
             self.seed = operator.index(self.seed)  # a number has one stream, whatever type it came in
         except TypeError:
-            fault = f"seed {self.seed!r} is no whole number (expected an int, as seed=3)"
             raise ValueError(fault) from None
         later = ["phases"] * any(phase.from_tokens or phase.from_fraction for phase in self.recipe.phases)
         if (reset := self.recipe.deoscillate) is not None and (reset.from_tokens or reset.from_fraction):
@@ -221,8 +232,10 @@ class RecipeState:
         remedy = "after each optimizer step call state.advance(tokens), with the tokens of that step"
         return f"{how}: {still} of the recipe stayed as at the start, which is another arm ({remedy})"
 
-    def position(self, layer: str, *, training: bool) -> Position:
+    def position(self, layer: str, *, training: bool, version: int | None = None) -> Position:
         """Return the position of a layer's forward pass, which is counted unless the trainer counts.
+
+        ``version``: of the layer's weight, which changes with each optimizer step; None if it tells nothing.
 
         Raises:
             RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
@@ -236,12 +249,12 @@ class RecipeState:
                 break
             noting.append(positions)
         if at is None:
-            at = self._next(layer, training=training)
+            at = self._next(layer, training=training, version=version)
         for positions in noting:
             positions.setdefault(key, []).append(at)
         return at
 
-    def _next(self, layer: str, *, training: bool) -> Position:
+    def _next(self, layer: str, *, training: bool, version: int | None) -> Position:
         """Return the position of a pass outside of a region that repeats its positions."""
         if training and self._began is None:
             self._began = self.step, self.tokens
@@ -260,16 +273,24 @@ class RecipeState:
             passes.evaluation += 1
             return Position(step=self.step, call=EVAL_CALL + passes.evaluation - 1, tokens=self.tokens)
         if passes.step != self.step:
-            passes.step, passes.training = self.step, 0
+            passes.step, passes.training, passes.changes, passes.trains = self.step, 0, 0, False
             passes.open.clear()
+        if version != passes.version:
+            passes.changes += passes.trains
+            passes.version, passes.trains = version, False
         at = Position(step=self.step, call=passes.training, tokens=self.tokens)
         passes.training += 1
         if len(passes.open) < _MOST_OPEN:
             passes.open.add(at)
-        if passes.training == _FORWARDS_WITHOUT_ADVANCE and self._moves_by_step and not self.step:
+        missing = ""
+        if passes.training == _FORWARDS_WITHOUT_ADVANCE and not self.step:
+            missing = f"{_FORWARDS_WITHOUT_ADVANCE} training passes"
+        elif passes.changes == 2 and not _is_within_a_step():  # one may be of SAM, which goes to and fro
+            missing = "two changes of the weights"
+        if missing and self._moves_by_step:
             self.warn_once(
-                f"{_FORWARDS_WITHOUT_ADVANCE} training passes without state.advance(): {self._moves_by_step} "
-                "of this recipe move on with it (call state.advance(tokens) after each optimizer step)"
+                f"{missing} without state.advance(): {self._moves_by_step} of this recipe move on with it "
+                "(call state.advance(tokens) after each optimizer step)"
             )
         return at
 
@@ -277,6 +298,7 @@ class RecipeState:
         """Note that the gradients of a pass were computed."""
         if layer in self._passes:
             self._passes[layer].open.discard(at)
+            self._passes[layer].trains = True
 
     def stream_of(self, operand: str) -> str:
         """Return the name of an operand's stream of noise in this replica."""
@@ -332,6 +354,11 @@ class RecipeState:
         if not self._warned:
             self._warned = True
             warnings.warn(fault, stacklevel=2)
+
+
+def _is_within_a_step() -> bool:
+    """Whether an optimizer runs this pass itself, as L-BFGS runs many within a step."""
+    return any(frame.f_code.co_filename == optimizer.__file__ for frame, _ in traceback.walk_stack(None))
 
 
 def _starts(

@@ -231,6 +231,76 @@ def loss_of(model):
     return model(TOKENS[:1]).square().mean()
 
 
+def test_a_state_that_does_not_advance_is_said_in_the_pass_after_the_second_optimizer_step():
+    def loop(model, optimizer):
+        for step in range(2):
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said.append(step)
+        loss_of(model)
+
+    said = []
+    for recipe, still in (
+        ({"gemms": ["fprop"], "stabiliser": "rht"}, "signs"),
+        ("te-hybrid-fp8-delayed", "delayed scales"),
+        ({"phases": [{"from_tokens": 99, "recipe": "mxfp4"}]}, "phases"),
+    ):
+        model, _ = make(recipe, depth=1)
+        (message,) = warned(model, loop)
+        assert message == (
+            f"two changes of the weights without state.advance(): {still} of this recipe move on with it "
+            "(call state.advance(tokens) after each optimizer step)"
+        )
+    model, _ = make({"gemms": ["fprop"], "stabiliser": "sr"}, depth=1)
+    assert warned(model, loop) == []  # the noise of each pass is its own
+
+
+def test_weights_that_change_within_a_step_for_other_reasons_are_no_missing_advance():
+    """Micro-batches, clipping, EMA's swap, SAM's two passes, L-BFGS's many, weights loaded at first."""
+
+    def loop(model, optimizer):
+        def swap(weights):
+            before = [weight.detach().clone() for weight in model.parameters()]
+            with torch.no_grad():
+                for weight, other in zip(model.parameters(), weights, strict=True):
+                    weight.copy_(other)
+            return before
+
+        for _ in range(3):  # a trial pass, and weights from elsewhere
+            loss_of(model)
+            model.load_state_dict(model.state_dict())
+        for _ in range(3):
+            for _ in range(2):
+                loss_of(model).backward()
+            raw = swap([weight + 1e-3 for weight in model.parameters()])
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            swap(raw)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            state.advance(64)
+            raw = swap([weight * 0.5 for weight in model.parameters()])
+            loss_of(model.eval())
+            swap(raw)
+            model.train()
+
+        def closure():
+            own.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            return loss
+
+        own = torch.optim.LBFGS(model.parameters(), max_iter=5, tolerance_grad=0, tolerance_change=0)
+        own.step(closure)
+        assert state._passes["layers.0.up"].changes > 2
+        state.advance(64)
+
+    model, state = make({"gemms": ["fprop"], "stabiliser": "rht"}, depth=1)
+    assert warned(model, loop) == []
+
+
 def test_weights_with_scales_of_a_later_step_are_said_unless_the_state_is_loaded_too():
     model, state = make("te-hybrid-fp8-delayed", depth=1)
     for _ in range(3):

@@ -13,7 +13,7 @@ from ablate.numerics import apply_recipe
 SR = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 X = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
 DY = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
-NO_NUMBERS = [3.0, np.float64(3), "3", None]
+NO_NUMBERS = [3.0, np.float64(3), "3", None, True]
 
 
 def made(recipe=SR, *, seed=3, replica=None, **options):
