@@ -111,7 +111,7 @@ def write_verdict(analysis: Analysis) -> Verdict:
         return Verdict(lead=lead, findings=findings, notes=notes if findings else ())
     words = TONES if target is not None else _LOSS_TONES
     numbers = Counter(tones.values())
-    found = listed([f"{numbers[tone]} {words[tone]}" for tone in words if numbers[tone]])
+    found = listed([f"{words[tone]} ({numbers[tone]})" for tone in words if numbers[tone]])
     arms = plural(len(tones), "arm")
     if target is None:
         lead = f"Final loss of {arms} against {base.name}: {found}."
@@ -311,8 +311,8 @@ def _notes(analysis: Analysis) -> Iterator[str]:
     if any(arm.token_cost.near_budget for arm in analysis.others):
         yield (
             f"Near the budget: a run reached the target only in the last {NEAR_BUDGET:.0%} of its budget. "
-            "Where one misses there is no interval, so those that are given are of lucky runs and hold the "
-            "truth less often: take a higher loss as the target, or a larger budget."
+            "Its interval is there only because no run missed, and holds the truth less often: take a higher "
+            "loss as the target, or a larger budget."
         )
     moderated = ", moderated by the other arms' spread" if analysis.is_moderated else ""
     yield (

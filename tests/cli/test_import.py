@@ -176,7 +176,7 @@ def test_final_losses_to_report(logs):
     result = call("import", "csv", "final.csv", "--study", "s", "--baseline", "a")
     assert result.exit_code == 0, result.output
     report = call("report", "s")
-    assert report.output.startswith("Final loss of 1 arm against a: 1 above it.\nb ends above a: +0.5000 [")
+    assert report.output.startswith("Final loss of 1 arm against a: above it (1).\nb ends above a: +0.5000 [")
 
 
 @pytest.mark.parametrize(

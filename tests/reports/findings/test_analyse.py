@@ -318,7 +318,7 @@ def test_a_margin_is_judged_in_lead_table_and_json(make_study):
     }
     lead, count, near, far = write_verdict(analysis).sentences[:4]
     assert lead.replace("\u00a0", " ").startswith("Take near (")
-    assert count.endswith("1 within the margin and 1 more tokens.")
+    assert count.endswith("within the margin (1) and more tokens (1).")
     assert near.endswith("Against the margin: within.")
     assert far.endswith("Against the margin: outside.")
     assert [row[-1] for row in arms_table(analysis).rows] == ["–", "within", "outside"]

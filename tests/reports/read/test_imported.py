@@ -265,7 +265,7 @@ def test_final_losses_alone(tmp_path):
     assert store.plan().target is None
     report = write_report(store)
     lead, *sentences = report.verdict.sentences
-    assert lead == "Final loss of 3 arms against a: 1 above it, 1 not settled and 1 cannot be judged."
+    assert lead == "Final loss of 3 arms against a: above it (1), not settled (1) and cannot be judged (1)."
     # Welch's interval, with an arm's variance as if the two arms' mean were known from one more degree.
     a, b, c = (np.var(losses[name], ddof=1) for name in "abc")
     parts = np.array([((b + c) / 2 + 2 * b) / 3 / 3, a / 3])

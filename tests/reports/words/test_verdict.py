@@ -62,11 +62,11 @@ CASES = {
     "costs are claimed": (
         curves({"bf16": 0, "fp4": 0.2, "fast": -0.2}, 5), {"target": TARGET}, ["more", "fewer"],
         ["fp4 costs more tokens than bf16: +", "fast needs fewer tokens than bf16: −", "n = 5, emulated",
-         "no claim on speed", "Take fast (−", "1 fewer tokens and 1 more tokens."], ["evaluation interval ("],
+         "no claim on speed", "Take fast (−", "and more tokens (1)."], ["evaluation interval ("],
     ),
     "an interval holds zero": (
         curves({"bf16": 0, "same": 0.0}, 3, 0.05), {"target": TARGET}, ["open"],
-        ["same is inconclusive against bf16", "excludes costs above", "1 not settled.",
+        ["same is inconclusive against bf16", "excludes costs above", "not settled (1).",
          "Smaller than the evaluation interval"], ["Take same"],
     ),
     "the baseline spreads more": (
