@@ -245,7 +245,9 @@ def names_text(names: Sequence[str]) -> str:
 
 
 def table_text(table: Table) -> str:
-    """Return a table of the report as text for the terminal."""
+    """Return a table of the report as text for the terminal; nothing of one without rows, as pages do."""
+    if not table.rows:
+        return ""
     return safe_text(format_table(table.columns, table.rows), keep="\n")
 
 
