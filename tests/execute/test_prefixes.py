@@ -205,6 +205,6 @@ def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage
     here = Here(storage, "broken", list(arms.values()))
     broken = replace(whole, tokens_dir=storage / "no tokens")
     end = execute_study(here.store, [broken, forked, late])
-    assert list(end.states.values()) == ["failed", "failed", "finished"]
+    assert [end.states[run.run_id] for run in (broken, forked, late)] == ["failed", "failed", "finished"]
     status = here.store.run(forked.run_id).status()
     assert status.message.startswith(f"the run that it forks from, {broken.run_id}, failed before the fork: ")
