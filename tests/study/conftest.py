@@ -1,36 +1,58 @@
 from __future__ import annotations
 
-import os
+from dataclasses import asdict
 
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.recipes import describe
 from ablate.study import load_study
+
+SHORTEST = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\narms: {a: }\n"
 
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
     """Write a study file's text and load it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/of")
+    (tmp_path / "tok").mkdir(exist_ok=True)
 
     def load(text: str | bytes):
-        path = tmp_path / "study.yaml"
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        (tmp_path / "study.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
         return load_study("study.yaml")
 
     return load
 
 
 @pytest.fixture
-def problems(study):
-    """Load a study file's text, which must fail, and return its lines without the file's name."""
+def outcome(study, tmp_path):
+    """Load a study file's text; return the lines of its faults, or of what it means."""
 
     def lines(text: str | bytes) -> list[str]:
-        with pytest.raises(UserError) as caught:
-            study(text)
-        shown = [str(problem) for problem in caught.value.problems]
-        assert all(line.startswith("study.yaml:") for line in shown)
-        assert not any(os.linesep in line for line in shown)
-        return [line.removeprefix("study.yaml:").lstrip() for line in shown]
+        try:
+            found = study(text)
+        except UserError as error:
+            shown = [str(problem) for problem in error.problems]
+            assert all(line.startswith("study.yaml:") and "\n" not in line for line in shown)
+            return [line.removeprefix("study.yaml:").lstrip() for line in shown]
+        return [line.replace(str(tmp_path), "HERE") for line in meaning(found, vars(study(SHORTEST)))]
 
     return lines
+
+
+def meaning(found, shortest):
+    """Yield a line for each part of a study that the shortest one does not have, and one for each arm."""
+    for part, value in vars(found).items():
+        if part not in ("arms", "path", "source", "training") and value != shortest[part]:
+            yield f"{part}: {value}"
+    for arm in found.arms:
+        given = [
+            f"{section}.{key}={value}"
+            for section in ("model", "data", "training", "resources")
+            for own in [getattr(arm, section)]
+            for key, value in asdict(own).items()
+            if value != getattr(type(own)(), key)
+        ]
+        given += [str(one) for one in (arm.description, arm.fork, arm.factors) if one]
+        yield ", ".join([f"arm '{arm.name}': {describe(arm.recipe)}", *given])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
+import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
-from ablate.study import Study, load_study, shipped_studies
+from ablate.study import load_study, shipped_studies
 
 VALID = """\
 name: fuzz
@@ -38,189 +37,71 @@ grid:
   senseless: drop
 """
 LINES = VALID.splitlines(keepends=True)
-WORDS = sorted(set(VALID.replace("[", " ").replace("]", " ").replace("{", " ").replace("}", " ").split()))
+WORDS = sorted(set(re.sub(r"[\[\]{}]", " ", VALID).split()))
+ODD = r"""~ null true -1 0 1e400 .nan -.inf 0x !x ' " &a *a *base [ ] { } # @ % > | "\ud800" 9999-99-99
+= [] {} "\n" 1_ _"""
 SPLINTERS = [
-    *WORDS,
-    *(
-        "~",
-        "null",
-        "true",
-        "-1",
-        "0",
-        "1e400",
-        ".nan",
-        "-.inf",
-        "0x",
-        "!!int x",
-        "!x",
-        "'",
-        '"',
-        "&a",
-        "*a",
-        "*base",
-    ),
-    *(
-        "<<: *base",
-        "? ",
-        ": ",
-        "- ",
-        "[",
-        "]",
-        "{",
-        "}",
-        "#",
-        "|",
-        ">",
-        "%",
-        "@",
-        "\t",
-        "---\n",
-        "...\n",
-        "\x00",
-    ),
-    *(
-        '"\\ud800"',
-        "\u2028",
-        "\ufeff",
-        "1" * 5000,
-        "9999-99-99",
-        "=",
-        "[]",
-        "{}",
-        "'\n'",
-        '"\\n"',
-        "\r",
-        "1_",
-        "_",
-    ),
+    *(*WORDS, *ODD.split(), "1" * 5000),
+    *("!!int x", "<<: *base", "? ", ": ", "- ", "\t", "---\n", "...\n", "\x00", "\u2028", "\ufeff", "'\n'"),
+    "\r",
 ]
 
 
-@pytest.fixture(scope="module")
-def check(tmp_path_factory):
-    path = tmp_path_factory.mktemp("fuzz") / "s.yaml"
-
-    def check(content: bytes) -> None:
-        path.write_bytes(content)
-        try:
-            study = load_study(path)
-        except UserError as caught:
-            error = caught
-        else:
-            assert isinstance(study, Study)
-            return
-        assert error.problems
-        line_ends = (b"\n", b"\r", b"\xc2\x85", b"\xe2\x80\xa8", b"\xe2\x80\xa9")
-        num_lines = sum(map(content.count, line_ends)) + 2
-        for problem in error.problems:
-            assert problem.line is not None
-            assert problem.column is not None
-            assert 1 <= problem.line <= num_lines
-            assert problem.column >= 1
-            line = str(problem)
-            assert line.encode()
-            assert "\n" not in line
-
-    return check
+@st.composite
+def edited(draw):
+    """Put splinters in the place of parts of the valid file."""
+    text = VALID
+    for _ in range(draw(st.integers(1, 4))):
+        start, length = draw(st.integers(0, len(text))), draw(st.sampled_from([0, 0, 1, 2, 5, 20]))
+        text = text[:start] + draw(st.sampled_from(["", *SPLINTERS])) + text[start + length :]
+    return text
 
 
-SHARES = pytest.mark.parametrize(
-    "share", [pytest.param(0.1, id="some"), pytest.param(1, id="all", marks=pytest.mark.exhaustive)]
-)
-"""How many of its examples a test draws: a tenth, or as a long proof all of them."""
+@st.composite
+def reworded(draw):
+    """Replace words by others: mostly valid YAML, so that the later stages are reached."""
+    text = VALID
+    for _ in range(draw(st.integers(1, 3))):
+        text = text.replace(draw(st.sampled_from(WORDS)), draw(st.sampled_from(SPLINTERS)), 1)
+    return text
 
 
-def draws(count, share, **strategies):
-    """Make a property a function that tests it on that share of ``count`` examples."""
-    return lambda holds: settings(max_examples=int(count * share))(given(**strategies)(holds))
+FILES = {
+    "bytes": st.binary(max_size=200),
+    "text": st.text(max_size=200),
+    "splinters": st.lists(st.sampled_from([*SPLINTERS, "\n", "\n  ", "\n    "]), max_size=30).map(" ".join),
+    "edited": edited(),
+    "reworded": reworded(),
+    "lines in another order": st.lists(st.sampled_from(LINES), unique=True).map("".join),
+}
 
 
-@SHARES
-def test_random_bytes(check, share):
-    @draws(300, share, content=st.binary(max_size=200))
-    @example(content=b"")
+@pytest.mark.parametrize("count", [40, pytest.param(2400, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_of_any_content(kind, count, tmp_path):
+    @settings(max_examples=count)
+    @given(FILES[kind])
     def holds(content):
-        check(content)
+        content = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+        (tmp_path / "s.yaml").write_bytes(content)
+        try:
+            load_study(tmp_path / "s.yaml")
+        except UserError as caught:
+            problems = caught.problems
+        else:
+            return
+        line_ends = re.findall("[\n\r\x85\u2028\u2029]", content.decode("utf-8", "replace"))
+        assert problems
+        for problem in problems:
+            assert problem.column >= 1
+            assert 1 <= problem.line <= len(line_ends) + 2
+            assert b"\n" not in str(problem).encode()
 
     holds()
 
 
-@SHARES
-def test_random_text(check, share):
-    @draws(300, share, text=st.text(max_size=200))
-    def holds(text):
-        check(text.encode("utf-8", "surrogatepass"))
-
-    holds()
-
-
-@SHARES
-def test_random_splinters_of_yaml(check, share):
-    @draws(300, share, parts=st.lists(st.sampled_from([*SPLINTERS, "\n", "\n  ", "\n    "]), max_size=30))
-    def holds(parts):
-        check(" ".join(parts).encode("utf-8", "surrogatepass"))
-
-    holds()
-
-
-@SHARES
-def test_mutations_of_a_valid_file(check, share):
-    @draws(600, share, data=st.data())
-    def holds(data):
-        text = VALID
-        for _ in range(data.draw(st.integers(1, 4))):
-            start = data.draw(st.integers(0, len(text)))
-            length = data.draw(st.sampled_from([0, 0, 1, 2, 5, 20]))
-            text = text[:start] + data.draw(st.sampled_from(["", *SPLINTERS])) + text[start + length :]
-        check(text.encode("utf-8", "surrogatepass"))
-
-    holds()
-
-
-@SHARES
-def test_values_of_a_valid_file_replaced(check, share):
-    """Replace a word by another: mostly valid YAML, so that the later stages are reached."""
-
-    @draws(300, share, data=st.data())
-    def holds(data):
-        text = VALID
-        for _ in range(data.draw(st.integers(1, 3))):
-            word, other = data.draw(st.sampled_from(WORDS)), data.draw(st.sampled_from(SPLINTERS))
-            text = text.replace(word, other, 1)
-        check(text.encode("utf-8", "surrogatepass"))
-
-    holds()
-
-
-@SHARES
-def test_lines_of_a_valid_file_reordered(check, share):
-    order, keep = st.permutations(range(len(LINES))), st.sets(st.integers(0, len(LINES) - 1))
-
-    @draws(200, share, order=order, keep=keep)
-    def holds(order, keep):
-        check("".join(LINES[i] for i in order if i in keep).encode())
-
-    holds()
-
-
-@pytest.mark.parametrize("turns", [150, pytest.param(1000, marks=pytest.mark.exhaustive)])
-def test_many_mutations_of_a_valid_file(check, turns):
-    draw = random.Random(0)
-    for _ in range(turns):
-        text = VALID
-        for _ in range(draw.choice([1, 1, 2, 3])):
-            if draw.random() < 0.5:
-                text = text.replace(draw.choice(WORDS), draw.choice(SPLINTERS), 1)
-            else:
-                at = draw.randrange(len(text))
-                text = text[:at] + draw.choice(SPLINTERS) + text[at + draw.choice([0, 1, 3, 10]) :]
-        check(text.encode("utf-8", "surrogatepass"))
-
-
-def test_the_valid_file_is_valid(tmp_path):
-    path = Path(tmp_path / "s.yaml")
-    path.write_text(VALID)
-    assert len(load_study(path).arms) == 5
+def test_the_valid_file_is_valid(study):
+    assert len(study(VALID).arms) == 5
 
 
 def test_shipped_studies_are_valid():

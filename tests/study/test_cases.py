@@ -1,20 +1,18 @@
-"""The exact lines for what can be wrong in a study file. ``study.yaml:`` is left out of each line.
+"""What study files give: what a valid one means, or the exact lines of what is wrong in it.
 
 ``errors`` holds a small file for each fault, ``NAME.yaml``, and beside it the lines, ``NAME.txt``. Each file
-of ``cases`` begins with a study in which ``@`` stands for what differs; then come the cases with their lines.
-Where a message is meant to change, ``python tests/study/test_errors.py`` writes the lines anew, for the diff
-to show. Files that are long or computed stand below.
+of ``cases`` begins with a study in which ``@`` stands for what differs; then come the cases with their lines
+(``study.yaml:`` is left out). Where they are meant to change, ``REWRITE=1 pytest tests/study/test_cases.py``
+writes them anew, for the diff to show. Files that are long or computed stand below.
 """
 
 from __future__ import annotations
 
-import tempfile
+import os
+import re
 from pathlib import Path
 
 import pytest
-
-from ablate.base.errors import UserError
-from ablate.study import load_study
 
 HEAD = """\
 name: s
@@ -23,17 +21,16 @@ target: {val_loss: 3.3}
 """
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "errors").glob("*.yaml"))
-END = "--- faults\n"
 
 
 def cases():
-    """Return (file, title, study, lines) of each case."""
+    """Yield (file, the case with its title, study, lines) of each case."""
     for path in sorted((HERE / "cases").glob("*.txt")):
         head, *blocks = path.read_text(encoding="utf-8").split("\n=== ")
         for block in blocks:
-            title, rest = block.split("\n", 1)
-            text, lines = rest.split(END)
-            yield path, title, head.replace("@", text.rstrip("\n")), lines.splitlines()
+            asked, lines = re.split(r"(?<=\n--- faults\n)|(?<=\n--- means\n)", block)
+            text = asked.split("\n", 1)[1].rpartition("---")[0].rstrip("\n")
+            yield path, asked, head.replace("@", text), lines
 
 
 def test_every_file_has_its_lines_and_nothing_else_lies_there():
@@ -42,16 +39,22 @@ def test_every_file_has_its_lines_and_nothing_else_lies_there():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_fault_has_its_line(path, problems):
-    lines = problems(path.read_bytes())
-    assert lines == path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+def test_each_fault_has_its_line(path, outcome):
+    found, told = outcome(path.read_bytes()), path.with_suffix(".txt")
+    if "REWRITE" in os.environ:
+        told.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
+    assert found == told.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize(
-    ("text", "lines"), [pytest.param(*case[2:], id=f"{case[0].stem}: {case[1]}") for case in cases()]
+    ("path", "asked", "text", "lines"), [pytest.param(*case, id=case[1].split("\n")[0]) for case in cases()]
 )
-def test_each_case_has_its_lines(text, lines, problems):
-    assert problems(text) == lines
+def test_each_case_has_its_lines(path, asked, text, lines, outcome):
+    found = outcome(text)
+    if "REWRITE" in os.environ:
+        whole, new = path.read_text(encoding="utf-8"), "".join(f"{line}\n" for line in found)
+        path.write_text(whole.replace(f"\n=== {asked}{lines}", f"\n=== {asked}{new}"), encoding="utf-8")
+    assert found == lines.splitlines()
 
 
 # ruff: noqa: ISC004
@@ -110,29 +113,6 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("case", COMPUTED)
-def test_files_that_are_long_or_computed(case, problems):
+def test_files_that_are_long_or_computed(case, outcome):
     text, line = COMPUTED[case]
-    assert problems(text) == [line]
-
-
-if __name__ == "__main__":
-
-    def lines_of(path: Path) -> str:
-        try:
-            load_study(path)
-        except UserError as error:
-            shown = [str(problem).removeprefix(f"{path}:").lstrip() for problem in error.problems]
-            return "".join(f"{line}\n" for line in shown)
-        raise SystemExit(f"{path} has no fault")
-
-    for study in FILES:
-        study.with_suffix(".txt").write_text(lines_of(study), encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        case_file = Path(folder) / "s.yaml"
-        for path, title, text, _ in list(cases()):
-            case_file.write_text(text, encoding="utf-8")
-            before, block = path.read_text(encoding="utf-8").split(f"\n=== {title}\n")
-            body, _, rest = block.partition(END)
-            _, separator, rest = rest.partition("\n=== ")
-            new = f"{before}\n=== {title}\n{body}{END}{lines_of(case_file)}{separator}{rest}"
-            path.write_text(new, encoding="utf-8")
+    assert outcome(text) == [line]

@@ -1,0 +1,94 @@
+"""Recipes as study files write them, and what becomes of them; the published ones against their operands.
+
+``recipes.txt`` has recipes, each with a line that describes it, or says where and how it contradicts itself.
+Where lines are meant to change, ``REWRITE=1`` writes them anew. ``presets.yaml`` has the published recipes in
+full: what each operand was held against its publication with.
+"""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+from ruamel.yaml import YAML
+
+from ablate.cli.recipes import in_full
+from ablate.recipes import (
+    PRESETS,
+    OperandPolicy,
+    Recipe,
+    RecipeSpec,
+    SenselessRecipe,
+    block_shape,
+    describe,
+    group_size,
+    resolve,
+)
+
+HERE = Path(__file__).parent
+YAML_1_2 = YAML(typ="safe", pure=True)
+PUBLISHED = YAML_1_2.load(HERE / "presets.yaml")
+
+
+def recipe(written):
+    return resolve(TypeAdapter(RecipeSpec).validate_python(written))
+
+
+def outcome(line):
+    try:
+        return describe(recipe(YAML_1_2.load(line.replace("ALL", "[fprop, dgrad, wgrad]"))))
+    except SenselessRecipe as fault:
+        return f"{'.'.join(map(str, fault.path))}: {fault}"
+
+
+def test_each_recipe_has_its_line():
+    table = HERE / "recipes.txt"
+    asked = [line for line in table.read_text().splitlines() if not line.startswith("    ")]
+    found = "".join(f"{line}\n" if line[0] == "#" else f"{line}\n    {outcome(line)}\n" for line in asked)
+    if "REWRITE" in os.environ:
+        table.write_text(found)
+    assert found == table.read_text()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_published_recipe_is_what_was_published(name):
+    preset = PRESETS[name]
+    assert preset.recipe == recipe({"preset": name}) == recipe(PUBLISHED[name])
+    assert YAML_1_2.load(in_full(preset)) == PUBLISHED[name]
+    written = json.loads(json.dumps(dataclasses.asdict(preset.recipe)))
+    assert TypeAdapter(Recipe).validate_python(written) == preset.recipe
+    assert preset.source.url.startswith("https://")
+    assert preset.published
+    assert preset.checked.startswith(("read in ", "bits compared with "))
+
+
+def test_no_two_published_recipes_are_the_same_or_described_alike():
+    assert list(PRESETS) == list(PUBLISHED)
+    lines = {describe(preset.recipe) for preset in PRESETS.values()}
+    assert len(lines) == len({preset.recipe for preset in PRESETS.values()}) == len(PRESETS)
+    assert max(map(len, lines)) < 230
+
+
+def test_de_oscillation_is_part_of_a_recipes_text():
+    plain, asked = recipe({"gemms": ["fprop"]}), recipe({"gemms": ["fprop"], "deoscillate": {}})
+    assert asked.text != plain.text
+    assert TypeAdapter(Recipe).validate_python(dataclasses.asdict(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "group"),
+    [
+        ({"format": "bf16"}, (1, 1), 1),
+        ({"format": "mxfp4"}, (1, 32), 32),
+        ({"format": "mxfp4", "hadamard": 128}, (1, 32), 128),
+        ({"format": "mxfp4", "block": "32x32"}, (32, 32), 32),
+        ({"format": "nvfp4", "block": "16x16"}, (16, 16), 16),
+        ({"format": "fp8_e4m3", "scale": "128x128_pow2"}, (128, 128), 128),
+        ({"format": "fp8_e4m3", "scale": "row"}, (1, 1), 1),
+    ],
+)
+def test_what_must_divide_the_dimensions(fields, shape, group):
+    policy = OperandPolicy(**fields)
+    assert (block_shape(policy), group_size(policy)) == (shape, group)
