@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 # pytest imports test modules one by one (importlib mode): their helpers have to be found.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from synthetic_study import Points, build_study, ladder_study, line, wide_study
+from synthetic_study import build_study, ladder_study, line, make_study, wide_study  # noqa: F401
 
 from ablate.reports import ReportPaths, write_report
 from ablate.reports.figures import canvas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from ablate.store import StudyStore
 
@@ -28,16 +27,6 @@ if TYPE_CHECKING:
 def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make no PNG: each takes as long as its SVG, and the one test that looks at them undoes this."""
     monkeypatch.setattr(canvas, "to_png", lambda _: b"\x89PNG")
-
-
-@pytest.fixture
-def make_study(tmp_path: Path) -> Callable[..., StudyStore]:
-    number = itertools.count()
-
-    def make(curves: Mapping[str, Sequence[Points]], **more: Any) -> StudyStore:
-        return build_study(tmp_path / f"storage{next(number)}", curves, **more)
-
-    return make
 
 
 def long_words_study(folder: Path) -> StudyStore:

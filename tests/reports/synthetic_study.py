@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from ablate.backends.device import Device
 from ablate.base.files import append_line, hash_of, read_record, write_record
@@ -16,11 +17,13 @@ from ablate.execute.environment import code_digest
 from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.run.outcome import Outcome
 from ablate.store import END_STATES, RunDir, Status, StudyStore
 from ablate.store.checkpoints import save_manifest
 from ablate.store.records import Speed, SpeedSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 Points = Sequence[tuple[float, ...]]
@@ -217,6 +220,27 @@ def build_study(
         | plan,
     )
     return store
+
+
+@pytest.fixture
+def make_study(tmp_path: Path) -> Callable[..., StudyStore]:
+    """Build a study in a folder of its own."""
+    number = itertools.count()
+
+    def make(curves: Mapping[str, Sequence[Points]], **more: Any) -> StudyStore:
+        return build_study(tmp_path / f"storage{next(number)}", curves, **more)
+
+    return make
+
+
+def hits(*tokens: float) -> list[Outcome]:
+    """Runs of the seeds 0, 1, … that hit after so many tokens."""
+    return [Outcome(seed=seed, end="hit", low=float(t), high=float(t)) for seed, t in enumerate(tokens)]
+
+
+def missing(count: int, first: int = 0) -> list[Outcome]:
+    """Runs without a result."""
+    return [Outcome(seed=first + i, end="missing") for i in range(count)]
 
 
 def line(*losses: float, every: int = 100) -> list[tuple[int, float]]:

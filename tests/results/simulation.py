@@ -1,6 +1,6 @@
 """Simulated studies with a known truth: how often the report's interval holds it, and how others fail.
 
-    python tests/reports/simulation.py [REPEATS]        # the tables of docs/report.md
+    python tests/results/simulation.py [REPEATS]        # the tables of docs/report.md
 
 *Logs of others.* A run's loss is 1.5 + 4 (1 + T / 20,000)^−0.45 with its token axis stretched by the arm's
 cost and by a factor of its own, log-normal: the noise of seeds (s.d. 2.7 %, as MLPerf's runs at batch 16

@@ -1,0 +1,170 @@
+"""Token costs and margins, on plain outcomes; how often their intervals are right: ``test_coverage``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from synthetic_study import hits, missing
+
+from ablate.results.cost import Cost, mean_tokens, standing, token_cost
+from ablate.results.intervals import Estimate, Interval, mean_estimate
+from ablate.run.outcome import Outcome
+from ablate.store.plan_file import Margin
+
+ARM = (120.0, 131.0, 118.0, 126.0, 122.0)
+BASE = (100.0, 104.0, 97.0)
+FIVE = Margin(kind="cost", value=0.05)
+samples = st.lists(st.floats(1e3, 1e9), min_size=2, max_size=12, unique=True)
+
+
+def never(end, budget):
+    return Outcome(seed=9, end=end, low=budget)
+
+
+def test_the_welch_interval_is_that_of_scipy():
+    expected = stats.ttest_ind(np.log(ARM), np.log(BASE), equal_var=False).confidence_interval()
+    cost = token_cost(hits(*ARM), hits(*BASE))
+    assert cost.kind == "interval"
+    assert cost.estimate == pytest.approx(stats.gmean(ARM) / stats.gmean(BASE) - 1)
+    assert (cost.low, cost.high) == pytest.approx(tuple(np.expm1(expected)))
+    mean = mean_tokens(hits(*ARM))
+    low, high = stats.t.interval(0.95, 4, np.mean(np.log(ARM)), stats.sem(np.log(ARM)))
+    assert (mean.estimate, mean.low, mean.high) == pytest.approx((stats.gmean(ARM), *np.exp((low, high))))
+
+
+def test_the_paired_interval_is_that_of_scipy_over_the_seeds_in_common():
+    arm, base = (120.0, 131.0, 118.0, 140.0), (101.0, 108.0, 97.0, 117.0)
+    x, y = np.log(arm), np.log(base)
+    cost = token_cost(hits(*arm, 500), hits(*base), paired=True)
+    assert cost.pairs == 4
+    assert (cost.low, cost.high) == pytest.approx(
+        tuple(np.expm1(stats.ttest_rel(x, y).confidence_interval()))
+    )
+    ratio = (np.var(x, ddof=1) + np.var(y, ddof=1)) / np.var(x - y, ddof=1)
+    assert cost.pairing_variance_ratio == pytest.approx(ratio)
+    strangers = [replace(run, seed=run.seed + 10) for run in hits(*BASE)]
+    apart = token_cost(hits(*ARM), strangers, paired=True)
+    assert (apart.kind, apart.pairs) == ("interval", None)
+    assert "unpaired" in apart.reason
+
+
+BELOW = Outcome(seed=0, end="hit", low=0.0, high=50.0)
+"""At the target by its first evaluation, which was after 50 tokens."""
+
+
+@pytest.mark.parametrize(
+    ("arm", "base", "kind", "estimate", "low", "high", "reason"),
+    [
+        (hits(118), hits(100), "point", 0.18, None, None, "n = 1"),
+        (hits(118, 118), hits(100, 100), "point", 0.18, None, None, "same figure"),
+        # The mean over the hits alone would say that this arm saves tokens.
+        ([*hits(95, 96), never("censored", 200), never("diverged", 300)], hits(100, 101), "bound", None,
+         stats.gmean([95, 96, 200, 300]) / stats.gmean([100, 101]) - 1, None,
+         "this arm: of 4 runs 1 ended before the target and 1 diverged"),
+        (hits(120, 130), [*hits(100), never("censored", 200)], "bound", None, None,
+         stats.gmean([120, 130]) / stats.gmean([100, 200]) - 1, "the baseline: of 2 runs"),
+        ([never("censored", 200)], [never("censored", 200)], "none", None, None, None, "this arm: "),
+        ([BELOW, *hits(60)], hits(100, 100), "bound", None, None, stats.gmean([50, 60]) / 100 - 1,
+         "of 2 runs 1 was at the target by the first evaluation"),
+        ([BELOW, *hits(60)], [BELOW, *hits(60)], "none", None, None, None, "; the baseline: "),
+        ([replace(BELOW, high=0.0), *hits(*ARM)], hits(*BASE), "none", None, None, None, "of 6 runs 1 was"),
+        ([*hits(118), *missing(1, 5)], hits(100), "point", 0.18, None, None, "n = 1"),
+        (missing(1), hits(100), "none", None, None, None, "no result of this arm yet"),
+    ],
+)  # fmt: skip
+def test_without_an_interval_there_is_what_is_known_and_the_reason(
+    arm, base, kind, estimate, low, high, reason
+):
+    cost = token_cost(arm, base)
+    assert (cost.kind, cost.n) == (kind, sum(run.end != "missing" for run in arm))
+    assert (cost.estimate, cost.low, cost.high) == pytest.approx((estimate, low, high))
+    assert reason in cost.reason
+
+
+def test_one_side_with_spread_is_enough_for_an_interval():
+    assert token_cost(hits(118, 118), hits(100, 101)).kind == "interval"
+
+
+def test_a_bound_has_the_interval_of_runs_cut_at_the_budget_and_a_mean_its_least():
+    arm = [*hits(120, 130), never("censored", 200)]
+    cost = token_cost(arm, hits(100, 100, 101))
+    assert cost.restricted.low < cost.restricted.estimate < cost.restricted.high
+    assert cost.restricted.estimate == pytest.approx(cost.low)
+    assert token_cost(hits(120, 130), arm).restricted is None
+    bound = mean_tokens(arm)
+    assert (bound.estimate, bound.low, bound.high) == (
+        None,
+        pytest.approx(stats.gmean([120, 130, 200])),
+        None,
+    )
+    assert mean_tokens([]).estimate is mean_tokens([BELOW]).estimate is None
+
+
+@given(
+    left=samples,
+    right=samples,
+    unit=st.sampled_from([1e-3, 3.0, 8192.0]),
+    draw=st.randoms(use_true_random=False),
+)
+def test_the_unit_of_tokens_cancels_and_the_order_of_runs_does_not_matter(left, right, unit, draw):
+    shuffled = [t * unit for t in left]
+    draw.shuffle(shuffled)
+    one = token_cost(hits(*left), hits(*right))
+    other = token_cost(hits(*shuffled), hits(*(t * unit for t in right)))
+    assert other.estimate == pytest.approx(one.estimate, rel=1e-6, abs=1e-9)
+    assert other.low == pytest.approx(one.low, rel=1e-6, abs=1e-9)
+
+
+# ---- margins ---------------------------------------------------------------------------------------------
+
+
+def by_scipy(x, y, limit):
+    """Return where pairs stand to a margin, by one-sided t tests at 5 %."""
+
+    def shown(edge, side):
+        return stats.ttest_1samp(np.array(x) - np.array(y), edge, alternative=side).pvalue < 0.05
+
+    if shown(-limit, "greater") and shown(limit, "less"):
+        return "within"
+    return "outside" if shown(limit, "greater") or shown(-limit, "less") else "open"
+
+
+def test_a_margin_is_two_one_sided_tests():
+    places = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        x, y = 18 + rng.normal(0.04 * (seed % 5 - 2), 0.02, 4), 18 + rng.normal(0, 0.01, 4)
+        cost = token_cost(hits(*np.exp(x)), hits(*np.exp(y)), paired=True)
+        places.append(standing(cost, None, FIVE))
+        assert places[-1] == by_scipy(x, y, math.log(1.05))
+    assert set(places) == {"within", "outside", "open"}
+
+
+@pytest.mark.parametrize(
+    ("cost", "loss", "margin", "place"),
+    [
+        (Cost(kind="none"), [0.001, 0.002, 0.0], Margin(kind="loss", value=0.01), "within"),
+        (Cost(kind="none"), [0.021, 0.022, 0.020], Margin(kind="loss", value=0.01), "outside"),
+        (Cost(kind="none"), [0.001, 0.030, 0.0], Margin(kind="loss", value=0.01), "open"),
+        (Cost(kind="none"), None, Margin(kind="loss", value=0.01), "open"),
+        (Cost(kind="point", log_ratio=Estimate(value=0.0, variance=0.0, degrees=0)), None, FIVE, "open"),
+        (Cost(kind="bound", restricted=Interval(estimate=0.2, low=0.1, high=0.3)), None, FIVE, "outside"),
+        (Cost(kind="bound", low=0.2), None, FIVE, "open"),
+    ],
+)
+def test_a_margin_in_loss_and_figures_without_an_interval(cost, loss, margin, place):
+    assert standing(cost, loss and mean_estimate(loss), margin) == place
+
+
+def test_an_arm_just_at_the_margin_is_called_within_as_seldom_as_promised():
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(1000):
+        x, y = 18 + math.log(1.05) + rng.normal(0, 0.02, 5), 18 + rng.normal(0, 0.02, 5)
+        wrong += standing(token_cost(hits(*np.exp(x)), hits(*np.exp(y)), paired=True), None, FIVE) == "within"
+    assert wrong <= 65

@@ -1,0 +1,83 @@
+"""Runs that differ in what the study does not compare are set apart, unless it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from synthetic_study import line, rewrite
+
+from ablate.reports import analyse, load_frames
+from ablate.reports.words.caveats import warnings
+from ablate.results.pooling import find_set_apart
+
+CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
+
+
+@pytest.fixture
+def study(make_study):
+    """Make a study with changed records: ``odd`` of fp4's last run, ``rest`` of all others."""
+
+    def make(odd, rest=None, **plan):
+        store = make_study(CURVES, **plan)
+        entries = [entry for arm in store.plan().arms for entry in arm.runs]
+        for entry in entries:
+            run = store.run(entry.id)
+            if changes := odd if entry is entries[-1] else rest:
+                rewrite(run, run.environment_path, **changes)
+        return load_frames(store)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("odd", "rest", "apart"),
+    [
+        ({}, {}, None),
+        ({"code": "another"}, {"code": "one"}, ("code", "another", "one")),
+        ({"fingerprints": ["a1", "b2"]}, {"fingerprints": ["a1"]}, ("arithmetic", "a1 then b2", "a1")),
+        ({"gpu": "NVIDIA B200"}, {}, ("device", "NVIDIA B200", "CPU")),
+        ({"gpu": "NVIDIA B200", "backend_mode": "imported"}, {}, None),
+        ({"world_size": 8}, {"world_size": 1}, ("world_size", "8", "1")),
+        # What a record does not tell is no difference.
+        ({"world_size": 8}, {}, None),
+        ({"ablate": None, "git_commit": None}, {}, None),
+    ],
+)
+def test_a_run_of_another_setting_than_most_is_no_result(study, odd, rest, apart):
+    frames = study(odd, rest)
+    analysis = analyse(frames)
+    last = frames.plan.arms[1].runs[2].id
+    found = [(one.run, one.setting, one.own, one.others) for one in analysis.set_apart]
+    assert found == ([] if apart is None else [(last, *apart)])
+    assert [arm.n for arm in analysis.arms] == [3, 3 if apart is None else 2]
+    if apart is not None:
+        said = "".join(warnings(analysis, ()))
+        assert f"Not pooled: 1 run of fp4, of other {apart[0].replace('_', ' ')} ({apart[1]}; " in said
+        assert [arm.n for arm in analyse(frames, waive=[apart[0]]).arms] == [3, 3]
+        waived = replace(frames, plan=replace(frames.plan, waive=(apart[0],)))
+        assert analyse(waived).waived == (apart[0],)
+        assert [arm.n for arm in analyse(waived).arms] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        ("data", {"data_digest": "other"}),
+        ("tokenizer", {"vocab_size": 999}),
+        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 7}}),
+        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "eval_windows": "first"}}),
+        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "bf16"}}),
+        (None, {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "both"}}),
+    ],
+)
+def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setting, change):
+    store = make_study(CURVES)
+    same = {"data_digest": "d", "vocab_size": 256, "training": {"tokens": 300, "eval_tokens": 5}}
+    for arm, entry in store.plan().runs():
+        run = store.run(entry.id)
+        rewrite(run, run.config_path, **same | (change if arm.name == "fp4" else {}))
+    frames = load_frames(store)
+    assert {run.setting for run in find_set_apart(frames)} == {setting} - {None}
+    assert (analyse(frames).arms[1].token_cost.kind == "none") == (setting is not None)
+    assert analyse(frames, waive=[setting]).arms[1].token_cost.kind != "none"

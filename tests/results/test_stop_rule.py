@@ -1,0 +1,298 @@
+"""The stop rule: its levels against published tables and an independent integral, and what it decides."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+from synthetic_study import hits, line, missing, resolved_recipe, smooth_curve
+
+from ablate.base.files import append_line
+from ablate.reports import write_report
+from ablate.reports.findings.analyse import analyse
+from ablate.reports.words import format as words
+from ablate.reports.words.verdict import write_verdict
+from ablate.results.cost import token_cost, token_costs
+from ablate.results.frames import load_frames
+from ablate.results.stop_rule import alpha_of, decide, expected_seeds, levels_of, nominal_alphas
+from ablate.results.stops import Unneeded, seeds_to_begin
+from ablate.run.outcome import Outcome
+from ablate.store.plan_file import Margin, Settled, StopRule
+
+
+def test_nominal_levels_are_the_published_ones():
+    """Five equally spaced looks, two-sided 5 %: Reboussin, DeMets, Kim and Lan (2000)."""
+    z = [-stats.norm.ppf(alpha / 2) for alpha in nominal_alphas((0.2, 0.4, 0.6, 0.8, 1.0))]
+    assert z == pytest.approx([2.4380, 2.4268, 2.4101, 2.3966, 2.3859], abs=2e-4)
+
+
+@pytest.mark.parametrize("fractions", [(0.4, 0.6, 1.0), (0.2, 0.3, 0.9, 1.0), (0.5, 1.0)])
+def test_no_more_is_spent_than_the_function_allows(fractions):
+    """The chance to stay within the boundary, as the integral of the normal density over a box."""
+    z = [-stats.norm.ppf(alpha / 2) for alpha in nominal_alphas(fractions)]
+    times = np.array(fractions)
+    covariance = np.sqrt(np.minimum.outer(times, times) / np.maximum.outer(times, times))
+    for k in range(1, len(z) + 1):
+        within = stats.multivariate_normal(cov=covariance[:k, :k], seed=1).cdf(
+            np.array(z[:k]), lower_limit=-np.array(z[:k])
+        )
+        assert 1 - within == pytest.approx(0.05 * math.log1p((math.e - 1) * fractions[k - 1]), abs=2e-5)
+
+
+def test_the_levels_of_students_t_keep_the_error_rate_over_all_looks():
+    """The levels of the normal theory let paired t intervals of two to eight seeds err too often."""
+    rng, repeats, looks = np.random.default_rng(5), 20_000, tuple(range(2, 9))
+    drawn = rng.normal(0, 1, (repeats, looks[-1]))
+    p = np.array([stats.ttest_1samp(drawn[:, :n], 0, axis=1).pvalue for n in looks])
+    normal = np.array(nominal_alphas([n / looks[-1] for n in looks]))
+    ours = np.array(levels_of(Settled(looks=looks)))
+    error = 2 * math.sqrt(0.05 * 0.95 / repeats)
+    assert (p < normal[:, None]).any(axis=0).mean() > 0.06
+    assert abs((p < ours[:, None]).any(axis=0).mean() - 0.05) < error
+
+
+# ---- the decision ----------------------------------------------------------------------------------------
+
+BASE = hits(100, 101, 99, 100.5, 99.5)
+SETTLED = StopRule(settled=Settled(looks=(2, 3, 4, 5)))
+BOTH, DIVERGED = replace(SETTLED, diverged=2), StopRule(diverged=2)
+NARROW = StopRule(settled=Settled(looks=(2, 3, 4, 5), narrower_than=0.2))
+LEVELS = levels_of(SETTLED.settled)
+
+
+def of(*tokens):
+    """An arm of five seeds that has run so many of them."""
+    return [*hits(*tokens), *missing(5 - len(tokens), len(tokens))]
+
+
+def lost(seed, end="diverged", budget=200.0):
+    return Outcome(seed=seed, end=end, low=budget)
+
+
+def margin(value):
+    return {"margin": Margin(kind="cost", value=value), "paired": True}
+
+
+DEAR = of(145, 155, 150)
+
+
+@pytest.mark.parametrize(
+    ("arm", "base", "rule", "more", "seeds", "reason"),
+    [
+        (DEAR, BASE, BOTH, {}, 3, "its token cost is settled after 3 of at most 5 seeds"),
+        (of(145, 155, 150, 100), BASE, BOTH, {}, 3, "settled after 3"),  # later change nothing
+        (DEAR, BASE, DIVERGED, {}, None, None),
+        (of(98, 108, 101), BASE, BOTH, {}, None, None),
+        (of(146, 154), BASE, BOTH, {}, None, None),  # two seeds are too few at that level
+        (DEAR, of(100, 101), BOTH, {}, None, None),
+        # Which runs ended first plays no part.
+        ([*hits(150), *missing(1, 1), *hits(145, 155, 150)[1:]], BASE, BOTH, {}, None, None),
+        (hits(145, 155, 150, 150, 151), BASE, BOTH, {}, None, None),  # nothing is left to be stopped
+        (of(100.1, 101, 99.1), BASE, SETTLED, margin(0.05), 2, "inside of the margin"),
+        (of(120, 121, 119), BASE, SETTLED, margin(0.05), 2, "outside of the margin"),
+        (of(103, 104.2, 101.8), BASE, SETTLED, margin(0.03), None, None),  # settled, but the margin is not
+        (of(100.1, 101.3, 99), BASE, NARROW, {"paired": True}, 2, "narrower than 20 %"),
+        (of(100.1, 101.3, 99), BASE, SETTLED, {"paired": True}, None, None),
+        # With runs cut at the budget the cost is too low, and still above zero.
+        ([lost(0, budget=300), lost(1, "censored", 298), lost(2, budget=301), *missing(2, 3)], BASE, SETTLED,
+         {}, 2, "its token cost is settled"),
+        ([lost(0), *missing(1, 1), lost(2), *missing(2, 3)], BASE, BOTH, {}, None, "2 of its runs"),
+        ([lost(0), *missing(4, 1)], BASE, BOTH, {}, None, None),
+        ([lost(0), lost(1), *missing(3, 2)], BASE, DIVERGED, {"never": frozenset({"arm"})}, None, None),
+        (BASE, [lost(0), lost(1), *missing(3, 2)], DIVERGED, {}, None, None),
+        # Seeds after the look do not change what was decided at it.
+        ([*DEAR[:3], lost(3), *missing(1, 4)], BASE, replace(BOTH, diverged=1), {}, 3, "is settled"),
+    ],
+)  # fmt: skip
+def test_an_arm_is_stopped_for_a_reason_or_goes_on(arm, base, rule, more, seeds, reason):
+    found = decide({"base": base, "arm": arm}, rule, baseline="base", moderated=False, **more).stopped
+    assert set(found) <= {"arm", "base"}
+    assert ("arm" in found) == (reason is not None)
+    if reason is not None:
+        assert reason in found["arm"].reason
+        assert found["arm"].seeds == seeds
+        assert found["arm"].kind == ("diverged" if seeds is None else "settled")
+        assert found["arm"].alpha == (0.05 if seeds is None else LEVELS[seeds - 2])
+
+
+def test_the_decision_is_taken_at_the_looks_own_level():
+    """A plain 95 % interval of two of the runs above leaves zero out."""
+    assert token_cost(hits(146, 154), BASE[:2]).low > 0
+    assert LEVELS[1] < nominal_alphas((0.4, 0.6, 0.8, 1.0))[1] < 0.05
+
+
+def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first():
+    runs = {"base": BASE, "a": of(150, 152), "b": of(100)}
+    found = decide(runs, SETTLED, baseline="base")
+    assert (found.seeds, found.stopped) == (2, {})
+    runs["b"][1] = replace(runs["b"][1], lost=True)  # a run that failed is not waited for
+    assert set(decide(runs, SETTLED, baseline="base").stopped) == {"a"}
+
+
+def test_settled_arms_stay_so_and_when_no_arm_needs_another_run_the_baseline_needs_none():
+    for seeds in (2, 4):
+        arms = {"base": BASE, "costly": of(150, 152, 149), "open": of(*(98, 108, 101, 99)[:seeds])}
+        found = decide(arms, SETTLED, baseline="base", paired=True)
+        assert (set(found.stopped), found.seeds) == ({"costly"}, seeds + 1)
+    alone = {"base": of(100, 101), "costly": of(150, 152), "base again": of(100, 101)}
+    done = decide(alone, SETTLED, baseline="base", paired=True, never=frozenset({"base again"}))
+    assert {arm: stop.seeds for arm, stop in done.stopped.items()} == dict.fromkeys(alone, 2)
+    assert done.stopped["base"].alpha == 0.05  # its own end makes no interval stricter
+    assert done.seeds == 2
+
+
+def test_an_arm_that_goes_on_stands_at_the_look_it_has_passed():
+    going = of(100, 102, 101)
+    assert alpha_of(going, BASE, BOTH, ended=False) == LEVELS[1]
+    assert alpha_of(of(100), BASE, BOTH, ended=False) == LEVELS[0]
+    assert alpha_of(BASE, BASE, BOTH, ended=True) == LEVELS[3]
+    assert alpha_of(going, BASE, DIVERGED, ended=False) == 0.05
+
+
+def test_what_seeds_until_settled_are_expected_to_take():
+    rule = Settled(looks=tuple(range(2, 9)))
+    cheap, dear = (expected_seeds(rule, cost, 0.035, arms=4, margin=None) for cost in (0.02, 0.3))
+    assert 2 <= dear < 2.5
+    assert 6 < cheap <= 8
+    assert expected_seeds(rule, 0.0, 0.035, arms=4, margin=Margin(kind="cost", value=0.2)) < 4
+
+
+# ---- a study ---------------------------------------------------------------------------------------------
+
+STOP = {"diverged": 2, "settled": {"looks": [2, 3, 4, 5]}}
+
+
+@pytest.fixture
+def stopped(make_study):
+    """bf16 and a fair arm with all their runs; a bad arm after three seeds; an arm that diverges."""
+    rng = np.random.default_rng(3)
+    curves = {
+        "bf16": [smooth_curve(rng) for _ in range(5)],
+        "fair": [smooth_curve(rng, cost=0.02) for _ in range(5)],
+        "bad": [smooth_curve(rng, cost=0.5) for _ in range(3)] + [smooth_curve(rng, cost=-0.5)[:4], []],
+        "wild": [smooth_curve(rng, cost=0.1, diverge_at=200_000) for _ in range(2)] + [[], [], []],
+    }
+    states = {("bad", 3): "stopped", ("bad", 4): "pending"}
+    states |= {("wild", seed): "diverged" if seed < 2 else "pending" for seed in range(5)}
+    return make_study(curves, states=states, target={"value": 2.14}, stop=STOP, intervals="own")
+
+
+def arms_of(store):
+    return {arm.name: arm for arm in analyse(load_frames(store)).arms}
+
+
+def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
+    arms = arms_of(stopped)
+    bad, wild, fair = arms["bad"], arms["wild"], arms["fair"]
+    seeds = bad.stopped.seeds
+    assert (bad.stopped.kind, bad.n, bad.alpha) == ("settled", seeds, bad.stopped.alpha)
+    assert (bad.token_cost.n, bad.token_cost.n_baseline) == (seeds, seeds)
+    assert bad.token_cost.low > 0
+    assert [run.end for run in bad.runs[seeds:]] == ["unused"] * bad.unused
+    assert bad.tokens_saved == (5 - seeds) * 1_000_000 - sum(run.tokens for run in bad.runs[seeds:])
+    assert bad.power is None
+    assert (wild.stopped.kind, wild.tokens_saved) == ("diverged", 3_000_000)
+    assert (wild.token_cost.kind, wild.token_cost.restricted) == ("bound", None)
+    assert {arm.missing for arm in arms.values()} == {0}
+    # The same runs at the last look's level, put together by hand.
+    assert (fair.stopped, fair.alpha) == (None, LEVELS[-1])
+    logs = [np.log([run.tokens_to_target for run in arms[name].runs]) for name in ("fair", "bf16")]
+    found = stats.ttest_ind(*logs, equal_var=False).confidence_interval(1 - LEVELS[-1])
+    assert (fair.token_cost.low, fair.token_cost.high) == pytest.approx(tuple(np.expm1(found)))
+    # A run that ended after the look by chance is not used.
+    late = stopped.run(stopped.plan().arms[2].runs[3].id)
+    for tokens, loss in line(*[1.9] * 10, every=100_000):
+        append_line(late.metrics_path, {"kind": "eval", "tokens": tokens, "step": 1, "val_loss": loss})
+    late.write_status(replace(late.status(), state="finished", tokens=1_000_000))
+    after = arms_of(stopped)["bad"]
+    assert (after.token_cost, after.runs[3].end) == (bad.token_cost, "unused")
+    assert after.tokens_saved < bad.tokens_saved
+
+
+def test_the_report_names_the_level_the_stops_and_what_they_saved(stopped, tmp_path):
+    text = " ".join(write_verdict(analyse(load_frames(stopped))).sentences).replace(words.NBSP, " ")
+    for said in (
+        "Brackets are repeated 95 % intervals", "looks after 2, 3, 4 and 5 seeds", "biased away from zero",
+        "Stopped early: its token cost is settled after", "Early stops saved",
+        "wild did not reach the target: all its runs (2) diverged. Stopped early: 2 of its runs",
+    ):  # fmt: skip
+        assert said in text
+    assert "Partial" not in text
+    written = write_report(stopped, tmp_path / "out")
+    document = json.loads(written.json.read_text())
+    assert document["stop"]["settled"]["looks"] == [2, 3, 4, 5]
+    assert document["stop"]["tokens_saved"] == sum(
+        arm["stopped"]["tokens_saved"] for arm in document["arms"] if arm["stopped"]
+    )
+    assert "add seeds" not in " ".join(document["warnings"])  # of an arm that was stopped on purpose
+    assert "## Stopped early" in written.markdown.read_text()
+    assert (written.tables / "stopped.tex").exists()
+
+
+def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
+    unused = {run.run_id for arm in arms_of(stopped).values() for run in arm.runs if run.end == "unused"}
+    found = Unneeded(stopped)()
+    assert set(found) == unused
+    assert "2 of its runs have diverged" in found.values()
+    stopped.write_plan(replace(stopped.plan(), stop=None))
+    assert Unneeded(stopped)() == {}
+    arms = arms_of(stopped)
+    assert (arms["bad"].n, arms["bad"].missing) == (3, 2)
+    assert {arm.alpha for arm in arms.values()} == {0.05}
+
+
+def settled_study(make_study, arms, **more):
+    """A study with seeds until settled; ``arms``: the tokens to a loss of 2 of each seed that has run."""
+
+    def curve(tokens):
+        return [(t, float(2 + 0.5 * np.log(tokens / t))) for t in range(50, 401, 25)]
+
+    curves = {name: [curve(t) for t in own] + [[]] * (5 - len(own)) for name, own in arms.items()}
+    states = {(name, seed): "stopped" for name, own in arms.items() for seed in range(len(own), 5)}
+    rule = {"settled": {"looks": [2, 3, 4, 5]}}
+    return make_study(curves, states=states, target={"value": 2.0}, stop=rule, paired_seeds=True, **more)
+
+
+def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
+    """Later seeds of other arms, and the level of the baseline's last look, change nothing in it."""
+    arms = {
+        "base": (200, 202, 199, 201), "quick": (222, 226), "later": (205, 203, 209, 214),
+        "wild": (200, 207, 181, 228),
+    }  # fmt: skip
+    found = arms_of(settled_study(make_study, arms))
+    assert found["quick"].stopped.seeds == 2
+    sides = {name: (hits(*own[:2]), hits(*arms["base"][:2])) for name, own in arms.items() if name != "base"}
+    at_look = token_costs(sides, paired=True, alpha=LEVELS[0])["quick"]
+    cost = found["quick"].token_cost
+    assert (cost.low, cost.high) == pytest.approx((at_look.low, at_look.high), rel=1e-3)
+    assert cost.low > 0
+
+
+def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
+    arms = {"bf16": (200, 202, 199, 201, 200), "fprop": (300, 306), "both": (320, 322, 330, 318, 325)}
+    gemms = {"bf16": (), "fprop": ("fprop",), "both": ("fprop", "dgrad")}
+    resolved = {name: resolved_recipe(*own) for name, own in gemms.items()}
+    analysis = analyse(load_frames(settled_study(make_study, arms, resolved=resolved)))
+    first, second = analysis.steps
+    arm = analysis.others[0]
+    assert arm.stopped is not None
+    assert first.cost == arm.token_cost
+    assert (second.cost.n, second.cost.n_baseline) == (arm.n, arm.n)
+
+
+def test_no_effects_of_factors_from_a_selection(make_study):
+    arms = {"0 0": (200, 202, 199, 201), "0 1": (205, 203, 209, 214), "1 0": (300, 306), "1 1": (310, 305)}
+    factors = {name: {"a": name[0], "b": name[2]} for name in arms}
+    effects = analyse(load_frames(settled_study(make_study, arms, factors=factors))).token_effects
+    assert effects.terms == ()
+    assert "stopped early (1 0, 1 1)" in effects.reason
+
+
+def test_a_baseline_alone_has_nothing_to_settle(make_study):
+    store = settled_study(make_study, {"base": (200, 202)})
+    assert seeds_to_begin(load_frames(store)) == 2
+    assert len(Unneeded(store)()) == 3
