@@ -50,7 +50,8 @@ def main() -> None:
         path.read_bytes()
         reading = time.perf_counter() - started
         started = time.perf_counter()
-        run, faults = read_mllog(path)
+        faults: list[str] = []
+        run = read_mllog(path, faults)
         parsing = time.perf_counter() - started
     assert run is not None
     assert len(run.evals) == number

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     """Runs by arm; None: the file does not tell."""
     StepSizes = dict[str, Stages]
     """The tokens of a step by arm; '' of every other."""
-    ReadFile = Callable[[Path, Stages], tuple[Runs, list[str]]]
-    """Takes a file and the tokens of its steps; returns its runs and a line for each fault."""
+    ReadFile = Callable[[Path, Stages, list[str]], Runs]
+    """Takes a file, the tokens of its steps, and the list that takes a line for each fault."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OF_TABLES = {"columns", "run_column", "sizes"}
@@ -188,7 +188,7 @@ def command(
     What does not parse is named by file and line, the rest goes on, and the exit code is then 1. Folders are
     searched with all that is in them. Without --target the arms are compared by their final losses.
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from ablate.reports.read.imported import ImportedStudy, machine, tidied, write_study
+    from ablate.reports.read.imported import machine, tidied, write_study
 
     own = {name: options.pop(name) for name in set().union(*_OWN_OPTIONS.values())}
     shared = {"arms", "study", "baselines", "target", "crossing", "storage", *options}
@@ -212,9 +212,10 @@ def command(
         named[safe_text(name)].extend(runs)
     found, done = tidied(named, options["waived"])
     echo_lines(done)
-    made = ImportedStudy(name=study, arms=found, baseline=safe_text(baselines[0]), target=parsed, **options)
     try:
-        store, left_out = write_study(made, storage / study)
+        store, left_out = write_study(
+            storage / study, found, baseline=safe_text(baselines[0]), target=parsed, **options
+        )
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
     for fault in left_out:
@@ -244,6 +245,7 @@ def _read(
     if kind not in ("csv", "jsonl") and (not arms or len(files) != (kind == "wandb-export")):
         what = "the chart's file and " if kind == "wandb-export" else ""
         raise UserError(f"{kind}: expected {what}--arm NAME=… for each arm")
+    faults: list[str] = []
     places: dict[str, list[str]] = defaultdict(list)
     for name, value in _pairs(arms, "--arm", "FP8=logs/fp8"):
         places[name].append(value)
@@ -256,27 +258,29 @@ def _read(
 
         if not tracking_uri or not experiment:
             raise UserError("mlflow: expected --tracking-uri and --experiment")
-        return read_mlflow(tracking_uri, experiment, metric=metric or "val_loss", arms=places, stages=stages)
+        read = read_mlflow(
+            tracking_uri, experiment, faults, metric=metric or "val_loss", arms=places, stages=stages
+        )
+        return read, faults
     if kind == "wandb-export":
         if len(set(stages.values())) > 1:
             raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
-        rows, faults = tables.read_wandb_chart(files[0], metric)
-        charted, wrong = tables.runs_of(files[0], rows, tables.Columns(names={}, stages=stages[""]))
-        runs = charted.get(None, [])
-        names = [run.source.removeprefix(f"{files[0]} (").removesuffix(")") for run in runs]
-        chosen, unsorted = tables.by_pattern(runs, names, places)
-        return chosen, [*faults, *wrong, *unsorted]
+        rows = tables.read_wandb_chart(files[0], faults, metric)
+        charted = tables.runs_of(files[0], rows, faults, {}, stages[""])
+        return tables.by_pattern(charted.get(None, []), places, faults), faults
     columns, read_file = _reader(kind, sizes, **options)
     found: dict[str, list[ImportedRun]] = {name: [] for name in places}
-    all_faults: list[str] = []
     asked: list[tuple[str | None, Path]] = []
     for name, where in places.items():
         listed = (path for place in where for path in _found_in(Path(place), f"--arm {name}", _FILES[kind]))
         asked += [(name, path) for path in dict.fromkeys(listed)]
     asked += [(None, path) for place in files for path in _found_in(place, "FILES", _FILES[kind])]
     for wanted, path in asked:
-        by_arm, wrong = read_file(path, stages[wanted or ""])
-        all_faults += wrong
+        try:
+            by_arm = read_file(path, stages[wanted or ""], faults)
+        except OSError as error:
+            faults.append(f"{path}: cannot be read: {error.strerror or error}")
+            continue
         for arm, own in by_arm.items():
             to = wanted or arm
             if to is None:
@@ -284,7 +288,7 @@ def _read(
                 raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
             if to == arm or "arm" not in columns:
                 found.setdefault(to, []).extend(own)
-    return found, all_faults
+    return found, faults
 
 
 def _reader(
@@ -303,12 +307,12 @@ def _reader(
     if kind == "mllog":
         from ablate.reports.read.mllog import read_mllog
 
-        def read_log(path: Path, _stages: Stages) -> tuple[Runs, list[str]]:
-            run, faults = read_mllog(path, tokens_per_sample=tokens_per_sample)
-            return {None: [run] if run else []}, faults
+        def read_log(path: Path, _stages: Stages, faults: list[str]) -> Runs:
+            run = read_mllog(path, faults, tokens_per_sample=tokens_per_sample)
+            return {None: [run] if run else []}
 
         return names, read_log
-    rows_of: Callable[[Path], tuple[Iterable[tables.Row], list[str]]]
+    rows_of: Callable[[Path, list[str]], Iterable[tables.Row]]
     if kind == "text":
         if not patterns:
             raise UserError("text: expected --pattern")
@@ -322,20 +326,18 @@ def _reader(
         names |= {"tokens": "step"} if "step" in groups else {}
         rows_of = partial(tables.read_text, patterns=ready)
     else:
-        known = (*tables.NEEDED, *tables.OPTIONAL)
         told = [*columns.split(","), *([f"run={run_column}"] if run_column else [])]
         for name, column in _pairs(filter(None, told), "--columns", "tokens=step"):
             if name in names:
                 raise UserError(f"--columns: '{name}' is given twice")
-            if name not in known:
-                raise UserError(f"--columns: no column of ours is '{name}' (expected {', '.join(known)})")
+            if name not in tables.COLUMNS:
+                expected = ", ".join(tables.COLUMNS)
+                raise UserError(f"--columns: no column of ours is '{name}' (expected {expected})")
             names[name] = column
         rows_of = tables.read_csv if kind == "csv" else tables.read_jsonl
 
-    def read_rows(path: Path, stages: Stages) -> tuple[Runs, list[str]]:
-        rows, faults = rows_of(path)
-        found, more = tables.runs_of(path, rows, tables.Columns(names=names, stages=stages))
-        return dict(found), [*faults, *more]
+    def read_rows(path: Path, stages: Stages, faults: list[str]) -> Runs:
+        return tables.runs_of(path, rows_of(path, faults), faults, names, stages)
 
     return names, read_rows
 

@@ -11,8 +11,6 @@ How it fails: what does not parse is a line in the faults, and the rest goes on.
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ablate.base.errors import UserError, first_line
@@ -20,6 +18,7 @@ from ablate.base.files import parse_json
 from ablate.reports.read.imported import PRECISION, ImportedRun, machine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ablate.store import State
@@ -36,96 +35,98 @@ _SETTINGS = (
 )  # fmt: skip
 _OLDER = {"lowest_numerical_precision_linear": "lowest_numerical_precision_in_linear"}
 """Keys that were called otherwise before."""
-_UNFILLED = re.compile(r"(?:(\d+)x)?SUBMISSION_PLATFORM_PLACEHOLDER")
 _WANTED = tuple(
     f'"{key}"'.encode()
     for key in (
-        *_SETTINGS,
-        *_OLDER,
-        "submission_org",
-        "eval_accuracy",
-        "tracked_stats",
-        "seed",
-        "run_start",
+        *_SETTINGS, *_OLDER, "submission_org", "eval_accuracy", "tracked_stats", "seed", "run_start",
         "run_stop",
     )
-)
+)  # fmt: skip
 
 
-@dataclass
-class _Log:
-    """What was read so far."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    evals: dict[int, float] = field(default_factory=dict)
-    rates: dict[int, float] = field(default_factory=dict)
-    """Samples per second, by the samples seen."""
-    seed: int | None = None
-    status: str | None = None
-    started_ms: float | None = None
-    stopped_ms: float | None = None
-
-
-def read_mllog(path: Path, *, tokens_per_sample: int | None = None) -> tuple[ImportedRun | None, list[str]]:
-    """Read one result file.
+def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None = None) -> ImportedRun | None:
+    """Return the run of one result file, None where there is none in it.
 
     Args:
         path: the file.
+        faults: takes a line for each fault, with file and line.
         tokens_per_sample: tokens that a sample counts; default: the log's ``max_sequence_length``.
 
-    Returns:
-        The run (None where there is none in the file) and the faults, each with file and line.
+    Raises:
+        OSError: the file cannot be read.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        return None, [f"{path}: cannot be read: {error.strerror or error}"]
-    faults: list[str] = []
-    log = _Log()
-    for number, record in _records(path, content, faults):
-        _take(log, record, f"{path}:{number}", faults)
-    if not log.evals:
-        return None, [
-            *faults,
-            f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)",
-        ]
-    per_sample = tokens_per_sample or log.settings.get("max_sequence_length")
+    content = path.read_bytes()
+    settings: dict[str, Any] = {}
+    evals: dict[int, float] = {}
+    rates: dict[int, float] = {}  # samples per second, by the samples seen
+    times: dict[str, float] = {}
+    seed = status = None
+    for where, record in _records(path, content, faults):
+        key, value, meta = record.get("key"), record.get("value"), record.get("metadata")
+        meta = meta if isinstance(meta, dict) else {}
+        if key == "eval_accuracy":
+            samples = meta.get("samples_count", meta.get("epoch_num"))
+            if not _is_count(samples) or not _is_number(value):
+                faults.append(f"{where}: an evaluation needs a number, and samples_count or epoch_num")
+            elif repr(first := evals.setdefault(int(samples), float(value))) != repr(float(value)):
+                faults.append(
+                    f"{where}: another loss ({value}) at {int(samples)} samples, where {first} was logged "
+                    "before: the first counts"
+                )
+        elif key == "tracked_stats" and isinstance(value, dict):
+            samples = meta.get("samples_count", meta.get("step"))
+            rate, batch = value.get("throughput"), settings.get("global_batch_size")
+            time = value.get("train_step_time")
+            if rate is None and _is_count(time) and _is_count(batch) and time > 0:
+                rate = batch / time
+            if _is_count(samples) and _is_count(rate):
+                rates[int(samples)] = float(rate)
+        elif key == "seed" and _is_number(value) and isinstance(value, int):
+            seed = value if seed is None else seed
+        elif key in ("run_start", "run_stop"):
+            if key == "run_stop":
+                status = str(meta.get("status", "success"))
+            if _is_count(time := record.get("time_ms")) and time < _LATEST_MS:
+                times[key] = time / 1e3
+        elif isinstance(key, str) and value not in ("", None):
+            settings.setdefault(_OLDER.get(key, key), value)
+    if not evals:
+        faults.append(f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)")
+        return None
+    per_sample = tokens_per_sample or settings.get("max_sequence_length")
     if not isinstance(per_sample, int) or isinstance(per_sample, bool) or not 0 < per_sample < _LARGEST:
-        return None, [*faults, f"{path}: the length of a sample is not in it: give --tokens-per-sample"]
-    state, message = _ending(log)
-    if state == "interrupted":
+        faults.append(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
+        return None
+    # A run that was given up counts as far as it came, one whose log only stops does not.
+    state: State = "finished"
+    message = None if status == "success" else f"logged as {status}"
+    if status is None:
+        state, message = "interrupted", "the log ends without run_stop"
         faults.append(f"{path}: {message}: no result")
+    elif message and not all(map(math.isfinite, evals.values())):
+        state, message = "diverged", f"{message}, with a loss that is not finite"
+    told = {key: settings[key] for key in _SETTINGS if key in settings}
     # The size of the data set; one submitter logs what the run took under that name, which is no setting.
-    settings = {key: log.settings[key] for key in _SETTINGS if key in log.settings}
-    train_samples = settings.get("train_samples")
-    if _is_count(train_samples) and train_samples <= 1.05 * max(log.evals):
-        del settings["train_samples"]
-    platform = settings.pop("submission_platform", None)
-    told = {} if platform is None else {"submission_platform": platform}
-    if isinstance(platform, str) and (unfilled := _UNFILLED.fullmatch(platform)):
-        platform = "not named (the template's text was left in its place)"
-        told = {"number_of_nodes": int(unfilled[1])} if unfilled[1] else {}
-    organisation = log.settings.get("submission_org")
-    if (trained_on := _hardware(path, faults)) is not None:
-        told = {"hardware": trained_on}
-    settings |= told
-    run = ImportedRun(
+    if _is_count(size := told.get("train_samples")) and size <= 1.05 * max(evals):
+        del told["train_samples"]
+    platform, organisation = told.get("submission_platform"), settings.get("submission_org")
+    if (hardware := _hardware(path, faults)) is not None:
+        told["hardware"] = hardware
+    if hardware is not None or "SUBMISSION_PLATFORM_PLACEHOLDER" in str(platform):
+        told.pop("submission_platform", None)
+    return ImportedRun(
         source=str(path),
         content=content,
-        seed=log.seed,
-        evals=tuple((at * per_sample, loss) for at, loss in sorted(log.evals.items()) if math.isfinite(loss)),
+        seed=seed,
+        evals=tuple((at * per_sample, loss) for at, loss in sorted(evals.items()) if math.isfinite(loss)),
         state=state,
         message=message,
-        throughput=tuple((at * per_sample, rate * per_sample) for at, rate in sorted(log.rates.items())),
-        settings=settings,
-        started_unix=None if log.started_ms is None else log.started_ms / 1e3,
-        ended_unix=None if log.stopped_ms is None else log.stopped_ms / 1e3,
-        environment={
-            "platform": platform,
-            "organisation": None if organisation == "SUBMISSION_ORG_PLACEHOLDER" else organisation,
-        },
+        throughput=tuple((at * per_sample, rate * per_sample) for at, rate in sorted(rates.items())),
+        settings=told,
+        started_unix=times.get("run_start"),
+        ended_unix=times.get("run_stop"),
+        environment={"platform": platform, "organisation": organisation},
     )
-    return run, faults
 
 
 def _hardware(path: Path, faults: list[str]) -> str | None:
@@ -133,10 +134,8 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
 
     It stands as ``ORG/systems/SYSTEM.json`` beside ``ORG/results/SYSTEM/BENCHMARK/result_0.txt``.
     """
-    folders = path.resolve().parents
-    if len(folders) < 4:
-        return None
-    file = folders[3] / "systems" / f"{folders[1].name}.json"
+    system = path.resolve().parent.parent
+    file = system.parent.parent / "systems" / f"{system.name}.json"
     try:
         told = parse_json(file.read_bytes())
         nodes, each = (int(told[key]) for key in ("number_of_nodes", "accelerators_per_node"))
@@ -150,11 +149,10 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
     return hardware
 
 
-def _records(path: Path, content: bytes, faults: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the wanted records with their line numbers; the rest of the text is only searched."""
-    found = []
-    at = line = 0
-    counted = 0
+def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the wanted records with their places; the rest of the text is only searched."""
+    at = counted = 0
+    line = 1
     while (at := content.find(_MARK, at)) >= 0:
         end = content.find(b"\n", at)
         end = len(content) if end < 0 else end
@@ -166,64 +164,13 @@ def _records(path: Path, content: bytes, faults: list[str]) -> list[tuple[int, d
                 record = parse_json(text)
             except ValueError as error:
                 what = "cut off in the middle" if end == len(content) else f"not JSON: {error}"
-                faults.append(f"{path}:{line + 1}: {what}")
+                faults.append(f"{path}:{line}: {what}")
             else:
                 if isinstance(record, dict):
-                    found.append((line + 1, record))
+                    yield f"{path}:{line}", record
                 else:
-                    faults.append(f"{path}:{line + 1}: not a JSON object")
+                    faults.append(f"{path}:{line}: not a JSON object")
         at = end
-    return found
-
-
-def _take(log: _Log, record: dict[str, Any], where: str, faults: list[str]) -> None:
-    key, value, meta = record.get("key"), record.get("value"), record.get("metadata")
-    meta = meta if isinstance(meta, dict) else {}
-    if key == "eval_accuracy":
-        samples = meta.get("samples_count", meta.get("epoch_num"))
-        if not _is_count(samples) or not _is_number(value):
-            faults.append(f"{where}: an evaluation needs a number, and samples_count or epoch_num")
-        elif repr(log.evals.setdefault(int(samples), float(value))) != repr(float(value)):
-            faults.append(
-                f"{where}: another loss ({value}) at {int(samples)} samples, where {log.evals[int(samples)]} "
-                "was logged before: the first counts"
-            )
-    elif key == "tracked_stats" and isinstance(value, dict):
-        _take_rate(log, value, meta)
-    elif key == "seed" and _is_number(value) and isinstance(value, int):
-        log.seed = value if log.seed is None else log.seed
-    elif key in ("run_start", "run_stop"):
-        if key == "run_stop":
-            log.status = str(meta.get("status", "success"))
-        time_ms = record.get("time_ms")
-        if _is_count(time_ms) and time_ms < _LATEST_MS:
-            setattr(log, "started_ms" if key == "run_start" else "stopped_ms", time_ms)
-    elif isinstance(key, str) and value not in ("", None):
-        key = _OLDER.get(key, key)
-        if key in _SETTINGS or key == "submission_org":
-            log.settings.setdefault(key, value)
-
-
-def _ending(log: _Log) -> tuple[State, str | None]:
-    """Return the state: a run that was given up counts as far as it came, one that only stops does not."""
-    if log.status is None:
-        return "interrupted", "the log ends without run_stop"
-    if log.status == "success":
-        return "finished", None
-    if any(not math.isfinite(loss) for loss in log.evals.values()):
-        return "diverged", f"logged as {log.status}, with a loss that is not finite"
-    return "finished", f"logged as {log.status}"
-
-
-def _take_rate(log: _Log, value: dict[str, Any], meta: dict[str, Any]) -> None:
-    """Note the samples per second of some steps, logged as such or as seconds of a step."""
-    samples = meta.get("samples_count", meta.get("step"))
-    seconds, batch = value.get("train_step_time"), log.settings.get("global_batch_size")
-    rate = value.get("throughput")
-    if rate is None and _is_count(seconds) and _is_count(batch) and seconds > 0:
-        rate = batch / seconds
-    if _is_count(samples) and _is_count(rate):
-        log.rates[int(samples)] = float(rate)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 from ablate.store.plan_file import Target
 
 if TYPE_CHECKING:
     from ablate.results.frames import StudyFrames
-    from ablate.store.plan_file import LockedPlan
 
     Differs = dict[str, tuple[Any, Any]]
 
@@ -42,14 +41,22 @@ def read_against(
                 f"comparison that the study file names (leave the option out)"
             )
     if target is not None:
+        named = plan.target or Target(kind="val_loss", value=1.0)
         if not math.isfinite(target) or target <= 0:
-            raise UserError(f"--target: {target:g} is no {_kind(plan)} (expected above 0)")
+            raise UserError(f"--target: {target:g} is no {named.kind} (expected above 0)")
         if not frames.evals["tokens"].any():
             raise UserError(f"--target: study '{plan.study}' has no curves to read it on")
-        named = plan.target or Target(kind=_kind(plan), value=target)
         plan = replace(plan, target=replace(named, value=target))
-    if baseline is not None:
-        plan = _against_arm(plan, baseline)
+    if baseline not in (None, plan.baseline):
+        arms = {arm.name: arm for arm in plan.arms}
+        if baseline not in arms:
+            raise UserError(
+                f"--baseline: no arm '{baseline}' in study '{plan.study}' (arms: {', '.join(sorted(arms))})"
+            )
+        own = arms[baseline].differs
+        # A second arm of the old baseline is no repetition of the new one.
+        entries = tuple(replace(arm, again=False, differs=_differs(arm.differs, own)) for arm in plan.arms)
+        plan = replace(plan, baseline=baseline, arms=entries)
     return replace(frames, plan=plan)
 
 
@@ -72,34 +79,12 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
     last = min(int(curve["tokens"].iloc[-1]) for curve in curves)
     if not first <= tokens <= last:
         raise UserError(
-            Problem(
-                what=f"--after: {tokens:,} tokens is outside what '{plan.baseline}' in study "
-                f"'{plan.study}' was evaluated at",
-                hint=f"from {first:,} to {last:,}",
-            )
+            f"--after: {tokens:,} tokens is outside what '{plan.baseline}' in study '{plan.study}' was "
+            f"evaluated at (from {first:,} to {last:,})"
         )
     losses = [float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves]
     loss = sum(losses) / len(losses)
-    return round(math.exp(loss) if _kind(plan) == "perplexity" else loss, 3)
-
-
-def _kind(plan: LockedPlan) -> Literal["val_loss", "perplexity"]:
-    """Return the kind of the study's target; without one (of logs alone) a loss is asked for."""
-    return "val_loss" if plan.target is None else plan.target.kind
-
-
-def _against_arm(plan: LockedPlan, baseline: str) -> LockedPlan:
-    arms = {arm.name: arm for arm in plan.arms}
-    if baseline not in arms:
-        raise UserError(
-            f"--baseline: no arm '{baseline}' in study '{plan.study}' (arms: {', '.join(sorted(arms))})"
-        )
-    if baseline == plan.baseline:
-        return plan
-    own = arms[baseline].differs
-    # A second arm of the old baseline is no repetition of the new one.
-    entries = tuple(replace(arm, again=False, differs=_differs(arm.differs, own)) for arm in plan.arms)
-    return replace(plan, baseline=baseline, arms=entries)
+    return round(math.exp(loss) if plan.target and plan.target.kind == "perplexity" else loss, 3)
 
 
 def _differs(arm: Differs, base: Differs) -> Differs:

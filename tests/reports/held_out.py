@@ -45,7 +45,7 @@ def findings(storage):
 def mlperf(folder, target=3.3):
     logs = {}
     for path in sorted(folder.rglob("result_*.txt")):
-        run, _ = read_mllog(path)
+        run = read_mllog(path, [])
         if run and (crossing := find_crossing(*zip(*run.evals, strict=True), target)):
             own = logs.setdefault(str(path.parent), {})
             own[len(own)] = float(np.log(crossing.tokens))

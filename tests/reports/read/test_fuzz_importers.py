@@ -5,12 +5,12 @@ import math
 import random
 
 import pytest
+from logs import mllog
 
 from ablate.base.errors import UserError
-from ablate.reports.read.imported import ImportedStudy, tidied, write_study
+from ablate.reports.read.imported import tidied, write_study
 from ablate.reports.read.mllog import read_mllog
 from ablate.reports.read.tables import (
-    Columns,
     check_patterns,
     read_csv,
     read_jsonl,
@@ -31,17 +31,14 @@ SPLINTERS = [
 ]  # fmt: skip
 
 
-def record(key, value, **meta):
-    return f":::MLLOG {json.dumps({'key': key, 'value': value, 'time_ms': 1.7e12, 'metadata': meta})}\n"
-
-
-MLLOG = "".join([
-    "text before\n", record("seed", 7), record("global_batch_size", 16), record("max_sequence_length", 8192),
-    record("run_start", None),
-    *(record("eval_accuracy", 5.0 - n / 100, samples_count=n) for n in (100, 200, 300)),
-    record("tracked_stats", {"throughput": 11.5}, step=100),
-    record("eval_accuracy", 1.5, epoch_num=400), record("run_stop", None, status="success"),
-]).encode()  # fmt: skip
+MLLOG = "\n".join(
+    mllog(
+        "seed=7 global_batch_size=16 max_sequence_length=8192 run_start "
+        + " ".join(f"eval_accuracy={5 - n}@samples_count={n}00" for n in range(1, 4))
+        + ' tracked_stats={"throughput":11.5}@step=100 eval_accuracy=1.5@epoch_num=400'
+        " run_stop=@status=success"
+    )
+).encode()
 CSV = b"tokens,val_loss,seed,arm,run\n" + b"".join(
     b"%d,%.2f,%d,%s,r%d\n" % (n, 5 - n / 10, seed, arm, seed)
     for arm in (b"fp8", b"fp4")
@@ -63,26 +60,20 @@ PATTERNS = check_patterns(
 )
 
 
-def mllog(path):
-    run, faults = read_mllog(path)
-    return [] if run is None else [run], faults
-
-
-def table(read):
-    def read_runs(path):
-        rows, faults = read(path)
-        runs, more = runs_of(path, rows, Columns(names={}))
-        return [run for own in runs.values() for run in own], [*faults, *more]
+def table(read, *more):
+    def read_runs(path, faults):
+        runs = runs_of(path, read(path, faults, *more), faults, {})
+        return [run for own in runs.values() for run in own]
 
     return read_runs
 
 
 READERS = {
-    "mllog": (MLLOG, mllog),
+    "mllog": (MLLOG, lambda path, faults: list(filter(None, [read_mllog(path, faults)]))),
     "csv": (CSV, table(read_csv)),
     "jsonl": (JSONL, table(read_jsonl)),
     "wandb": (WANDB, table(read_wandb_chart)),
-    "text": (TEXT, table(lambda path: read_text(path, PATTERNS))),
+    "text": (TEXT, table(read_text, PATTERNS)),
 }
 
 
@@ -112,20 +103,20 @@ def test_no_log_makes_a_traceback(tmp_path, kind, turns):
     read_some = written = 0
     for number in range(turns):
         path.write_bytes(damaged(content, draw))
+        faults, runs = [], []
         try:
-            runs, faults = read(path)
+            runs = read(path, faults)
         except UserError as refused:
-            runs, faults = [], [str(refused)]
+            faults.append(str(refused))
         assert all(fault.startswith(str(path)) and "\n" not in fault for fault in faults)
         for run in runs:
             assert all(isinstance(at, int) and at >= 0 and math.isfinite(loss) for at, loss in run.evals)
         read_some += bool(runs)
         if runs and number % 50 == 0:  # and whatever was read can be kept
             arms = {"a": runs[:1], "b": runs[-1:]} if len(runs) > 1 else {"a": runs}
-            study = ImportedStudy(
-                name="s", baseline="a", target=Target(kind="val_loss", value=3.3), arms=tidied(arms, ())[0]
-            )
-            store, _ = write_study(study, tmp_path / f"{kind}-{number}")
+            target = Target(kind="val_loss", value=3.3)
+            arms, _ = tidied(arms, ())
+            store, _ = write_study(tmp_path / f"{kind}-{number}", arms, baseline="a", target=target)
             load_frames(store)
             written += 1
     assert turns / 20 < read_some < turns

@@ -8,177 +8,113 @@ from pathlib import Path
 import cadence
 import numpy as np
 import pytest
+from logs import mllog
 from scipy import stats
 
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.imported import ImportedStudy, write_study
+from ablate.reports.read.imported import write_study
 from ablate.reports.read.mllog import read_mllog
 from ablate.results.frames import load_frames
 from ablate.store.plan_file import Target
 
-
-def record(key, value=None, **meta):
-    content = {"namespace": "", "time_ms": 1.7e12, "event_type": "POINT_IN_TIME", "key": key, "value": value}
-    return f":::MLLOG {json.dumps(content | {'metadata': meta})}"
-
-
-HEAD = [
-    "some text before",
-    record("seed", 7),
-    record("global_batch_size", 16),
-    record("max_sequence_length", 8192),
-    record("run_start"),
-]
-EVALS = [record("eval_accuracy", loss, samples_count=n) for n, loss in ((100, 5.0), (200, 4.0), (300, 3.2))]
-STOP = record("run_stop", status="success", samples_count=300)
+HEAD = "seed=7 global_batch_size=16 max_sequence_length=10 run_start "
+EVALS = " ".join(f"eval_accuracy={5 - n}@samples_count={n}00" for n in range(3))
+STOP = " run_stop=@status=success"
+PLAIN = ("finished", 7, "0:5 1000:4 2000:3")
 
 
-@pytest.fixture
-def log(tmp_path):
-    def write(*lines, name="result_0.txt"):
-        path = tmp_path / name
-        path.write_text("\n".join(lines) + "\n")
-        return path
-
-    return write
+def read(tmp_path, words, **options):
+    path, faults = tmp_path / "result_0.txt", []
+    path.write_text("some text before\n" + "\n".join(mllog(words)) + "\n")
+    return read_mllog(path, faults, **options), [fault.removeprefix(str(path)) for fault in faults]
 
 
-def test_a_plain_log(log):
-    run, faults = read_mllog(log(*HEAD, *EVALS, STOP))
-    assert faults == []
-    assert run.seed == 7
-    assert run.evals == ((819_200, 5.0), (1_638_400, 4.0), (2_457_600, 3.2))
-    assert (run.state, run.message) == ("finished", None)
-    assert run.settings == {"global_batch_size": 16, "max_sequence_length": 8192}
+@pytest.mark.parametrize(
+    ("words", "found", "fault"),
+    [
+        (HEAD + EVALS + STOP, PLAIN, None),
+        (HEAD + EVALS.replace("samples_count", "epoch_num") + STOP, PLAIN, None),
+        (HEAD.replace("seed=7", "") + EVALS + STOP, ("finished", None, PLAIN[2]), None),
+        (HEAD + EVALS, ("interrupted", *PLAIN[1:]), ": the log ends without run_stop: no result"),
+        (HEAD + EVALS + " run_stop=@status=aborted", PLAIN, None),
+        (HEAD + "eval_accuracy=.nan@samples_count=9 run_stop=@status=aborted", ("diverged", 7, ""), None),
+        (
+            HEAD + EVALS + " eval_accuracy=6.0@samples_count=0" + STOP,
+            PLAIN,
+            r":9: another loss .6.0. ",
+        ),
+        (
+            HEAD + EVALS + " eval_accuracy=good@samples_count=5" + STOP,
+            PLAIN,
+            ":9: an evaluation needs",
+        ),
+        (HEAD + EVALS + " eval_accuracy=3.0" + STOP, PLAIN, ":9: an evaluation needs a number, and"),
+        (HEAD, None, ": no evaluation in it"),
+        (HEAD.replace("max_sequence_length=10", "") + EVALS, None, ": the length of a .*--tokens-per-sample"),
+    ],
+)
+def test_what_is_read_and_what_is_named(tmp_path, words, found, fault):
+    run, faults = read(tmp_path, words)
+    told = run and (run.state, run.seed, " ".join(f"{at}:{loss:g}" for at, loss in run.evals))
+    assert told == found
+    assert [bool(re.match(fault or "", one)) for one in faults] == [True] * (fault is not None)
+
+
+def test_settings_times_and_the_tokens_of_a_sample(tmp_path):
+    older = " ".join(
+        f"lowest_numerical_precision_{part}"
+        for part in (
+            "in_linear=",
+            "linear=mxfp4",
+            "in_attn=bfloat16",
+        )  # empty as in templates
+    )
+    run, _ = read(tmp_path, f"{HEAD} {older} {EVALS} {STOP}", tokens_per_sample=20)
+    assert run.evals[-1] == (4000, 3.0)
     assert run.started_unix == run.ended_unix == 1.7e9
-
-
-def test_ranks_prefixes_and_text_between(log):
-    lines = [f"{rank}: {line}" for line in (*HEAD, *EVALS, STOP) for rank in range(8)]
-    lines.insert(9, '+ echo \':::SYSJSON {"not": "a record"}\'')
-    run, faults = read_mllog(log(*lines))
-    assert faults == []
-    assert len(run.evals) == 3
-
-
-def test_epoch_num_counts_samples_too(log):
-    lines = [line.replace("samples_count", "epoch_num") for line in EVALS]
-    run, _ = read_mllog(log(*HEAD, *lines, STOP))
-    assert [tokens // 8192 for tokens, _ in run.evals] == [100, 200, 300]
-
-
-def test_tokens_of_a_sample(log):
-    without = [line for line in HEAD if "max_sequence_length" not in line]
-    path = log(*without, *EVALS, STOP)
-    assert read_mllog(path)[0] is None
-    assert "give --tokens-per-sample" in read_mllog(path)[1][0]
-    assert read_mllog(path, tokens_per_sample=10)[0].evals[0] == (1000, 5.0)
-
-
-NAN = record("eval_accuracy", math.nan, samples_count=9)
-ABORTED = record("run_stop", status="aborted")
-WRONG = {
-    "no end": ([*HEAD, *EVALS], "interrupted", r"\.txt: the log ends without run_stop: no result"),
-    "given up": ([*HEAD, *EVALS, ABORTED], "finished", None),
-    "diverged": ([*HEAD, NAN, ABORTED], "diverged", None),
-    "cut": ([*HEAD, EVALS[0], EVALS[1][:-20], STOP], "finished", r"\.txt:7: not JSON: "),
-    "two losses": (
-        [*HEAD, *EVALS, EVALS[0].replace("5.0", "6.0"), STOP], "finished", r"\.txt:9: another loss \(6.0\)",
-    ),
-    "a word for a loss": (
-        [*HEAD, *EVALS, record("eval_accuracy", "good", samples_count=5), STOP], "finished",
-        r"\.txt:9: an evaluation needs a number",
-    ),
-    "no count": (
-        [*HEAD, *EVALS, record("eval_accuracy", 3.0), STOP], "finished", r"\.txt:9: an evaluation needs",
-    ),
-    "a list": ([*HEAD, *EVALS, ':::MLLOG ["run_stop"]', STOP], "finished", r"\.txt:9: not a JSON object"),
-}  # fmt: skip
-
-
-def test_a_seed_that_is_not_told_is_not_made_up(log):
-    assert read_mllog(log(HEAD[0], *HEAD[2:], *EVALS, STOP))[0].seed is None
-
-
-def test_precision_is_a_setting_by_its_older_name_too(log):
-    older = record("lowest_numerical_precision_linear", "mxfp4")
-    newer = [record(f"lowest_numerical_precision_in_{part}", "bfloat16") for part in ("attn", "comm")]
-    empty = record("lowest_numerical_precision_in_linear", "")  # the default of public templates
-    run, faults = read_mllog(log(*HEAD, empty, older, *newer, *EVALS, STOP))
-    assert faults == []
-    assert {key[30:]: value for key, value in run.settings.items() if key.startswith("lowest")} == {
-        "linear": "mxfp4", "attn": "bfloat16", "comm": "bfloat16",
+    assert run.settings == {
+        "global_batch_size": 16, "max_sequence_length": 10, "lowest_numerical_precision_in_linear": "mxfp4",
+        "lowest_numerical_precision_in_attn": "bfloat16",
     }  # fmt: skip
+    run, _ = read(tmp_path, f"submission_platform=8xSUBMISSION_PLATFORM_PLACEHOLDER {HEAD} {EVALS}")
+    assert "submission_platform" not in run.settings, "a template that nobody filled in"
 
 
-def test_a_template_nobody_filled_in_is_no_platform(log):
-    lines = [record("submission_platform", "8xSUBMISSION_PLATFORM_PLACEHOLDER")]
-    lines += [record("submission_org", "SUBMISSION_ORG_PLACEHOLDER")]
-    run, _ = read_mllog(log(*HEAD, *lines, *EVALS, STOP))
-    assert "submission_platform" not in run.settings
-    assert run.settings["number_of_nodes"] == 8
-    assert run.environment["platform"] == "not named (the template's text was left in its place)"
-    assert run.environment["organisation"] is None
-    run, _ = read_mllog(log(*HEAD, lines[0].replace("8xSUB", "SUB"), *EVALS, STOP))
-    assert not {"submission_platform", "number_of_nodes"} & run.settings.keys()
+def test_ranks_prefixes_and_what_is_no_record(tmp_path):
+    path, faults = tmp_path / "result_0.txt", []
+    lines = [f"{rank}: {line}" for line in mllog(HEAD + EVALS) for rank in range(8)]
+    lines += ['+ echo \':::SYSJSON {"not": "a record"}\'', ':::MLLOG ["run_stop"]', lines[-1][:-20]]
+    path.write_text("\n".join([*lines, mllog(STOP)[0][:-10]]))
+    assert len(read_mllog(path, faults).evals) == 3
+    assert [fault.removeprefix(f"{path}:").partition(" ")[0] for fault in faults[:-1]] == [
+        "58:",
+        "59:",
+        "60:",
+    ]
+    assert faults[2].endswith("cut off in the middle")
 
 
 SYSTEM = {"number_of_nodes": "2", "accelerators_per_node": "4", "accelerator_model_name": "NVIDIA  GB300"}
 
 
-def submission(folder, system=SYSTEM, lines=(*HEAD, *EVALS, STOP)):
-    """Write a submission: the log of one run, and what it says of its system."""
-    path = folder / "Org" / "results" / "sys" / "llama31_8b" / "result_0.txt"
-    described = folder / "Org" / "systems" / "sys.json"
-    for file, text in ((path, "\n".join(lines)), (described, json.dumps(system))):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return path
-
-
-def test_the_description_of_the_system_tells_the_hardware(tmp_path):
-    platform = record("submission_platform", "2xNVIDIA GB200")  # as public logs of a GB300 say
-    path = submission(tmp_path, lines=(*HEAD, platform, *EVALS, STOP))
-    run, faults = read_mllog(path)
-    assert faults == []
-    assert run.settings["hardware"] == "8x NVIDIA GB300"
-    assert "submission_platform" not in run.settings
-    assert run.environment["platform"] == "2xNVIDIA GB200"
-
-
 @pytest.mark.parametrize(
-    "system", [[], {}, SYSTEM | {"number_of_nodes": ""}, SYSTEM | {"number_of_nodes": "0"}]
+    "system", [SYSTEM, [], {}, SYSTEM | {"number_of_nodes": ""}, SYSTEM | {"number_of_nodes": "0"}]
 )
-def test_a_description_that_does_not_tell_is_named(tmp_path, system):
-    run, faults = read_mllog(submission(tmp_path, system))
-    assert "hardware" not in run.settings
-    assert len(faults) == 1
-    assert "sys.json: it does not tell the accelerators and their number: " in faults[0]
-
-
-@pytest.mark.parametrize(("lines", "state", "fault"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_named_and_the_rest_goes_on(log, lines, state, fault):
-    run, faults = read_mllog(log(*lines))
-    assert run.state == state
-    if fault is None:
+def test_the_description_of_the_system_tells_the_hardware(tmp_path, system):
+    folder, described = (tmp_path / "Org" / name for name in ("results/sys/llama31_8b", "systems/sys.json"))
+    for made in (folder, described.parent):
+        made.mkdir(parents=True)
+    described.write_text(json.dumps(system))
+    # The platform is what public logs of a GB300 say.
+    run, faults = read(folder, f"{HEAD} submission_platform=2xGB200 {EVALS} {STOP}")
+    if system == SYSTEM:
         assert faults == []
+        assert run.settings["hardware"] == "8x NVIDIA GB300"
+        assert ("submission_platform" in run.settings, run.environment["platform"]) == (False, "2xGB200")
     else:
-        assert re.search(fault, faults[0]), faults
-
-
-def test_a_log_that_is_cut_in_a_record_is_named(tmp_path):
-    path = tmp_path / "result_0.txt"
-    path.write_text("\n".join([*HEAD, *EVALS]) + "\n" + STOP[:-10])
-    run, faults = read_mllog(path)
-    assert run.state == "interrupted"
-    assert faults[0] == f"{path}:9: cut off in the middle"
-
-
-def test_files_that_are_no_logs(tmp_path, log):
-    assert "cannot be read" in read_mllog(tmp_path / "absent.txt")[1][0]
-    assert read_mllog(log("nothing here"))[0] is None
-    (tmp_path / "binary").write_bytes(bytes(range(256)) * 100)
-    assert "no evaluation" in read_mllog(tmp_path / "binary")[1][0]
+        assert "hardware" not in run.settings
+        (fault,) = faults
+        assert "sys.json: it does not tell the accelerators and their number: " in fault
 
 
 def by_hand(folder):
@@ -206,14 +142,12 @@ def nvfp4_against_fp8(tmp_path, shared_data):
     }
     arms = {}
     for name, folder in folders.items():
-        read = [read_mllog(path) for path in sorted(folder.glob("result_*.txt"))]
-        assert [faults for _, faults in read if faults] == []
-        arms[name] = [run for run, _ in read]
-    study = ImportedStudy(
-        name="s", arms=arms, baseline="FP8", target=Target(kind="val_loss", value=3.3),
-        waived=("submission_platform",),
-    )  # fmt: skip
-    store, faults = write_study(study, tmp_path / "s")
+        arms[name] = [read_mllog(path, faults := []) for path in sorted(folder.glob("result_*.txt"))]
+        assert faults == []
+    target = Target(kind="val_loss", value=3.3)
+    store, faults = write_study(
+        tmp_path / "s", arms, baseline="FP8", target=target, waived=("submission_platform",)
+    )
     assert faults == []
     return store, folders
 

@@ -1,7 +1,7 @@
 """The same runs against another arm, and at another target."""
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,22 +12,15 @@ from ablate.results.frames import load_frames
 from ablate.store.plan_file import LockedTuning, StopRule, Target
 
 TUNING = LockedTuning(
-    study="study tune",
-    done=True,
-    fields={},
-    sampler="grid",
-    trials=1,
-    tokens=10,
-    seeds=(1,),
-    groups=(),
+    study="study tune", done=True, fields={}, sampler="grid", trials=1, tokens=10, seeds=(1,), groups=(),
     tuned={},
-)
+)  # fmt: skip
 
 
 @pytest.fixture
 def frames(make_study):
     curves = {
-        "bf16": [[(10, 3.0), (20, 2.0), (30, 1.0)]] * 2,
+        "bf16": [[(10, 3.0), (20, 2.0), (30, 1.0)], [(12, 3.4), (20, 2.2), (28, 1.4)]],
         "all": [[(10, 3.5), (20, 2.5), (30, 1.5)], [(10, 3.5), (20, 2.6), (30, 1.4)]],
         "mended": [[(10, 3.1), (20, 2.1), (30, 1.1)]] * 2,
     }
@@ -35,38 +28,31 @@ def frames(make_study):
 
 
 def with_plan(frames, **more):
-    return dataclasses.replace(frames, plan=dataclasses.replace(frames.plan, **more))
+    return replace(frames, plan=replace(frames.plan, **more))
 
 
 def test_costs_are_those_against_the_other_arm(frames):
     there = analyse(read_against(frames, baseline="all", target=2.0))
-    assert there.baseline == "all"
-    assert there.plan.target.value == 2.0
+    assert (there.baseline, there.plan.target.value) == ("all", 2.0)
     mended = next(arm for arm in there.arms if arm.name == "mended")
     # A tenth of the way from 20 to 30 tokens, in logarithms, against half of it: by hand.
     assert mended.tokens_to_target.estimate == pytest.approx(20 * 1.5**0.1)
     assert there.baseline_arm.tokens_to_target.estimate == pytest.approx(20 * 1.5**0.5)
     assert mended.token_cost.estimate == pytest.approx(1.5**-0.4 - 1)
     assert [arm.name for arm in there.others] == ["bf16", "mended"]
-
-
-def test_without_either_it_is_the_study_itself(frames):
     assert read_against(frames) is frames
     assert read_against(frames, baseline="bf16").plan == frames.plan
 
 
 def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
-    arms = {arm.name: arm for arm in frames.plan.arms}
     gemms = {"recipe.gemms": ([], ["fprop"])}
     own = {
         "bf16": {},
         "all": gemms | {"training.learning_rate": (1e-3, 2e-3)},
         "mended": gemms | {"recipe.stabiliser": ("none", "dht")},
     }
-    plan = tuple(
-        dataclasses.replace(arms[name], differs=pairs, again=name == "mended") for name, pairs in own.items()
-    )
-    read = read_against(with_plan(frames, arms=plan), baseline="all").plan.arms
+    arms = tuple(replace(arm, differs=own[arm.name], again=arm.name == "mended") for arm in frames.plan.arms)
+    read = read_against(with_plan(frames, arms=arms), baseline="all").plan.arms
     assert {arm.name: arm.differs for arm in read} == {
         "bf16": {"recipe.gemms": (["fprop"], []), "training.learning_rate": (2e-3, 1e-3)},
         "all": {},
@@ -78,7 +64,7 @@ def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
 @pytest.mark.parametrize(
     ("options", "plan", "line"),
     [
-        ({"baseline": "al"}, {}, "--baseline: no arm 'al' in study 'study' (arms: all, bf16, mended)"),
+        ({"baseline": "al"}, {}, "--baseline: no arm 'al' in study 'synthetic' (arms: all, bf16, mended)"),
         ({"target": -1.0}, {}, "--target: -1 is no val_loss (expected above 0)"),
         ({"target": float("nan")}, {}, "--target: nan is no val_loss (expected above 0)"),
         ({"baseline": "all"}, {"stop": StopRule(diverged=2)}, "has 'stop', which chose its runs"),
@@ -86,30 +72,19 @@ def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
     ],
 )
 def test_what_is_refused(frames, options, plan, line):
-    frames = with_plan(frames, **({"study": "study"} | plan))
     with pytest.raises(UserError) as caught:
-        read_against(frames, **options)
+        read_against(with_plan(frames, **plan), **options)
     assert line in str(caught.value)
 
 
-def test_the_target_that_the_baseline_reaches_after_so_many_tokens(make_study):
-    curves = {
-        "bf16": [[(10, 3.0), (20, 2.0), (30, 1.0)], [(12, 3.4), (20, 2.2), (28, 1.4)]],
-        "all": [[(10, 9.0), (20, 8.0), (30, 7.0)]] * 2,
-    }
-    frames = load_frames(make_study(curves))
+def test_the_target_that_the_baseline_reaches_after_so_many_tokens(frames, make_study):
     assert target_after(frames, 20) == 2.1
     assert target_after(frames, 25) == pytest.approx((1.5 + 1.7) / 2)
-    # Of the study's own baseline, whatever arm is compared with.
-    assert target_after(read_against(frames, baseline="all"), 20) == 8.0
+    assert target_after(read_against(frames, baseline="all"), 20) == 2.55
     perplexity = with_plan(frames, target=Target(kind="perplexity", value=20.0))
     assert target_after(perplexity, 20) == pytest.approx(math.exp(2.1), abs=5e-4)
     for outside in (11, 29):
         with pytest.raises(UserError, match=f"--after: {outside} tokens is outside .*from 12 to 28"):
             target_after(frames, outside)
-
-
-def test_a_baseline_without_losses_names_no_target(make_study):
-    frames = load_frames(make_study({"bf16": [[]], "all": [[(10, 3.0)]]}))
     with pytest.raises(UserError, match=r"'bf16' in study .* has no finite losses yet"):
-        target_after(frames, 10)
+        target_after(load_frames(make_study({"bf16": [[]], "all": [[(10, 3.0)]]})), 10)
