@@ -262,8 +262,8 @@ def runs_of(
     for key, run in runs.items():
         arm, name, seed = key[:3]
         source = f"{path}{f' ({name})' * bool(name)}"
-        at = sorted(run.seconds)
-        times = [run.seconds[tokens] for tokens in at]
+        timed = sorted(run.seconds)
+        times = [run.seconds[tokens] for tokens in timed]
         if times != sorted(times):
             faults.append(f"{source}: the time falls, so it is not since the training began: not read")
             times = []
@@ -277,7 +277,7 @@ def runs_of(
                 piece=None if finals else (name, seed),
                 in_bf16=run.in_bf16,
                 # Of the whole run: a stage is not the run.
-                throughput=((at[-1], (at[-1] - at[0]) / passed),) if 0 < passed < _LARGEST else (),
+                throughput=((timed[-1], (timed[-1] - timed[0]) / passed),) if 0 < passed < _LARGEST else (),
             )
         )
     return found
