@@ -3,7 +3,7 @@
     python benchmarks/oracles.py --fouroversix PATH --transformer-engine PATH --alto PATH --torchao PATH
         --microxcaling PATH --quartet PATH --quartet2 PATH
 
-Each option is a checkout, at the versions of ``ablate/recipes/presets/preset.py`` for the figures of the
+Each option is a checkout, at the versions of ``ablate/recipes/presets.json`` for the figures of the
 documentation. Only the files with reference functions are imported, beside empty packages, so that nothing
 is built; the Triton kernels of Quartet and Quartet II run in Triton's interpreter. Three bf16 tensors a case:
 Gaussian, Gaussian with rows of very different size, and one full of ties. What differs is counted by cause:

@@ -40,7 +40,8 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
         if name not in PRESETS:
             raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
         preset = PRESETS[name]
-        deliver(asdict(preset), lambda: _lines(preset), as_json=as_json)
+        shown = {key: value for key, value in asdict(preset).items() if key != "written"}
+        deliver(shown | {"recipe": asdict(preset.recipe)}, lambda: _lines(preset), as_json=as_json)
         return
     rows = [
         {

@@ -65,7 +65,7 @@ def _sources(node: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
     if node.is_dir():
         for child in node.iterdir():
             yield from _sources(child, f"{name}/{child.name}")
-    elif name.endswith((".py", ".cpp", ".h")):
+    elif name.endswith((".py", ".cpp", ".h", ".json")):
         yield name, node.read_bytes()
 
 

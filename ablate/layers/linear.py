@@ -285,7 +285,7 @@ def phases_that_fit(
     phases = state.phases(place)
     for _, recipe in phases:
         if fault := features_fault(recipe, name, inputs=layer.in_features, outputs=layer.out_features):
-            raise ValueError(f"{fault} (give it a rule of its own: layers: [{{match: …, recipe: bf16}}])")
+            raise ValueError(f"{fault[0]} (give it a rule of its own: layers: [{{match: …, recipe: bf16}}])")
     return phases
 
 

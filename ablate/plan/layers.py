@@ -146,8 +146,8 @@ def _misfits(
         for layer in layers
         for phase in phases_of(recipe, where[layer.name])
     )
-    if what := next(filter(None, faults), None):
-        yield what, f"give the layer a rule of its own: {rules}: [{{match: …, recipe: bf16}}]"
+    if fault := next(filter(None, faults), None):
+        yield fault[0], f"give the layer a rule of its own: {rules}: [{{match: …, recipe: bf16}}]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,13 @@
 """Recipes: the policies of all six operands, and the short forms that study files use."""
 
-from ablate.recipes.build import SenselessRecipe
 from ablate.recipes.describe import describe, describe_gemm, describe_layer
+from ablate.recipes.place import (
+    block_shape,
+    features_fault,
+    group_size,
+    row_group,
+    token_group,
+)
 from ablate.recipes.policy import (
     GEMMS,
     OPERANDS,
@@ -16,22 +22,15 @@ from ablate.recipes.policy import (
     Recipe,
 )
 from ablate.recipes.presets import PRESETS, Preset
-from ablate.recipes.read import read_recipe
 from ablate.recipes.short import (
     SHORT_RECIPES,
     LayerRecipeSpec,
     RecipeSpec,
     RecipeWord,
+    SenselessRecipe,
     expand_word,
+    read_recipe,
     resolve,
-)
-from ablate.recipes.sizes import (
-    block_shape,
-    features_fault,
-    group_size,
-    row_group,
-    scale_columns,
-    token_group,
 )
 
 __all__ = [
@@ -63,6 +62,5 @@ __all__ = [
     "read_recipe",
     "resolve",
     "row_group",
-    "scale_columns",
     "token_group",
 ]

@@ -1,4 +1,4 @@
-"""The place of a linear layer in its model, and the recipes that it follows: by rule, by phase or by default.
+"""The place of a linear layer in its model, the recipes that it follows there, and the sizes that these need.
 
 A layer's block is the first whole number in its dotted name: ``blocks.3.ffn.down`` and
 ``model.layers.3.mlp.down_proj`` belong to block 3. The first rule that matches a layer decides for the whole
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ablate.recipes.policy import LayerRecipe, LayerRule, Phase, Recipe
+from ablate.recipes.policy import CONTRACTED, LayerRecipe, LayerRule, Phase, Recipe, other_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-_HIGH_PRECISION = LayerRecipe()
+    from ablate.recipes.policy import OperandPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:
         if names_layer(rule, place):
             return (Phase(from_tokens=0, recipe=rule.recipe),)
     if place.is_head:
-        return (Phase(from_tokens=0, recipe=_HIGH_PRECISION),)
+        return (Phase(from_tokens=0, recipe=LayerRecipe()),)
     default = LayerRecipe(fprop=recipe.fprop, dgrad=recipe.dgrad, wgrad=recipe.wgrad)
     return (Phase(from_tokens=0, recipe=default), *recipe.phases)
 
@@ -79,3 +79,53 @@ def idle_rules(recipe: Recipe, layers: Iterable[LayerPlace]) -> list[LayerRule]:
     """Return the rules that match no layer."""
     known = list(layers)
     return [rule for rule in recipe.rules if not any(names_layer(rule, place) for place in known)]
+
+
+def block_shape(policy: OperandPolicy) -> tuple[int, int]:
+    """Return the (rows, columns) that share a scale, columns along the contraction axis; else (1, 1)."""
+    shape = policy.block if policy.block != "none" else policy.scale
+    if shape[0].isdigit():
+        rows, columns = shape.removesuffix("_pow2").split("x")
+        return int(rows), int(columns)
+    return 1, 1
+
+
+def group_size(policy: OperandPolicy) -> int:
+    """Return the size that must divide the contraction dimension under this policy."""
+    columns = 128 if policy.scale == "two_level_1x128" else block_shape(policy)[1]
+    return max(columns, policy.hadamard)  # both are powers of two
+
+
+def token_group(recipe: LayerRecipe) -> int:
+    """Return the number to whose multiples a layer's tokens are filled up with zeros.
+
+    A block, tile or Hadamard group with such zeros has the same scale, but for ``quest``, whose standard
+    deviation counts them; the zeros add nothing to a product.
+    """
+    groups = [1]
+    for gemm, operand, policy in recipe.operands():
+        if operand != "w":
+            groups.append(group_size(policy) if CONTRACTED[gemm] == "M" else block_shape(policy)[0])
+    return max(groups)
+
+
+def features_fault(
+    recipe: LayerRecipe, name: str, *, inputs: int, outputs: int
+) -> tuple[str, int, int] | None:
+    """Return a layer's first features that a block, tile or Hadamard group does not divide; None if all fit.
+
+    In words, then their number, and what must divide it.
+    """
+    sizes = {"K": (inputs, "in-features"), "N": (outputs, "out-features")}
+    for gemm, operand, policy in recipe.operands():
+        needs = {CONTRACTED[gemm]: group_size(policy), other_dimension(gemm, operand): block_shape(policy)[0]}
+        for letter, (size, side) in sizes.items():
+            if size % (divisor := needs.get(letter, 1)):
+                what = f"{side} {size} of layer {name} is not a multiple of {divisor}"
+                return f"{what}, as {gemm.capitalize()} needs it", size, divisor
+    return None
+
+
+def row_group(recipe: LayerRecipe) -> int:
+    """Return the number that must divide a layer's rows: the largest block or group of its operands."""
+    return max(max(block_shape(policy)[0], group_size(policy)) for _, _, policy in recipe.operands())

@@ -346,6 +346,10 @@ class LayerRule:
     head: bool = False
     recipe: LayerRecipe = LayerRecipe()
 
+    def __post_init__(self) -> None:
+        if not (self.match or self.first or self.last or self.head):
+            raise ValueError("an entry of layers names none: give match, first, last or head")
+
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class Later:

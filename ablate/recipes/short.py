@@ -9,26 +9,22 @@ without an FP4 GEMM) raises ``SenselessRecipe``; otherwise an arm would run as a
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from ablate.base.config_base import Section, key
-from ablate.recipes.build import (
-    GemmFormat,
-    SenselessRecipe,
-    Stabiliser,
-    build,
-    gemm_policy,
-    is_low_precision,
-    layer_recipe,
-)
+from ablate.base.errors import likely, one_of
 from ablate.recipes.policy import (
     GEMMS,
+    HIGH_FORMATS,
     OPERANDS,
     STORED,
     Accumulate,
@@ -41,6 +37,7 @@ from ablate.recipes.policy import (
     HadamardSize,
     LayerRecipe,
     LayerRule,
+    OperandPolicy,
     Phase,
     Recipe,
     Rounding,
@@ -49,15 +46,35 @@ from ablate.recipes.policy import (
     Source,
     Undo,
 )
-from ablate.recipes.presets import PRESETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GemmFormat = Literal[
+    "bf16", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3",
+    "mxfp4", "mxfp4_e3m0", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
+]  # fmt: skip
+Stabiliser = Literal["none", "sr", "rht", "dht", "sr+rht", "sr+dht"]
 
 _CLOSED = ConfigDict(extra="forbid", defer_build=True)  # most are built as part of a study's model
+_FP8: dict[str, tuple[Scale, Scale, Format]] = {
+    "fp8": ("tensor", "tensor", "fp8_e5m2"),
+    "fp8-delayed": ("delayed", "delayed", "fp8_e5m2"),
+    "fp8-rowwise": ("row", "row", "fp8_e4m3"),
+    "fp8-blockwise": ("1x128", "128x128", "fp8_e4m3"),
+}
+"""The scales of x and dy, the scale of w, and the format of dy, as TransformerEngine and DeepSeek-V3 have
+them; x and w are in E4M3."""
 
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("presets.json").read_text(encoding="utf-8")
+)
+"""The entries of the published recipes, as ``ablate.recipes.presets`` describes them."""
 SHORT_RECIPES: dict[str, dict[str, Any]] = {
     "bf16": {},
     "fp8": {"rest": "fp8"},
     "mxfp4": {"gemms": list(GEMMS)},
-    **{name: {"preset": name} for name in PRESETS},
+    **{name: {"preset": name} for name in PUBLISHED},
 }
 """Recipes that a study can name by one word."""
 if TYPE_CHECKING:
@@ -65,7 +82,7 @@ if TYPE_CHECKING:
     PresetName = str
 else:  # from the dict itself, so that the schema and the hints always agree
     RecipeWord = Literal[tuple(SHORT_RECIPES)]
-    PresetName = Literal[tuple(PRESETS)]
+    PresetName = Literal[tuple(PUBLISHED)]
 
 
 def expand_word(value: Any) -> Any:
@@ -212,191 +229,197 @@ class RecipeSpec(Section, LayerRecipeSpec):
     )
 
 
+class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
+    """A recipe whose parts contradict each other.
+
+    ``path`` leads from the recipe to the faulty part; ``hint`` says how to mend it, where that is known.
+    """
+
+    def __init__(self, what: str, *path: str | int, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.path, self.hint = path, hint
+
+
+@contextmanager
+def _at(*path: str | int) -> Iterator[None]:
+    """Give what contradicts itself in a part of a recipe the path of that part."""
+    try:
+        yield
+    except SenselessRecipe as fault:
+        raise SenselessRecipe(str(fault), *path, *fault.path, hint=fault.hint) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SenselessRecipe(str(first.get("ctx", {}).get("error", first["msg"])), *path) from None
+
+
+def read_recipe(given: Any) -> Recipe:
+    """Return the recipe that a word or a mapping of Python or of the command line stands for.
+
+    A study file's own recipes are read with the whole file, so that each fault has its line.
+
+    Raises:
+        ValueError: an unknown word or key, with the valid ones, or parts that contradict each other.
+        TypeError: neither a word nor a mapping.
+    """
+    words = f"expected {one_of([*SHORT_RECIPES, 'a mapping'])}"
+    if not isinstance(given, str | dict):
+        raise TypeError(f"a recipe cannot be {given!r} ({words})")
+    if isinstance(given, str) and given not in SHORT_RECIPES:
+        raise ValueError(f"unknown recipe '{given}' ({likely(given, SHORT_RECIPES, words)})")
+    try:
+        return resolve(RecipeSpec(**(SHORT_RECIPES[given] if isinstance(given, str) else given)))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        what, asked, known = fault["msg"], str(fault["input"]), fault.get("ctx", {}).get("words", ())
+        if fault["type"] == "unexpected_keyword_argument" and len(fault["loc"]) == 1:
+            what, asked, known = "unknown key", str(fault["loc"][0]), [one.name for one in fields(RecipeSpec)]
+        hint = f" ({likely(asked, known, f'expected {one_of(list(known))}')})" if known else ""
+        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {what}{hint}") from None
+
+
 def resolve(spec: RecipeSpec) -> Recipe:
     """Expand a recipe from a study file to operand policies.
 
     Raises:
         SenselessRecipe: contradictory parts, such as a stabiliser without an FP4 GEMM.
     """
-    layer = _resolve(spec)
-    preset = PRESETS[spec.preset].recipe if spec.preset else Recipe()
-    deoscillate = preset.deoscillate
-    rules = tuple(replace(one, recipe=_accumulating(spec, one.recipe)) for one in preset.rules)
-    phases = tuple(replace(one, recipe=_accumulating(spec, one.recipe)) for one in preset.phases)
-    if spec.layers is not None:
-        rules = tuple(_rule(index, entry) for index, entry in enumerate(spec.layers))
-    if spec.phases is not None:
-        phases = tuple(_phase(index, entry) for index, entry in enumerate(spec.phases))
+    layer = _layer(spec)
+    preset = _published(spec.preset) if spec.preset else Recipe()
+    later: dict[str, Any] = {"deoscillate": preset.deoscillate}
+    for name, kind, first in (("layers", LayerRule, "match"), ("phases", Phase, "from_tokens")):
+        field, entries = name.replace("layers", "rules"), getattr(spec, name)
+        if entries is None:
+            own = getattr(preset, field)
+            later[field] = tuple(replace(one, recipe=_adding(one.recipe, spec.accumulate)) for one in own)
+            continue
+        later[field] = ()
+        for index, entry in enumerate(entries):
+            with _at(name, index, "recipe"):
+                recipe = _layer(entry.recipe)
+            with _at(name, index, first):
+                later[field] += (kind(**vars(entry) | {"recipe": recipe}),)
     if spec.deoscillate is not None:
-        deoscillate = _deoscillate(spec.deoscillate)
-    parts = {**vars(layer), "rules": rules, "phases": phases, "deoscillate": deoscillate}
-    recipe: Recipe = build("deoscillate", Recipe, **parts)
-    if deoscillate is not None and not any(part.fprop.right.has_fixed_grid for part in recipe.parts):
-        what = "deoscillate with no quantised weight to act on"
-        raise SenselessRecipe("deoscillate", what, hint="name fprop in gemms, or leave it out")
-    return recipe
-
-
-def _deoscillate(spec: DeoscillateSpec) -> Deoscillate:
-    try:
-        found: Deoscillate = build("from_tokens", Deoscillate, **vars(spec))
-    except SenselessRecipe as fault:
-        raise fault.within("deoscillate") from None
+        with _at("deoscillate", "from_tokens"):
+            later["deoscillate"] = Deoscillate(**vars(spec.deoscillate))
+    with _at("deoscillate"):
+        found = Recipe(**vars(layer), **later)
+    if found.deoscillate and not any(part.fprop.right.has_fixed_grid for part in found.parts):
+        hint = "name fprop in gemms, or leave it out"
+        raise SenselessRecipe("deoscillate with no quantised weight to act on", "deoscillate", hint=hint)
     return found
 
 
-def _nested(spec: LayerRecipeSpec, *place: str | int) -> LayerRecipe:
-    try:
-        return _resolve(spec)
-    except SenselessRecipe as fault:
-        raise fault.within(*place, "recipe") from None
+@cache
+def _published(name: str) -> Recipe:
+    return resolve(RecipeSpec(**PUBLISHED[name]["recipe"]))
 
 
-def _rule(index: int, entry: LayerSpec) -> LayerRule:
-    if not (entry.match or entry.first or entry.last or entry.head):
-        what = "an entry of layers names none: give match, first, last or head"
-        raise SenselessRecipe("match", what, inside=("layers", index))
-    return LayerRule(**{**vars(entry), "recipe": _nested(entry.recipe, "layers", index)})
-
-
-def _phase(index: int, entry: PhaseSpec) -> Phase:
-    recipe = _nested(entry.recipe, "phases", index)
-    try:
-        phase: Phase = build("from_tokens", Phase, **{**vars(entry), "recipe": recipe})
-    except SenselessRecipe as fault:
-        raise fault.within("phases", index) from None
-    return phase
-
-
-def _resolve(spec: LayerRecipeSpec) -> LayerRecipe:
-    layer = _resolve_layer(spec)
-    done = _accumulating(spec, layer)
-    if spec.accumulate != "fp32" and done == layer:
-        what = f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
-        raise SenselessRecipe("accumulate", what)
-    return done
-
-
-def _accumulating(spec: LayerRecipeSpec, layer: LayerRecipe) -> LayerRecipe:
+def _adding(layer: LayerRecipe, accumulate: Accumulate) -> LayerRecipe:
     """Let the NVFP4 GEMMs of a recipe add as the study asks."""
     gemms = {gemm: layer.gemm(gemm) for gemm in GEMMS}
-    changed = {gemm: replace(one, accumulate=spec.accumulate) for gemm, one in gemms.items() if one.is_nvfp4}
+    changed = {gemm: replace(one, accumulate=accumulate) for gemm, one in gemms.items() if one.is_nvfp4}
     return replace(layer, **changed)
 
 
-_ON_FP4 = ("stabiliser", "scale", "signs", "prescale", "weight_block")
-
-
-@cache
-def _default(field: str) -> Any:
-    return getattr(LayerRecipeSpec(), field)
-
-
-def _resolve_layer(spec: LayerRecipeSpec) -> LayerRecipe:
+def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
+    """Expand what a recipe says of each layer; refuse what no GEMM would use."""
     if len(set(spec.gemms)) != len(spec.gemms):
-        raise SenselessRecipe("gemms", f"a GEMM is named twice in {spec.gemms}")
-    if spec.preset is not None:
-        return _from_preset(spec, spec.preset)
-    resolved: dict[Gemm, GemmPolicy] = {}
-    low = {gemm: is_low_precision(_format(spec, gemm)) for gemm in GEMMS}
+        raise SenselessRecipe(f"a GEMM is named twice in {spec.gemms}", "gemms")
+    said = {
+        name: getattr(spec, name)
+        for name, field in LayerRecipeSpec.__pydantic_fields__.items()  # type: ignore[attr-defined]
+        if name not in ("preset", "accumulate", *GEMMS)
+        and getattr(spec, name) != field.get_default(call_default_factory=True)
+    }
+    for name in said if spec.preset else ():
+        hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
+        raise SenselessRecipe(f"{name} beside preset '{spec.preset}', which says it already", name, hint=hint)
+    own = {gemm: _given(getattr(spec, gemm) or GemmSpec()) for gemm in GEMMS}
+    keys = ("stabiliser", "hadamard_size", "scale", "signs", "prescale", "weight_block")
+    whole: dict[Gemm, dict[str, Any]] = {
+        gemm: {"format": spec.format if gemm in spec.gemms else spec.rest}
+        | {name: getattr(spec, name) for name in keys}
+        | {name: value for name, value in own[gemm].items() if name not in STORED}
+        for gemm in GEMMS
+    }
+    policies: dict[str, GemmPolicy] = {}
     for gemm in GEMMS:
-        own: GemmSpec = getattr(spec, gemm) or GemmSpec()
-        if not low[gemm]:
-            _refuse_on_high_precision(gemm, own)
-            policy = gemm_policy(gemm, _format(spec, gemm))
-        else:
-            policy = gemm_policy(
-                gemm,
-                _format(spec, gemm),
-                stabiliser=own.stabiliser or spec.stabiliser,
-                hadamard_size=own.hadamard_size or spec.hadamard_size,
-                scale=own.scale or spec.scale,
-                signs=own.signs or spec.signs or "step",
-                prescale=own.prescale if own.prescale is not None else spec.prescale,
-                weight_block=spec.weight_block or "none",
-            )
-        resolved[gemm] = _with_operands(gemm, policy, own)
-    _refuse_idle(spec, low)
-    return layer_recipe(resolved)
-
-
-def _format(spec: LayerRecipeSpec, gemm: Gemm) -> GemmFormat:
-    own: GemmSpec | None = getattr(spec, gemm)
-    if own is not None and own.format is not None:
-        return own.format
-    return spec.format if gemm in spec.gemms else spec.rest
-
-
-def _refuse_on_high_precision(gemm: Gemm, own: GemmSpec) -> None:
-    for name in ("stabiliser", "scale", "signs", "prescale"):
-        if (value := getattr(own, name)) is not None and (name, value) != ("stabiliser", "none"):
-            raise SenselessRecipe(gemm, f"{name} '{value}' on {gemm}, which is not in FP4")
-
-
-def _refuse_idle(spec: LayerRecipeSpec, low: dict[Gemm, bool]) -> None:
-    """Raise ``SenselessRecipe`` for FP4 settings that no FP4 GEMM would use."""
-    for name in _ON_FP4:
-        value = getattr(spec, name)
-        if value == _default(name):
-            continue
-        own_word = {gemm: getattr(getattr(spec, gemm), name, None) for gemm in GEMMS}
-        takes = [gemm for gemm in GEMMS if low[gemm] and own_word[gemm] is None]
-        if name == "weight_block":
-            takes = [gemm for gemm in takes if gemm != "wgrad"]
+        with _at(gemm):
+            policies[gemm] = _policy(spec, gemm, own[gemm], whole[gemm])
+    low = {gemm: one for gemm, one in whole.items() if _is_low(one["format"])}
+    for name in said.keys() - {"gemms", "format", "rest", "hadamard_size"}:
+        takes = [gemm for gemm in low if name not in own[gemm] and (name, gemm) != ("weight_block", "wgrad")]
         if not takes:
-            what = f"{name} '{value}' with no FP4 GEMM to act on"
-            raise SenselessRecipe(name, what, hint="name the GEMMs in gemms, or leave it out")
-    stabilisers = [getattr(getattr(spec, g), "stabiliser", None) or spec.stabiliser for g in GEMMS if low[g]]
-    if spec.signs is not None and not any("rht" in word for word in stabilisers):
-        raise SenselessRecipe("signs", f"signs '{spec.signs}' without a random Hadamard (stabiliser rht)")
-    if spec.prescale is not None and not any("sr" in word for word in stabilisers):
-        what = f"prescale {spec.prescale} without stochastic rounding (stabiliser sr)"
-        raise SenselessRecipe("prescale", what)
-
-
-def _from_preset(spec: LayerRecipeSpec, name: str) -> LayerRecipe:
-    for field in ("gemms", "format", "rest", *_ON_FP4, "hadamard_size"):
-        if getattr(spec, field) != _default(field):
-            what = f"{field} beside preset '{name}', which says it already"
-            hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
-            raise SenselessRecipe(field, what, hint=hint)
-    start = PRESETS[name].recipe
-    resolved: dict[Gemm, GemmPolicy] = {}
-    for gemm in GEMMS:
-        own: GemmSpec = getattr(spec, gemm) or GemmSpec()
-        policy = start.gemm(gemm)
-        anew = {key: value for key, value in _given(own).items() if key not in STORED}
-        if anew:
-            if "format" not in anew:
-                what = f"{', '.join(anew)} on {gemm} of preset '{name}' without its format: say it too"
-                raise SenselessRecipe(gemm, what)
-            if not is_low_precision(anew["format"]):
-                _refuse_on_high_precision(gemm, own)
-            policy = gemm_policy(gemm, anew.pop("format"), **anew)
-        resolved[gemm] = _with_operands(gemm, policy, own)
-    return layer_recipe(resolved)
+            hint = "name the GEMMs in gemms, or leave it out"
+            raise SenselessRecipe(f"{name} '{said[name]}' with no FP4 GEMM to act on", name, hint=hint)
+    needs = {"signs": ("rht", "a random Hadamard"), "prescale": ("sr", "stochastic rounding")}
+    for name, (word, what) in needs.items():
+        if name in said and not any(word in one["stabiliser"] for one in low.values()):
+            raise SenselessRecipe(f"{name} '{said[name]}' without {what} (stabiliser {word})", name)
+    try:
+        with _at():
+            layer = LayerRecipe(**policies)
+    except SenselessRecipe as fault:
+        at = next((gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), "weight_block")
+        raise SenselessRecipe(str(fault), at) from None
+    if spec.accumulate != "fp32" and not any(layer.gemm(gemm).is_nvfp4 for gemm in GEMMS):
+        what = f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
+        raise SenselessRecipe(what, "accumulate")
+    return _adding(layer, spec.accumulate)
 
 
 def _given(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
     return {field.name: value for field in fields(spec) if (value := getattr(spec, field.name)) is not None}
 
 
-def _with_operands(gemm: Gemm, policy: GemmPolicy, own: GemmSpec) -> GemmPolicy:
-    """Apply the fields given for single operands to a GEMM's policy."""
-    operands = dict(zip(OPERANDS[gemm], (policy.left, policy.right), strict=True))
-    for name in STORED:
-        override: OperandSpec | None = getattr(own, name)
-        if override is None:
-            continue
-        if name not in operands:
-            has = " and ".join(OPERANDS[gemm])
-            raise SenselessRecipe(gemm, f"{gemm} has no operand {name} (it has {has})")
-        given, before = _given(override), operands[name]
-        if given.get("format", before.format) != before.format:
+def _is_low(fmt: str) -> bool:
+    """Whether a stabiliser can act on this format: FP4 or a format with block scales."""
+    return fmt not in (*HIGH_FORMATS, *_FP8)
+
+
+def _policy(spec: LayerRecipeSpec, gemm: Gemm, own: dict[str, Any], whole: dict[str, Any]) -> GemmPolicy:
+    """Return a GEMM's operands; ``own``: the keys written for it; ``whole``: with those of the recipe."""
+    start = _published(spec.preset).gemm(gemm) if spec.preset else None
+    anew = {name: value for name, value in own.items() if name not in STORED}
+    if start is not None and anew and "format" not in anew:
+        what = f"{', '.join(anew)} on {gemm} of preset '{spec.preset}' without its format: say it too"
+        raise SenselessRecipe(what)
+    for name in ("stabiliser", "scale", "signs", "prescale") if not _is_low(whole["format"]) else ():
+        if anew.get(name, "none") != "none":
+            raise SenselessRecipe(f"{name} '{anew[name]}' on {gemm}, which is not in FP4")
+    for name in own.keys() & STORED.keys() - set(OPERANDS[gemm]):
+        raise SenselessRecipe(f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})")
+    sides: dict[str, Any] = {}
+    for side, name in zip(("left", "right"), OPERANDS[gemm], strict=True):
+        keep = start is not None and not anew
+        before = vars(getattr(start, side)) if keep else _operand(name, whole)
+        given = _given(own[name]) if name in own else {}
+        if given.get("format", before["format"]) != before["format"]:
             given = {"scale": "none", "block": "none", **given}  # use the defaults of the new format
         if given.get("hadamard") == 0:  # what belongs to a rotation goes with it
             given = {"signs": "none", "permute": False, "rotated_bf16": False, **given}
-        operands[name] = build(gemm, partial(replace, before), **given)
-    left, right = OPERANDS[gemm]
-    done: GemmPolicy = build(gemm, GemmPolicy, left=operands[left], right=operands[right])
-    return done
+        sides[side] = OperandPolicy(**before | given)
+    return GemmPolicy(**sides)
+
+
+def _operand(name: str, whole: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an operand as the keys of its whole GEMM say.
+
+    Stochastic rounding takes Tseng's 3/4 prescale where values can clip under the MXFP4 scale rule.
+    """
+    fmt, scale, parts = whole["format"], whole["scale"], whole["stabiliser"].split("+")
+    if fmt in HIGH_FORMATS:
+        return {"format": fmt}
+    if fmt in _FP8:
+        usual, of_w, of_dy = _FP8[fmt]
+        return {"format": of_dy if name == "dy" else "fp8_e4m3", "scale": of_w if name == "w" else usual}
+    fields = {"format": fmt, "scale": scale or "none"}
+    if name == "w":
+        fields["block"] = whole["weight_block"] or "none"
+    if "sr" in parts:
+        clips = fmt == "mxfp4" and scale in (None, "floor", "even", "uos")
+        fields |= {"rounding": "stochastic", "prescale": whole["prescale"] or (0.75 if clips else 1.0)}
+    if {"rht", "dht"} & set(parts):
+        signs = (whole["signs"] or "step") if "rht" in parts else "none"
+        fields |= {"hadamard": whole["hadamard_size"], "signs": signs}
+    return fields

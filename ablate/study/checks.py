@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ablate.recipes import features_fault
 from ablate.recipes.place import names_layer, phases_of
-from ablate.recipes.sizes import unfit_features
 from ablate.run.architecture import layer_places, linear_layers
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ablate.recipes import Recipe
     from ablate.recipes.place import LayerPlace
-    from ablate.run.architecture import LinearLayer
     from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 
 
@@ -145,18 +143,6 @@ def _nearest(size: int, divisor: int) -> str:
     return f"{below} or {below + divisor}" if below else str(divisor)
 
 
-def misfit(layers: Iterable[LinearLayer], recipe: Recipe) -> str | None:
-    """Describe the first features of a layer that a block, tile or Hadamard group does not divide."""
-    known = list(layers)
-    where = layer_places(known)
-    for layer in known:
-        for phase in phases_of(recipe, where[layer.name]):
-            fault = features_fault(phase.recipe, layer.name, inputs=layer.inputs, outputs=layer.outputs)
-            if fault is not None:
-                return fault
-    return None
-
-
 @cache
 def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
     """Check a built-in model's dimensions and layers against a recipe.
@@ -174,12 +160,10 @@ def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
         for outputs in fused.get(layer.name.rpartition(".")[2], (layer.outputs,)):
             for phase in phases_of(recipe, where[layer.name]):
                 for sizes in ((layer.inputs, 0), (0, outputs)):
-                    unfit = unfit_features(phase.recipe, inputs=sizes[0], outputs=sizes[1])
-                    if unfit is None:
+                    fault = features_fault(phase.recipe, layer.name, inputs=sizes[0], outputs=sizes[1])
+                    if fault is None:
                         continue
-                    side, size, divisor, gemm = unfit
-                    what = f"{side} {size} of {layer.name} is not a multiple of {divisor}"
-                    what += f", as {gemm.capitalize()} needs it"
+                    what, size, divisor = fault
                     at = fields.get(size, ("model.kv_heads", "model.heads", "model.width"))
                     found.setdefault(at, Misfit(what, f"{_nearest(size, divisor)} would fit", at))
     return (*found.values(), *rule_misfits(where, recipe))

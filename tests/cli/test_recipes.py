@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from ablate.base.errors import UserError
 from ablate.cli.recipes import command
-from ablate.recipes import PRESETS, Deoscillate
+from ablate.recipes import PRESETS
 
 
 def run(*arguments, width="80"):
@@ -36,8 +36,8 @@ def test_show_says_operands_source_and_assumptions(name):
 
 def test_show_says_how_weights_are_de_oscillated(monkeypatch):
     own = PRESETS["tetrajet"]
-    recipe = replace(own.recipe, deoscillate=Deoscillate(window=50, from_fraction=0.25))
-    monkeypatch.setitem(PRESETS, "tetrajet", replace(own, recipe=recipe))
+    written = own.written | {"deoscillate": {"window": 50, "from_fraction": 0.25}}
+    monkeypatch.setitem(PRESETS, "tetrajet", replace(own, written=written))
     output = run("show", "tetrajet").output
     assert "weights de-oscillated every 50 steps at 4× from 25% of the budget on" in output
     assert "    deoscillate: {from_fraction: 0.25, window: 50, threshold: 4.0}" in output

@@ -47,7 +47,7 @@ def test_the_digest_changes_with_sources_that_can_change_a_result_alone(monkeypa
     assert digest_with("cli/__init__.py") == found[0]
     sources = (
         "layers/linear.py", "train/loop.py", "backends/kernel/kernel.cpp", "backends/triton/gemm.py",
-        "data/batches.py", "recipes/presets/amd.py", "run/config.py", "models/decoder.py",
+        "data/batches.py", "recipes/presets.json", "run/config.py", "models/decoder.py",
     )  # fmt: skip
     found += map(digest_with, sources)
     assert len(set(found)) == len(found)

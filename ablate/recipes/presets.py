@@ -1,0 +1,66 @@
+"""Published recipes by name, each with its source, what the source states, and our assumptions.
+
+``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands. The table of
+docs/numerics.md is generated from them; the page says what a name that ends in ``-code`` means, and what is
+left out. They stand in ``presets.json``, each with
+
+``recipe``: as a study file writes it.
+``like``: an entry before it, whose keys it has where it does not have its own.
+``published``, ``assumed``: what the source states, and what is our choice.
+``checked``: the file, with 12 digits of its commit, that the numbers were held against; without it the
+publication. Bits were *compared with* what ``benchmarks/oracles.py`` runs; what could not be run was *read*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ablate.recipes.short import PUBLISHED, RecipeSpec, resolve
+
+if TYPE_CHECKING:
+    from ablate.recipes.policy import Recipe
+
+
+@dataclass(frozen=True)
+class Source:
+    """One publication."""
+
+    authors: str
+    title: str
+    url: str
+    year: int
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published recipe; ``written``: as a study file writes it."""
+
+    name: str
+    summary: str
+    source: Source
+    written: dict[str, Any]
+    published: list[str]
+    assumed: list[str]
+    checked: str
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Its operand policies."""
+        return resolve(RecipeSpec(**self.written))
+
+
+def _read() -> dict[str, Preset]:
+    entries: dict[str, dict[str, Any]] = {}
+    presets = {}
+    for name, own in PUBLISHED.items():
+        usual = {"assumed": [], "checked": "read in the publication"}
+        entry = entries[name] = usual | entries.get(own.get("like", ""), {}) | own
+        source = Source(**{field.name: entry[field.name] for field in fields(Source)})
+        told = {key: entry[key] for key in ("summary", "published", "assumed", "checked")}
+        presets[name] = Preset(name=name, source=source, written=own["recipe"], **told)
+    return presets
+
+
+PRESETS = _read()
