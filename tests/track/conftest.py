@@ -1,14 +1,14 @@
 """A synthetic study with real files, and real MLflow parts that are made once."""
 
-import contextlib
 import json
 import math
 import shutil
-import socket
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import requests
 
 from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
@@ -16,6 +16,7 @@ from ablate.store.plan_file import plan_from_json
 from ablate.track.describe import points
 from ablate.track.server import local_server
 from ablate.track.sink import Sink
+from tests.execute.heads import free_port
 
 START_UNIX = 1_700_000_000.25
 ARMS = {
@@ -32,27 +33,18 @@ class Study:
         self.store = StudyStore(storage / name)
         self.runs = {(arm, seed): f"{arm.replace(' ', '')}{seed:012d}" for arm in arms for seed in seeds}
         self.plan = {
-            "format": 1,
-            "study": name,
-            "description": "Which GEMM *suffers*?",
-            "baseline": "bf16",
-            "target": {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"},
-            "paired_seeds": False,
-            "training": {"schedule": "constant"},
+            "format": 1, "study": name, "description": "Which GEMM *suffers*?", "baseline": "bf16",
+            "target": {"kind": "val_loss", "value": 2.1}, "training": {"schedule": "constant"},
             "arms": [
                 {
-                    "name": arm,
-                    "description": None,
-                    "recipe": ARMS[arm][0],
-                    "factors": ARMS[arm][1],
+                    "name": arm, "recipe": ARMS[arm][0], "factors": ARMS[arm][1],
                     "differs": {key: [[], value] for key, value in ARMS[arm][1].items()},
-                    "folded": [],
                     "runs": [{"id": self.runs[arm, seed], "seed": seed} for seed in seeds],
                 }
                 for arm in arms
             ],
             "dropped": [{"name": "x", "reason": "y"}],
-        }
+        }  # fmt: skip
         self.write_plan()
 
     def write_plan(self):
@@ -69,9 +61,7 @@ class Study:
         config = {"model": {"width": 64, "heads": None}, "training": {"learning_rate": 4e-3}, "seed": seed}
         run.create(config)
         run.write_status(Status(state="running", attempt=attempt, started_unix=START_UNIX))
-        environment = {"python": "3.11", "backend": "emulated", "backend_mode": "emulated"}
-        environment["fingerprints"] = ["a1", "b2"]
-        write_record(run.environment_path, environment)
+        write_record(run.environment_path, {"backend_mode": "emulated", "fingerprints": ["a1", "b2"]})
         return run
 
     def train(self, steps, arm="bf16", seed=0, late_sec=0.0):
@@ -94,16 +84,15 @@ class Study:
 
     def end(self, arm="bf16", seed=0, state="finished", message=None):
         times = {"started_unix": START_UNIX, "ended_unix": START_UNIX + 100}
-        self.run(arm, seed).write_status(
-            Status(state=state, attempt=1, tokens=4096, message=message, **times)
-        )
+        status = Status(state=state, attempt=1, tokens=4096, message=message, **times)
+        self.run(arm, seed).write_status(status)
 
-    def whole(self, steps=8, state="finished"):
+    def whole(self, steps=8):
         """Write every run from start to end."""
         for arm, seed in self.runs:
             self.start(arm, seed)
             self.train(range(1, steps + 1), arm, seed)
-            self.end(arm, seed, state)
+            self.end(arm, seed)
         return self
 
 
@@ -125,6 +114,11 @@ def storage(tmp_path, empty_database):
 
 
 @pytest.fixture
+def uri(storage):
+    return f"sqlite:///{storage / 'mlflow.db'}"
+
+
+@pytest.fixture
 def make_study(storage):
     return lambda **kwargs: Study(storage, **kwargs)
 
@@ -134,87 +128,87 @@ def study(make_study):
     return make_study()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def patient():
-    """MLflow's server takes seconds to start on an idle machine, and minutes on a busy one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ablate.track.server._START_SEC", 500.0)
-        yield
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, empty_database):
     """The address of a real MLflow server on loopback."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_database, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    with local_server(uri, folder / "mlartifacts", folder / "log", _free_port()) as (url, _):
-        yield url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ablate.track.server._START_SEC", 500.0)  # minutes on a busy machine
+        with local_server(uri, folder / "mlartifacts", folder / "log", free_port()) as (url, _):
+            yield url
 
 
-class Door:
-    """The way to a server on this machine. Shut, it ends every connection; it can make answers wait."""
+class Gateway(ThreadingHTTPServer):
+    """The way to a server. Shut, it ends every connection; it can answer late, and lose answers.
 
-    def __init__(self, port):
-        self.port, self.wait_sec, self.is_open = port, 0.0, True
-        self._inside = []
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._let_in, daemon=True).start()
+    ``loses``: so many of the next answers to ``runs/create`` are lost after the run was made, by the end of
+    the connection or (``status``) as a fault of the server. Without a server behind it answers ``status``.
+    """
 
-    def _let_in(self):
-        with contextlib.suppress(OSError):
-            while True:
-                guest, _ = self._socket.accept()
-                if not self.is_open:
-                    guest.close()
-                    continue
-                host = socket.create_connection(("127.0.0.1", self.port))
-                self._inside += [guest, host]
-                for pair in ((guest, host, False), (host, guest, True)):
-                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+    daemon_threads = True
 
-    def _carry(self, source, target, is_answer):
-        with contextlib.suppress(OSError):
-            while piece := source.recv(1 << 16):
-                time.sleep(self.wait_sec * is_answer)
-                target.sendall(piece)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
+    def __init__(self, server=None):
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.behind, self.is_open, self.wait_sec, self.loses, self.status = server, True, 0.0, 0, None
+        self.asked = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def shut(self):
-        self.is_open = False
-        for one in self._inside:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        self._inside.clear()
 
-    def open(self):
-        self.is_open = True
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
 
-    def remove(self):
-        self.shut()
-        self._socket.close()
+    def _pass(self):
+        way = self.server
+        if not way.is_open:
+            self.close_connection = True
+            return
+        way.asked.append(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        time.sleep(way.wait_sec)
+        status, content = way.status, b"an answer that is no MLflow's"
+        if way.behind is not None:
+            headers = {key: self.headers[key] for key in ("Content-Type",) if key in self.headers}
+            answer = requests.request(self.command, way.behind + self.path, data=body, headers=headers)
+            status, content = answer.status_code, answer.content
+            if self.path.endswith("runs/create") and way.loses:
+                way.loses -= 1
+                if way.status is None:
+                    self.close_connection = True
+                    return
+                status = way.status
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass  # noqa: N815 - the names that http.server calls
+
+    def log_message(self, *_):
+        pass
+
+    def handle(self):
+        try:
+            super().handle()
+        except OSError:  # the client is impatient
+            self.close_connection = True
 
 
 @pytest.fixture
-def door(server):
-    """A way to the session's server that a test can shut: an outage without another server's start."""
-    made = Door(int(server.rpartition(":")[2]))
-    yield made
-    made.remove()
+def gateway():
+    """Make a way to a server, or a server that answers nothing but a status."""
+    made = []
 
+    def make(server=None):
+        made.append(Gateway(server))
+        return made[-1]
 
-@pytest.fixture
-def free_port():
-    return _free_port()
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    yield make
+    for one in made:
+        one.shutdown()
+        one.server_close()
 
 
 @pytest.fixture
@@ -224,11 +218,10 @@ def held():
     def read(study, uri):
         found = {}
         for run in _in_mlflow(study, uri):
-            if "ablate.summary" in run.data.tags:
-                continue
-            key = run.data.tags["ablate.run_id"]
-            assert key not in found, f"{key} is there twice"
-            found[key] = run
+            if "ablate.summary" not in run.data.tags:
+                key = run.data.tags["ablate.run_id"]
+                assert key not in found, f"{key} is there twice"
+                found[key] = run
         return found
 
     return read
@@ -267,29 +260,26 @@ def _in_mlflow(study, uri):
 
 
 @pytest.fixture
-def assert_same():
-    """Whether MLflow holds every point of every file once, and no other."""
+def check_same(held):
+    """See that MLflow holds every point of every file once, and no other."""
 
-    def check(study, held):
-        assert {key: run.points for key, run in held.items()} == {
-            run_id: _in_file(study.store.run(run_id))
+    def check(study, uri):
+        there = held(study, uri)
+        assert {key: run.points for key, run in there.items()} == {
+            run_id: _in_files(study.store.run(run_id))
             for run_id in study.runs.values()
-            if study.store.run(run_id).path.exists()
+            if study.store.run(run_id).metrics_path.exists()
         }
+        return there
 
     return check
 
 
-def _in_file(run):
+def _in_files(run):
     """Return what MLflow must hold of a run: metric -> sorted (step, value, time stamp)."""
     expected = {}
-    for row in (*run.metrics(), *_samples(run)):
-        for point in points(row):
-            expected.setdefault(point.key, []).append((point.step, point.value, point.timestamp_ms))
+    for path in (run.metrics_path, run.system_path, run.diagnostics_path):
+        for line in path.read_text().splitlines() if path.exists() else ():
+            for point in points(json.loads(line)):
+                expected.setdefault(point.key, []).append((point.step, point.value, point.timestamp_ms))
     return {key: sorted(values) for key, values in expected.items()}
-
-
-def _samples(run):
-    if not run.system_path.exists():
-        return []
-    return [json.loads(line) for line in run.system_path.read_text().splitlines()]

@@ -1,28 +1,34 @@
-"""The mirror into a real sqlite store."""
+"""The mirror into a real sqlite store: in the end MLflow holds every point once, and no other."""
 
+import contextlib
 import json
 import math
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
+from mlflow import MlflowClient
 
+from ablate.base.command_hints import redact
+from ablate.base.errors import UserError
 from ablate.base.files import append_line, write_record
-from ablate.store import Status
-from ablate.track.cursor import cursor_path, pending
+from ablate.store import Status, StudyStore
+from ablate.track.cursor import cursor_path, load_cursor, pending
 from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
-from ablate.track.sink import Sink
-from ablate.track.uri import default_tracking_uri
+from ablate.track.process import start_mirror
+from ablate.track.sink import Sink, is_local, make_database
+from ablate.track.uri import default_tracking_uri, resolve_tracking_uri
+from tests.waiting import is_alive, wait_until
 
 MS = 1_700_000_000_250
-
-
-@pytest.fixture
-def uri(storage):
-    return default_tracking_uri(storage)
 
 
 def sync(study, uri):
@@ -33,163 +39,104 @@ def sync(study, uri):
     return report
 
 
-def test_whole_study(study, uri, held, storage, assert_same):
+def test_a_whole_study_and_its_design(study, uri, check_same, storage):
     study.whole(steps=8)
-    assert Mirror(study.store, uri).sync_once().metrics_sent == 4 * (8 * 4 + 2 * 2)
-    runs = held(study, uri)
-    assert_same(study, runs)
-    run = runs[study.runs["fprop", 1]]
-    assert run.info.run_name == "fprop seed 1"
-    assert run.info.status == "FINISHED"
+    mirror = Mirror(study.store, uri)
+    assert mirror.sync_once().metrics_sent == 4 * (8 * 4 + 2 * 2)
+    run = check_same(study, uri)[study.runs["fprop", 1]]
+    assert (run.info.run_name, run.info.status) == ("fprop seed 1", "FINISHED")
     assert (run.info.start_time, run.info.end_time) == (MS, MS + 100_000)
-    assert [step for step, _, _ in run.points["val_loss"]] == [4 * 4096, 8 * 4096]
     step, loss, time = run.points["val_loss"][0]
+    assert (step, time) == (4 * 4096, MS + 4000)
     assert run.points["val_perplexity"][0] == (step, math.exp(loss), time)
-    assert time == MS + 4000
-    assert run.data.params == {
-        "model.width": "64",
-        "model.heads": "none",
-        "training.learning_rate": "0.004",
-        "seed": "1",
-        "factor.recipe.gemms": "fprop",
-    }
-    wanted = {
-        "ablate.run_id": run.data.tags["ablate.run_id"],
-        "ablate.arm": "fprop",
-        "ablate.seed": "1",
-        "ablate.baseline": "false",
-        "ablate.state": "finished",
-        "ablate.backend": "emulated",
-        "ablate.backend_mode": "emulated",
-        "ablate.arithmetic": "a1 then b2",
-        "factor.recipe.gemms": "fprop",
-    }
-    assert wanted.items() <= run.data.tags.items()
+    assert run.data.params["factor.recipe.gemms"] == run.data.tags["factor.recipe.gemms"] == "fprop"
     assert run.artifacts == ["config.json", "environment.json"]
-    assert runs[study.runs["bf16", 0]].data.tags["ablate.baseline"] == "true"
     assert len(list((storage / "mlartifacts" / "synthetic").glob("*/artifacts/config.json"))) == 4
-
-
-def test_experiment_tells_the_design(study, uri):
-    from mlflow import MlflowClient
-
-    study.whole(2)
-    sync(study, uri)
-    experiment = MlflowClient(uri).get_experiment_by_name("synthetic")
-    assert "| fprop |" in experiment.tags["mlflow.note.content"]
+    again = mirror.sync_once()
+    assert (again.runs_sent, again.metrics_sent, sync(study, uri).metrics_sent) == (0, 0, 0)
     study.plan["description"] = "Another question"
+    study.plan["arms"][1] |= {"name": "only Fprop", "factors": {"recipe.gemms": ["fprop", "changed"]}}
     study.write_plan()
-    sync(study, uri)
+    assert mirror.sync_once().complete
     experiment = MlflowClient(uri).get_experiment_by_name("synthetic")
     assert experiment.tags["mlflow.note.content"].startswith("Another question")
+    cursor_path(study.store, uri).unlink()
+    sync(study, uri)  # a parameter cannot change in MLflow: that must not stop the run
+    run = check_same(study, uri)[study.runs["fprop", 1]]
+    assert (run.info.run_name, run.data.tags["ablate.arm"]) == ("only Fprop seed 1", "only Fprop")
+    assert run.data.tags["factor.recipe.gemms"] == "fprop+changed"
 
 
-@pytest.mark.parametrize(
-    ("state", "status"),
-    [
-        ("running", "RUNNING"),
-        ("finished", "FINISHED"),
-        ("diverged", "FINISHED"),
-        ("failed", "FAILED"),
-        ("interrupted", "KILLED"),
-        ("stopped", "KILLED"),
-    ],
-)
-def test_states(study, uri, held, state, status):
-    study.start()
-    study.train([1])
-    study.end(state=state)
-    sync(study, uri)
-    run = held(study, uri)[study.runs["bf16", 0]]
-    assert (run.info.status, run.data.tags["ablate.state"]) == (status, state)
+STATES = {
+    ("bf16", 0): ("running", "RUNNING"), ("bf16", 1): ("finished", "FINISHED"),
+    ("fprop", 0): ("diverged", "FINISHED"), ("fprop", 1): ("failed", "FAILED"),
+    ("all three", 0): ("interrupted", "KILLED"), ("all three", 1): ("stopped", "KILLED"),
+}  # fmt: skip
 
 
-def test_pending_runs_are_not_shown(study, uri, held):
-    study.start()
-    study.run("bf16", 1).create({})
-    sync(study, uri)
-    assert list(held(study, uri)) == [study.runs["bf16", 0]]
+def test_states_and_a_run_that_is_tried_again(make_study, uri, check_same):
+    study = make_study(arms=("bf16", "fprop", "all three"), seeds=(0, 1, 2))
+    for key, (state, _) in STATES.items():
+        study.start(*key)
+        study.train([1], *key)
+        study.end(*key, state=state, message="boom")
+    study.run("bf16", 2).create({})  # pending: it is not shown
+    mirror = Mirror(study.store, uri)
+    mirror.sync_once()
+    found = check_same(study, uri)
+    assert {
+        key: (found[study.runs[key]].data.tags["ablate.state"], found[study.runs[key]].info.status)
+        for key in STATES
+    } == STATES
+    study.start("fprop", 1, attempt=2)
+    study.train([2], "fprop", 1)
+    mirror.sync_once()
+    run = check_same(study, uri)[study.runs["fprop", 1]]
+    assert (run.info.status, run.data.tags["ablate.state"]) == ("RUNNING", "running")
+    assert "boom" not in run.data.tags["mlflow.note.content"]
+    study.run("fprop", 1).write_status(Status(state="running", attempt=2, tokens=99, started_unix=MS / 1000))
+    assert mirror.sync_once().metrics_sent == 0  # counters alone are no news
+    assert pending(study.store, uri).complete
 
 
-def test_a_run_while_it_grows(study, uri, held, assert_same):
+def test_a_run_while_it_grows(study, uri, check_same):
     mirror = Mirror(study.store, uri)
     run = study.start()
     sent = []
     for step in range(1, 6):
         study.train([step])
-        with run.metrics_path.open("rb+") as file:  # cut the last line, as a reader may find it
-            content = file.read()
-            file.truncate(len(content) - 7)
+        content = run.metrics_path.read_bytes()
+        run.metrics_path.write_bytes(content[:-7])  # as a reader may find it
         sent.append(mirror.sync_once().metrics_sent)
-        with run.metrics_path.open("wb") as file:
-            file.write(content)
+        run.metrics_path.write_bytes(content)
     assert sent == [0, 4, 4, 4 + 4, 2]  # step 4 has an evaluation, whose line was the one cut
     study.end()
     assert mirror.sync_once().metrics_sent == 4
-    assert_same(study, held(study, uri))
-    assert held(study, uri)[run.run_id].info.status == "FINISHED"
+    assert check_same(study, uri)[run.run_id].info.status == "FINISHED"
 
 
-def test_nothing_new_sends_nothing(study, uri):
-    study.whole(4)
-    mirror = Mirror(study.store, uri)
-    mirror.sync_once()
-    again = mirror.sync_once()
-    assert (again.runs_sent, again.metrics_sent) == (0, 0)
-    assert sync(study, uri).metrics_sent == 0
-
-
-def test_a_failed_run_is_reopened(study, uri, held, assert_same):
-    study.start()
-    study.train(range(1, 5))
-    study.end(state="failed", message="boom")
-    sync(study, uri)
-    study.start(attempt=2)
-    study.train(range(5, 7))
-    sync(study, uri)
-    run = held(study, uri)[study.runs["bf16", 0]]
-    assert (run.info.status, run.data.tags["ablate.state"]) == ("RUNNING", "running")
-    assert "boom" not in run.data.tags["mlflow.note.content"]
-    assert_same(study, held(study, uri))
-
-
-@pytest.mark.parametrize("same_process", [True, False])
-def test_lost_cursor_doubles_nothing(study, uri, held, same_process, assert_same):
+@pytest.mark.parametrize("lost", ["in the process", "between two", "broken"])
+def test_a_lost_cursor_doubles_nothing(study, uri, held, check_same, lost):
     study.whole(8)
     mirror = Mirror(study.store, uri)
     mirror.sync_once()
     before = held(study, uri)
     study.start()
-    cursor_path(study.store, uri).unlink()
-    report = mirror.sync_once() if same_process else Mirror(study.store, uri).sync_once()
+    if lost == "broken":
+        cursor_path(study.store, uri).write_text('{"format": 2, "runs": {"x": {}}')
+    else:
+        cursor_path(study.store, uri).unlink()
+    report = (mirror if lost == "in the process" else Mirror(study.store, uri)).sync_once()
     assert report.metrics_sent == 4 * 36
-    after = held(study, uri)
-    assert_same(study, after)
+    after = check_same(study, uri)
     assert {run.info.run_id for run in after.values()} == {run.info.run_id for run in before.values()}
     assert after[study.runs["bf16", 0]].info.status == "RUNNING"
 
 
-def test_broken_cursor_counts_as_lost(study, uri, held, assert_same):
-    study.whole(4)
-    sync(study, uri)
-    cursor_path(study.store, uri).write_text('{"format": 2, "runs": {"x": {}}')
-    sync(study, uri)
-    assert_same(study, held(study, uri))
-
-
-def test_rewound_before_it_was_mirrored(study, uri, held, assert_same):
-    study.start()
-    study.train(range(1, 9))
-    study.run().metrics_path.unlink()
-    study.train(range(1, 3), late_sec=50)
-    sync(study, uri)
-    assert_same(study, held(study, uri))
-
-
 @pytest.mark.parametrize("steps_again", [1, 12])
 @pytest.mark.parametrize("with_cursor", [True, False])
-def test_rewound_after_it_was_mirrored(study, uri, held, steps_again, with_cursor, assert_same):
-    """MLflow never forgets a point, so the rewound run is shown by a new MLflow run, alone."""
+def test_rewound_rows_are_shown_by_a_new_run_alone(study, uri, check_same, steps_again, with_cursor):
+    """MLflow never forgets a point."""
     study.start()
     study.train(range(1, 9))
     sync(study, uri)
@@ -199,12 +146,37 @@ def test_rewound_after_it_was_mirrored(study, uri, held, steps_again, with_curso
     if not with_cursor:
         cursor_path(study.store, uri).unlink()
     sync(study, uri)
-    assert_same(study, held(study, uri))
+    check_same(study, uri)
 
 
-def test_what_was_deleted_in_mlflow_comes_back(study, uri, held, assert_same):
-    from mlflow import MlflowClient
+def diagnose(study, steps, gain=0.98):
+    for step in steps:
+        row = {"kind": "diagnosis", "layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": gain + step / 1000}
+        row |= {"tokens": 4096 * step, "step": step, "time_unix": 1.7e9 + step + gain}
+        append_line(study.run().diagnostics_path, row)
 
+
+def test_samples_and_diagnoses_come_along_once(study, uri, check_same):
+    study.whole(4)
+    study.sample([1, 2])
+    mirror = Mirror(study.store, uri)
+    mirror.sync_once()
+    study.sample([3])  # nothing else has changed
+    assert mirror.sync_once().metrics_sent == 1
+    diagnose(study, (1, 2))
+    study.end()
+    assert not pending(study.store, uri).complete
+    sync(study, uri)
+    assert sync(study, uri).metrics_sent == 0
+    check_same(study, uri)
+    study.run().diagnostics_path.unlink()
+    diagnose(study, (1, 3), gain=0.5)
+    study.end()
+    sync(study, uri)
+    check_same(study, uri)
+
+
+def test_what_was_deleted_in_mlflow_comes_back(study, uri, held, check_same):
     client = MlflowClient(uri)
     study.whole(4)
     mirror = Mirror(study.store, uri)
@@ -216,228 +188,136 @@ def test_what_was_deleted_in_mlflow_comes_back(study, uri, held, assert_same):
     assert "active" in first.problem
     assert first.unsent == (study.runs["bf16", 0],)
     assert mirror.sync_once().complete
-    assert_same(study, held(study, uri))
+    check_same(study, uri)
     client.delete_experiment(client.get_experiment_by_name("synthetic").experiment_id)
     sync(study, uri)
-    assert_same(study, held(study, uri))
+    check_same(study, uri)
 
 
-def test_a_new_database_gets_everything(study, uri, held, storage, tmp_path, assert_same):
-    study.whole(4)
-    sync(study, uri)
-    for path in storage.glob("mlflow.db*"):
-        path.rename(tmp_path / path.name)
-    moved = tmp_path / "elsewhere"
-    storage.rename(moved)  # a new address, so that no open connection is in the way
-    study.store = type(study.store)(moved / "synthetic")
-    uri = default_tracking_uri(moved)
-    sync(study, uri)
-    assert_same(study, held(study, uri))
-    assert (moved / "mlflow.db").exists()
-    assert not list(moved.glob(".mlflow-*"))
-
-
-def write_results(study, tokens, costs=None):
-    """Write a report in which these runs hit the target; ``costs``: of the arms, where they are known."""
-    seeds = {arm: [seed for name, seed in study.runs if name == arm] for arm, _ in study.runs}
-    arms = [
-        {
-            "name": arm,
-            "counted_from_tokens": 0,
-            "tokens_to_target": {"estimate": tokens.get((arm, 0))},
-            "token_cost": {"estimate": (costs or {}).get(arm)},
-            "runs": [
-                {
-                    "id": study.runs[arm, seed],
-                    "seed": seed,
-                    "tokens_to_target": tokens.get((arm, seed)),
-                    "at_or_before_first_evaluation": False,
-                }
-                for seed in own
-            ],
-        }
-        for arm, own in seeds.items()
-    ]
+def write_results(study, tokens, costs):
+    """Write a report in which these runs hit the target, with these arms' token costs."""
     folder = study.store.path / "report"
     folder.mkdir(exist_ok=True)
+    arms = [
+        {
+            "name": arm, "counted_from_tokens": 0, "token_cost": {"estimate": costs.get(arm)},
+            "tokens_to_target": {"estimate": tokens.get((arm, 0))},
+            "runs": [
+                {
+                    "id": study.runs[arm, seed], "seed": seed, "at_or_before_first_evaluation": False,
+                    "tokens_to_target": tokens.get((arm, seed)),
+                }
+                for seed in (0, 1)
+            ],
+        }
+        for arm in ("bf16", "fprop")
+    ]  # fmt: skip
     (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": arms}))
 
 
-def figures(run):
-    return {name: value for name, value in run.data.metrics.items() if name.partition("/")[0] in RESULTS}
-
-
 def test_what_the_report_found_becomes_metrics_and_follows_it(study, uri, held, summary):
+    def figures():
+        runs = [*(held(study, uri)[study.runs[key]] for key in (("fprop", 0), ("fprop", 1)))]
+        return [
+            {name: value for name, value in run.data.metrics.items() if name.partition("/")[0] in RESULTS}
+            for run in (*runs, summary(study, uri))
+        ]
+
     study.whole(2)
     sync(study, uri)
     write_results(study, {("bf16", 0): 1000.0, ("fprop", 0): 1250.0, ("fprop", 1): 1500.0}, {"fprop": 0.25})
     assert sync(study, uri).metrics_sent == 3 + 1 + 3  # of the runs: tokens and a cost; of the arms
-    runs, whole = held(study, uri), summary(study, uri)
-    assert figures(runs[study.runs["bf16", 0]]) == {"tokens_to_target": 1000.0}
-    assert figures(runs[study.runs["fprop", 0]]) == {"tokens_to_target": 1250.0, "token_cost": 0.25}
-    assert figures(runs[study.runs["fprop", 1]]) == {"tokens_to_target": 1500.0}  # no pair has hit
-    assert figures(whole) == {
-        "tokens_to_target/bf16": 1000.0, "tokens_to_target/fprop": 1250.0, "token_cost/fprop": 0.25,
-    }  # fmt: skip
-    assert sync(study, uri).metrics_sent == 0
+    of_arms = {"tokens_to_target/bf16": 1000.0, "tokens_to_target/fprop": 1250.0, "token_cost/fprop": 0.25}
+    found = [{"tokens_to_target": 1250.0, "token_cost": 0.25}, {"tokens_to_target": 1500.0}, of_arms]
+    assert figures() == found  # of fprop's seed 1 no pair has hit
+    before = held(study, uri)
     cursor_path(study.store, uri).unlink()
     sync(study, uri)
-    again = held(study, uri)
-    assert {key: run.points for key, run in again.items()} == {key: run.points for key, run in runs.items()}
-
-    os.utime(study.store.path / "report" / "report.json", (1, 1))
+    assert {key: run.points for key, run in held(study, uri).items()} == {
+        key: run.points for key, run in before.items()
+    }
     (study.store.path / "report" / "report.json").write_text("{")  # cut off: nothing is taken back
     assert sync(study, uri).metrics_sent == 0
-    write_results(study, {("bf16", 0): 1000.0, ("fprop", 0): 1100.0, ("fprop", 1): 1500.0})
+    write_results(study, {("bf16", 0): 1000.0, ("fprop", 0): 1100.0, ("fprop", 1): 1500.0}, {"fprop": 0.25})
     sync(study, uri)
-    runs, whole = held(study, uri), summary(study, uri)
-    assert figures(runs[study.runs["fprop", 0]]) == {
-        "tokens_to_target": 1100.0,
-        "token_cost": pytest.approx(0.1),
-    }
-    assert figures(whole) == {"tokens_to_target/bf16": 1000.0, "tokens_to_target/fprop": 1100.0}
-    write_results(study, {("bf16", 0): 1000.0})  # another target, which fprop misses
+    assert figures()[0] == {"tokens_to_target": 1100.0, "token_cost": pytest.approx(0.1)}
+    write_results(study, {("bf16", 0): 1000.0}, {})  # another target, which fprop misses
     sync(study, uri)
-    runs = held(study, uri)
-    assert figures(runs[study.runs["fprop", 0]]) == {}
-    assert (
-        runs[study.runs["fprop", 0]].points["train_loss"]
-        == again[study.runs["fprop", 0]].points["train_loss"]
-    )
-    note = runs[study.runs["fprop", 0]].data.tags["mlflow.note.content"]
-    assert summary(study, uri).info.run_id in note
-
-
-def test_report_is_logged_when_it_changes(study, uri, held, summary, storage):
-    study.whole(2)
-    mirror = Mirror(study.store, uri)
-    mirror.sync_once()
-    run = summary(study, uri)
-    assert (run.artifacts, run.info.status) == ([], "RUNNING")
-    note = held(study, uri)[study.runs["bf16", 0]].data.tags["mlflow.note.content"]
-    assert f"{run.info.run_id}/artifacts/report/report.html" in note
-    folder = study.store.path / "report"
-    folder.mkdir()
-    (folder / "report.html").write_text("<h1>first</h1>")
-    (folder / "report.json").write_text("{}")
-    assert not pending(study.store, uri).complete
-    mirror.sync_once()
-    run = summary(study, uri)
-    assert run.info.run_name == "report: synthetic"
-    assert run.info.status == "FINISHED"
-    assert run.artifacts == ["report/report.html", "report/report.json"]
-    [copy] = (storage / "mlartifacts").rglob("report.html")
-    written = copy.stat().st_mtime_ns
-    (folder / "report.html").write_text("<h1>first</h1>")  # the same again
-    mirror.sync_once()
-    sync(study, uri)
-    assert copy.stat().st_mtime_ns == written
-    (folder / "report.html").write_text("<h1>second</h1>")
-    sync(study, uri)
-    assert copy.read_text() == "<h1>second</h1>"
-    cursor_path(study.store, uri).unlink()
-    sync(study, uri)
-    assert len(held(study, uri)) == 4
-    assert summary(study, uri).info.run_id == run.info.run_id
-
-
-def test_a_renamed_arm_is_renamed(study, uri, held):
-    study.whole(2)
-    mirror = Mirror(study.store, uri)
-    mirror.sync_once()
-    study.plan["arms"][1]["name"] = "only Fprop"
-    study.plan["arms"][1]["factors"] = {"recipe.gemms": ["fprop", "changed"]}
-    study.write_plan()
-    assert mirror.sync_once().complete
+    assert figures() == [{}, {}, {"tokens_to_target/bf16": 1000.0}]
     run = held(study, uri)[study.runs["fprop", 0]]
-    assert run.info.run_name == "only Fprop seed 0"
-    assert run.data.tags["ablate.arm"] == "only Fprop"
+    assert run.points["train_loss"] == before[study.runs["fprop", 0]].points["train_loss"]
+    assert summary(study, uri).info.run_id in run.data.tags["mlflow.note.content"]
+
+
+def test_the_report_is_logged_when_it_changes(study, uri, summary, storage):
+    study.whole(2)
+    sync(study, uri)
+    first = summary(study, uri)
+    assert (first.artifacts, first.info.status) == ([], "RUNNING")
+    page = study.store.path / "report" / "report.html"
+    page.parent.mkdir()
+    (page.parent / "report.json").write_text("{}")
+    written = []
+    for text in ("<h1>first</h1>", "<h1>first</h1>", "<h1>second</h1>"):
+        page.write_text(text)
+        assert pending(study.store, uri).complete is (len(written) == 1)
+        sync(study, uri)
+        [copy] = (storage / "mlartifacts").rglob("report.html")
+        assert copy.read_text() == text
+        written.append(copy.stat().st_mtime_ns)
+    assert written[0] == written[1]
     cursor_path(study.store, uri).unlink()
-    sync(study, uri)  # a parameter cannot change in MLflow: that must not stop the run
-    assert held(study, uri)[study.runs["fprop", 0]].data.tags["factor.recipe.gemms"] == "fprop+changed"
+    sync(study, uri)
+    run = summary(study, uri)
+    assert (run.info.run_id, run.info.status) == (first.info.run_id, "FINISHED")
+    assert (run.info.run_name, run.artifacts) == (
+        "report: synthetic", ["report/report.html", "report/report.json"],
+    )  # fmt: skip
 
 
-def test_two_folders_of_one_study_stay_apart(study, uri, make_study, tmp_path):
+def test_two_folders_of_one_study_stay_apart(study, uri, tmp_path):
     """Two people run the same study against one store: equal run ids, but not equal curves."""
-    from mlflow import MlflowClient
-
     other = type(study)(tmp_path / "other")
     study.whole(2)
     other.whole(4)
-    sync(study, uri)
-    sync(other, uri)
-    sync(study, uri)
+    for one in (study, other, study):
+        sync(one, uri)
     client = MlflowClient(uri)
     runs = client.search_runs([client.get_experiment_by_name("synthetic").experiment_id])
     counts = sorted(len(client.get_metric_history(run.info.run_id, "train_loss")) for run in runs)
     assert counts == [0, 0, 2, 2, 2, 2, 4, 4, 4, 4]  # and two reports to come
 
 
-def test_a_broken_run_holds_up_no_other(study, uri, held, assert_same):
-    study.whole(2)
-    environment = study.run("bf16", 0).environment_path
-    whole = environment.read_bytes()
-    environment.write_text("{")
-    report = Mirror(study.store, uri).sync_once()
-    assert study.runs["bf16", 0] in report.problem
-    assert report.unsent == (study.runs["bf16", 0],)
-    assert len(held(study, uri)) == 3
-    environment.write_bytes(whole)
-    sync(study, uri)
-    assert_same(study, held(study, uri))
-
-
 @pytest.mark.parametrize("file", ["status.json", "config.json", "environment.json", "metrics.jsonl"])
-def test_nothing_of_a_damaged_run_is_sent_before_it_has_run_again(study, uri, held, assert_same, file):
+def test_a_damaged_run_is_not_sent_and_holds_up_no_other(study, uri, check_same, held, file):
     study.whole(2)
     path = study.run("bf16", 0).path / file
     path.write_bytes(path.read_bytes().replace(b"1", b"2"))
     report = Mirror(study.store, uri).sync_once()
     assert report.problem.startswith(f"run {study.runs['bf16', 0]} is not sent: {file}: altered or cut")
     assert report.unsent == (study.runs["bf16", 0],)
-    assert study.runs["bf16", 0] not in held(study, uri)
+    assert len(held(study, uri)) == 3
     path.unlink()
     study.start()
     study.run("bf16", 0).metrics_path.unlink(missing_ok=True)
     study.train((1, 2))
     study.end()
     sync(study, uri)
-    assert_same(study, held(study, uri))
+    check_same(study, uri)
 
 
-def test_large_configuration_and_many_rows(study, uri, held, assert_same):
+def test_a_large_configuration_and_many_rows(study, uri, check_same):
     run = study.start()
     config = {f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)}
     write_record(run.config_path, config)
     study.train(range(1, 1201))
     sync(study, uri)
-    shown = held(study, uri)[run.run_id]
-    assert len(shown.data.params) == 250
-    assert len(shown.points["train_loss"]) == 1200
-    assert_same(study, held(study, uri))
-
-
-def test_not_finite_rows_are_left_out(study, uri, held):
-    run = study.start()
-    study.train([1])
-    with run.metrics_path.open("a") as file:
-        file.write(
-            '{"kind": "train", "tokens": 8192, "step": 2, "time_unix": 1, "loss": NaN, "lr": Infinity}\n'
-        )
-    sync(study, uri)
-    row = next(iter(run.metrics()))
-    [point] = held(study, uri)[run.run_id].points["train_loss"]
-    assert point == (row["tokens"], row["loss"], round(row["time_unix"] * 1000))
+    assert len(check_same(study, uri)[run.run_id].data.params) == 250
 
 
 @pytest.mark.parametrize(
     "address",
-    [
-        "http://ann:s3cret@127.0.0.1:9",
-        "htp://ann:s3cret@host",
-        "file:/nowhere",
-        "sqlite:////proc/none/mlflow.db",
-    ],
+    ["http://ann:s3cret@127.0.0.1:9", "htp://ann:s3cret@host", "sqlite:////proc/none/mlflow.db"],
 )
 def test_an_address_that_cannot_be_used(study, address, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -446,30 +326,24 @@ def test_an_address_that_cannot_be_used(study, address, monkeypatch):
     assert report.problem
     assert len(report.unsent) == 4
     assert pending(study.store, address).problem == report.problem
-    for path in [p for p in study.store.path.rglob("*") if p.is_file()]:
-        assert b"s3cret" not in path.read_bytes()
-    assert "s3cret" not in repr(report)
-
-
-def test_a_study_that_has_not_begun(study, uri):
+    texts = [path.read_bytes() for path in study.store.path.rglob("*") if path.is_file()]
+    assert not any(b"s3cret" in text for text in (*texts, repr(report).encode()))
     study.store.plan_path.unlink()
-    assert "plan.lock.json" in Mirror(study.store, uri).sync_once().problem
-    assert pending(study.store, uri).unsent == ()
+    assert pending(study.store, address).unsent == ()
 
 
-def test_mirrors_take_turns(study, uri, held, assert_same):
+def test_mirrors_take_turns(study, uri, check_same):
     study.whole(8)
-    mirrors = [Mirror(study.store, uri) for _ in range(4)]
-    threads = [threading.Thread(target=mirror.sync_once) for mirror in mirrors]
+    threads = [threading.Thread(target=Mirror(study.store, uri).sync_once) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert_same(study, held(study, uri))
+    check_same(study, uri)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_pass_that_is_cut_off_between_sending_and_saving(study, uri, held, monkeypatch, assert_same, error):
+def test_a_pass_that_is_cut_off_between_sending_and_saving(study, uri, monkeypatch, check_same, error):
     study.whole(8)
     logged = []
     log = Sink.log
@@ -487,7 +361,20 @@ def test_a_pass_that_is_cut_off_between_sending_and_saving(study, uri, held, mon
         Mirror(study.store, uri).sync_once()
     monkeypatch.undo()
     sync(study, uri)
-    assert_same(study, held(study, uri))
+    check_same(study, uri)
+
+
+def test_two_runs_of_one_id_become_one_also_when_rebuilt(study, uri, check_same):
+    study.whole()
+    sync(study, uri)
+    (first, *_) = check_same(study, uri).values()
+    for rebuilt in (False, True):
+        MlflowClient(uri).create_run(first.info.experiment_id, tags=dict(first.data.tags))
+        if rebuilt:
+            cursor_path(study.store, uri).unlink()
+        sync(study, uri)
+        kept = check_same(study, uri)
+    assert first.info.run_id in {run.info.run_id for run in kept.values()}
 
 
 def test_import_is_light():
@@ -496,52 +383,110 @@ def test_import_is_light():
     assert out.stdout == "False\n"
 
 
-def test_status_counters_alone_send_nothing(study, uri):
+@pytest.mark.parametrize("is_early", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_process_that_is_asked_to_end_sends_all(study, uri, check_same, is_early):
+    """A short study ends before MLflow is even imported."""
     study.start()
-    mirror = Mirror(study.store, uri)
-    mirror.sync_once()
-    study.run().write_status(
-        Status(state="running", attempt=1, tokens=99, step=9, started_unix=1_700_000_000.25)
-    )
-    assert mirror.sync_once().metrics_sent == 0
-    assert pending(study.store, uri).complete
+    mirror = start_mirror(study.store.path, uri)
+    try:
+        if not is_early:
+            wait_until(lambda: load_cursor(study.store, uri).runs)
+            assert os.getpriority(os.PRIO_PROCESS, mirror.process.pid) >= 10
+        study.whole(40)
+    finally:
+        report = mirror.stop(300)
+    assert report.complete
+    assert mirror.process.returncode == 0
+    check_same(study, uri)
 
 
-def test_samples_of_the_machine_come_along_once(study, uri, held, assert_same):
+def test_a_process_whose_parent_is_killed_sends_all(study, uri, check_same):
     study.whole(4)
-    study.sample([1, 2])
-    mirror = Mirror(study.store, uri)
-    mirror.sync_once()
-    study.sample([3])  # nothing else has changed
-    assert mirror.sync_once().metrics_sent == 1
-    run = held(study, uri)[study.runs["bf16", 0]]
-    assert [step for step, _, _ in run.points["system/cpu_utilization_percentage"]] == [4096, 8192, 12288]
-    cursor_path(study.store, uri).unlink()
-    sync(study, uri)
-    assert_same(study, held(study, uri))
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from ablate.track.process import start_mirror
+print(start_mirror(Path({str(study.store.path)!r}), {uri!r}).process.pid, flush=True)
+sys.stdin.read(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        wait_until(lambda: len(load_cursor(study.store, uri).runs) == 5)  # the report's, too
+        study.train([5])
+        study.end()
+        parent.stdin.close()
+    wait_until(lambda: not is_alive(pid))
+    check_same(study, uri)
 
 
-def diagnose(study, steps, gain=0.98):
-    for step in steps:
-        row = {"kind": "diagnosis", "layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": gain + step / 1000}
-        row |= {"tokens": 4096 * step, "step": step, "time_unix": 1.7e9 + step + gain}
-        append_line(study.run().diagnostics_path, row)
+def test_a_process_that_hangs_is_killed(study, uri):
+    study.whole(4)
+    mirror = start_mirror(study.store.path, uri)
+    os.kill(mirror.process.pid, signal.SIGSTOP)
+    report = mirror.stop(0.2)
+    assert not is_alive(mirror.process.pid)
+    assert len(report.unsent) == 4
 
 
-def test_diagnoses_come_along_once_and_rewound_ones_in_place_of_the_first(study, uri, held):
-    key = "diag/wgrad/gain/blocks.0.ffn.down"
-    study.whole(steps=4)
-    sync(study, uri)
-    diagnose(study, (1, 2))
-    study.end()
-    assert not pending(study.store, uri).complete
-    sync(study, uri)
-    assert sync(study, uri).metrics_sent == 0
-    assert [step for step, _, _ in held(study, uri)[study.runs["bf16", 0]].points[key]] == [4096, 8192]
-    study.run().diagnostics_path.unlink()
-    diagnose(study, (1, 3), gain=0.5)
-    study.end()
-    sync(study, uri)
-    run = held(study, uri)[study.runs["bf16", 0]]
-    assert [(step, value) for step, value, _ in run.points[key]] == [(4096, 0.501), (3 * 4096, 0.503)]
-    assert len(run.points["train_loss"]) == 4
+MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/ann/my disk": "tmpfs", "/scratch": "lustre"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "local"),
+    [("/data", True), ("/home/ann", False), ("/home/ann/my disk/x", True), ("/scratch/x", False)],
+)
+def test_what_is_a_local_disk(folder, local, monkeypatch):
+    disks = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in MOUNTS.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: disks)
+    assert is_local(Path(folder)) is local
+
+
+def test_a_database_is_whole_and_made_once(tmp_path):
+    path = tmp_path / "a b" / "mlflow.db"
+    make_database(path, tmp_path / "artifacts")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE a_users_own (x)")
+    make_database(path, tmp_path / "artifacts")  # as another process would that was a little later
+    assert [file.name for file in path.parent.iterdir()] == ["mlflow.db"]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("SELECT x FROM a_users_own")
+        [[mode]] = connection.execute("PRAGMA journal_mode")
+    assert mode == ("wal" if is_local(tmp_path) else "delete")
+
+
+def test_where_a_study_is_mirrored_to(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_tracking_uri(tmp_path) == default_tracking_uri(tmp_path)
+    assert default_tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment:5000")
+    assert resolve_tracking_uri(tmp_path) == "http://from-environment:5000"
+    assert resolve_tracking_uri(tmp_path, "http://option:5000") == "http://option:5000"
+    assert resolve_tracking_uri(tmp_path, "sqlite:///my.db") == f"sqlite:///{tmp_path}/my.db"
+    for uri in ("./mlruns", "file:///tmp/mlruns"):
+        with pytest.raises(UserError, match="keeps no runs in plain files"):
+            resolve_tracking_uri(tmp_path, uri)
+    old, new, other = (
+        cursor_path(StudyStore(tmp_path), f"http://{place}")
+        for place in ("a:old@host", "a:new@host", "other")
+    )
+    assert old == new != other
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://ann:s3cret@host:5000/api failed", "GET https://***@host:5000/api failed"),
+        ("https://ann:p@ss@host/x", "https://***@host/x"),
+        ("https://token@host", "https://***@host"),
+        ("postgresql+psycopg2://ann:pw@host/db", "postgresql+psycopg2://***@host/db"),
+        ("postgresql://host/db?password=s3cret&x=1", "postgresql://host/db?password=***&x=1"),
+        ("sqlite:////home/ann@lab/mlflow.db", "sqlite:////home/ann@lab/mlflow.db"),
+        ("http://host/mail@x", "http://host/mail@x"),
+    ],
+)
+def test_no_login_is_shown(text, shown):
+    assert redact(text) == shown
