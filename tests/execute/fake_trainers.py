@@ -39,20 +39,13 @@ def one_fails_and_one_diverges(config, on_metrics, **options):
     return quick(config, on_metrics, **options)
 
 
-def waits_for_the_stop(config, on_metrics, *, tokens, should_stop, checkpoints, device):
-    for _ in range(20_000):  # longer than any machine is busy
-        if should_stop():
-            return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
-        time.sleep(0.05)
-    raise AssertionError("nobody asked to stop")
-
-
 def only_seed_0_ends(config, on_metrics, **options):
     """Seed 0 ends at once; the others train one step, and then wait for the stop."""
     if config.seed == 0:
         return quick(config, on_metrics, **options)
     on_metrics(train_row(10, 1, 3.0))
-    return waits_for_the_stop(config, on_metrics, **options)
+    _ask_on(options["should_stop"])
+    return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
 
 
 def dies(config, *args, **options):
@@ -116,17 +109,6 @@ def starts_others(config, on_metrics, **options):
     if config.seed == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
-
-
-def leaves_a_child(config, on_metrics, **options):
-    """The first two leave a process behind; the others wait until somebody has seen it end."""
-    run = options["checkpoints"].folder.parent
-    if config.seed < 2:
-        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        write_json_atomic(run / "started.json", [child.pid])
-    while config.seed >= 2 and not (run.parent / "go").exists():
-        time.sleep(0.05)
-    return quick(config, on_metrics, **options)
 
 
 def slow(config, on_metrics, **options):

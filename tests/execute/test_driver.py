@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.base.files import read_json, read_record, write_record
+from ablate.base.files import read_record, write_record
 from ablate.execute import driver, queue
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.pending_runs import find_todo
 from ablate.execute.progress import ProgressReader, count_states
-from ablate.run.config import ResourcesConfig
+from ablate.recipes import RecipeSpec, resolve
+from ablate.run.config import Fork, ResourcesConfig
 from ablate.store import Status, leases
 from ablate.store.leases import Leases
 from tests.waiting import is_alive, wait_until
@@ -46,8 +47,12 @@ def execute(study, trainer, requests=None, **options):
     return execute_study(study[0], requests, trainer=f"fake_trainers:{trainer}", **options)
 
 
+def runs_of(study):
+    return [study[0].run(request.run_id) for request in study[1]]
+
+
 def states(study):
-    return [study[0].run(request.run_id).state() for request in study[1]]
+    return [run.state() for run in runs_of(study)]
 
 
 def ledger(run):
@@ -56,7 +61,7 @@ def ledger(run):
 
 
 def steps(run):
-    return [row["step"] for row in run.metrics() if row["kind"] == "train"]
+    return [row["step"] for row in run.metrics("train")]
 
 
 @local
@@ -66,15 +71,14 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
     assert not end.interrupted
     assert states(study) == ["finished", "failed", "diverged", "failed"]
     assert end.states == dict(zip((request.run_id for request in requests), states(study), strict=True))
-    runs = [store.run(request.run_id) for request in requests]
-    assert [row["val_loss"] for row in runs[0].metrics() if row["kind"] == "eval"] == [3.0, 1.5, 1.0]
+    runs = runs_of(study)
+    assert [row["val_loss"] for row in runs[0].metrics("eval")] == [3.0, 1.5, 1.0]
     assert runs[0].environment()["backend_mode"] == "emulated"
     assert runs[1].status().message == "RuntimeError: a bug in the trainer"
     log = runs[1].attempt_log(1).read_text()
     assert log.startswith("about to fail")
     assert "Traceback" in log
     assert "a smaller training.micro_batch_size needs less" in runs[3].status().message
-    assert [len(ledger(run)) for run in runs] == [1] * 4
     assert find_todo(store, requests).runs == ()
     retried = find_todo(store, requests, retry_failed=True).runs
     execute(study, "quick", [*retried, requests[0]])  # a finished run stays as it is
@@ -90,12 +94,12 @@ def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
     reader, sent = ProgressReader(store), []
 
     def interrupt_once_running():
-        if not sent and count_states(reader.read()).get("running", 0) == 2:
+        if not sent and count_states(reader.read()) == {"finished": 1, "running": 2, "pending": 1}:
             sent.append(request_stop(store.path) if how == "request" else os.kill(os.getpid(), how))
 
-    assert execute(study, "waits_for_the_stop", on_poll=interrupt_once_running).interrupted
-    assert sorted(states(study)) == ["interrupted", "interrupted", "pending", "pending"]
-    assert len(find_todo(store, requests).runs) == 4
+    assert execute(study, "only_seed_0_ends", on_poll=interrupt_once_running).interrupted
+    assert sorted(states(study)) == ["finished", "interrupted", "interrupted", "pending"]
+    assert len(find_todo(store, requests).runs) == 3
     assert not list(store.path.glob(".stop-*"))
 
 
@@ -105,32 +109,26 @@ def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
     reader = ProgressReader(store)
 
     def unneeded():
-        counts = count_states(reader.read())
-        settled = counts.get("finished", 0) == 1 and counts.get("running", 0) == 2
-        return {request.run_id: "it is settled" for request in requests[1:]} if settled else {}
+        is_settled = count_states(reader.read()) == {"finished": 1, "running": 2, "pending": 1}
+        return {request.run_id: "it is settled" for request in requests[1:]} if is_settled else {}
 
-    end = execute(study, "only_seed_0_ends", unneeded=unneeded)
-    assert not end.interrupted
+    assert not execute(study, "only_seed_0_ends", unneeded=unneeded).interrupted
     assert states(study) == ["finished", "stopped", "stopped", "stopped"]
-    runs = [store.run(request.run_id) for request in requests]
+    runs = runs_of(study)
     assert {run.status().message for run in runs[1:]} == {"it is settled"}
-    assert sorted(record.outcome for run in runs[1:] for record in ledger(run)) == ["stopped", "stopped"]
     assert not any(run.stop_path.exists() for run in runs)
     execute(study, "quick", find_todo(store, requests).runs)
     assert states(study) == FINISHED
 
 
 @local
-@pytest.mark.parametrize(
-    ("resources", "said"),
-    [
+def test_resources_that_no_node_has_are_refused_before_anything_runs(study):
+    for resources, said in (
         (ResourcesConfig(cpus=1000), r"1 × \(1000 CPU, 0 GPU\), which the cluster does not have"),
         (ResourcesConfig(devices_per_run=64), r"64 × \(1 CPU, 0 GPU\), which the cluster does not have"),
-    ],
-)
-def test_resources_that_no_node_has_are_refused_before_anything_runs(study, resources, said):
-    with pytest.raises(UserError, match=said):
-        execute(study, "quick", [replace(study[1][0], resources=resources)])
+    ):
+        with pytest.raises(UserError, match=said):
+            execute(study, "quick", [replace(study[1][0], resources=resources)])
     assert states(study) == ["pending"] * 4
 
 
@@ -156,7 +154,7 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypa
     resources = ResourcesConfig(hang_after_sec=10.0 if hangs else 600.0)
     todo = [replace(request, resources=resources) for request in study[1][:2]]
     assert set(execute(study, trainer, todo).states.values()) == {"finished"}
-    for run in (study[0].run(request.run_id) for request in todo):
+    for run in runs_of(study)[:2]:
         first, second = ledger(run)
         assert (first.outcome, second.outcome) == (outcome, "finished")
         assert (message or "") in (first.message or "")
@@ -169,7 +167,7 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage, monkeypatc
     monkeypatch.setattr(
         Leases, "__init__", lambda self, folder, _=0, init=Leases.__init__: init(self, folder, 1.0)
     )
-    run = study[0].run(study[1][0].run_id)
+    run = runs_of(study)[0]
     run.create(asdict(study[1][0].config))
     run.write_status(Status(state="running", attempt=1))
     Leases(run.attempts).claim()
@@ -186,31 +184,25 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage, monkeypatc
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_what_keeps_dying_fails_alone_after_some_attempts(study):
     execute(study, "dies", study[1][:1])
-    run = study[0].run(study[1][0].run_id)
+    run = runs_of(study)[0]
     assert run.status().state == "failed"
     assert run.status().message.startswith("worker lost: ")
     assert run.status().message.endswith("(4 attempts)")
     assert len(ledger(run)) == 4
 
 
-@LONG
-@local
-def test_what_a_training_function_leaves_ends_with_its_run(study):
-    own = [
-        replace(one, config=replace(one.config, trainer="fake_trainers:leaves_a_child")) for one in study[1]
-    ]
-    started = [study[0].run(one.run_id).path / "started.json" for one in own[:2]]
-
-    def look():
-        if all(path.exists() for path in started) and not any(is_alive(*read_json(path)) for path in started):
-            (study[0].path / "runs" / "go").touch()
-
-    assert list(execute(study, "quick", own, on_poll=look).states.values()) == FINISHED
+def start(study, script, **variables):
+    script = textwrap.dedent(script.format(here=str(HERE), storage=str(study[0].path)))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])} | variables
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 DRIVER = """
     import sys
-    sys.path.insert(0, {here!r})
+    sys.path.insert(0, {{here!r}})
     from four_runs import requests_of
     from ablate.execute.driver import execute_study
     from pathlib import Path
@@ -221,25 +213,20 @@ DRIVER = """
         if not begun:
             begun.append(print("begun", flush=True))
 
-    store, requests = requests_of(Path({storage!r}))
+    store, requests = requests_of(Path({{storage!r}}))
     outcome = execute_study(store, requests, trainer="fake_trainers:{trainer}", on_poll=say_so)
-    print(list(outcome.states.values()), flush=True)
+    print(sorted(outcome.states.values()), flush=True)
 """
 
 
 def start_driver(study, trainer="slow"):
-    script = textwrap.dedent(DRIVER.format(here=str(HERE), storage=str(study[0].path), trainer=trainer))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    return subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    return start(study, DRIVER.format(trainer=trainer))
 
 
 @LONG
 def test_what_a_run_started_ends_with_its_worker_however_that_dies(study):
     process = start_driver(study, "starts_others")
-    started = [study[0].run(request.run_id).path / "started.json" for request in study[1][:2]]
+    started = [run.path / "started.json" for run in runs_of(study)[:2]]
     wait_until(lambda: all(path.exists() for path in started), process)
     by_killed, by_killed_driver = (json.loads(path.read_text()) for path in started)
     wait_until(lambda: not any(is_alive(pid) for pid in by_killed))
@@ -251,28 +238,26 @@ def test_what_a_run_started_ends_with_its_worker_however_that_dies(study):
 
 @LONG
 def test_two_who_start_the_same_study_share_its_runs_and_hear_a_request_to_stop(study):
-    store, requests = study
-    request_stop(store.path)  # one of before they began, which is none of theirs
-    both = [start_driver(study, "waits_for_the_stop") for _ in range(2)]
+    both = [start_driver(study, "only_seed_0_ends") for _ in range(2)]
     for process in both:
         assert process.stdout.readline() == "begun\n"
     wait_until(lambda: states(study).count("running") == 2, *both)
-    request_stop(store.path)
+    request_stop(study[0].path)
     for process in both:
-        assert "finished" not in process.communicate()[0]
-    assert set(states(study)) <= {"interrupted", "pending"}
+        process.communicate()
+    assert set(states(study)[1:]) <= {"interrupted", "pending"}
     both = [start_driver(study) for _ in range(2)]
     for process in both:
-        assert sorted(eval(process.communicate()[0].splitlines()[-1])) == FINISHED
-    runs = [store.run(request.run_id) for request in requests]
-    assert [steps(run) for run in runs] == [[1, 2, 3, 4, 5]] * 4
+        assert process.communicate()[0].strip().endswith(str(FINISHED))
+    runs = runs_of(study)
+    assert [steps(run) for run in runs[1:]] == [[1, 2, 3, 4, 5]] * 3
     assert [ledger(run)[-1].outcome for run in runs] == FINISHED
     assert len({ledger(run)[-1].pid for run in runs}) > 1
 
 
 @LONG
 def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(study):
-    runs = [study[0].run(request.run_id) for request in study[1]]
+    runs = runs_of(study)
     first = start_driver(study)
     wait_until(lambda: any(run.metrics_path.exists() for run in runs), first)
     first.kill()
@@ -281,3 +266,102 @@ def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(st
     wait_until(lambda: not any(is_alive(pid) for pid in held))
     assert start_driver(study).communicate()[0].strip().endswith(str(FINISHED))
     assert [steps(run) for run in runs] == [[1, 2, 3, 4, 5]] * 4
+
+
+NODES = """
+    import dataclasses, sys
+    from pathlib import Path
+
+    sys.path.insert(0, {here!r})
+    from four_runs import requests_of
+    from ray.cluster_utils import Cluster
+
+    from ablate.run.config import ResourcesConfig
+    from ablate.execute import driver
+    from ablate.execute.driver import execute_study
+
+    driver.PAUSES_SEC = (0.5, 0.5, 0.5)
+    store, requests = requests_of(Path({storage!r}))
+    cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0, "include_dashboard": False}})
+    first = cluster.add_node(num_cpus=2, resources={{"mi355x": 2}})
+    own = ResourcesConfig(custom={{"mi355x": 1.0}})
+    done = []
+
+    def watch():
+        if not done and any(store.run(request.run_id).metrics_path.exists() for request in requests):
+            done.append(1)
+            cluster.remove_node(first, allow_graceful=False)
+            cluster.add_node(num_cpus=2, resources={{"mi355x": 2}})
+
+    outcome = execute_study(
+        store, [dataclasses.replace(request, resources=own) for request in requests],
+        address=cluster.address, on_poll=watch, trainer="fake_trainers:slow",
+    )
+    print(sorted(outcome.states.values()), len(done))
+    cluster.shutdown()
+"""
+
+
+@LONG
+def test_a_node_is_killed_in_the_middle_and_another_joins(study):
+    process = start(study, NODES, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    assert f"{FINISHED} 1" in process.communicate()[0]
+    lost = 0
+    for run in runs_of(study):
+        assert steps(run) == [1, 2, 3, 4, 5]
+        outcomes = [record.outcome for record in ledger(run)]
+        assert outcomes.count("finished") == 1
+        lost += outcomes.count(None)
+    assert lost >= 1, "no run was on the node that was killed"
+
+
+@pytest.fixture
+def on_two(study):
+    """A run on two devices."""
+    store, (request, *_) = study
+    config = request.config
+    training = replace(config.training, tokens=40_000, eval_every_tokens=8192, eval_tokens=4096)
+    model = replace(config.model, width=64, heads=2, ffn=96, layers=2)
+    config = replace(config, training=training, model=model)
+    return store, [replace(request, resources=ResourcesConfig(devices_per_run=2), config=config)]
+
+
+def check_whole(run, *began):
+    """See that a run of two processes has ended well in its last attempt; ``began``: at which steps."""
+    assert [record.resumed_from_step for record in ledger(run)] == [*began]
+    assert ledger(run)[-1].outcome == "finished"
+    assert run.environment()["world_size"] == 2
+    rows = [(row["kind"], row["step"]) for row in run.metrics()]
+    assert len(rows) == len(set(rows)), "no row twice"
+    assert rows[-1][0] == "eval"
+    assert not list(run.path.glob(".*")), "nothing of Ray Train's is left"
+
+
+@LONG
+@local
+def test_a_fork_on_two_devices_begins_with_the_state_of_both(on_two):
+    store, (request,) = on_two
+    config = request.config
+    fork = Fork(tokens=6 * 4096, recipe=config.recipe, training=config.training)
+    config = replace(config, recipe=resolve(RecipeSpec(gemms=["fprop"])), fork=fork)
+    forked = replace(request, run_id="f" * 16, config=config)
+    assert set(execute(on_two, "together", [request, forked]).states.values()) == {"finished"}
+    check_whole(store.run(request.run_id), 0)
+    check_whole(store.run(forked.run_id), 5)
+
+
+@LONG
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(on_two):
+    assert set(execute(on_two, "second_process_dies_once").states.values()) == {"finished"}
+    check_whole(runs_of(on_two)[0], 0, 2)
+
+
+@LONG
+@pytest.mark.parametrize("which", ["first", "second"])
+@pytest.mark.usefixtures("local_ray", "no_pauses")
+def test_a_fault_of_one_process_ends_the_other_and_is_not_repeated(on_two, which):
+    assert set(execute(on_two, f"{which}_process_fails").states.values()) == {"failed"}
+    status = runs_of(on_two)[0].status()
+    assert (status.state, status.message) == ("failed", f"ValueError: a bug in the {which} process")
+    assert len(ledger(runs_of(on_two)[0])) == 1

@@ -1,7 +1,6 @@
 """A result is taken from a neighbour only where it is the one that would be made here."""
 
 import json
-import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -15,7 +14,6 @@ from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
 
-ROW = {"kind": "eval", "tokens": 10, "step": 1, "val_loss": 3.0}
 HERE = {"code": code_digest(), "gpu": None, "world_size": 1, "fingerprints": [fingerprint("cpu")]}
 
 
@@ -28,11 +26,10 @@ def two(tmp_path):
         run.create(asdict(request.config))
         lease = Leases(run.attempts).claim()
         run.attempt_log(1).write_text("printed\n")
-        write_record(run.environment_path, HERE)
-        append_line(run.metrics_path, ROW)
+        append_line(run.metrics_path, {"kind": "eval", "tokens": 10, "step": 1, "val_loss": 3.0})
         run.diagnostics_path.write_text('{"kind": "diagnosis"}\n')
         lease.end("finished")
-        run.write_status(Status(state="finished", attempt=1, tokens=30, step=3, ended_unix=time.time()))
+        change(run)
     here = StudyStore(tmp_path / "here")
     (here.path / "runs").mkdir(parents=True)
     return there, here, requests
@@ -40,7 +37,7 @@ def two(tmp_path):
 
 def change(run, *, state="finished", **environment):
     write_record(run.environment_path, HERE | environment)
-    run.write_status(replace(run.status(), state=state))
+    run.write_status(Status(state=state, attempt=1, tokens=30, step=3))
 
 
 def test_a_result_comes_whole_with_its_ledger(two):
@@ -66,40 +63,32 @@ def test_a_result_comes_whole_with_its_ledger(two):
     assert here.begun() == {request.run_id for request in requests[:2]}
 
 
-def test_what_would_not_be_made_here_is_left(two):
-    there, here, requests = two
-    runs = [there.run(request.run_id) for request in requests]
-
-    def taken(resources=None):
-        asked = {request.run_id: resources or request.resources for request in requests}
-        return sorted(int(run_id, 16) for run_id in find_elsewhere(here, asked))
-
-    assert taken() == [0, 1, 2, 3]
-    assert taken(ResourcesConfig(gpus=1)) == taken(ResourcesConfig(devices_per_run=2)) == []
-    change(runs[0], code="another")
-    runs[1].metrics_path.write_bytes(runs[1].metrics_path.read_bytes()[:-1])
-    change(runs[2], state="interrupted")
-    assert taken() == [3]
-    runs[3].environment_path.write_text("[]")
-    assert taken() == []
-
-
 @pytest.mark.parametrize(
     ("changed", "is_taken"),
     [
-        ({"fingerprints": ["another"]}, False),
+        ({}, True),
         ({"fingerprints": ["another", fingerprint("cpu")]}, False),
         ({"fingerprints": None}, False),
+        ({"code": "another"}, False),
+        ({"gpu": "H100"}, False),
+        ({"world_size": 2}, False),
         ({"state": "diverged"}, True),
         ({"state": "failed"}, False),
-        ({"state": "stopped"}, False),
+        ({"state": "interrupted"}, False),
+        ("metrics.jsonl", False),
+        ("environment.json", False),
     ],
 )
-def test_a_result_of_this_arithmetic_is_taken(two, changed, is_taken):
+def test_only_the_result_that_would_be_made_here_is_taken(two, changed, is_taken):
     there, here, requests = two
-    change(there.run(requests[0].run_id), **changed)
+    run = there.run(requests[0].run_id)
+    if isinstance(changed, str):
+        (run.path / changed).write_bytes((run.path / changed).read_bytes()[:-1])
+    else:
+        change(run, **changed)
     expected = [request.run_id for request in requests[not is_taken :]]
     assert list(copy_results(here, requests)) == expected
+    assert find_elsewhere(StudyStore(here.path.parent / "x" / "y"), {run.run_id: ResourcesConfig()}) == {}
 
 
 def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
@@ -118,14 +107,6 @@ def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
     assert list(copy_results(here, [*requests[:3], kept])) == [requests[1].run_id]
     assert held[0].is_mine()
     assert {here.run(request.run_id).state() for request in (requests[0], *requests[2:])} == {"pending"}
-
-
-def test_no_neighbour_no_harm(tmp_path):
-    here, requests = requests_of(tmp_path / "storage" / "here")
-    (tmp_path / "storage" / "mlflow.db").write_text("")
-    (tmp_path / "storage" / "tokens").mkdir()
-    assert copy_results(here, requests) == {}
-    assert find_elsewhere(StudyStore(tmp_path / "none" / "x"), {requests[0].run_id: ResourcesConfig()}) == {}
 
 
 def test_what_nobody_needs_is_left_out_and_marked(two):

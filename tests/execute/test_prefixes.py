@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 
 import pytest
@@ -18,6 +17,7 @@ from ablate.run.config import Fork, ResourcesConfig
 from ablate.run.diagnostics import Diagnostics
 from ablate.run.ids import run_id
 from ablate.store import Status, StudyStore
+from ablate.store.leases import Leases
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -48,20 +48,21 @@ def storage(tmp_path_factory):
 class Here:
     """A store with these runs, executed one by one without Ray."""
 
-    def __init__(self, storage, name, runs):
+    def __init__(self, storage, name, runs, planned=()):
         self.storage, self.store, self.runs = storage, StudyStore(storage / name), runs
         for run in runs:
             self.store.run(run.run_id).create(asdict(run.config))
         self.tokens = prepare(data(), storage / "tokens").folder
+        self.prefixes = Prefixes(self.store, runs, planned)
 
-    def task(self, run, prefixes=None):
+    def task(self, run):
         return replace(
-            (prefixes or Prefixes(self.store, self.runs)).filled_in(run), tokens_dir=self.tokens,
+            self.prefixes.filled_in(run), tokens_dir=self.tokens,
             run_dir=self.store.run(run.run_id).path.resolve(), stop_path=self.storage / "stop",
         )  # fmt: skip
 
-    def execute(self, run, prefixes=None):
-        end = execute_run(self.task(run, prefixes))
+    def execute(self, run):
+        end = execute_run(self.task(run))
         assert end.state == "finished", end
         return self.rows(run)
 
@@ -71,8 +72,7 @@ class Here:
         return [{key: value for key, value in row.items() if key not in changing} for row in rows]
 
     def began_at(self, run):
-        attempt = self.store.run(run.run_id).attempts / "1.json"
-        return json.loads(attempt.read_text())["resumed_from_step"]
+        return Leases(self.store.run(run.run_id).attempts).read(1).resumed_from_step
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +84,16 @@ def apart(arms, tmp_path_factory):
 
 def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(storage, arms, apart):
     here = Here(storage, "together", list(arms.values()))
-    prefixes = Prefixes(here.store, here.runs)
     holder = arms["bf16"].run_id
-    assert [prefixes.waits_for(run.run_id) for run in here.runs] == [None, holder, holder]
+    assert [here.prefixes.waits_for(run.run_id) for run in here.runs] == [None, holder, holder]
     for name, run in arms.items():
-        assert here.execute(run, prefixes) == apart[name]
+        assert here.execute(run) == apart[name]
         assert here.began_at(run) == (0 if name == "bf16" else FORK - 1)
-        assert prefixes.waits_for(run.run_id) is None
+        assert here.prefixes.waits_for(run.run_id) is None
         assert here.store.run(run.run_id).state() == "finished"
     assert apart["forked"] != apart["bf16"]
-    (kept,) = here.store.prefixes.iterdir()
-    prefixes.clean()
-    assert not kept.parent.exists()
+    here.prefixes.clean()
+    assert not here.store.prefixes.exists()
     diagnosed = [replace(run, diagnostics=Diagnostics()) for run in here.runs]
     prefixes = Prefixes(StudyStore(storage / "diagnosed"), diagnosed)
     assert {prefixes.filled_in(run).prefix for run in diagnosed} == {None}  # they share nothing
@@ -103,31 +101,28 @@ def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(storage, arms
 
 def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(storage, arms, monkeypatch):
     planned = [(one.run_id, one.config, one.resources) for one in arms.values()]
-    here = Here(storage, "study", [arms["bf16"]])
-    prefixes = Prefixes(here.store, here.runs, planned)
-    here.execute(arms["bf16"], prefixes)
-    prefixes.clean()
+    here = Here(storage, "study", [arms["bf16"]], planned)
+    here.execute(arms["bf16"])
+    here.prefixes.clean()
     assert here.store.prefixes.exists()
     for name, code, began in (("late", "other", 0), ("forked", None, FORK - 1)):
-        here.runs = [arms[name]]
         with monkeypatch.context() as patch:
             if code:
                 patch.setattr("ablate.execute.prefixes.code_digest", lambda code=code: code)
-            here.store.run(arms[name].run_id).create(asdict(arms[name].config))
-            here.execute(arms[name], Prefixes(here.store, here.runs, planned))
+            here = Here(storage, "study", [arms[name]], planned)
+            here.execute(arms[name])
         assert here.began_at(arms[name]) == began
 
 
 @pytest.mark.parametrize("part", ["metrics.jsonl", "safetensors", ".json"])
 def test_a_damaged_prefix_is_trained_again(storage, arms, apart, part):
     here = Here(storage, "study", [arms["bf16"], arms["forked"]])
-    prefixes = Prefixes(here.store, here.runs)
-    here.execute(arms["bf16"], prefixes)
+    here.execute(arms["bf16"])
     (damaged,) = (path for path in here.store.prefixes.rglob(f"*{part}") if path.is_file())
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    assert here.execute(arms["forked"], prefixes) == apart["forked"]
+    assert here.execute(arms["forked"]) == apart["forked"]
     assert here.began_at(arms["forked"]) == 0
     assert "prefix " in here.store.run(arms["forked"].run_id).attempt_log(1).read_text()
 
@@ -136,14 +131,12 @@ def test_a_damaged_prefix_is_trained_again(storage, arms, apart, part):
 @pytest.mark.parametrize("name", ["bf16", "forked"])
 def test_killed_at_any_operation_it_ends_with_the_same_rows(storage, arms, apart, name):
     """Each fourth operation on a file: those of the prefix are among them."""
-    runs = [arms["bf16"], arms["forked"]]
     kills = 0
     for operation in range(3, 400, 4):
-        here = Here(storage, f"study {operation}", runs)
+        here = Here(storage, f"study {operation}", [arms["bf16"], arms["forked"]])
         if name == "forked":
             here.execute(arms["bf16"])
-        prefixes = Prefixes(here.store, runs)
-        if wait_for(in_child(execute_and_die_at(here.task(arms[name], prefixes), operation))) == 0:
+        if wait_for(in_child(execute_and_die_at(here.task(arms[name]), operation))) == 0:
             break
         kills += 1
         assert here.execute(arms[name]) == apart[name]
@@ -158,37 +151,37 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(storage, arms):
     parent = here.store.run(arms["bf16"].run_id)
     parent.path.mkdir(parents=True)
 
-    def reason(**status):
+    def reason(runs=(arms["forked"],), **status):
         parent.write_status(Status(**status))
-        return Prefixes(here.store, here.runs).why_it_cannot_begin(arms["forked"].run_id)
+        return Prefixes(here.store, runs).why_it_cannot_begin(arms["forked"].run_id)
 
     said = f"the run that it forks from, {parent.run_id}, "
     assert reason(state="pending") is None
     assert reason(state="diverged", step=3, message="bad loss") == f"{said}diverged before the fork: bad loss"
     assert reason(state="diverged", step=7) is None  # after the fork: it trains the common steps itself
     assert reason(state="failed", message="full") is None  # alone it does not wait for it
-    here.runs.insert(0, arms["bf16"])
-    assert reason(state="failed", message="full") == f"{said}failed before the fork: full"
-
-
-def test_a_run_past_the_place_holds_nothing_for_others(storage, arms):
-    here = Here(storage, "study", [arms["bf16"], arms["forked"]])
-    folder = here.store.run(arms["bf16"].run_id).checkpoints
-    folder.mkdir()
-    for step, holder in ((FORK - 2, arms["bf16"].run_id), (FORK - 1, None)):
-        (folder / f"{step:012d}.json").touch()
-        assert Prefixes(here.store, here.runs).waits_for(arms["forked"].run_id) == holder
+    both = arms["bf16"], arms["forked"]
+    assert reason(both, state="failed", message="full") == f"{said}failed before the fork: full"
+    parent.write_status(Status())
+    parent.checkpoints.mkdir()
+    for step, holder in ((FORK - 2, parent.run_id), (FORK - 1, None)):  # past the place it holds nothing
+        (parent.checkpoints / f"{step:012d}.json").touch()
+        assert Prefixes(here.store, both).waits_for(arms["forked"].run_id) == holder
 
 
 def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, arms, monkeypatch):
     here = Here(storage, "study", [arms["bf16"], arms["forked"]])
-    prefixes = Prefixes(here.store, here.runs)
     with monkeypatch.context() as patch:
         patch.setattr("ablate.execute.environment.fingerprint", lambda _device: "another")
-        here.execute(arms["bf16"], prefixes)
-    here.execute(arms["forked"], prefixes)
-    first, own = here.store.run(arms["forked"].run_id).environment()["fingerprints"]
+        here.execute(arms["bf16"])
+    here.execute(arms["forked"])
+    forked = here.store.run(arms["forked"].run_id)
+    first, own = forked.environment()["fingerprints"]
     assert first == "another" != own
+    assert Leases(forked.attempts).read(1).fingerprint == own
+    assert f"steps before it were trained by other arithmetic: another; here it is {own}" in (
+        forked.attempt_log(1).read_text()
+    )
     wanted = replace(arms["forked"], resources=ResourcesConfig())
     assert copy_results(StudyStore(storage / "there"), [wanted]) == {}  # nor is it a result of this one
 

@@ -189,66 +189,13 @@ def test_a_stop_takes_back_what_has_not_begun_and_tries_nothing_again(study):
     assert fake.states == {"b": "pending", "d": "pending", "a": "interrupted", "c": "pending"}
 
 
-def script(fake, *steps):
-    """What ends in each step of ``drive``, or what is raised there."""
-    left = list(steps)
-
-    def collect():
-        step = left.pop(0)
-        if isinstance(step, BaseException):
-            raise step
-        yield from ((fake.dirs[name].run_id, TaskEnd(state=state)) for name, state in step.items())
-
-    return collect
-
-
-def nothing():
-    """Let ``drive`` go on."""
-
-
-def test_an_execution_ends_when_all_runs_have(study):
-    fake, asked, polls = Fake(study), [], []
-    steps = script(fake, {"a": "finished"}, {}, dict.fromkeys("bcd", "finished"))
-    end = drive(
-        fake.queue,
-        steps,
-        nothing,
-        on_poll=lambda: polls.append(1),
-        unneeded=lambda: asked.append(1) or {},
-    )
-    assert end == ExecutionEnd(states=fake.queue.states, interrupted=False)
-    assert (len(polls), len(asked)) == (3, 1)  # it is not asked at every step
-    assert fake.states == dict.fromkeys("abcd", "finished")
-
-
-@pytest.mark.parametrize("heard", ["signal", "request"])
-def test_an_interrupt_waits_for_the_ends_of_what_runs(study, heard):
-    def check():
-        if heard == "request":
-            raise KeyboardInterrupt
-
-    fake = Fake(study)
-    ends = dict.fromkeys("abcd", "interrupted")
-    first = KeyboardInterrupt() if heard == "signal" else {}
-    end = drive(fake.queue, script(fake, first, {}, ends), check)
-    assert end.interrupted
-    assert fake.states == ends
-
-
 @pytest.mark.parametrize("again", [True, False])
 def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(study, monkeypatch, again):
     if not again:
         monkeypatch.setattr(driver, "_STOP_GRACE_SEC", 0.0)
-    fake = Fake(study)
-    steps = script(fake, KeyboardInterrupt(), KeyboardInterrupt())
-    assert drive(fake.queue, steps, nothing) == ExecutionEnd(states={}, interrupted=True)
 
+    def interrupted():
+        raise KeyboardInterrupt
 
-def test_a_head_that_is_gone_ends_the_execution_with_a_line(study):
-    def gone():
-        raise ConnectionError("Ray's head node does not answer any more")
-
-    fake = Fake(study)
-    end = drive(fake.queue, script(fake, {"a": "finished"}), gone)
-    assert fake.states == {"a": "finished"}
-    assert (end.interrupted, end.problem) == (False, "Ray's head node does not answer any more")
+    end = drive(Fake(study).queue, interrupted, lambda: None)
+    assert end == ExecutionEnd(states={}, interrupted=True)

@@ -1,17 +1,16 @@
 """What the worker keeps beside a run: samples of the machine, checkpoints when they are due, diagnostics."""
 
 import json
-import math
 import sys
-import types
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ablate.execute import checkpointing
 from ablate.execute.checkpointing import Keeper
-from ablate.execute.watchdog import gpus, sampled
+from ablate.execute.watchdog import sampled
 from ablate.execute.worker import execute_run
 from ablate.run.diagnostics import Diagnostics
 from ablate.store import RunDir
@@ -28,46 +27,38 @@ def rows(path):
     return [{k: v for k, v in row.items() if k not in ("time_unix", "tokens_per_sec")} for row in found]
 
 
-def test_samples_at_an_interval_and_at_the_end(tmp_path):
-    path, told = tmp_path / "system.jsonl", iter(range(0, 10_000, 100))
-    path.write_text('{"kind": "sys')  # a line that was cut off
-    with sampled(path, lambda: next(told), every_sec=0.1):
-        wait_until(lambda: math.gamma(5) and len(path.read_text().splitlines()) > 1)
-    cut, *lines = path.read_text().splitlines()
-    found = list(map(json.loads, lines))
-    assert cut == '{"kind": "sys'
-    assert len(found) >= 2
-    assert [row["tokens"] for row in found] == [100 * i for i in range(len(found))]
-    assert all(row["process_memory_usage_megabytes"] > 1 for row in found)
-    assert all(0 <= row["system_memory_usage_percentage"] <= 100 for row in found)
-    names = {point.key for row in found for point in points(row)}
-    assert {"system/cpu_utilization_percentage", "system/process_cpu_percentage"} <= names
-    assert not any("tokens" in name or "time" in name for name in names)
-    with sampled(tmp_path, lambda: 0):  # a file that cannot be written harms nothing
-        pass
-
-
-def test_gpus_as_far_as_they_tell_and_are_in_use(monkeypatch):
+def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
     def only_first(index):
         if index:
             raise RuntimeError("the driver does not tell")
         return 75
 
-    cuda = types.SimpleNamespace(
+    cuda = SimpleNamespace(
         is_initialized=lambda: True, device_count=lambda: 2, utilization=only_first,
         mem_get_info=lambda index: ((8 - 2 * index) << 30, 10 << 30), power_draw=lambda _index: 412_500,
     )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
-    found = gpus()
-    assert found == {
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    path, told = tmp_path / "system.jsonl", iter(range(0, 10_000, 100))
+    path.write_text('{"kind": "sys')  # a line that was cut off
+    with sampled(path, lambda: next(told), every_sec=0.1):
+        wait_until(lambda: len(path.read_text().splitlines()) > 2)
+    cut, *lines = path.read_text().splitlines()
+    found = list(map(json.loads, lines))
+    assert cut == '{"kind": "sys'
+    assert [row["tokens"] for row in found] == [100 * i for i in range(len(found))]
+    assert all(row["process_memory_usage_megabytes"] > 1 for row in found)
+    assert all(0 <= row["system_memory_usage_percentage"] <= 100 for row in found)
+    of_gpus = {
         "gpu_0_memory_usage_megabytes": 2048.0, "gpu_0_memory_usage_percentage": 20.0,
         "gpu_0_utilization_percentage": 75, "gpu_0_power_usage_watts": 412.5,
         "gpu_1_memory_usage_megabytes": 4096.0, "gpu_1_memory_usage_percentage": 40.0,
     }  # fmt: skip
-    row = {"kind": "system", "tokens": 1, "time_unix": 1.0, **found}
-    assert {point.key for point in points(row)} == {f"system/{name}" for name in found}
-    cuda.is_initialized = lambda: False
-    assert gpus() == {}
+    assert {name: value for name, value in found[0].items() if name.startswith("gpu")} == of_gpus
+    assert {point.key for point in points(found[0])} == {
+        f"system/{name}" for name in found[0] if name not in ("kind", "tokens", "time_unix")
+    }
+    with sampled(tmp_path, lambda: 0):  # a file that cannot be written harms nothing
+        pass
 
 
 @pytest.fixture
@@ -91,39 +82,32 @@ def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(keeper, mo
 def test_an_attempt_that_was_taken_over_writes_no_checkpoint(keeper, tmp_path):
     snapshot = Snapshot(step=3, tensors={"w": torch.ones(2)}, numbers={})
     for mine in (False, True):
-        keeper(lease=types.SimpleNamespace(is_mine=lambda mine=mine: mine)).save(snapshot)
+        keeper(lease=SimpleNamespace(is_mine=lambda mine=mine: mine)).save(snapshot)
         assert (tmp_path / "c").exists() == mine
     assert load_newest(tmp_path / "c")[0].step == 3
 
 
-@pytest.fixture
-def make(tmp_path):
+def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that_is_not(tmp_path):
     def make(name, **more):
         run = RunDir(tmp_path / name)
         run.create(asdict(tiny_config(seed=1, steps=6)))
         return run, replace(task_of(run, tmp_path), **more)
 
-    return make
-
-
-def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that_is_not(make, tmp_path):
-    diagnostics = Diagnostics(every_tokens=128, draws=2)
-    plain, task = make("plain")
-    assert execute_run(task).state == "finished"
+    diagnostics = {"diagnostics": Diagnostics(every_tokens=128, draws=2)}
+    (plain, task), (whole, diagnosed) = make("plain"), make("whole", **diagnostics)
+    assert execute_run(task).state == execute_run(diagnosed).state == "finished"
     assert not plain.diagnostics_path.exists()
-    whole, task = make("whole", diagnostics=diagnostics)
-    assert execute_run(task).state == "finished"
     assert rows(whole.metrics_path) == rows(plain.metrics_path)
-    assert {row["step"] for row in rows(whole.diagnostics_path)} == {0, 2, 4}
-    assert {row["gemm"] for row in rows(whole.diagnostics_path)} == {"dgrad", "wgrad"}
-    broken, task = make("broken", diagnostics=diagnostics)
-    stop = tmp_path / "stop"
+    assert {(row["step"], row["gemm"]) for row in rows(whole.diagnostics_path)} == {
+        (step, gemm) for step in (0, 2, 4) for gemm in ("dgrad", "wgrad")
+    }
+    broken, task = make("broken", **diagnostics)
     for _ in range(3):
-        stop.touch()
+        task.stop_path.touch()
         assert execute_run(task).state == "interrupted"
     with broken.diagnostics_path.open("a") as file:  # what came after the checkpoint is cut, as metrics are
         file.write('{"kind":"diagnosis","step":5}\n{"cut')
-    stop.unlink()
+    task.stop_path.unlink()
     assert execute_run(task).state == "finished"
     assert rows(broken.metrics_path) == rows(plain.metrics_path)
     assert rows(broken.diagnostics_path) == rows(whole.diagnostics_path)

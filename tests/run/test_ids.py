@@ -8,7 +8,6 @@ from dataclasses import asdict, fields, is_dataclass, replace
 
 import pytest
 
-import ablate.run.ids
 from ablate.recipes import LayerRule, Phase, RecipeSpec, resolve
 from ablate.run.config import (
     DataConfig,
@@ -103,25 +102,21 @@ def test_every_field_but_locations_and_permissions_changes_the_id(path):
     assert (run_id(other) == run_id(CONFIG)) is (path in NEUTRAL)
 
 
-def test_a_local_tokenizer_is_known_by_the_digest_and_one_on_the_hub_by_its_name():
-    def with_tokenizer(path):
-        return replace(CONFIG, data=replace(CONFIG.data, tokenizer="hf", tokenizer_path=path))
+def test_files_are_known_by_the_digest_and_other_code_and_tokenizers_by_their_names():
+    def run(model="a.b:build", tokenizer="gpt2", trainer="a.b:run", hf=None, **more):
+        model = ModelConfig(hf=hf) if hf else ModelConfig(function=model)
+        data = replace(CONFIG.data, tokenizer="hf", tokenizer_path=tokenizer)
+        return run_id(replace(CONFIG, model=model, data=data, trainer=trainer, **more))
 
-    assert run_id(with_tokenizer("/here/tok.json")) == run_id(with_tokenizer("/there/tok.json"))
-    assert run_id(with_tokenizer("gpt2")) != run_id(with_tokenizer("other/gpt2"))
-
-
-def test_code_in_a_file_is_known_by_the_digest_and_a_module_by_its_name():
-    def with_code(place, trainer):
-        return replace(CONFIG, model=ModelConfig(function=f"{place}:build"), trainer=trainer)
-
-    here, there = with_code("/here/m.py", "/here/t.py:run"), with_code("/there/n.py", "/there/t.py:run")
-    assert run_id(here) == run_id(there)
-    assert run_id(here) != run_id(replace(here, code_digest="c2"))
-    assert run_id(here) != run_id(replace(here, trainer="/here/t.py:other"))
-    assert run_id(with_code("a.b", None)) != run_id(with_code("a.c", None))
-    local, moved = (replace(CONFIG, model=ModelConfig(hf=folder)) for folder in ("/here/m", "/there/n"))
-    assert run_id(local) == run_id(moved)
+    for here, there, other in (
+        ({"model": "/here/m.py:build"}, {"model": "/there/n.py:build"}, {"model": "/here/m.py:other"}),
+        ({"trainer": "/here/t.py:run"}, {"trainer": "/there/t.py:run"}, {"trainer": "/here/t.py:other"}),
+        ({"tokenizer": "/here/tok.json"}, {"tokenizer": "/there/tok.json"}, {"tokenizer": "other/gpt2"}),
+        ({"hf": "/here/m"}, {"hf": "/there/n"}, {"hf": "/here/m", "code_digest": "c2"}),
+        ({}, {}, {"model": "a.c:build"}),
+    ):
+        assert run(**here) == run(**there)
+        assert run(**here) != run(**other)
 
 
 def test_the_id_is_what_the_documentation_says():
@@ -139,12 +134,6 @@ def test_the_id_is_what_the_documentation_says():
         allow_nan=False,
     )
     assert run_id(config) == hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def test_results_of_another_version_are_other_runs(monkeypatch):
-    before = run_id(CONFIG)
-    monkeypatch.setattr(ablate.run.ids, "RESULT_VERSION", RESULT_VERSION + 1)
-    assert run_id(CONFIG) != before
 
 
 def test_a_fork_is_part_of_the_id():

@@ -9,17 +9,17 @@ import pytest
 
 from ablate.run.local_fit import WIDTH, LocalFit
 from ablate.run.outcome import find_crossing, outcome
-from ablate.run.schedule import steady_spans
 
 ALWAYS = ((0.0, math.inf),)
 TOKENS = np.exp(np.linspace(9, 13, 40))
+TRUE = math.exp(3.5 / 0.3)  # where the curve crosses 1.5
 
 
 def curve(tokens=TOKENS, noise=0.0, seed=0):
     return 5 - 0.3 * np.log(tokens) + np.random.default_rng(seed).normal(0, noise, len(tokens))
 
 
-def crossing(loss, target, tokens=TOKENS, spans=ALWAYS):
+def crossing(loss, target=1.5, tokens=TOKENS, spans=ALWAYS):
     near = find_crossing(tokens, loss, target).tokens
     return float(LocalFit(tokens, loss, spans).crossings([near], [target])[0])
 
@@ -41,56 +41,50 @@ def test_it_is_the_lowess_of_the_definition(points):
     for _ in range(2):
         residual = np.abs(loss - [by_hand(tokens, loss, at, weights) for at in np.log(tokens)])
         weights = np.clip(1 - (residual / (6 * np.median(residual))) ** 2, 0, None) ** 2
-    found = crossing(loss, 1.5, tokens)
+    found = crossing(loss, tokens=tokens)
     # Of many evaluations the distances are interpolated between some places.
     assert by_hand(tokens, loss, math.log(found), weights) == pytest.approx(
         1.5, abs=1e-7 if points < 250 else 1e-5
     )
 
 
-def test_one_evaluation_that_went_wrong_hardly_counts():
-    loss = curve(noise=0.001)
-    clean = crossing(loss, 1.5)
-    loss[int(np.searchsorted(TOKENS, clean)) + 2] += 0.3
-    assert crossing(loss, 1.5) == pytest.approx(clean, rel=0.01)
-
-
-def test_it_spreads_less_than_the_crossing():
+def test_it_spreads_less_than_the_crossing_and_one_that_went_wrong_hardly_counts():
     found = []
     for seed in range(200):
         loss = curve(noise=0.01, seed=seed)
-        found.append(np.log([crossing(loss, 1.5), find_crossing(TOKENS, loss, 1.5).tokens]))
+        found.append(np.log([crossing(loss), find_crossing(TOKENS, loss, 1.5).tokens]))
     found = np.array(found)
     known = np.isfinite(found[:, 0])  # where noise leaves the fit no crossing nearby, there is none
     assert known.mean() > 0.98
     fit, interpolated = found[known].std(axis=0)
     assert fit < 0.8 * interpolated
-    assert abs(found[known, 0].mean() - 3.5 / 0.3) < 0.005
+    assert abs(found[known, 0].mean() - math.log(TRUE)) < 0.005
+    loss = curve(noise=0.001)
+    clean = crossing(loss)
+    loss[int(np.searchsorted(TOKENS, clean)) + 2] += 0.3
+    assert crossing(loss) == pytest.approx(clean, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("spans", "known"),
+    ("loss", "spans", "expected"),
     [
-        (((0.0, math.inf),), True),
-        ((), False),
-        (((0.0, 1.2 * math.exp(3.5 / 0.3)),), False),  # a decay from 1.2 T on: the kink would bias it
-        (((0.9 * math.exp(3.5 / 0.3), math.inf),), False),  # the warm-up has just ended
-        (((0.0, 1e4), (1e4, 2e6)), True),
+        (curve(), ALWAYS, TRUE),
+        (curve(), ((0.0, 1e4), (1e4, 2e6)), TRUE),
+        (np.where(TOKENS < 3e4, 1.0, 0.0) + curve(), ((3e4, math.inf),), TRUE),  # a kink in another span
+        (curve(), (), math.nan),
+        (curve(), ((0.0, 1.2 * TRUE),), math.nan),  # a decay from 1.2 T on: the kink would bias it
+        (curve(), ((0.9 * TRUE, math.inf),), math.nan),  # the warm-up has just ended
     ],
 )
-def test_only_where_training_is_steady_around_the_crossing(spans, known):
-    assert math.isfinite(crossing(curve(), 1.5, spans=spans)) == known
+def test_only_where_training_is_steady_around_the_crossing(loss, spans, expected):
+    assert crossing(loss, spans=spans) == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
-def test_evaluations_of_another_span_do_not_count_and_nothing_beyond_the_last():
-    loss, spans = curve(), ((3e4, math.inf),)
-    kinked = np.where(TOKENS < 3e4, loss + 1.0, loss)
-    assert crossing(kinked, 1.5, spans=spans) == crossing(loss, 1.5, spans=spans)
-    assert crossing(loss, 1.5) == pytest.approx(math.exp(3.5 / 0.3), rel=1e-9)
+def test_nothing_is_found_beyond_the_last_evaluation_nor_of_too_few():
     loss = curve(TOKENS[:30])
     loss[-1] -= 0.05  # crosses by luck at the end; the curve has not
     assert math.isnan(crossing(loss, float(loss[-1]) + 0.01, TOKENS[:30]))
-    assert math.isnan(crossing(curve(TOKENS[::12]), 2.0, TOKENS[::12]))  # too few
+    assert math.isnan(crossing(curve(TOKENS[::12]), 2.0, TOKENS[::12]))
 
 
 def test_an_outcome_has_both_and_takes_the_fit():
@@ -99,29 +93,10 @@ def test_an_outcome_has_both_and_takes_the_fit():
     told |= {"target": 1.5, "budget_tokens": 1e6}
     fit = LocalFit(TOKENS, loss, ALWAYS)
     run = outcome(**told, rule="confirmed", fit=fit)
-    assert run.high == run.low == run.fitted != run.interpolated
+    assert run.high == run.low == run.fitted == crossing(loss) != run.interpolated
     assert run.interpolated == find_crossing(TOKENS, loss, 1.5).tokens
     assert outcome(**told, rule="confirmed").high == run.interpolated
     assert outcome(**told, rule="first_eval", fit=fit).fitted is None
-
-
-def test_several_targets_at_once_are_as_one_by_one():
-    fit = LocalFit(TOKENS, curve(noise=0.02), ALWAYS)
     targets, near = [1.5, 1.6, 1.45], [1e5, 7e4, 2e5]
     alone = [fit.crossings([at], [one])[0] for at, one in zip(near, targets, strict=True)]
     np.testing.assert_allclose(fit.crossings(near, targets), alone, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("training", "switches", "spans"),
-    [
-        ({"schedule": "constant", "warmup_tokens": 100}, (), ((100, math.inf),)),
-        ({"schedule": "wsd", "warmup_tokens": 100, "tokens": 900, "decay_tokens": 200}, (), ((100, 700),)),
-        ({"schedule": "constant"}, (500, 0), ((0, 500), (500, math.inf))),
-        ({"schedule": "cosine", "tokens": 900}, (), ()),
-        ({}, (), ()),
-        ({"schedule": "wsd", "tokens": 100, "decay_tokens": 100}, (), ()),
-    ],
-)
-def test_where_training_is_known_to_be_steady(training, switches, spans):
-    assert steady_spans(training, switches) == spans

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.run.outcome import find_crossing, outcome
-from ablate.store.plan_file import Target
 
 
 @pytest.mark.parametrize(
@@ -21,10 +20,8 @@ from ablate.store.plan_file import Target
         ([100, 200, 300], [3.0, 2.5, 1.5], 2.0, 60_000**0.5),  # the last confirms itself
         ([100, 200, 300], [3.0, 2.0, 1.0], 2.0, 200.0),  # exactly at the target
         ([100, 200], [1.0, 0.9], 2.0, (100.0,)),  # under it from the start
-        ([100], [1.0], 2.0, (100.0,)),
         ([100, 200, 300, 400], [1.9, 2.1, 1.9, 1.8], 2.0, 60_000**0.5),  # the first is not confirmed
         ([100, 200, 300], [3.0, 3.0, 3.0], 2.0, None),
-        ([100, 200, 300], [2.5, 3.0, 3.5], 2.0, None),
         ([], [], 2.0, None),
     ],
 )
@@ -38,11 +35,6 @@ def test_where_a_curve_crosses(tokens, loss, target, expected):
     assert found.tokens == pytest.approx(expected[0] if found.left_bound else expected)
     first = tokens[[value <= target for value in loss].index(True)]
     assert find_crossing(tokens, loss, target, "first_eval").tokens == first
-
-
-def test_perplexity_is_the_exponential_of_the_loss():
-    assert Target(kind="perplexity", value=27.1).val_loss == pytest.approx(3.2995, abs=1e-4)
-    assert Target(kind="val_loss", value=3.3).val_loss == 3.3
 
 
 losses = st.lists(st.floats(0.5, 6.0), min_size=1, max_size=30)
@@ -64,14 +56,6 @@ def test_order_repeated_rows_and_losses_that_are_not_finite_do_not_matter(loss, 
     assert (scaled and scaled.tokens) == (expected and pytest.approx(expected.tokens * 8192))
 
 
-@given(loss=losses, low=st.floats(0.5, 6.0), high=st.floats(0.5, 6.0), rule=rules)
-def test_an_easier_target_is_never_reached_later(loss, low, high, rule):
-    low, high = sorted((low, high))
-    tokens = np.arange(1, len(loss) + 1) * 50
-    hard, easy = (find_crossing(tokens, loss, target, rule) for target in (low, high))
-    assert hard is None or easy.tokens <= hard.tokens * (1 + 1e-12)
-
-
 @given(loss=losses, target=st.floats(0.5, 6.0))
 def test_the_crossing_lies_in_the_interval_that_the_first_confirmed_evaluation_ends(loss, target):
     tokens = np.arange(1, len(loss) + 1) * 50.0
@@ -91,10 +75,7 @@ def test_the_crossing_lies_in_the_interval_that_the_first_confirmed_evaluation_e
         ("finished", [3.0, 1.0], "hit", pytest.approx(100 * 2**0.5)),
         ("finished", [3.0, 2.5], "censored", 200),
         ("diverged", [3.0, 1.0, 1.0, 9.0], "diverged", 900),  # although it was under the target
-        *(
-            (state, [3.0, 1.0, 0.5], "missing", 0)
-            for state in ("pending", "running", "failed", "interrupted")
-        ),
+        *((state, [3.0, 1.0, 0.5], "missing", 0) for state in ("pending", "running", "failed")),
         ("finished", [], "missing", 0),
     ],
 )

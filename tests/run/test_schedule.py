@@ -1,18 +1,15 @@
 import dataclasses
+import math
 
 import pytest
 
 from ablate.run.config import TrainingConfig
-from ablate.run.schedule import decay_begins, learning_rate, plan_steps
+from ablate.run.schedule import decay_begins, learning_rate, plan_steps, steady_spans
 
 BASE = TrainingConfig(
-    tokens=100_000,
-    seq_len=100,
-    batch_size=10,
-    learning_rate=1.0,
-    warmup_tokens=10_000,
+    tokens=100_000, seq_len=100, batch_size=10, learning_rate=1.0, warmup_tokens=10_000,
     eval_every_tokens=20_000,
-)
+)  # fmt: skip
 
 
 def rates(**changes):
@@ -27,33 +24,38 @@ def test_batch_arithmetic():
     assert (tiny.steps, tiny.eval_every_steps, tiny.log_every_steps) == (1, 1, 1)
 
 
-def test_constant_after_warm_up():
-    values = rates()
-    assert values[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
-    assert set(values[10:]) == {1.0}
-
-
-def test_cosine_ends_at_the_final_ratio():
-    values = rates(schedule="cosine", final_lr_ratio=0.1)
-    assert values[-1] == pytest.approx(0.1)
-    assert values[54] == pytest.approx(0.55)
-    assert values[10:] == sorted(values[10:], reverse=True)
-
-
-def test_wsd_is_stable_then_linear():
-    values = rates(schedule="wsd", decay_tokens=20_000, final_lr_ratio=0.0)
-    assert set(values[9:80]) == {1.0}
-    assert values[-1] == 0.0
-    assert values[89] == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {0: 0.1, 4: 0.5, 9: 1.0, 50: 1.0, 99: 1.0}),
+        ({"schedule": "cosine", "final_lr_ratio": 0.1}, {4: 0.5, 54: 0.55, 99: 0.1}),
+        ({"schedule": "wsd", "decay_tokens": 20_000, "final_lr_ratio": 0.0}, {79: 1.0, 89: 0.5, 99: 0.0}),
+    ],
+)  # fmt: skip
+def test_rates(changes, expected):
+    values = rates(**changes)
+    assert {step: values[step] for step in expected} == pytest.approx(expected)
+    assert values[9:] == sorted(values[9:], reverse=True)
 
 
 def test_the_decay_begins_after_the_last_step_at_the_peak():
-    training = dataclasses.replace(BASE, schedule="wsd", decay_tokens=20_500)
-    begins = decay_begins(training)
-    values = rates(schedule="wsd", decay_tokens=20_500)
-    assert all(
-        (rate < 1.0) == (tokens > begins)
-        for tokens, rate in zip(range(1000, 100_001, 1000), values, strict=True)
-        if tokens >= 10_000
-    )
+    changes = {"schedule": "wsd", "decay_tokens": 20_500}
+    begins = decay_begins(dataclasses.replace(BASE, **changes))
+    found = {1000 * (step + 1): rate < 1.0 for step, rate in enumerate(rates(**changes)) if step >= 9}
+    assert found == {tokens: tokens > begins for tokens in found}
     assert decay_begins(BASE) is decay_begins(dataclasses.replace(BASE, schedule="cosine")) is None
+
+
+@pytest.mark.parametrize(
+    ("training", "switches", "spans"),
+    [
+        ({"schedule": "constant", "warmup_tokens": 100}, (), ((100, math.inf),)),
+        ({"schedule": "wsd", "warmup_tokens": 100, "tokens": 900, "decay_tokens": 200}, (), ((100, 700),)),
+        ({"schedule": "constant"}, (500, 0), ((0, 500), (500, math.inf))),
+        ({"schedule": "cosine", "tokens": 900}, (), ()),
+        ({}, (), ()),
+        ({"schedule": "wsd", "tokens": 100, "decay_tokens": 100}, (), ()),
+    ],
+)
+def test_where_training_is_known_to_be_steady(training, switches, spans):
+    assert steady_spans(training, switches) == spans

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ablate.recipes import PRESETS, RecipeSpec, resolve
+from ablate.recipes import RecipeSpec
 from ablate.run.config import Fork, ResourcesConfig
 from ablate.run.shared_steps import kept_by, shared_prefixes
 
 STEP = 512
 ALL = ["fprop", "dgrad", "wgrad"]
 BF16, FP4, F = RecipeSpec(), RecipeSpec(gemms=ALL), RecipeSpec(gemms=["fprop"])
+DELAYED = RecipeSpec(preset="te-hybrid-fp8-delayed")
 
 
 def phases(*starts):
@@ -58,6 +59,7 @@ def found(runs, **options):
     [
         ({"a": BF16, "b": FP4}, (), {}),
         ({"a": BF16, "b": late(10), "c": late(20)}, (), {"b": ("a", 9), "c": ("a", 19)}),
+        ({"a": DELAYED, "b": FP4}, [("b", "a", 10)], {}),  # its past belongs to one recipe
         ({"a": BF16, "b": phases((10 * STEP + 1, "mxfp4"))}, (), {"b": ("a", 10)}),  # begins with step 11
         (
             {"a": FP4, "b": reset(from_tokens=10 * STEP), "c": reset(from_fraction=0.5), "d": reset()}, (),
@@ -68,14 +70,9 @@ def found(runs, **options):
             {"c": ("b", 19), "a": ("b", 9)},
         ),
         (
-            {"a": phases((0.5, "mxfp4")), "b": phases((16 * STEP, "mxfp4"), (24 * STEP, "fp8"))}, (),
-            {"b": ("a", 23)},
-        ),
-        (
             {"a": BF16, "b": FP4, "c": F, "d": FP4}, [("b", "a", 10), ("c", "a", 10), ("d", "a", 16)],
             {"b": ("a", 9), "c": ("a", 9), "d": ("a", 15)},
         ),
-        ({"b": FP4, "c": F, "a": BF16}, [("b", "a", 10), ("c", "a", 10)], {"c": ("b", 9), "a": ("b", 9)}),
         # A fork is the same state as a phase at that place.
         ({"b": late(10), "c": FP4, "a": BF16}, [("c", "a", 10)], {"c": ("b", 9), "a": ("b", 9)}),
     ],
@@ -100,14 +97,6 @@ def test_settings_and_seeds_share_nothing_with_each_other(runs_of, changes, shar
     if not changes:
         two = [*runs_of(recipes), *runs_of(recipes, seed=1)]
         assert found(two) == {"b": ("a", 9), "b1": ("a1", 9)}
-
-
-def test_delayed_scales_share_nothing(make_config):
-    delayed = replace(make_config(), recipe=PRESETS["te-hybrid-fp8-delayed"].recipe)
-    fork = Fork(tokens=10 * STEP, recipe=delayed.recipe, training=delayed.training)
-    runs = [("a", delayed, ResourcesConfig()), ("b", replace(make_config(FP4), fork=fork), ResourcesConfig())]
-    assert found(runs) == {}
-    assert resolve(FP4).fprop != resolve(BF16).fprop
 
 
 def test_a_run_that_cannot_hold_a_state_is_passed_over(runs_of):

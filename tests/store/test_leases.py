@@ -20,6 +20,15 @@ def folder(tmp_path):
     return tmp_path / "attempts"
 
 
+@pytest.fixture
+def elsewhere(folder):
+    """A lease of another machine."""
+    lease = Leases(folder).claim()
+    path = folder / "1.json"
+    write_record(path, read_record(path) | {"machine": "another"})
+    return lease
+
+
 def test_of_many_that_claim_at_once_one_has_it(folder):
     context = multiprocessing.get_context("fork")
     start, won, stay = context.Event(), context.Queue(), context.Event()
@@ -60,13 +69,6 @@ def test_who_is_faster_between_the_look_and_the_claim_keeps_the_run(folder, monk
     assert Leases(folder).latest() == 1
 
 
-def test_a_newcomer_takes_over_what_an_onlooker_has_watched_stand_still(folder):
-    elsewhere(folder)
-    assert Leases(folder).claim() is None  # its first look cannot tell
-    assert Leases(folder).claim(given_up=1).record.attempt == 2
-    assert Leases(folder).claim(given_up=1) is None  # that one is no longer the latest
-
-
 def test_attempts_follow_one_another(folder):
     first = Leases(folder).claim()
     assert first.record.attempt == 1
@@ -77,8 +79,9 @@ def test_attempts_follow_one_another(folder):
     assert (record.outcome, record.message, record.resumed_from_step) == ("interrupted", "preempted", 40)
     second = Leases(folder).claim()
     assert second.record.attempt == 2
-    assert not first.is_mine()
-    assert second.is_mine()
+    assert (first.is_mine(), second.is_mine()) == (False, True)
+    module._held.discard(second.record.owner)  # as if the end could not be written on a full disk
+    assert Leases(folder).claim().record.attempt == 3
 
 
 def test_a_killed_holder_is_known_at_once(folder):
@@ -91,57 +94,32 @@ def test_a_killed_holder_is_known_at_once(folder):
     assert Leases(folder).claim() is None
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert Leases(folder).claim().record.attempt == 2
-
-
-def test_a_pid_that_has_become_another_process_is_no_holder(folder):
-    lease = Leases(folder).claim()
-    path = folder / "1.json"
+    second = Leases(folder).claim()
+    assert second.record.attempt == 2
+    path = folder / "2.json"  # its number has become another process
     write_record(path, read_record(path) | {"process_started": "1", "pid": os.getppid()})
     assert not Leases(folder).is_held()
-    assert lease.is_mine()  # until somebody claims
+    assert second.is_mine()  # until somebody claims
 
 
-def elsewhere(folder):
-    """Make the lease one of another machine."""
-    lease = Leases(folder).claim()
-    path = folder / "1.json"
-    write_record(path, read_record(path) | {"machine": "another"})
-    return lease
-
-
-@pytest.mark.parametrize("jump", [0, -1e7, 1e7])
-def test_another_machines_holder_lives_as_long_as_it_beats_whatever_the_clocks_say(folder, jump):
-    lease = elsewhere(folder)
+@pytest.mark.parametrize("jump", [-1e7, 1e7])
+def test_another_machines_holder_lives_as_long_as_it_beats_whatever_the_clocks_say(folder, elsewhere, jump):
     onlooker = Leases(folder, stale_sec=0.3)
     os.utime(folder / "1.json", (time.time() + jump,) * 2)  # a clock that is days off
     until = time.monotonic() + 0.8
     while time.monotonic() < until:
-        lease.beat()
+        elsewhere.beat()
         assert onlooker.is_held()
         time.sleep(0.05)
     assert onlooker.claim() is None
     time.sleep(0.4)  # it beats no more
-    assert onlooker.claim().record.attempt == 2
-    assert not lease.is_mine()
+    assert Leases(folder).claim() is None  # whose first look cannot tell
+    assert Leases(folder).claim(given_up=1).record.attempt == 2
+    assert onlooker.claim(given_up=1) is None  # that one is no longer the latest
+    assert not elsewhere.is_mine()
 
 
-def test_a_first_look_is_not_enough_to_call_it_dead(folder):
-    elsewhere(folder)
-    os.utime(folder / "1.json", (1, 1))
-    assert Leases(folder, stale_sec=0.2).is_held()
-
-
-def test_a_live_process_that_let_go_without_a_word_holds_nothing(folder):
-    lease = Leases(folder).claim()
-    module._held.discard(lease.record.owner)  # as if the end could not be written on a full disk
-    assert Leases(folder).claim().record.attempt == 2
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", "{}", "null", '{"attempt": 1}', {"pid": "../x"}, {"started_unix": 1e300}, {"outcome": 3}],
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", {"pid": "../x"}, {"started_unix": 1e300}])
 def test_a_damaged_record_is_judged_by_its_time_alone(folder, content):
     Leases(folder).claim()
     path = folder / "1.json"
