@@ -1,125 +1,161 @@
-"""``ablate check`` of this machine, of a device, and of hardware that is not here."""
+"""``ablate check`` of this machine, a device, hardware that is not here, a quantiser, and of times."""
 
 import json
+import shlex
 
 import pytest
-from click.testing import CliRunner
 
 from ablate.backends import preflight
 from ablate.backends.preflight import CheckResult
 from ablate.backends.select import load_backend
 from ablate.check import __main__ as door
-from ablate.check import run
+from ablate.check import certificate, run
 from ablate.check.run import PARTS
-from ablate.cli import cli, main
+from ablate.modelled.hardware import PEAKS, peak_tflops
+from tests.cli.command import ablate
 
 FIRST = {name: PARTS[name] for name in ("device", "exact probe", "Hadamard")}
+STUDY = """\
+name: s
+baseline: plain
+target: {val_loss: 3.0}
+base: {model: {width: 64, layers: 3, heads: 4, kv_heads: 2, ffn: 96}, training: {tokens: 65536}}
+arms:
+  plain: {recipe: bf16}
+  fp4: {recipe: {gemms: [fprop, wgrad], layers: [{last: 1, recipe: bf16}]}}
+"""
+QUANTISERS = """
+from ablate.numerics import OperandPolicy, fake_quantize
 
+def right(x):
+    return fake_quantize(x, OperandPolicy(format="mxfp4"))
 
-def call(*arguments):
-    return CliRunner().invoke(cli, ["check", *arguments], catch_exceptions=False)
-
-
-def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested():
-    result = call()
-    assert result.exit_code == 0
-    assert "mxfp4" in result.output
-    assert max(len(line) for line in result.output.splitlines()) <= 80
-    assert "self-test of emulated: " in result.output
-    tests = json.loads(call("--json").output)["self_tests"]
-    assert {one["backend"] for one in tests} >= {"emulated", "torch"}
-    assert all(one["passed"] for one in tests)
-
-
-def test_a_failed_self_test_is_told(monkeypatch):
-    bad = CheckResult(backend="torch", check="product: fp8_e4m3", passed=False, detail="off by 3")
-    monkeypatch.setattr(preflight, "quick_self_test", lambda *_: (bad,))
-    result = call()
-    assert result.exit_code == 1
-    assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in result.output
+def ceil(x):
+    return fake_quantize(x, OperandPolicy(format="mxfp4", scale="ceil"))
+"""
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """Stand in for the kernels, which take minutes to compile (tests/backends/triton/test_ahead.py does)."""
-    monkeypatch.setattr(door, "compiled_for", lambda arch, _: ({"compiled": [arch]}, int(arch == "sm_80")))
+def check(tmp_path):
+    def call(words, code=0):
+        ended = ablate("check", *shlex.split(words), cwd=tmp_path)
+        assert ended.code == code, ended
+        return json.loads(ended.out) if "--json" in words else ended.out
+
+    return call
+
+
+def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested(check, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = check("")
+    assert "mxfp4" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "self-test of emulated: " in shown
+    tests = check("--json")["self_tests"]
+    assert {one["backend"] for one in tests} >= {"emulated", "torch"}
+    assert all(one["passed"] for one in tests)
+    bad = CheckResult(backend="torch", check="product: fp8_e4m3", passed=False, detail="off by 3")
+    monkeypatch.setattr(preflight, "quick_self_test", lambda *_: (bad,))
+    assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in check("", code=1)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950"])
-def test_other_hardware_can_be_asked_of(arch, compiled):
-    result = call(arch, "--json")
-    content = json.loads(result.output)
-    assert content["device"]["arch"] == arch
-    assert content["device"]["here"] is False
+def test_other_hardware_can_be_asked_of(check, monkeypatch, arch):
+    # Kernels take minutes to compile: tests/backends/triton/test_ahead.py.
+    monkeypatch.setattr(door, "compiled_for", lambda arch, _: ({"compiled": [arch]}, int(arch == "sm_80")))
+    content = check(f"{arch} --json", code=int(arch == "sm_80"))
+    assert (content["device"]["arch"], content["device"]["here"]) == (arch, False)
     modes = {(row["backend"], row["format"]): row["mode"] for row in content["backends"]}
     assert modes["emulated", "mxfp4"] == "emulated"
     assert modes["torch", "mxfp4"] == ("native" if arch in ("sm_100", "gfx950") else "no")
     assert all(row["detail"] for row in content["backends"])
-    assert (content["compiled"], result.exit_code) == ([arch], int(arch == "sm_80"))
+    assert content["compiled"] == [arch]
+    details = check(f"{arch} --details", code=int(arch == "sm_80"))
+    assert f"torch         mxfp4       {modes['torch', 'mxfp4']}: " in details
 
 
-def test_without_triton_no_kernel_is_compiled(monkeypatch):
+def test_without_triton_no_kernel_is_compiled(check, monkeypatch):
     monkeypatch.setattr(door, "triton_fault", lambda: "Triton is not installed (pip install triton)")
-    result = call("gfx950")
-    assert result.exit_code == 0
-    assert (
-        result.output.splitlines()[0] == "CDNA 4: MI350X, MI355X (gfx950), not here: as its support is known"
-    )
-    assert "The kernels are not compiled: Triton is not installed (pip install triton)." in result.output
+    shown = check("gfx950")
+    assert shown.startswith("CDNA 4: MI350X, MI355X (gfx950), not here: as its support is known\n")
+    assert "The kernels are not compiled: Triton is not installed (pip install triton)." in shown
 
 
-def test_details_say_why_not(compiled):
-    assert "torch         mxfp4       no: " in call("sm_90", "--details").output
-
-
-def prove(folder, *arguments):
-    return call("cpu", "--out", str(folder), *arguments)
-
-
-def test_a_device_passes_here_and_the_same_command_goes_on_where_it_ended(tmp_path, monkeypatch):
+def test_a_device_passes_here_and_the_same_command_goes_on_where_it_ended(check, monkeypatch):
     monkeypatch.setattr(run, "PARTS", FIRST)
-    first = prove(tmp_path, "--minutes", "1e-9")
-    assert first.exit_code == 0, first.output
-    assert "Parts: 3 not run. Record: " in first.output
-    assert first.output.endswith("The same command goes on with what was not run.\n")
-    result = prove(tmp_path)
-    assert result.exit_code == 0, result.output
-    assert (
-        "passed  exact probe: exact probe: mxfp4 (emulated): 12288 products equal to the bit" in result.output
-    )
-    assert "failed" not in result.output
-    assert f"Parts: 3 passed. Record: {tmp_path}/cpu-" in result.output.splitlines()[-1]
+    first = check("cpu --out proof --minutes 1e-9")
+    assert "Parts: 3 not run. Record: " in first
+    assert first.endswith("The same command goes on with what was not run.\n")
+    shown = check("cpu --out proof")
+    assert "passed  exact probe: exact probe: mxfp4 (emulated): 12288 products equal to the bit" in shown
+    assert "failed" not in shown
+    assert "Parts: 3 passed. Record: proof/cpu-" in shown.splitlines()[-1]
 
 
-def test_a_fault_of_a_device_is_found(tmp_path, monkeypatch):
+def test_a_fault_of_a_device_is_found(check, monkeypatch):
     monkeypatch.setattr(run, "PARTS", {"exact probe": PARTS["exact probe"]})
     backend = load_backend("emulated")
     original = backend.multiply
     monkeypatch.setattr(backend, "multiply", lambda a, b: original(a, b) * 1.01)
-    result = prove(tmp_path, "--json")
-    content = json.loads(result.output)
-    assert result.exit_code == 1
-    failed = [one for one in content["parts"][0]["findings"] if one["result"] == "failed"]
-    assert failed[0]["check"] == "exact probe: mxfp4"
+    found = check("cpu --out proof --json", code=1)["parts"][0]["findings"]
+    assert [one["check"] for one in found if one["result"] == "failed"][0] == "exact probe: mxfp4"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["cuda:7"], "device 'cuda:7' cannot be used ("),
-        (["sm_1"], "no architecture 'sm_1' (expected cpu, sm_80, sm_90"),
-        (["toaster"], "check: unknown recipe 'toaster' ("),
-        (["cpu", "--minutes", "0"], "--minutes: expected a number above 0, got 0"),
-        (["cpu", "--minutes", "nan"], "--minutes: expected a number above 0, got nan"),
-        (["cpu", "--draws", "8"], "--draws: not for a device"),
-        (["--backend", "torch"], "--backend: not for this machine"),
-        (["tseng", "--minutes", "3"], "--minutes: not for a quantiser"),
-        (["quickstart", "--arm", "a", "--arm", "b"], "--arm: one arm is checked at a time"),
-    ],
-)
-def test_bad_options_are_one_line(capsys, monkeypatch, arguments, line):
-    monkeypatch.setattr("sys.argv", ["ablate", "check", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert line in capsys.readouterr().err
+def test_every_arm_layer_and_gemm_is_timed_or_one_of_each_format(check, tmp_path):
+    (tmp_path / "s.yaml").write_text(STUDY)
+    shown = check("s.yaml --time --device cpu --repeats 1 --out gemms.json")
+    assert "say nothing of FP4 hardware" in shown
+    content = json.loads((tmp_path / "gemms.json").read_text())
+    assert [one["arm"] for one in content["arms"]] == ["plain", "fp4"]
+    layers = [(row["layer"], row["layers"]) for row in content["gemms"] if row["arm"] == "fp4"]
+    # The last block keeps bf16, so that each of its layers has a row of its own.
+    assert layers.count(("ffn.down", 2)) == layers.count(("ffn.down", 1)) == 3
+    assert sum(count for _, count in layers) == 3 * (3 * 4 + 1)
+    gate = {row["gemm"]: row for row in content["gemms"] if row["layer"] == "ffn.gate_up"}
+    tokens = gate["fprop"]["m"]
+    shapes = {gemm: (row["m"], row["n"], row["k"]) for gemm, row in gate.items()}
+    assert shapes == {"fprop": (tokens, 192, 64), "dgrad": (tokens, 64, 192), "wgrad": (192, 64, tokens)}
+    one = gate["wgrad"]
+    assert (one["backend"], one["mode"], one["share_of_peak"]) == ("emulated", "emulated", None)
+    assert one["tflops"] == pytest.approx(2 * 192 * 64 * tokens / one["multiply_ms"] / 1e9)
+    total = one["quantise_ms"] + one["multiply_ms"]
+    assert one["speed_over_bf16"] == pytest.approx(one["bf16_ms"] / total)
+    content = check("--time --tokens 64 --repeats 1 --device cpu --json")
+    assert {"bf16", "mxfp4", "nvfp4"} <= {one["arm"] for one in content["arms"]}
+    shapes = {(row["m"], row["n"], row["k"]) for row in content["gemms"] if row["gemm"] == "fprop"}
+    assert shapes == {(64, 1024, 1024)}
+
+
+def test_peaks():
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "fp8_e4m3") == PEAKS["H100"].fp8
+    assert peak_tflops("AMD Instinct MI355X", "mxfp4") == PEAKS["MI355X"].fp4
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "mxfp4") is peak_tflops("CPU", "bf16") is None
+    assert all(one.source for one in PEAKS.values())
+
+
+def test_a_recipe_as_a_table_that_fits_the_terminal(check, monkeypatch):
+    monkeypatch.setattr(certificate, "SIDE", 256)
+    lines = check("rocm-te-sr --draws 8 --device cpu").splitlines()
+    assert max(map(len, lines)) < 200
+    assert all(len(line) <= 110 for line in lines if "±" in line and "Gaussian" in line)
+    assert any("gain by place in the block, repeating: 0.998" in line for line in lines)
+    assert any("the noise of elements 1 apart correlates by 0.1" in line for line in lines)
+    assert any(line.startswith("Wgrad") and "no" in line for line in lines)
+    assert lines[-1] == "rocm-te-sr is what it claims to be."
+    content = check("quickstart --arm 'all three + sr' --draws 8 --device cpu --json")
+    assert content["subject"] == "quickstart, arm 'all three + sr'"
+    assert len({name for one in content["operands"] for name in one["operands"]}) == 6
+
+
+def test_a_function_and_its_exit_code(check, monkeypatch, tmp_path):
+    monkeypatch.setattr(certificate, "SIDE", 256)
+    (tmp_path / "quant.py").write_text(QUANTISERS)
+    content = check("quant.py:right --as mxfp4 --draws 8 --device cpu --json --out found.json")
+    assert content["holds"]
+    assert content == json.loads((tmp_path / "found.json").read_text())
+    (one,) = content["operands"]
+    assert one["differences"] == one["disagreements"] == content["products"] == []
+    assert one["figures"]["Gaussian"]["gain"] == one["definition"]["Gaussian"]["gain"]
+    wrong = check("quant.py:ceil --as mxfp4 --draws 8 --device cpu", code=1)
+    assert "scale" in wrong
+    assert wrong.endswith("quant.py:ceil is NOT what it claims to be.\n")

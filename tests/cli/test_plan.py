@@ -138,10 +138,8 @@ def test_the_plan_as_json(here):
     before = sorted(path.name for path in here.rglob("*"))
     content = as_json()
     assert sorted(path.name for path in here.rglob("*")) == before  # planning writes nothing
-    assert content["format"] == 1
-    assert content["folded"] == [
-        {"name": "no FP4 plain", "into": "bf16", "reason": "the same configuration as 'bf16'"}
-    ]
+    reason = "the same configuration as 'bf16'"
+    assert content["folded"] == [{"name": "no FP4 plain", "into": "bf16", "reason": reason}]
     assert [cell["name"] for cell in content["dropped"]] == ["no FP4 SR"]
     assert set(content["estimate"]) == {"wall_seconds", "cores", "storage_bytes", "shared_tokens"}
     arm = content["arms"][1]
@@ -149,15 +147,11 @@ def test_the_plan_as_json(here):
     assert arm["config"]["recipe"]["wgrad"]["left"]["format"] == "mxfp4"
     assert arm["config"]["data_digest"]
     assert "seed" not in arm["config"]
-    assert (arm["batches"]["steps"], arm["seconds_are"], arm["schedule"]) == (
-        3,
-        "modelled",
-        "constant at 0.004",
-    )
-    assert content["on_hardware"] == {}
+    told = arm["batches"]["steps"], arm["seconds_are"], arm["schedule"]
+    assert told == (3, "modelled", "constant at 0.004")
     for arm in content["arms"]:  # on the CPU memory is modelled alone
-        (where, here), *none = arm["on_hardware"].items()
-        assert (where, none) == ("cpu", [])
+        [(where, here)] = arm["on_hardware"].items()
+        assert where == "cpu"
         assert here["memory_bytes"]["total"] > 12 * arm["parameters"]
         assert here["fits"] is here["gpu_hours_per_run"] is None
         assert arm["flops_per_run"] == arm["flops_per_token"] * arm["batches"]["tokens"]
@@ -178,14 +172,6 @@ def test_runs_that_are_done_are_shown_so(here):
     assert "10 (10 pending)" in plan("study.yaml")  # another storage knows nothing of them
 
 
-def test_lines_fit_eighty_columns(here, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = plan("amd-ladder").splitlines()
-    table = lines[3 : lines.index("", 4)]
-    assert max(map(len, table)) <= 80
-    assert not any(line != line.rstrip() for line in lines)
-
-
 def test_every_problem_is_one_line_on_standard_error_and_the_code_is_2(here):
     (here / "bad.yaml").write_text(STUDY.replace("width", "widht").replace("fp8,", "fp9,"))
     result = ablate("plan", "bad.yaml", cwd=here)
@@ -197,45 +183,25 @@ def test_every_problem_is_one_line_on_standard_error_and_the_code_is_2(here):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["nothing.yaml"], "nothing.yaml: no such file (shipped studies: "),
-        (["quikstart"], "no such file, and no shipped study of that name (did you mean 'quickstart'?)"),
-        ([], "plan: Missing argument 'STUDY'."),
-        (["study.yaml", "--jsno"], "plan: No such option '--jsno'. Did you mean '--json'?"),
-        (["study.yaml", "--hardware", "H1"], "--hardware: no hardware 'H1' (expected H100, H200, GB200, "),
-        (["study.yaml", "--price", "B200=free"], "--price: expected HARDWARE=USD, got 'B200=free'"),
-    ],
-)
-def test_other_mistakes_have_one_line_too(here, arguments, expected):
-    result = ablate("plan", *arguments, cwd=here)
-    assert expected in result.line
-    assert result.out == ""
-
-
-def test_missing_data_are_named_and_their_runs_do_not_start(here):
+def test_without_data_there_is_a_plan_without_ids_if_their_vocabulary_is_known(here):
     changed(here, ("base:\n", "base:\n  data: {source: text, paths: [nowhere]}\n"))
     result = ablate("plan", "study.yaml", cwd=here)
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert f"{here}/nowhere" in result.err
+    assert f"{here}/nowhere" in result.line
     assert "width 64, layers 2" in result.out
     assert "no ids: a run's id is a hash of its data, too" in result.out
     told = ablate("plan", "study.yaml", "--json", cwd=here)
     content = json.loads(told.out)
-    assert content["missing"] == [told.err.rstrip("\n")]
+    assert content["missing"] == [told.line]
     assert {run["id"] for arm in content["arms"] for run in arm["runs"]} == {None}
     assert content["arms"][0]["parameters"] > 0
-    assert "nowhere: no such file or folder" in ablate("run", "study.yaml", cwd=here).line
-
     data = "data: {source: text, paths: [nowhere], tokenizer: hf, tokenizer_path: ./neither}"
-    changed(here, ("base:\n", f"base:\n  {data}\n"))  # without their vocabulary there is no plan
+    changed(here, ("base:\n", f"base:\n  {data}\n"))
     result = ablate("plan", "study.yaml", cwd=here)
     assert "neither: no such tokenizer" in result.line
     assert result.out == ""
 
 
-def test_hardware_is_shown_where_it_is_asked_for(here):
+def test_hardware_is_shown_where_it_is_asked_for_and_for_studies_that_take_gpus(here):
     text = plan("study.yaml", "--hardware", "H100", "--price", "MI355X=3")
     assert re.search(r"\nH100 +80 +weights .*, total [\d.e-]+ +5 of 5 arms\n", text)
     lines = text[text.index("GPU-hours a run, modelled") :].splitlines()
@@ -243,9 +209,6 @@ def test_hardware_is_shown_where_it_is_asked_for(here):
     assert lines[3].split()[:3] == ["all", "–", "0.0"]
     assert re.fullmatch(r"USD +– +\d+ \[\d+, \d+\]", lines[8].rstrip())
     assert "GPU-hours" not in plan("study.yaml")
-
-
-def test_studies_that_take_gpus_are_shown_on_usual_hardware(here):
     changed(here, ("base:\n", "base:\n  resources: {gpus: 1}\n"))
     assert re.search(r"\narm +B200 +B300 +MI355X +H100\n", plan("study.yaml"))
     content = as_json("--price", "B200=4")
@@ -253,23 +216,15 @@ def test_studies_that_take_gpus_are_shown_on_usual_hardware(here):
     whole = content["on_hardware"]["B200"]
     assert whole["fits"] is True
     assert whole["usd"] == pytest.approx(4 * whole["gpu_hours"])
-    ends = ("", "_low", "_high")
-    assert content["on_hardware"]["H100"] == {
-        "fits": True, **dict.fromkeys(f"{key}{end}" for key in ("gpu_hours", "usd") for end in ends)
-    }  # fmt: skip
+    assert content["on_hardware"]["H100"]["gpu_hours"] is None  # no unit for MXFP4
     one = content["arms"][1]["on_hardware"]["B200"]
-    assert set(one) == {
-        *("memory_bytes", "peak_at", "largest_quantised_bytes", "capacity_bytes", "fits"),
-        *(f"{key}_per_run{end}" for key in ("gpu_hours", "usd") for end in ends),
-        "figures_are",
-    }
     assert one["gpu_hours_per_run_low"] < one["gpu_hours_per_run"] < one["gpu_hours_per_run_high"]
     parts = one["memory_bytes"]
     assert parts.pop("total") == sum(parts.values())
     assert set(parts) == {"weights", "gradients", "optimizer", "activations", "quantised"}
     assert (one["capacity_bytes"], one["figures_are"]) == (180 * 10**9, "modelled")
     assert one["usd_per_run"] == pytest.approx(4 * one["gpu_hours_per_run"])
-    for end in ends:
+    for end in ("", "_low", "_high"):
         key = f"gpu_hours_per_run{end}"
         hours = sum(len(arm["runs"]) * arm["on_hardware"]["B200"][key] for arm in content["arms"])
         assert whole[f"gpu_hours{end}"] == pytest.approx(hours)
@@ -310,37 +265,37 @@ def test_a_model_that_a_trainer_builds_is_not_stated(here):
     assert content["estimate"]["wall_seconds"] is None
 
 
-def test_planning_imports_nothing_heavy(here):
-    code = (
-        "import sys\nfrom click.testing import CliRunner\nfrom ablate.cli import cli\n"
-        "result = CliRunner().invoke(cli, ['plan', 'quickstart'], catch_exceptions=False)\n"
-        "assert result.exit_code == 0\n"
-        "heavy = {'torch', 'numpy', 'ray', 'mlflow', 'pandas', 'scipy', 'matplotlib', 'tokenizers', 'rich'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=here, check=True, env={**os.environ})
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example(verb):
     shown = CliRunner().invoke(cli, [verb, "--help"], catch_exceptions=False).output
     assert re.search(rf"Examples?:\s+(.*\n)*?.*ablate {verb}", shown)
 
 
-def test_help_loads_neither_pydantic_nor_what_is_heavier():
+@pytest.mark.parametrize(
+    ("calls", "heavy"),
+    [
+        ([[verb, "--help"] for verb in VERBS], {"pydantic", "torch", "numpy", "ray", "rich", "psutil"}),
+        ([["recipes"]], {"torch"}),
+        (
+            [["plan", "quickstart"]],
+            {"torch", "numpy", "ray", "mlflow", "pandas", "scipy", "matplotlib", "tokenizers", "rich"},
+        ),
+    ],
+    ids=["help", "recipes", "plan"],
+)
+def test_what_has_to_start_fast_imports_nothing_heavy(here, calls, heavy):
     code = (
-        "import sys\nfrom click.testing import CliRunner\nfrom ablate.cli import VERBS, cli\n"
-        "for verb in VERBS:\n"
-        "    assert CliRunner().invoke(cli, [verb, '--help'], catch_exceptions=False).exit_code == 0\n"
-        "    assert not {'pydantic', 'torch', 'numpy', 'ray', 'rich', 'psutil'} & set(sys.modules), verb\n"
+        "import sys\nfrom click.testing import CliRunner\nfrom ablate.cli import cli\n"
+        f"for call in {calls}:\n"
+        "    assert CliRunner().invoke(cli, call, catch_exceptions=False).exit_code == 0\n"
+        f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=here, check=True)
 
 
-@pytest.mark.parametrize("locale", ["POSIX", "C"])
-def test_a_locale_without_utf8_does_no_harm(tmp_path, locale):
+def test_a_locale_without_utf8_does_no_harm(tmp_path):
     (tmp_path / "stüdy.yaml").write_text(STUDY.replace("mine", "stüdy"))
-    odd = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "ablate", "plan", "stüdy.yaml", "--storage", "rüns"]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | odd, capture_output=True, text=True, check=False
@@ -393,30 +348,12 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
-@pytest.mark.parametrize(
-    ("verb", "place", "said"),
-    [
-        *(
-            (verb, "loop", "'loop' is a loop of links (take another path)")
-            for verb in ("plan", "run", "status")
-        ),
-        ("run", "a\udcff", "'a\\udcff' is not UTF-8 (take another name)"),
-    ],
-)
-def test_a_storage_that_cannot_be_used_is_one_line(here, verb, place, said):
-    (here / "loop").symlink_to("loop")
-    ended = ablate(verb, "study.yaml", cwd=here, storage=place)
-    line = ended.line.replace("\udcff", "\\udcff")
-    assert line.endswith(f"ablate {verb}: Invalid value for '--storage': {said}")
-
-
-def test_a_study_file_that_cannot_be_named_in_one_is_one_line(here):
-    line = ablate("init", "a\udcff.yaml", cwd=here).line
-    assert "is not UTF-8 (take another name)" in line
+@pytest.mark.parametrize("words", [("run", "study.yaml", "--storage", "a\udcff"), ("init", "a\udcff.yaml")])
+def test_a_path_that_cannot_be_named_in_a_file_is_one_line(here, words):
+    assert "is not UTF-8 (take another name)" in ablate(*words, cwd=here).line
 
 
 def test_the_schema_of_study_files_is_printed(here):
     shown = ablate("init", "--schema", cwd=here).out
     assert json.loads(shown) == json_schema()
     Draft202012Validator.check_schema(json_schema())
-    assert ablate("init", "--schema", "--budget", "1h", cwd=here).line == "--budget: not for --schema"

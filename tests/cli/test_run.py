@@ -12,7 +12,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.cli.display import ConsoleListener
-from ablate.cli.run import conclude as say_how_it_ended
+from ablate.cli.run import conclude
 from ablate.data.tokenizer import train_bpe
 from ablate.execute.driver import ExecutionEnd
 from ablate.plan import build_plan
@@ -34,59 +34,42 @@ arms:
 """
 
 
-@pytest.fixture
-def conclude(tmp_path):
+AGAIN = "ablate run small.yaml --storage /elsewhere --address ray://head:10001"
+FAILED = ("fp8 seed 0: ValueError: no such thing", "line 19", "[odd] markup")
+RETRY = f"Failed runs: 1; try again with: {AGAIN} --retry-failed"
+MISSING = f"Runs without a result: 1; go on with: {AGAIN}"
+STOPPED = f"Stopped. Finished runs are kept; go on with: {AGAIN}"
+
+
+@pytest.mark.parametrize(
+    ("state", "here", "interrupted", "chosen", "code", "said"),
+    [
+        ("finished", True, False, ("bf16", "fp8"), 0, ()),
+        ("failed", True, False, ("bf16", "fp8"), 1, (*FAILED, RETRY)),
+        ("failed", False, False, ("bf16", "fp8"), 1, (RETRY,)),  # it failed in an earlier call
+        ("failed", False, False, ("bf16",), 0, ()),  # nor was it asked for
+        ("interrupted", True, False, ("bf16", "fp8"), 1, (MISSING,)),
+        ("interrupted", True, True, ("bf16", "fp8"), 130, (STOPPED,)),
+    ],
+)
+def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, state, here, interrupted, chosen, code, said):
     (tmp_path / "small.yaml").write_text(STUDY)
     plan = build_plan(load_study(tmp_path / "small.yaml"))
     store = StudyStore(tmp_path / "runs" / "small")
     ids = {arm.name: run.id for arm, run in plan.runs()}
-    for run_id in ids.values():
-        store.run(run_id).create({})
-        store.run(run_id).write_status(Status(state="finished", attempt=1))
-
-    def call(states, *, failed=(), unfinished=(), interrupted=False, chosen=("bf16", "fp8")):
-        for arm in failed:
-            run = store.run(ids[arm])
-            run.write_status(Status(state="failed", attempt=1, message="ValueError: no such thing"))
-            run.attempt_log(1).write_text("".join(f"line {n}\n" for n in range(20)) + "[odd] markup\n")
-        for arm in unfinished:
-            store.run(ids[arm]).write_status(Status(state="interrupted", attempt=1))
-        said = []
-        outcome = ExecutionEnd(
-            states={ids[arm]: state for arm, state in states.items()}, interrupted=interrupted
-        )
-        end = end_of(store, plan, {ids[arm] for arm in chosen}, outcome)
-        code = say_how_it_ended(said.append, end, AGAIN)
-        return code, "".join(f"{line}\n" for line in said)
-
-    return call
-
-
-AGAIN = "ablate run small.yaml --storage /elsewhere --address ray://head:10001"
-
-
-def test_a_failure_is_shown_with_its_last_lines_and_how_to_go_on(conclude):
-    assert conclude({"bf16": "finished", "fp8": "finished"}) == (0, "")
-    code, output = conclude({"bf16": "finished", "fp8": "failed"}, failed=["fp8"])
-    assert code == 1
-    for said in ("Failed: fp8 seed 0: ValueError: no such thing", "line 19", "[odd] markup"):
-        assert said in output
-    assert "line 5\n" not in output
-    assert f"Failed runs: 1; try again with: {AGAIN} --retry-failed\n" in output
-
-
-def test_an_old_failure_counts_only_where_it_was_asked_for(conclude):
-    code, output = conclude({}, failed=["fp8"])
-    assert code == 1
-    assert "Failed:" not in output
-    assert conclude({}, failed=["fp8"], chosen=["bf16"]) == (0, "")
-
-
-def test_a_run_without_a_result_is_no_success(conclude):
-    code, output = conclude({"bf16": "finished", "fp8": "interrupted"}, unfinished=["fp8"])
-    assert (code, output) == (1, f"\nRuns without a result: 1; go on with: {AGAIN}\n")
-    code, output = conclude({"bf16": "interrupted"}, unfinished=["fp8"], interrupted=True)
-    assert (code, output) == (130, f"\nStopped. Finished runs are kept; go on with: {AGAIN}\n")
+    for arm, of_arm in (("bf16", "finished"), ("fp8", state)):
+        run = store.run(ids[arm])
+        run.create({})
+        run.write_status(Status(state=of_arm, attempt=1, message="ValueError: no such thing"))
+    run.attempt_log(1).parent.mkdir(exist_ok=True)
+    run.attempt_log(1).write_text("".join(f"line {n}\n" for n in range(20)) + "[odd] markup\n")
+    outcome = ExecutionEnd(states={ids["fp8"]: state} if here else {}, interrupted=interrupted)
+    end, lines = end_of(store, plan, {ids[arm] for arm in chosen}, outcome), []
+    assert conclude(lines.append, end, AGAIN) == code
+    text = "\n".join(lines)
+    assert all(sentence in text for sentence in said)
+    others = {*FAILED, RETRY, MISSING, STOPPED, "line 5\n"} - {*said}
+    assert not [sentence for sentence in others if sentence in text]
 
 
 @pytest.fixture
@@ -119,18 +102,21 @@ def test_a_run_that_repeats_its_text_says_how_often(prepared):
     assert [line for line in said.splitlines() if "sees" in line] == [sentence]
 
 
-def test_every_arm_has_text_enough_before_anything_starts(prepared):
-    training = "{tokens: 102_400, seq_len: 64, batch_size: 16, eval_tokens: 4096}"
-    arms = "  bf16: {recipe: bf16}\n  long: {recipe: bf16, training: {eval_tokens: 40_960_000}}\n"
-    with pytest.raises(
-        UserError, match=r"validation text has [\d,]+ tokens, but training\.eval_tokens asks for 640000"
-    ):
-        prepared(training, arms)
-    arms = (
-        "  bf16: {recipe: bf16}\n  wide: {recipe: bf16, training: {seq_len: 102_400, eval_tokens: 102_400}}\n"
-    )
-    with pytest.raises(UserError, match=r"lower training\.seq_len or add text"):
-        prepared(training, arms)
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        (
+            "eval_tokens: 40_960_000",
+            r"validation text has [\d,]+ tokens, but training\.eval_tokens asks for 640000",
+        ),
+        ("seq_len: 102_400, eval_tokens: 102_400", r"lower training\.seq_len or add text"),
+    ],
+)
+def test_every_arm_has_text_enough_before_anything_starts(prepared, training, said):
+    usual = "{tokens: 102_400, seq_len: 64, batch_size: 16, eval_tokens: 4096}"
+    arms = f"  bf16: {{recipe: bf16}}\n  other: {{recipe: bf16, training: {{{training}}}}}\n"
+    with pytest.raises(UserError, match=said):
+        prepared(usual, arms)
 
 
 def test_a_damaged_shard_is_one_line_before_any_run_starts(tmp_path):
@@ -202,11 +188,6 @@ def test_ctrl_c_within_an_import_ends_at_once_and_says_how_to_go_on(tmp_path, mo
 
 
 def test_ctrl_c_before_the_command_line_is_there_ends_the_process(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, "click"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", INTERRUPTED, "click"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

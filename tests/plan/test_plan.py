@@ -35,10 +35,6 @@ grid:
 """
 
 
-def ids_of(plan):
-    return {arm.name: [run.id for run in arm.runs] for arm in plan.arms}
-
-
 def test_every_arm_runs_with_every_seed(plan):
     planned = plan(STUDY)
     assert [arm.name for arm in planned.arms] == ["bf16", "fprop", "F SR", "all plain", "all SR"]
@@ -57,21 +53,14 @@ def test_the_lock_file_is_as_documented(plan):
     assert lock["target"] == {"kind": "val_loss", "value": 2.1, "crossing": "confirmed", "within": None}
     assert lock["training"]["tokens"] == 10_000
     fprop = lock["arms"][1]
+    del fprop["runs"]
     assert fprop == {
-        "name": "fprop",
-        "description": "forward",
-        "again": False,
-        "recipe": "Fprop mxfp4; Dgrad+Wgrad bf16",
-        "tokens": 10_112,
-        "factors": {"recipe.gemms": ["fprop"]},
-        "differs": {"recipe.gemms": [[], ["fprop"]]},
-        "folded": ["F plain"],
-        "runs": fprop["runs"],
-    }
-    assert lock["arms"][0]["folded"] == ["no FP4 plain"]
+        "name": "fprop", "description": "forward", "again": False, "recipe": "Fprop mxfp4; Dgrad+Wgrad bf16",
+        "tokens": 10_112, "factors": {"recipe.gemms": ["fprop"]},
+        "differs": {"recipe.gemms": [[], ["fprop"]]}, "folded": ["F plain"],
+    }  # fmt: skip
     reason = "stabiliser 'sr' with no FP4 GEMM to act on"
     assert lock["dropped"] == [{"name": "no FP4 SR", "reason": reason}]
-    assert json.dumps(plan_to_json(plan(STUDY))) == json.dumps(lock)
 
 
 @pytest.mark.parametrize(
@@ -79,34 +68,28 @@ def test_the_lock_file_is_as_documented(plan):
     [
         ("name: ladder", "name: other"),
         ("description: forward", "description: other"),
-        ("seeds: [0, 5]", "seeds: [0, 5]\npaired_seeds: true"),
+        ("seeds: [0, 5]", "seeds: [5, 0]\npaired_seeds: true"),
         ("recipe: {gemms: [fprop]}", "recipe: {gemms: [fprop]}, resources: {cpus: 2}"),
         ("  training: {", "  resources: {gpus: 1}\n  training: {"),
         ("tokens: 10_000", "tokens: 10000"),
+        ("  fprop:", "  forward only:"),
+        ("  bf16:\n", ""),  # written again below the other arm
     ],
 )
 def test_what_cannot_change_a_result_changes_no_id(plan, old, new):
-    assert old in STUDY
-    assert ids_of(plan(STUDY.replace(old, new))) == ids_of(plan(STUDY))
-
-
-def test_names_and_the_order_of_arms_and_seeds_change_no_id(plan):
-    renamed = ids_of(plan(STUDY.replace("fprop: {desc", "forward only: {desc")))
-    assert renamed["forward only"] == ids_of(plan(STUDY))["fprop"]
-    head, _ = STUDY.split("arms:\n")
-    arms = ["  bf16:\n", "  b: {recipe: fp8}\n"]
-    found = [ids_of(plan(head + "arms:\n" + "".join(order))) for order in (arms, arms[::-1])]
-    assert found[0] == found[1]
-    swapped = plan(STUDY.replace("[0, 5]", "[5, 0]"))
-    assert {run.id for _, run in swapped.runs()} == {run.id for _, run in plan(STUDY).runs()}
+    text = STUDY.replace(old, new, 1)
+    text = text if "  bf16:\n" in text else text.replace("grid:", "  bf16:\ngrid:")
+    assert text != STUDY
+    ids = [{run.id for _, run in plan(one).runs()} for one in (STUDY, text)]
+    assert ids[0] == ids[1]
 
 
 def test_ids_do_not_depend_on_where_the_study_and_its_data_lie(plan):
     text = STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [corpus], validation_paths: [v]}\n")
-    here = plan(text, "here/study.yaml")
-    assert ids_of(here) == ids_of(plan(text, "there/deeper/study.yaml"))
+    here, there = plan(text, "here/study.yaml"), plan(text, "there/deeper/study.yaml")
+    assert [arm.runs for arm in here.arms] == [arm.runs for arm in there.arms]
     assert here.arms[0].config.data.paths[0].endswith("/here/corpus")
-    assert ids_of(here) != ids_of(plan(text.replace("[corpus]", "[other]")))
+    assert here.arms[0].runs != plan(text.replace("[corpus]", "[other]")).arms[0].runs
 
 
 def test_data_are_identified_once_and_all_their_faults_reported(study):
@@ -162,32 +145,23 @@ def test_an_arm_that_the_report_would_set_apart_is_refused_unless_waived(
     assert [arm.name for arm in waived.arms] == ["bf16", "x"]
 
 
-def test_differences_are_field_by_field_and_only_real_ones(plan):
+def test_differences_are_field_by_field_and_name_only_what_is_real_and_not_the_default(plan):
+    rules = "layers: [{last: 1, recipe: {gemms: [fprop]}}], phases: [{from_fraction: 0.5, recipe: bf16}]"
     text = STUDY.split("arms:", maxsplit=1)[0] + (
         "arms:\n"
         "  bf16: {recipe: {hadamard_size: 32}}\n"  # without a Hadamard its size means nothing, but for z
         "  x: {model: {layers: 3}, training: {grad_clip: null}, backend: reference}\n"
         "  y: {recipe: {rest: fp8}, model: {layers: 3}}\n"
         "  z: {from: bf16, recipe: {gemms: [fprop], stabiliser: dht}}\n"
+        f"  r: {{recipe: {{gemms: [], {rules}}}}}\n"
     )
-    planned = plan(text)
-    assert planned.arms[1].differs == {
-        "model.layers": (2, 3),
-        "training.grad_clip": (1.0, None),
-        "backend": ("auto", "reference"),
-    }
-    assert planned.arms[2].differs["recipe.rest"] == ("bf16", "fp8")
-
-
-def test_of_layers_and_phases_a_difference_names_what_is_not_the_default(plan):
-    rules = "layers: [{last: 1, recipe: {gemms: [fprop]}}], phases: [{from_fraction: 0.5, recipe: bf16}]"
-    text = STUDY.split("arms:", maxsplit=1)[0] + (
-        f"arms:\n  bf16: {{recipe: bf16}}\n  x: {{recipe: {{gemms: [], {rules}}}}}\n"
-    )
-    assert plan(text).arms[1].differs == {
-        "recipe.layers": (None, [{"last": 1, "recipe": {"gemms": ["fprop"]}}]),
-        "recipe.phases": (None, [{"from_fraction": 0.5, "recipe": {"gemms": []}}]),
-    }
+    _, x, y, _, ruled = plan(text).arms
+    backend = {"backend": ("auto", "reference")}
+    assert x.differs == {"model.layers": (2, 3), "training.grad_clip": (1.0, None)} | backend
+    assert y.differs["recipe.rest"] == ("bf16", "fp8")
+    assert ruled.differs["recipe.layers"] == (None, [{"last": 1, "recipe": {"gemms": ["fprop"]}}])
+    half = [{"from_fraction": 0.5, "recipe": {"gemms": []}}]
+    assert ruled.differs["recipe.phases"] == (None, half)
 
 
 @pytest.mark.exhaustive
@@ -222,38 +196,17 @@ def test_the_shipped_studies_can_be_planned(name):
     arms = len(study.arms) + study.baseline_again
     assert len(list(planned.runs())) == arms * len(study.seeds)
     assert not planned.dropped
+    if name == "amd-ladder":
+        last = "mxfp4(even); de-oscillated every 200 steps at 3×"  # not of the table
+        assert planned.arm("F+D+W deosc").recipe == last
 
 
-def test_the_ladder_has_every_row_of_the_table():
-    recipes = {arm.name: arm.recipe for arm in build_plan(load_study("amd-ladder")).arms}
-    assert recipes == {
-        "fp8": "fp8",
-        "F": "Fprop mxfp4(even); Dgrad+Wgrad fp8",
-        "F+D": "Fprop+Dgrad mxfp4(even); Wgrad fp8",
-        "F+D+W": "mxfp4(even)",
-        "F SR": "Fprop mxfp4(even) SR; Dgrad+Wgrad fp8",
-        "F+D SR": "Fprop+Dgrad mxfp4(even) SR; Wgrad fp8",
-        "F+D+W SR": "mxfp4(even) SR",
-        "F RHT16": "Fprop mxfp4(even) RHT16; Dgrad+Wgrad fp8",
-        "F+D RHT16": "Fprop+Dgrad mxfp4(even) RHT16; Wgrad fp8",
-        "F+D+W RHT16": "mxfp4(even) RHT16",
-        "F+D+W DHT32": "mxfp4(even) DHT32",
-        "F+D+W DHT16": "mxfp4(even) DHT16",
-        "F+D+W deosc": "mxfp4(even); de-oscillated every 200 steps at 3×",  # not of the table
-    }
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["val_loss: 5.6", "perplexity: 256"],
-)
-def test_a_target_that_an_untrained_model_reaches_is_refused(plan, target):
-    with pytest.raises(UserError) as caught:
-        plan(STUDY.replace("val_loss: 2.1", target))
-    (problem,) = caught.value.problems
-    assert (problem.line, problem.column) == (4, 11 + target.index(" "))
-    assert problem.what.endswith("a guess among 256 tokens has a loss of 5.545, a perplexity of 256")
-    plan(STUDY.replace("val_loss: 2.1", target.replace("5.6", "5.5").replace("256", "255")))
+@pytest.mark.parametrize(("target", "below"), [("val_loss: 5.6", "5.5"), ("perplexity: 256", "255")])
+def test_a_target_that_an_untrained_model_reaches_is_refused(plan, target, below):
+    text = STUDY.replace("val_loss: 2.1", target)
+    with pytest.raises(UserError, match=r"a guess among 256 tokens has a loss of 5.545, a perplexity of 256"):
+        plan(text)
+    plan(text.replace(target.partition(" ")[2], below))
 
 
 def test_the_baseline_again_has_its_configuration_and_other_seeds(plan):
