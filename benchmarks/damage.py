@@ -2,13 +2,14 @@
 
 python benchmarks/damage.py [--damages 5000]        prints how each damage ended, as JSON
 
-Two studies are run for it, with diagnostics and a record of `ablate throughput`; the second is killed in the
-middle with all its processes. Then each file in turn is removed, emptied, cut at a random byte, or has a bit
-flipped or a digit changed, its content is put back after the reading, and the report's JSON is compared with
-that of the undamaged store.
+Two studies are run for it, with diagnostics and a record of `ablate check STUDY --steps`; the second is
+killed in the middle with all its processes. Then each file in turn is removed, emptied, cut at a random byte,
+or has a bit flipped or a digit changed, its content is put back after the reading, and the report's JSON is
+compared with that of the undamaged store.
 
-A record of `ablate throughput` that is removed was never made, so that kind is left out for it. The files of
-the token cache are damaged likewise, and opened as a run opens them. A damage ends in one of these ways:
+A record of `ablate check STUDY --steps` that is removed was never made, so that kind is left out for it. The
+files of the token cache are damaged likewise, and opened as a run opens them. A damage ends in one of these
+ways:
 
 same            every number is as before
 named           a number is another one, and a warning names the run or file
@@ -90,7 +91,7 @@ def run_study(folder: Path, *, half: bool) -> StudyStore:
     if half:
         time.sleep(35)  # Ray's processes end after their driver
         return store
-    ablate("throughput", "damaged.yaml", "--steps", "2", "--repeats", "1", cwd=folder).wait()
+    ablate("check", "damaged.yaml", "--steps", "2", "--repeats", "1", cwd=folder).wait()
     return store
 
 

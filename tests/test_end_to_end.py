@@ -269,9 +269,9 @@ def test_mlflow_holds_every_curve_over_tokens_once(life):
 
 
 def test_the_speed_of_emulation_is_measured_and_makes_no_speed_up(life):
-    quick = ("--steps", "1", "--warmup", "1", "--repeats", "1", "--device", "cpu")
+    quick = ("--steps", "1", "--repeats", "1", "--device", "cpu")
     arms = ("--arm", "bf16", "--arm", "all three")
-    timed = ablate("throughput", "small.yaml", *quick, *arms, cwd=life.folder)
+    timed = ablate("check", "small.yaml", *quick, *arms, cwd=life.folder)
     assert timed.code == 0, timed
     record = json.loads((life.folder / "runs/small/throughput.json").read_text())
     assert all(min(arm["tokens_per_sec"]) > 0 for arm in record["arms"])

@@ -43,7 +43,6 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Hardware": {
         "check": ("Show what this machine does; prove and time a device or a quantiser.", "check:command"),
         "diagnose": ("Rank a model's layers and GEMMs by what FP4 would do to them.", "diagnose:command"),
-        "throughput": ("Time the training steps of a study's arms.", "times:throughput"),
     },
 }
 VERBS = {verb: place for group in _GROUPS.values() for verb, (_, place) in group.items()}

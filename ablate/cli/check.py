@@ -19,8 +19,9 @@ from ablate.cli.common import (
     format_table,
     json_option,
     refuse_other_options,
+    storage_option,
 )
-from ablate.cli.times import FORMATS, gemm_times, times_lines
+from ablate.cli.times import FORMATS, known_backend, time_gemms, time_steps
 from ablate.run.backends import backend_names
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ Examples:
   ablate check gfx950               what an MI355X would do
   ablate check --time               time a GEMM of each format
   ablate check quickstart --time    those of a study, at its model's shapes
+  ablate check quickstart --steps 10               whole training steps of its arms
   ablate check tseng                a published recipe's quantisers
   ablate check my-study.yaml --arm "all three"     an arm's
   ablate check quant.py:mxfp4 --as mxfp4           a function of yours
@@ -54,17 +56,21 @@ Examples:
     "--minutes", type=float, default=MINUTES, show_default=True, help="Of DEVICE no check begins later."
 )
 @click.option("--time", "timed", is_flag=True, help="Time GEMMs on this machine: STUDY's, or one a format.")
+@click.option("--steps", type=AT_LEAST_1, help="Time so many training steps of STUDY's arms, for its report.")
 @click.option(
-    "--arm", "names", metavar="NAME", multiple=True, help="Of STUDY only this arm; to --time several."
+    "--arm", "names", metavar="NAME", multiple=True, help="Of STUDY only this arm; to be timed several."
 )
 @click.option("--tokens", type=AT_LEAST_1, help="Time with so many rows. Default: a micro batch's tokens.")
-@click.option("--repeats", type=AT_LEAST_1, default=20, show_default=True, help="Time so many times.")
+@click.option(
+    "--repeats", type=AT_LEAST_1, help="Time so many times. Default: 20; of --steps 3 in each of two turns."
+)
 @click.option("--as", "held_against", metavar="RECIPE[:OPERAND]", help="What a function claims to be.")
 @click.option(
     "--draws", type=click.IntRange(min=8), default=64, show_default=True, help="Tensors of each kind of data."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of data and draws.")
 @device_option
+@storage_option
 @click.option("--backend", help="The back end that quantises, or is timed. Default: auto, or as STUDY says.")
 @json_option
 @click.option(
@@ -106,7 +112,10 @@ def command(
 
     --time gives for each linear layer and GEMM the time to quantise both operands and to multiply, TFLOP/s
     and the share of the device's published peak, and the speed over bf16 and over FP8 (one scale a tensor,
-    quantising included). Medians, measured in turns. Emulated times are times of the emulation, not of FP4
+    quantising included). Medians, measured in turns. --steps times whole training steps (forward, backward,
+    clipping and optimizer on made-up tokens) of every arm of STUDY there and back, and keeps what it measured
+    in the study's folder of the storage, in place of what was there; `ablate report` makes the end-to-end
+    speed-up of it. Nothing else should use the device. Emulated times are times of the emulation, not of FP4
     hardware.
 
     Exit code 1 if a check failed, or a quantiser is not what it claims to be.
@@ -114,6 +123,10 @@ def command(
     what = "a quantiser"
     if timed:
         what = "--time"
+    elif options["steps"] is not None:
+        what = "--steps"
+        if subject is None:
+            raise UserError("--steps: expected a study whose arms are timed")
     elif subject is None:
         what = "this machine"
     elif DEVICE.fullmatch(subject):
@@ -123,23 +136,6 @@ def command(
     run, takes = _CHECKS[what]
     refuse_other_options(context, {*takes, "timed", "as_json", "out"}, what)
     context.exit(run(subject or "", out, as_json=as_json, **{name: options[name] for name in takes}))
-
-
-def _known_backend(name: str) -> str:
-    if name not in backend_names():
-        raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
-    return name
-
-
-def _time(
-    study: str, out: Path | None, *, as_json: bool, device: str | None, backend: str | None, **options: Any
-) -> int:
-    if options["names"] and not study:
-        raise UserError("--arm: without a study there are no arms")
-    known = None if backend is None else _known_backend(backend)
-    content = gemm_times(study or None, chosen_device(device)[0], backend=known, **options)
-    deliver(content, lambda: times_lines(content), as_json=as_json, out=out)
-    return 0
 
 
 def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
@@ -231,7 +227,7 @@ def _quantiser(
 ) -> int:
     from ablate.check.claims import claim_of
 
-    names, backend = claimed.pop("names"), _known_backend(claimed.pop("backend") or "auto")
+    names, backend = claimed.pop("names"), known_backend(claimed.pop("backend") or "auto")
     if len(names) > 1:
         raise UserError("--arm: one arm is checked at a time (--time takes several)")
     where, _ = chosen_device(device)
@@ -347,7 +343,8 @@ _CHECKS: dict[str, tuple[Callable[..., int], set[str]]] = {
     "this machine": (_here, {"details"}),
     "a device": (_device, {"minutes"}),
     "an architecture": (_architecture, {"details"}),
-    "--time": (_time, {"names", "tokens", "repeats", "device", "backend"}),
+    "--time": (time_gemms, {"names", "tokens", "repeats", "device", "backend"}),
+    "--steps": (time_steps, {"steps", "names", "repeats", "device", "storage"}),
     "a quantiser": (_quantiser, {"held_against", "names", "draws", "seed", "device", "backend"}),
 }
 """How each thing is checked, and with which options beside --json and --out."""

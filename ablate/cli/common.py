@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import string
 import sys
 import textwrap
 import unicodedata
@@ -22,9 +23,8 @@ from ablate.base.errors import UserError, safe_text
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from ablate.plan import Plan, PlannedArm
     from ablate.reports import ReportPaths
     from ablate.reports.words.format import Table
     from ablate.store import RunDir, StudyStore
@@ -197,15 +197,6 @@ def find_run(
     return runs[0]
 
 
-def chosen_arms(plan: Plan, names: Collection[str]) -> list[PlannedArm]:
-    """Return the arms of these names, all without any."""
-    known = [arm.name for arm in plan.arms]
-    for name in names:
-        if name not in known:
-            raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
-    return [arm for arm in plan.arms if not names or arm.name in names]
-
-
 def deliver(
     content: Any, lines: Callable[[], Iterable[str]], *, as_json: bool, out: Path | None = None
 ) -> None:
@@ -261,6 +252,19 @@ def verdict_lines(written: ReportPaths) -> Iterator[str]:
     shown = {arm for _, arms in written.matrices for arm in arms}
     yield from (finding.text for finding in verdict.findings if finding.arm not in shown)
     yield from verdict.notes
+
+
+class _Dashes(string.Formatter):
+    """Formats None, in any form, as a dash."""
+
+    def format_field(self, value: Any, form: str) -> str:
+        return "–" if value is None else str(super().format_field(value, form))
+
+
+def table_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table as text. ``columns``: by its header what a column shows of a row, as ``{loss:.4f}``."""
+    form = _Dashes().vformat
+    return format_table(tuple(columns), [[form(text, (), row) for text in columns.values()] for row in rows])
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""``ablate throughput``: whole steps of a study's arms; ``ablate check --time``: GEMMs of them."""
+"""``ablate check STUDY``: ``--time`` times the GEMMs of its arms, ``--steps`` their whole training steps."""
 
 from __future__ import annotations
 
@@ -11,40 +11,55 @@ import click
 
 from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError
-from ablate.cli.common import (
-    AT_LEAST_1,
-    chosen_arms,
-    deliver,
-    device_option,
-    figure,
-    format_table,
-    json_option,
-    out_option,
-    storage_option,
-)
+from ablate.cli.common import deliver, table_of
+from ablate.run.backends import backend_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from ablate.check.speed import Shape
+    from ablate.plan import Plan, PlannedArm
     from ablate.recipes import LayerRecipe
-    from ablate.store import StudyStore
     from ablate.store.records import SpeedRecord
 
-_EXAMPLES = """\b
-Examples:
-  ablate throughput my-study.yaml
-  ablate throughput my-study.yaml --arm bf16 --arm fprop --steps 50 --out speed.json
-"""
 FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
-_FEATURES = 1024
-_TOKENS = 1024
+_FEATURES = _TOKENS = 1024
 """The layer that is timed for each format where no study is given."""
+_WARMUP_STEPS = 3
+_GEMMS = {
+    "arm": "{arm}", "layer": "{layer}", "GEMM": "{gemm}", "M×N×K": "{m}×{n}×{k}", "by": "{backend} {mode}",
+    "quantise ms": "{quantise_ms:.3f}", "GEMM ms": "{multiply_ms:.3f}", "TFLOP/s": "{tflops:.2f}",
+    "of peak": "{share_of_peak:.0%}", "× bf16": "{speed_over_bf16:.2f}", "× FP8": "{speed_over_fp8:.2f}",
+}  # fmt: skip
+_ARMS = {
+    "arm": "{arm}", "ms": "{total_ms:.2f}", "× bf16": "{speed_over_bf16:.2f}",
+    "× FP8": "{speed_over_fp8:.2f}", "how": "{modes}",
+}  # fmt: skip
+_STEPS = {
+    "arm": "{arm}", "tokens/s": "{median:,.0f}", "spread": "{spread:.1%}",
+    "× baseline": "{over_baseline:.2f}", "peak GB": "{peak:.2f}", "timing": "{timing}",
+}  # fmt: skip
+
+
+def known_backend(name: str) -> str:
+    """Return the name of a back end; raises ``UserError`` for no such name."""
+    if name not in backend_names():
+        raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
+    return name
+
+
+def _chosen(plan: Plan, names: Collection[str]) -> list[PlannedArm]:
+    """Return the arms of these names, all without any."""
+    known = [arm.name for arm in plan.arms]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
+    return [arm for arm in plan.arms if not names or arm.name in names]
 
 
 def _layers(
-    study: str | None, names: tuple[str, ...], tokens: int | None
+    study: str, names: tuple[str, ...], tokens: int | None
 ) -> Iterator[tuple[str, str, int, Shape, LayerRecipe, str]]:
     """Yield (arm or format, part, number of layers, shape, recipe, back end); those that are alike at once.
 
@@ -58,14 +73,13 @@ def _layers(
     from ablate.run.architecture import layer_places
     from ablate.study import load_study
 
-    if study is None:
+    if not study:
         for fmt in FORMATS:
             gemm = both(OperandPolicy(format=fmt))  # type: ignore[arg-type]
             shape = Shape(tokens=tokens or _TOKENS, inputs=_FEATURES, outputs=_FEATURES)
             yield fmt, "layer", 1, shape, LayerRecipe(**dict.fromkeys(GEMMS, gemm)), "auto"
         return
-    plan = build_plan(load_study(study))
-    for arm in chosen_arms(plan, names):
+    for arm in _chosen(build_plan(load_study(study)), names):
         training = arm.config.training
         sequences = training.micro_batch_size or training.batch_size // arm.resources.devices_per_run
         where = layer_places(arm.layers)
@@ -75,29 +89,27 @@ def _layers(
             part = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
             rows = tokens or sequences * training.seq_len
             shape = Shape(tokens=rows, inputs=layer.inputs, outputs=layer.outputs)
-            recipe = phases_of(arm.config.recipe, place)[0].recipe
-            counted[part.removeprefix("blocks."), shape, recipe] += 1
+            counted[part.removeprefix("blocks."), shape, phases_of(arm.config.recipe, place)[0].recipe] += 1
         for (part, shape, recipe), count in counted.items():
             yield arm.name, part, count, shape, recipe, arm.config.backend
 
 
-def gemm_times(
-    study: str | None,
-    where: str,
-    *,
-    names: tuple[str, ...],
-    tokens: int | None,
-    repeats: int,
-    backend: str | None,
-) -> dict[str, Any]:
-    """Time every GEMM of a study's arms, or one of each format; return what ``--json`` prints."""
-    from ablate.backends.device import device_of
+def time_gemms(
+    study: str, out: Path | None, *, as_json: bool, names: tuple[str, ...], tokens: int | None,
+    repeats: int | None, device: str | None, backend: str | None,
+) -> int:  # fmt: skip
+    """Time every GEMM of a study's arms, or one of each format."""
     from ablate.backends.select import Selection
     from ablate.check.speed import time_gemm
-    from ablate.modelled.hardware import peak_tflops, peaks_of
+    from ablate.modelled.hardware import peak_tflops
     from ablate.recipes import GEMMS, describe_gemm
 
-    device = device_of(where)
+    if names and not study:
+        raise UserError("--arm: without a study there are no arms")
+    if backend is not None:
+        known_backend(backend)
+    where, found = chosen_device(device)
+    repeats = repeats or 20
     time_once, selection = cache(time_gemm), cache(Selection)
     rows: list[dict[str, Any]] = []
     for arm, part, count, shape, recipe, own in _layers(study, names, tokens):
@@ -107,85 +119,37 @@ def gemm_times(
                 timed = time_once(gemm, policy, shape, selection(backend or own), where, repeats=repeats)
             except ValueError as error:
                 raise UserError(f"arm '{arm}', {part}, {gemm.capitalize()}: {error}") from None
-            peak = peak_tflops(device.name, policy.left.format) if timed.mode == "native" else None
+            peak = peak_tflops(found.name, policy.left.format) if timed.mode == "native" else None
             about = {"arm": arm, "layer": part, "layers": count, "operands": describe_gemm(policy)}
             rows.append(about | asdict(timed) | {"share_of_peak": peak and timed.tflops / peak})
     arms = []
     for name in dict.fromkeys(row["arm"] for row in rows):
         whole = [row for row in rows if row["arm"] == name]
-        total, bf16, fp8 = (
-            sum(row[part] * row["layers"] for row in whole) for part in ("total_ms", "bf16_ms", "fp8_ms")
-        )
-        speeds = {"speed_over_bf16": bf16 / total, "speed_over_fp8": fp8 / total}
+        sums = {
+            key: sum(row[key] * row["layers"] for row in whole) for key in ("total_ms", "bf16_ms", "fp8_ms")
+        }
+        speeds = {f"speed_over_{one}": sums[f"{one}_ms"] / sums["total_ms"] for one in ("bf16", "fp8")}
         modes = sorted({row["mode"] for row in whole})
-        arms.append({"arm": name, "total_ms": total, **speeds, "modes": modes})
-    peaks = peaks_of(device.name)
-    return {
-        "device": asdict(device), "peaks": peaks and asdict(peaks), "repeats": repeats,
-        "gemms": rows, "arms": arms,
-    }  # fmt: skip
+        arms.append({"arm": name, "total_ms": sums["total_ms"], **speeds, "modes": modes})
+    content = {"device": asdict(found), "repeats": repeats, "gemms": rows, "arms": arms}
+
+    def lines() -> Iterator[str]:
+        yield f"{found.name} ({found.arch}), medians of {repeats} repeats\n"
+        yield table_of(_GEMMS, rows)
+        yield "\nAll linear layers of a pass, forward and backward:"
+        yield table_of(_ARMS, (arm | {"modes": ", ".join(arm["modes"])} for arm in arms))
+        yield "\nTimes of emulated GEMMs say nothing of FP4 hardware."
+
+    deliver(content, lines, as_json=as_json, out=out)
+    return 0
 
 
-def times_lines(content: dict[str, Any]) -> Iterator[str]:
-    """Yield a table of the GEMMs, and one of each arm's totals."""
-    device = content["device"]
-    yield f"{device['name']} ({device['arch']}), medians of {content['repeats']} repeats\n"
-    rows = [
-        (
-            row["arm"], row["layer"], row["gemm"].capitalize(), f"{row['m']}×{row['n']}×{row['k']}",
-            f"{row['backend']} {row['mode']}", f"{row['quantise_ms']:.3f}", f"{row['multiply_ms']:.3f}",
-            f"{row['tflops']:.2f}", figure(row["share_of_peak"], ".0%"),
-            f"{row['speed_over_bf16']:.2f}", f"{row['speed_over_fp8']:.2f}",
-        )
-        for row in content["gemms"]
-    ]  # fmt: skip
-    header: tuple[str, ...] = (
-        "arm", "layer", "GEMM", "M×N×K", "by", "quantise ms", "GEMM ms", "TFLOP/s", "of peak", "× bf16",
-        "× FP8",
-    )  # fmt: skip
-    yield format_table(header, rows)
-    yield "\nAll linear layers of a pass, forward and backward:"
-    totals = [
-        (
-            one["arm"], f"{one['total_ms']:.2f}", f"{one['speed_over_bf16']:.2f}",
-            f"{one['speed_over_fp8']:.2f}", ", ".join(one["modes"]),
-        )
-        for one in content["arms"]
-    ]  # fmt: skip
-    yield format_table(("arm", "ms", "× bf16", "× FP8", "how"), totals)
-    yield "\nTimes of emulated GEMMs say nothing of FP4 hardware."
-
-
-@click.command("throughput", epilog=_EXAMPLES)
-@click.argument("study")
-@click.option("--arm", "names", multiple=True, help="Only this arm; may be given again.")
-@click.option("--steps", type=AT_LEAST_1, default=10, show_default=True, help="Steps of a repeat.")
-@click.option(
-    "--warmup", type=AT_LEAST_1, default=3, show_default=True, help="Steps before that do not count."
-)
-@click.option("--repeats", type=AT_LEAST_1, default=3, show_default=True, help="In each of two turns.")
-@device_option
-@json_option
-@out_option
-@storage_option
-def throughput(
-    study: str,
-    storage: Path,
-    names: tuple[str, ...],
-    device: str | None,
-    as_json: bool,
-    out: Path | None,
-    **counts: int,
-) -> None:
-    """Time whole training steps of every arm of STUDY, one arm after the other.
-
-    Forward, backward, clipping and optimizer on made-up tokens, without data, evaluation and checkpoints; the
-    arms are gone through twice, there and back. Nothing else should use the device. Emulated times are
-    times of the emulation, not of FP4 hardware.
-
-    What was measured is kept in the study's folder of the storage, in place of what was measured before.
-    `ablate report` makes the end-to-end speed-up of it, where the timing is native and the device was idle.
-    """
+def time_steps(
+    study: str, out: Path | None, *, as_json: bool, storage: Path, names: tuple[str, ...], steps: int,
+    repeats: int | None, device: str | None,
+) -> int:  # fmt: skip
+    """Time whole training steps of a study's arms, and keep the record for its report."""
+    from ablate.base.files import write_record
     from ablate.plan import build_plan, known_plan
     from ablate.store import StudyStore
     from ablate.store.records import SpeedSettings
@@ -194,49 +158,36 @@ def throughput(
     plan = build_plan(load_study(study))
     store = StudyStore(storage / plan.study)
     plan = known_plan(plan, store)
-    arms = chosen_arms(plan, names)
+    arms = _chosen(plan, names)
     where, found = chosen_device(device)
     from ablate.execute.throughput import measure, record
 
-    settings = SpeedSettings(**counts)
+    settings = SpeedSettings(steps=steps, warmup=_WARMUP_STEPS, repeats=repeats or 3)
     with click.progressbar(length=2 * len(arms), label="arms, two turns", hidden=as_json) as bar:
         speeds, others = measure(arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1))
     measured = record(plan.study, found, speeds, others, settings)
-    deliver(asdict(measured), lambda: _speed_lines(measured, plan.baseline), as_json=as_json, out=out)
-    click.echo("\n" + _keep(store, measured, plan.baseline), err=as_json)
+    deliver(asdict(measured), lambda: _step_lines(measured), as_json=as_json, out=out)
+    # Arms of an earlier record are not carried over: turns cancel what drifts within one measurement alone.
+    said = f"Kept for the report in {store.throughput_path}, in place of what was measured before"
+    if plan.baseline not in [one.arm for one in measured.arms]:
+        said = f"Not kept for the report, which needs the baseline timed, too: --arm '{plan.baseline}'"
+    else:
+        try:
+            write_record(store.throughput_path, asdict(measured))
+        except OSError as error:
+            raise UserError(f"cannot write {store.throughput_path}: {error.strerror or error}") from None
+    click.echo(f"\n{said}", err=as_json)
+    return 0
 
 
-def _speed_lines(measured: SpeedRecord, baseline: str) -> Iterator[str]:
+def _step_lines(measured: SpeedRecord) -> Iterator[str]:
     device, settings = measured.device, measured.settings
     yield f"{device.name} ({device.arch}), medians of {2 * settings.repeats} × {settings.steps} steps\n"
     rows = [
-        (
-            one.arm,
-            f"{one.median:,.0f}",
-            f"{one.spread:.1%}",
-            figure(one.over_baseline, ".2f"),
-            "–" if one.peak_memory_bytes is None else f"{one.peak_memory_bytes / 1e9:.2f}",
-            one.why_not or "native",
-        )
+        vars(one)
+        | {"timing": one.why_not or "native", "peak": one.peak_memory_bytes and one.peak_memory_bytes / 1e9}
         for one in measured.arms
     ]
-    yield format_table(("arm", "tokens/s", "spread", f"× {baseline}", "peak GB", "timing"), rows)
+    yield table_of(_STEPS, rows)
     if measured.other_work:
         yield f"\nPerhaps not alone on the device: {measured.other_work}. Compare with care."
-
-
-def _keep(store: StudyStore, measured: SpeedRecord, baseline: str) -> str:
-    """Write the record that the report reads, as a whole, and say so in a line.
-
-    Arms of an earlier record are not carried over: two arms are compared only within one measurement, whose
-    turns cancel what drifts.
-    """
-    from ablate.base.files import write_record
-
-    if baseline not in [one.arm for one in measured.arms]:
-        return f"Not kept for the report, which needs the baseline timed, too: --arm '{baseline}'"
-    try:
-        write_record(store.throughput_path, asdict(measured))
-    except OSError as error:
-        raise UserError(f"cannot write {store.throughput_path}: {error.strerror or error}") from None
-    return f"Kept for the report in {store.throughput_path}, in place of what was measured before"

@@ -54,7 +54,8 @@ class StudyFrames:
     per token, ordered by run and tokens, each token count once; with ``val_loss_bf16`` where a run was also
     evaluated in bf16, NaN where one was not). ``configs`` maps an arm to the resolved
     configuration of its first run that has one; ``environments`` maps a run id to what it ran on, and
-    ``attempts`` to when and where its last attempt was. ``throughput``: what ``ablate throughput`` measured.
+    ``attempts`` to when and where its last attempt was. ``throughput``: what
+    ``ablate check STUDY --steps`` measured.
     """
 
     plan: LockedPlan

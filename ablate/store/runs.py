@@ -228,7 +228,7 @@ class StudyStore:
     plan_path = _Inside("plan.lock.json")
     """The plan that was run last."""
     throughput_path = _Inside("throughput.json")
-    """The last measurement of ``ablate throughput``."""
+    """The last measurement of ``ablate check STUDY --steps``."""
     prefixes = _Inside("prefixes")
     """States that runs have in common, for those that still begin with them."""
 

@@ -1,12 +1,13 @@
 """What an arm gains in time: measured, where timing is native and unshared; as logged; modelled.
 
 Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target.
-Where ``ablate throughput`` has timed the arm alone, that is the throughput ratio over (1 + token cost), whose
-errors are independent. Else it comes from the runs' own timing, by Welch's (or paired) intervals on logs.
+Where ``ablate check STUDY --steps`` has timed the arm alone, that is the throughput ratio over
+(1 + token cost), whose errors are independent. Else it comes from the runs' own timing, by Welch's (or
+paired) intervals on logs.
 
 A run's record says whether its timing is valid; that runs shared a device, only the ledgers of all of them
-show. The record of ``ablate throughput`` counts for an arm only where it is native, was taken on an idle and
-undivided device, and has the configuration, code and kind of device of the arm's runs.
+show. The record of ``ablate check STUDY --steps`` counts for an arm only where it is native, was taken on an
+idle and undivided device, and has the configuration, code and kind of device of the arm's runs.
 
 Emulated or shared timing gives no measured figure, nor do logs of others that do not tell both arms to have
 had the same devices; an arm without a resolved configuration, as of such logs, has no modelled one.
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from ablate.store.records import Environment, RecordedConfig
 
 _TURNS = 2
-"""``ablate throughput`` goes through the arms there and back."""
+"""``ablate check STUDY --steps`` goes through the arms there and back."""
 _HOUR_SEC = 3600.0
 _NOT_ALL = Interval(note="not every run has a figure")
 
@@ -68,7 +69,7 @@ class RunTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What ``ablate throughput`` measured, as far as it counts.
+    """What ``ablate check STUDY --steps`` measured, as far as it counts.
 
     ``tokens_per_sec``: of every repeat, by arm; the baseline's is among them or there are none. ``not_used``:
     why not, by arm. ``steps``: of a repeat. ``repeats``: of an arm.
@@ -88,7 +89,7 @@ class Throughput:
 class Measured:
     """Timing that counts: throughput and end-to-end speed over the baseline's, and device-hours to target.
 
-    ``timed``: alone by ``ablate throughput``, in its runs, or as the logs of others say.
+    ``timed``: alone by ``ablate check STUDY --steps``, in its runs, or as the logs of others say.
     """
 
     timed: Literal["alone", "in its runs", "as logged"]
@@ -187,7 +188,7 @@ def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str,
 def judge_throughput(
     frames: StudyFrames, *, left_out: Collection[str], waived: Collection[str]
 ) -> Throughput | None:
-    """Return the record of ``ablate throughput``, None where there is none.
+    """Return the record of ``ablate check STUDY --steps``, None where there is none.
 
     ``left_out``: the runs that are not pooled. ``waived``: settings in which runs may differ.
     """

@@ -19,7 +19,7 @@ stop              {diverged, settled {looks, narrower_than}, tokens_saved}, null
 timing            of the runs: "native" | "unvouched" (native, but not known to be unshared) | "emulated" | "logged"
 timing_reasons[]  {reason, runs}
 throughput        {device, arch, versions, steps, repeats, measured_unix, tokens_per_sec {arm: [...]},
-                   not_used {arm: reason}}, null where `ablate throughput` has not been run
+                   not_used {arm: reason}}, null where `ablate check STUDY --steps` has not been run
 diagnostics[]     {arm, what_if (another recipe, measured on the arm's tensors), runs, findings[], gemms[]}, empty where
                    the study has none
   gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, alike[], largest {layer, relative_error},

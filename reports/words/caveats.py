@@ -226,11 +226,11 @@ def _runs(analysis: Analysis) -> Iterator[str]:
 
 
 def _throughput(analysis: Analysis) -> Iterator[str]:
-    """Say for which arms what ``ablate throughput`` measured does not count, and why."""
+    """Say for which arms what ``ablate check STUDY --steps`` measured does not count, and why."""
     record = analysis.throughput
     if record is not None and record.not_used:
         arms: dict[str, list[str]] = {}
         for arm, reason in record.not_used.items():
             arms.setdefault(reason, []).append(arm)
         why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
-        yield f"`ablate throughput` ({timed_alone(record)}) gives no speed-up: {why}."
+        yield f"`ablate check STUDY --steps` ({timed_alone(record)}) gives no speed-up: {why}."

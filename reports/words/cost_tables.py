@@ -91,7 +91,7 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
     price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
     record = analysis.throughput
-    alone = "" if record is None else f" (`ablate throughput`: {timed_alone(record)})"
+    alone = "" if record is None else f" (`ablate check STUDY --steps`: {timed_alone(record)})"
     return make_table(
         f"Throughput and end-to-end speed over {analysis.baseline}'s, the latter the ratio of the times to "
         "target, which is throughput / (1 + token cost): above 1 the arm pays. Intervals "

@@ -148,7 +148,7 @@ def timing_reasons(value: RunTiming) -> str:
 
 
 def timed_alone(value: Throughput) -> str:
-    """Return what ``ablate throughput`` measured, on what and when."""
+    """Return what ``ablate check STUDY --steps`` measured, on what and when."""
     size = f"{plural(value.repeats, 'repeat')} of {plural(value.steps, 'step')}"
     return f"{value.device}, {size}, {moment(value.measured_unix)}"
 

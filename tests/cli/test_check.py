@@ -98,7 +98,7 @@ def test_a_fault_of_a_device_is_found(check, monkeypatch):
     original = backend.multiply
     monkeypatch.setattr(backend, "multiply", lambda a, b: original(a, b) * 1.01)
     found = check("cpu --out proof --json", code=1)["parts"][0]["findings"]
-    assert [one["check"] for one in found if one["result"] == "failed"][0] == "exact probe: mxfp4"
+    assert next(one["check"] for one in found if one["result"] == "failed") == "exact probe: mxfp4"
 
 
 def test_every_arm_layer_and_gemm_is_timed_or_one_of_each_format(check, tmp_path):

@@ -105,7 +105,9 @@ def test_folders_are_searched_and_several_make_an_arm(imported):
 def test_plain_text_to_report(imported):
     for number, place in enumerate(("old", "old", "new", "new")):
         Path(place).mkdir(exist_ok=True)
-        lines = (f"step:{n}/400 val_loss:{loss} train_time:{n}ms\n" for n, loss in ((0, 9), (200, 4), (400, 3)))
+        lines = (
+            f"step:{n}/400 val_loss:{loss} train_time:{n}ms\n" for n, loss in ((0, 9), (200, 4), (400, 3))
+        )
         Path(place, f"{number}.txt").write_text("".join([f"a line\nseed {number}\n", *lines]))
     patterns = (
         r"--pattern 'step:(?P<step>\d+)/\d+ val_loss:(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms' "

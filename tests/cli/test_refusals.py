@@ -47,7 +47,8 @@ def folder(tmp_path_factory):
     (folder / "loop").symlink_to("loop")
     texts = {
         "small.yaml": SMALL, "missing.yaml": SMALL.replace("[texts]", "[nowhere]"),
-        "one-seed.yaml": SMALL.replace("seeds: 2", "seeds: 1"), "search.yaml": SMALL.replace("seeds: 2\n", "") + SEARCH,
+        "one-seed.yaml": SMALL.replace("seeds: 2", "seeds: 1"),
+        "search.yaml": SMALL.replace("seeds: 2\n", "") + SEARCH,
         "net.py": NET, "fp8.csv": ROWS, "fp4.csv": ROWS, "log.txt": "nothing", "one.txt": "Too little.",
         "texts/one.txt": "The error of a document is structured, not random. " * 200,
     }  # fmt: skip

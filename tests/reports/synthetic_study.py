@@ -350,7 +350,7 @@ def native_study(folder: Path, **plan: Any) -> StudyStore:
 
 
 def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
-    """Return what ``ablate throughput`` would have measured of an arm, if it had such a device."""
+    """Return what ``ablate check STUDY --steps`` would have measured of an arm, if it had such a device."""
     entry = store.plan().arm(arm)
     speed = Speed(
         arm=arm, run=entry.runs[0].id, tokens_per_sec=RATES[arm], median=1.0, spread=0.0,
@@ -361,6 +361,6 @@ def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
 
 
 def write_throughput(store: StudyStore, *speeds: Speed, device: Device = GPU, **change: Any) -> None:
-    """Write a record as ``ablate throughput`` writes it."""
+    """Write a record as ``ablate check STUDY --steps`` writes it."""
     content = dataclasses.asdict(record(store.path.name, device, speeds, None, SETTINGS))
     write_record(store.throughput_path, content | {"measured_unix": 1.7e9} | change)

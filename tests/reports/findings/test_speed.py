@@ -1,4 +1,4 @@
-"""Speed: the runs' own timing, what ``ablate throughput`` measured, and the model. Hardware is a stand-in."""
+"""Speed: the runs' own timing, that of ``ablate check STUDY --steps``, and the model; made-up hardware."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
     assert fp8["measured"]["gpu_hours_to_target"]["estimate"] == pytest.approx(seconds / 3600)
     assert (document["throughput"]["repeats"], document["throughput"]["steps"]) == (6, 10)
     assert (document["throughput"]["device"], document["throughput"]["not_used"]) == (GPU.name, {})
-    assert "`ablate throughput`" in written.html.read_text()
+    assert "`ablate check STUDY --steps`" in written.html.read_text()
 
 
 EMULATED = {"backend_mode": "emulated", "timing_valid": False, "why_not": "emulated arithmetic"}
