@@ -16,7 +16,7 @@ from ablate.data import load, open_tokens
 from ablate.execute import driver
 from ablate.store import Status
 from ablate.train import train
-from tests.workflow.test_run import Mirror
+from tests.workflow.fakes import without_mlflow
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -38,7 +38,7 @@ def trained(monkeypatch):
         for request in runs:
             run = store.run(request.run_id)
             run.create(asdict(request.config))
-            note = partial(_note, run.metrics_path)
+            note = partial(append_line, run.metrics_path)
             state = train(request.config, note, tokens=open_tokens(load(request.tokens_dir))).state
             run.write_status(Status(state=state, attempt=1))
             ids.append(request.run_id)
@@ -46,15 +46,11 @@ def trained(monkeypatch):
         return driver.ExecutionEnd(states=states, interrupted=False)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
-    monkeypatch.setattr("ablate.track.process.start_mirror", lambda _folder, uri: Mirror(uri))
+    without_mlflow(monkeypatch)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # two threads of tiny steps wait for each other on a busy machine
     yield ids
     torch.set_num_threads(threads)
-
-
-def _note(path, row):
-    append_line(path, row | {"time_unix": 1.7e9})
 
 
 def check_study(names, folder):

@@ -6,6 +6,7 @@ import pytest
 from scipy import optimize, stats
 
 from ablate.base.files import append_line
+from ablate.base.t_quantile import student
 from ablate.modelled.on_hardware import on_hardware
 from ablate.plan import estimate, read_progress
 from ablate.plan.estimate import FLOPS_PER_CPU_CORE, SPREAD, cost_found, moderating_degrees
@@ -24,6 +25,7 @@ arms:
   b: {recipe: mxfp4}
 """
 NOTHING = StudyProgress(states={}, tokens_per_sec={})
+WORK = 409_600 + 10 * 3_072 / 3
 
 
 @pytest.fixture
@@ -45,15 +47,26 @@ def finish(store, run, speeds, state="finished"):
     run_dir.write_status(Status(state=state))
 
 
-def test_a_modelled_time_is_operations_over_the_assumed_rate(planned):
-    costs = estimate(planned, NOTHING, cores=2)
+@pytest.mark.parametrize(
+    ("base", "cores", "run", "wall"),  # both over the time of a run on one core
+    [
+        ("", 2, 1, 8 / 2),
+        ("", 100, 1, 1),
+        ("  resources: {devices_per_run: 2}\n", 2, 1 / 2, 8 / 2),
+        ("  resources: {gpus: 1}\n", 64, FLOPS_PER_CPU_CORE / 100e12, 8 * FLOPS_PER_CPU_CORE / 100e12),
+    ],
+    ids=["cores", "many cores", "devices share a run", "GPUs one after the other"],
+)
+def test_a_modelled_time_is_operations_over_the_assumed_rate(plan, base, cores, run, wall):
+    planned = plan(STUDY.replace("base:\n", f"base:\n{base}"))
+    costs = estimate(planned, NOTHING, cores=cores)
     arm = planned.arms[0]
-    tokens = 409_600 + 10 * 3_072 / 3
-    seconds = tokens * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
-    assert costs.run_seconds["a"] == pytest.approx(seconds)
+    seconds = WORK * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
+    assert costs.run_seconds["a"] == pytest.approx(run * seconds)
+    assert costs.wall_seconds == pytest.approx(wall * seconds)
     assert costs.ground == {"a": "modelled", "b": "modelled"}
-    assert costs.wall_seconds == pytest.approx(8 * seconds / 2)
-    assert estimate(planned, NOTHING, cores=100).wall_seconds == pytest.approx(seconds)
+    rows = arm.batches.metric_rows
+    assert (rows, costs.storage_bytes) == (100 + 10, 8 * (12 * 1024 + 180 * rows))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +77,7 @@ def test_a_second_evaluation_takes_time_where_it_is_made(planned, plan, how, rec
     text = STUDY.replace("40_960}", f"40_960, evaluate_in: {how}}}").replace(
         "recipe: mxfp4", f"recipe: {recipe}"
     )
-    both = plan(text.replace("  a:\n", "  a: {recipe: fp8}\n"))
-    arm = both.arm("b")
+    arm = (both := plan(text.replace("  a:\n", "  a: {recipe: fp8}\n"))).arm("b")
     more = (evaluations - 1) * 10 * 3_072 / 3 * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
     seconds = estimate(both, NOTHING, cores=2).run_seconds["b"]
     assert seconds == pytest.approx(estimate(planned, NOTHING, cores=2).run_seconds["b"] + more)
@@ -77,16 +89,8 @@ def test_a_second_evaluation_takes_time_where_it_is_made(planned, plan, how, rec
         assert whole > alone if how == "both" else whole != alone
 
 
-def test_devices_that_share_a_run_share_its_time_and_take_their_cores(planned, plan):
-    alone = estimate(planned, NOTHING, cores=2)
-    shared = estimate(
-        plan(STUDY.replace("base:\n", "base:\n  resources: {devices_per_run: 2}\n")), NOTHING, cores=2
-    )
-    assert shared.run_seconds["a"] == pytest.approx(alone.run_seconds["a"] / 2)
-    assert shared.wall_seconds == pytest.approx(alone.wall_seconds)
-
-
-def test_measured_speeds_are_used_and_scale_the_rest(planned, store):
+def test_measured_speeds_are_used_and_scale_the_rest(planned, store, tmp_path):
+    assert read_progress(planned, StudyStore(tmp_path / "nowhere" / "s")) == NOTHING
     runs = planned.arms[0].runs
     finish(store, runs[0], [1000.0, 3000.0])
     finish(store, runs[1], [2000.0])
@@ -96,9 +100,11 @@ def test_measured_speeds_are_used_and_scale_the_rest(planned, store):
     assert [progress.state(run.id) for run in runs] == ["finished", "finished", "failed", "pending"]
     costs = estimate(planned, progress, cores=1)
     assert costs.ground == {"a": "measured", "b": "scaled"}
-    assert costs.run_seconds["a"] == pytest.approx((409_600 + 10_240) / 2000)
-    assert costs.run_seconds["b"] == pytest.approx(costs.run_seconds["a"])  # one shape: one modelled time
-    assert costs.wall_seconds == pytest.approx(6 * costs.run_seconds["a"])
+    assert costs.run_seconds == pytest.approx({"a": WORK / 2000, "b": WORK / 2000})  # of one shape
+    assert costs.wall_seconds == pytest.approx(6 * WORK / 2000)
+    for _, run in planned.runs():
+        finish(store, run, [1000.0])
+    assert estimate(planned, read_progress(planned, store), cores=2).wall_seconds == 0
 
 
 def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the_time(plan, store, tmp_path):
@@ -109,47 +115,26 @@ def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the
     assert (costs.run_seconds, costs.ground, costs.wall_seconds) == ({}, {}, None)
     finish(store, planned.arms[0].runs[0], [2000.0])
     costs = estimate(planned, read_progress(planned, store), cores=1)
-    assert costs.run_seconds == pytest.approx(dict.fromkeys("ab", (409_600 + 10_240) / 2000))
-    assert costs.wall_seconds == pytest.approx(7 * costs.run_seconds["a"])
-
-
-def test_nothing_left_takes_no_time(planned, store):
-    for _, run in planned.runs():
-        finish(store, run, [1000.0])
-    assert estimate(planned, read_progress(planned, store), cores=2).wall_seconds == 0
+    assert costs.run_seconds == pytest.approx(dict.fromkeys("ab", WORK / 2000))
+    assert costs.wall_seconds == pytest.approx(7 * WORK / 2000)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "states"),
+    ("file", "content"),
     [
-        ("status.json", "[]", "damaged"),
-        ("status.json", '{"state": "fini', "damaged"),
-        *(
-            ("metrics.jsonl", rows, "damaged")
-            for rows in ("{\n", '{"kind": "train", "tokens_per_sec": null}\n', "")
-        ),
+        ("status.json", "[]"),
+        ("status.json", '{"state": "fini'),
+        ("metrics.jsonl", "{\n"),
+        ("metrics.jsonl", '{"kind": "train", "tokens_per_sec": null}\n'),
+        ("metrics.jsonl", ""),
     ],
 )
-def test_a_damaged_run_is_one_to_be_run_again_and_measures_nothing(planned, store, file, content, states):
+def test_a_damaged_run_is_one_to_be_run_again_and_measures_nothing(planned, store, file, content):
     run = planned.arms[0].runs[0]
     finish(store, run, [1000.0])
     (store.run(run.id).path / file).write_text(content)
     progress = read_progress(planned, store)
-    assert (progress.states, progress.tokens_per_sec) == ({run.id: states}, {})
-
-
-def test_no_storage_is_no_progress(planned, tmp_path):
-    assert read_progress(planned, StudyStore(tmp_path / "nowhere" / "s")) == NOTHING
-
-
-def test_runs_on_gpus_go_one_after_the_other(plan):
-    planned = plan(STUDY.replace("base:\n", "base:\n  resources: {gpus: 1}\n"))
-    costs = estimate(planned, NOTHING, cores=64)
-    assert costs.uses_gpu
-    assert costs.wall_seconds == pytest.approx(8 * costs.run_seconds["a"])
-    rows = planned.arms[0].batches.metric_rows
-    assert rows == 100 + 10
-    assert costs.storage_bytes == 8 * (12 * 1024 + 180 * rows)
+    assert (progress.states, progress.tokens_per_sec) == ({run.id: "damaged"}, {})
 
 
 @pytest.mark.parametrize("arms", [1, 6])
@@ -162,5 +147,6 @@ def test_the_cost_found_is_that_of_the_noncentral_t(seeds, arms, moderated):
         assert found is None
         return
     edge = stats.t.ppf(0.975, degrees)
+    assert student(0.975, degrees) == pytest.approx(edge, rel=0.01)
     reach = optimize.brentq(lambda effect: stats.nct.sf(edge, degrees, effect) - 0.8, 0.1, 50)
     assert math.log1p(found) == pytest.approx(reach * SPREAD / math.sqrt(seeds), rel=0.12)

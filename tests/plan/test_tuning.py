@@ -8,7 +8,7 @@ import pytest
 
 from ablate.base.files import read_record, write_record
 from ablate.plan import known_plan
-from ablate.plan.tuning import fingerprint, trial_plan, tuned_plan
+from ablate.plan.tuning import trial_plan, tuned_plan
 from ablate.store import StudyStore
 from ablate.store.plan_file import TrialRecord, plan_to_json
 
@@ -33,21 +33,20 @@ RATES = {"a": 2e-3, "b": 4e-3, "c": 1e-3}
 
 def found(planned, rates=RATES):
     """Return the plan with these rates found."""
-    tuning = planned.tune
-    groups = tuple(
-        replace(
-            group,
-            trials=(
-                TrialRecord(
-                    number=0, values={"learning_rate": 2e-3}, state="complete", loss=2.5, diverged=0,
-                    tokens=10, runs=("x",),
-                ),
-            ),
-            chosen={"learning_rate": rates[group.name]},
-        )
-        for group in tuning.groups
-    )  # fmt: skip
-    return tuned_plan(planned, replace(tuning, groups=groups))
+    trial = TrialRecord(
+        number=0,
+        values={"learning_rate": 2e-3},
+        state="complete",
+        loss=2.5,
+        diverged=0,
+        tokens=10,
+        runs=("x",),
+    )
+    groups = (
+        replace(group, trials=(trial,), chosen={"learning_rate": rates[group.name]})
+        for group in planned.tune.groups
+    )
+    return tuned_plan(planned, replace(planned.tune, groups=tuple(groups)))
 
 
 def test_before_tuning_the_arms_are_the_studys_own(plan):
@@ -59,33 +58,19 @@ def test_before_tuning_the_arms_are_the_studys_own(plan):
     assert "tuning" not in plan_to_json(plan(STUDY.split("tune:", maxsplit=1)[0]))
 
 
-def test_arms_whose_values_changed_run_again_at_them(plan):
+def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_rate(plan):
     planned = found(plan(STUDY))
     assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again", "b tuned", "c tuned"]
     tuned = planned.arm("b tuned")
     assert tuned.config.training == replace(planned.arm("b").config.training, learning_rate=4e-3)
     assert tuned.differs["training.learning_rate"] == (2e-3, 4e-3)
-    assert [run.seed for run in tuned.runs] == [0, 1]
-    assert {run.id for run in tuned.runs}.isdisjoint(run.id for run in planned.arm("b").runs)
-    assert planned.tuning.tuned == {
-        "a": "a",
-        "b": "b tuned",
-        "c": "c tuned",
-        "a again": "a again",
-    }
-
-
-def test_a_tuned_baseline_takes_its_second_arm_along(plan):
-    planned = found(plan(STUDY), RATES | {"a": 1e-3})
-    again = planned.arm("a again tuned")
+    assert planned.tuning.tuned == {"a": "a", "b": "b tuned", "c": "c tuned", "a again": "a again"}
+    own = plan(STUDY.split("tune:", maxsplit=1)[0].replace("learning_rate: 2.0e-3", "learning_rate: 4.0e-3"))
+    assert tuned.runs == own.arm("b").runs != planned.arm("b").runs
+    # A tuned baseline takes its second arm along.
+    again = found(plan(STUDY), RATES | {"a": 1e-3}).arm("a again tuned")
     assert again.config.training.learning_rate == 1e-3
     assert [run.seed for run in again.runs] == [2, 3]
-
-
-def test_a_tuned_arm_is_the_run_that_the_study_would_plan_at_that_rate(plan):
-    tuned = found(plan(STUDY)).arm("b tuned")
-    own = plan(STUDY.split("tune:", maxsplit=1)[0].replace("learning_rate: 2.0e-3", "learning_rate: 4.0e-3"))
-    assert [run.id for run in tuned.runs] == [run.id for run in own.arm("b").runs]
 
 
 def test_trials_are_short_runs_at_seeds_of_their_own(plan):
@@ -110,40 +95,32 @@ def stored(plan, tmp_path):
     return store
 
 
-def test_what_was_found_is_known_again(plan, stored):
-    known = known_plan(plan(STUDY), stored)
-    assert known.tune.is_done
-    assert plan_to_json(known) == plan_to_json(stored.plan())
-
-
 @pytest.mark.parametrize(
     ("before", "after", "stale"),
     [
-        ("tokens: 100_000", "tokens: 150_000", True),
-        ("trials: 3", "trials: 4", True),
-        ("high: 1.6e-2", "high: 3.2e-2", True),
-        ("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}", True),
-        ("seeds: 2", "seeds: 3", False),
-        ("seeds: 2", "seeds: [0, 1_000_000]", True),  # the trials' seed would be that of a run
-        ("val_loss: 3.3", "val_loss: 3.2", False),
-        ("b: {recipe: mxfp4}", "b: {recipe: mxfp4, description: other words}", False),
+        ("name: s", "name: s", ""),
+        ("tokens: 100_000", "tokens: 150_000", "abc"),
+        ("trials: 3", "trials: 4", "all"),
+        ("high: 1.6e-2", "high: 3.2e-2", "abc"),
+        ("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}", "b"),
+        ("seeds: 2", "seeds: 3", ""),
+        ("seeds: 2", "seeds: [0, 1_000_000]", "abc"),  # the trials' seed would be that of a run
+        ("val_loss: 3.3", "val_loss: 3.2", ""),
+        ("b: {recipe: mxfp4}", "b: {recipe: mxfp4, description: other words}", ""),
     ],
 )
-def test_what_was_found_for_another_search_is_not_taken(plan, stored, before, after, stale):
+def test_what_was_found_is_known_again_of_the_same_search_alone(plan, stored, before, after, stale):
     assert before in STUDY
-    changed = known_plan(plan(STUDY.replace(before, after)), stored)
-    assert changed.tune.is_done is not stale
-
-
-def test_only_the_group_that_changed_has_another_ledger(plan):
-    def prints(text):
-        tuning = (planned := plan(text)).tune
-        return {group.name: fingerprint(planned, tuning, group) for group in tuning.groups}
-
-    first = prints(STUDY)
-    changed = STUDY.replace("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}")
-    second = prints(changed)
-    assert {name for name in first if first[name] != second[name]} == {"b"}
+    planned = plan(STUDY.replace(before, after))
+    known = known_plan(planned, stored)
+    assert known.tune.is_done is not bool(stale)
+    if stale != "all":  # else the ledgers of the groups go on
+        prints = [
+            {group.name: group.fingerprint for group in one.tuning.groups} for one in (stored.plan(), planned)
+        ]
+        assert {name for name in prints[0] if prints[0][name] != prints[1][name]} == {*stale}
+    if before == after:
+        assert plan_to_json(known) == plan_to_json(stored.plan())
 
 
 @pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])

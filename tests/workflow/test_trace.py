@@ -24,20 +24,8 @@ from types import SimpleNamespace
 from click.testing import CliRunner
 
 from ablate.cli import cli
+from tests.workflow.fakes import STUDY, TEXT
 
-STUDY = """\
-name: tiny
-baseline: bf16
-target: {val_loss: 2.0}
-seeds: 2
-base:
-  model: {width: 32, layers: 1, heads: 2, ffn: 32}
-  data: {source: text, paths: [text.txt], tokenizer: bytes}
-  training: {tokens: 10_240, seq_len: 64, batch_size: 16, eval_tokens: 4096, eval_every_tokens: 10_240}
-arms:
-  bf16: {recipe: bf16}
-  fp4: {recipe: mxfp4}
-"""
 LEADERS = ("ablate.cli", "ablate.workflow")
 LISTENERS = {"ablate.cli.display", "ablate.workflow", "ablate.cli.common", "ablate.base.command_hints"}
 WAY = ("study", "plan", "store", "backends", "data", "track", "execute")
@@ -73,7 +61,7 @@ def module_of(frame):
 def test_the_way_of_a_study_from_the_command_to_the_driver(tmp_path, monkeypatch):
     from ablate.execute import driver
 
-    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(300)))
+    (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "tiny.yaml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
     # The mirror's process is no part of the way: it ends at once.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 import ablate
 from ablate.base.errors import UserError
 from ablate.plan import build_plan
 from ablate.run.ids import run_id
 from ablate.study import load_study
+from tests.workflow.fakes import TEXT
 
 STUDY = """\
 name: same
@@ -17,31 +19,26 @@ target: null
 seeds: [3]
 base:
   model: {width: 32, layers: 1, heads: 2, ffn: 32}
-  data: {source: text, paths: [text.txt], tokenizer: bytes}
-  training: {tokens: 4096, seq_len: 64, batch_size: 16, eval_tokens: 4096, eval_every_tokens: 1024}
   recipe: {gemms: [wgrad], stabiliser: sr}
+  data: {source: text, paths: [text.txt]}
+  training: {tokens: 4096, seq_len: 64, batch_size: 16, eval_tokens: 4096, eval_every_tokens: 1024}
 arms: {run: }
 """
 
 
 def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, capfd):
-    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(300)))
+    (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "same.yaml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
-    run = ablate.train_run(
-        model={"width": 32, "layers": 1, "heads": 2, "ffn": 32},
-        recipe={"gemms": ["wgrad"], "stabiliser": "sr"},
-        data="text.txt", seed=3, device="cpu", progress=False,
-        tokens=4096, seq_len=64, batch_size=16, eval_tokens=4096, eval_every_tokens=1024,
-    )  # fmt: skip
+    words = yaml.safe_load(STUDY)["base"]
+    words |= {"data": "text.txt", **words.pop("training")}
+    run = ablate.train_run(**words, seed=3, device="cpu", progress=False)
     assert run_id(run.config) == build_plan(load_study("same.yaml")).arms[0].runs[0].id
     assert (run.state, run.tokens, run.message) == ("finished", 4096, None)
     assert run.evaluations["tokens"].tolist() == [1024, 2048, 3072, 4096]
     assert run.evaluations["val_loss"].is_monotonic_decreasing
-    assert list(run.training.columns)[2:] == [
-        "loss_nats_per_token", "learning_rate", "gradient_norm", "tokens_per_sec",
-    ]  # fmt: skip
-    assert len(run.training) == 4
+    shown = ["loss_nats_per_token", "learning_rate", "gradient_norm", "tokens_per_sec"]
+    assert (list(run.training.columns)[2:], len(run.training)) == (shown, 4)
     assert capfd.readouterr().out == ""
 
 

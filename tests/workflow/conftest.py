@@ -1,0 +1,3 @@
+from tests.workflow.fakes import executed
+
+__all__ = ["executed"]
