@@ -115,6 +115,8 @@ class Deoscillation:
         Raises:
             ValueError: it is of other weights.
         """
+        if found.keys() == {"steps"}:  # no window had begun
+            return
         sums = self.resume(found["steps"])
         if odd := sorted(sums.keys() ^ (found.keys() - {"steps"})):
             raise ValueError(f"de-oscillation of other weights: {odd[0]} is in one of them alone")

@@ -1,6 +1,5 @@
 """Weight de-oscillation, held to the formula in numpy."""
 
-import copy
 import math
 
 import ml_dtypes
@@ -11,10 +10,10 @@ from torch import nn
 from torch.nn.utils import prune
 
 from ablate.layers.apply import apply_recipe
-from ablate.layers.deoscillation import Deoscillation
 from ablate.numerics import fake_quantize
 
 FP4 = {"gemms": ["fprop", "dgrad", "wgrad"]}
+ALWAYS = {"window": 2, "threshold": 1e-9}
 
 
 def mxfp4(w):
@@ -51,49 +50,42 @@ class Reference:
         return w, int(oscillates.sum())
 
 
-def walk(model, layers, rng, size=0.02):
-    """Move the weights as an optimizer would: a little to and fro, some not at all."""
-    for layer in layers:
-        weight = layer.weight
-        change = rng.normal(0, size, weight.shape).astype(np.float32)
-        change[rng.random(weight.shape) < 0.3] = 0
-        with torch.no_grad():
-            weight.add_(torch.from_numpy(change))
-
-
-def make(recipe, **options):
+def make(recipe, *layers, **options):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 32))
-    return model, apply_recipe(model, recipe, **options)
+    model = nn.Sequential(*(layers or (nn.Linear(64, 96), nn.Linear(96, 32))))
+    return model, apply_recipe(model, recipe, quiet=True, **options)
+
+
+def walk(model, size=0.5):
+    """Move the weights as an optimizer would: a little to and fro, some not at all; return them."""
+    for layer in model:
+        change = torch.randn(layer.weight.shape) * size
+        with torch.no_grad():
+            layer.weight.add_(torch.where(torch.rand(change.shape) < 0.3, 0, change))
+    return [layer.weight.detach().clone() for layer in model]
 
 
 @pytest.mark.parametrize(("window", "threshold"), [(1, 1.0), (3, 2.5), (4, 4.0)])
 def test_weights_become_what_the_formula_says(window, threshold):
     model, state = make(FP4 | {"deoscillate": {"window": window, "threshold": threshold}})
-    rng = np.random.default_rng(1)
     references = [Reference(window, threshold) for _ in model]
-    frozen = model[0].weight[3].clone()
     deoscillation, state.deoscillation = state.deoscillation, None
-    total, told = 0, []
+    total = 0
     for index in range(4 * window + 2):
-        walk(model, model, rng)
-        with torch.no_grad():
-            model[0].weight[3] = frozen  # these never move
         wanted = [
-            one.step(layer.weight.detach().numpy().copy())
-            for one, layer in zip(references, model, strict=True)
+            one.step(weight.numpy()) for one, weight in zip(references, walk(model, size=0.02), strict=True)
         ]
         state.advance()
-        told.append(deoscillation.step())
+        told = deoscillation.step()
         for layer, (weight, _) in zip(model, wanted, strict=True):
             assert np.array_equal(layer.weight.detach().numpy(), weight)
         count = sum(count for _, count in wanted)
-        assert told[-1] == (count if index and index % window == 0 else None)
+        assert told == (count if index and index % window == 0 else None)
         total += count
     assert 0 < total < 4 * model[0].weight.numel()
-    assert torch.equal(model[0].weight[3], frozen)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -103,67 +95,49 @@ def test_weights_become_what_the_formula_says(window, threshold):
         {"preset": "tetrajet"},
     ],
 )
-def test_weights_are_set_to_their_own_grid(recipe):
-    model, state = make(recipe | {"deoscillate": {"window": 2, "threshold": 1e-9}})
-    rng = np.random.default_rng(3)
+def test_weights_are_set_to_their_own_grid(recipe, dtype):
+    model, state = make(recipe | {"deoscillate": ALWAYS}, nn.Linear(64, 96).to(dtype))
     for _ in range(3):
-        walk(model, model, rng, size=0.5)
-        before = [layer.weight.detach().clone() for layer in model]
+        (before,) = walk(model)
         state.advance()
-    policy = state.recipe.fprop.right
-    for layer, weight in zip(model, before, strict=True):
-        grid = fake_quantize(weight.to(torch.bfloat16).float(), policy, axis=1)
-        reset = layer.weight != weight
-        assert reset.float().mean() > 0.5
-        assert torch.equal(layer.weight[reset], grid[reset])
+    grid = fake_quantize(before.to(torch.bfloat16).float(), state.recipe.fprop.right, axis=1)
+    reset = model[0].weight != before
+    assert reset.float().mean() > 0.5
+    assert torch.equal(model[0].weight[reset], grid.to(dtype)[reset])
 
 
-def test_it_starts_where_it_is_told_and_leaves_what_is_not_quantised_then():
-    recipe = FP4 | {
-        "layers": [{"match": "1", "recipe": "bf16"}],
-        "deoscillate": {"window": 2, "threshold": 1e-9, "from_tokens": 300},
-    }
-    model, state = make(recipe)
-    rng, changed = np.random.default_rng(4), []
-    for _ in range(7):
-        walk(model, model, rng, size=0.5)
-        before = [layer.weight.detach().clone() for layer in model]
+@pytest.mark.parametrize(
+    ("more", "changed"),
+    [
+        # The first window begins with the weights after 300 tokens.
+        (
+            {"layers": [{"match": "1", "recipe": "bf16"}], "deoscillate": ALWAYS | {"from_tokens": 300}},
+            ["", "", "", "", "0", "", "0"],
+        ),
+        ({"deoscillate": ALWAYS | {"from_fraction": 0.3}}, ["", "", "", "", "01", "", "01"]),
+        (
+            {"deoscillate": ALWAYS, "phases": [
+                {"from_tokens": 200, "recipe": "bf16"},
+                {"from_tokens": 400, "recipe": FP4 | {"scale": "even"}},
+            ]},
+            ["", "", "", "", "", "01", ""],
+        ),
+    ],
+    ids=["tokens, and a layer in bf16", "a fraction", "a phase changes the grid"],
+)  # fmt: skip
+def test_windows_begin_where_they_are_told_and_anew_with_another_grid(more, changed):
+    model, state = make(FP4 | more, total_tokens=1000)
+    found = []
+    for _ in changed:
+        before = walk(model)
         state.advance(100)
-        changed.append([not torch.equal(layer.weight, one) for layer, one in zip(model, before, strict=True)])
-    # The first window begins with the weights after 300 tokens.
-    assert changed == [[False, False]] * 4 + [[True, False], [False, False], [True, False]]
+        found.append("".join(str(i) for i, one in enumerate(before) if not torch.equal(model[i].weight, one)))
+    assert found == changed
 
 
-def test_a_window_begins_anew_where_a_phase_changes_the_grid():
-    recipe = FP4 | {
-        "phases": [
-            {"from_tokens": 200, "recipe": "bf16"},
-            {"from_tokens": 400, "recipe": FP4 | {"scale": "even"}},
-        ],
-        "deoscillate": {"window": 2, "threshold": 1e-9},
-    }
-    model, state = make(recipe)
-    rng, changed = np.random.default_rng(5), []
-    for _ in range(7):
-        walk(model, model, rng, size=0.5)
-        before = model[0].weight.detach().clone()
-        state.advance(100)
-        changed.append(not torch.equal(model[0].weight, before))
-    assert changed == [False] * 5 + [True, False]
-
-
-def test_the_start_may_be_a_fraction_of_the_budget():
-    asked = FP4 | {"deoscillate": {"from_fraction": 0.5}}
-    _, state = make(asked, total_tokens=1000)
-    state.advance(499)
-    assert state.deoscillation.tensors() == {}
-    state.advance(1)
-    assert set(state.deoscillation.tensors()) == {
-        f"{n}.{key}" for n in "01" for key in ("moved", "quantised_moved")
-    }
-    _, state = make(asked)
+def test_a_start_at_a_fraction_needs_the_budget():
     with pytest.raises(ValueError, match="total_tokens"):
-        state.advance(1)
+        make(FP4 | {"deoscillate": {"from_fraction": 0.5}})[1].advance(1)
 
 
 def test_odd_weights_are_left_alone():
@@ -179,72 +153,21 @@ def test_odd_weights_are_left_alone():
     assert torch.equal(weight.nan_to_num(7), before.nan_to_num(7))
 
 
-def test_a_restored_window_goes_on_to_the_same_bits():
-    asked = FP4 | {"deoscillate": {"window": 4, "threshold": 1.5}}
-    rng = np.random.default_rng(6)
-    model, state = make(asked)
-    for _ in range(7):
-        walk(model, model, rng)
-        state.advance(10)
-    other, again = make(asked)
-    other.load_state_dict(model.state_dict())
-    saved = copy.deepcopy(state.state_dict())
-    again.load_state_dict(saved)
-    kept = saved["deoscillation"]
-    assert kept["steps"] == 2
-    moves = rng.bit_generator.state
-    for one, its in ((model, state), (other, again)):
-        rng.bit_generator.state = moves
-        for _ in range(5):
-            walk(one, one, rng)
-            its.advance(10)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    smaller = apply_recipe(nn.Sequential(nn.Linear(64, 32)), asked)
-    smaller.tokens = 70
-    with pytest.raises(ValueError, match=r"of other weights: 1\.moved is in one of them alone"):
-        smaller.deoscillation.load_state_dict(kept)
-
-
 def test_a_weight_that_two_layers_share_is_followed_once_and_a_frozen_one_not_at_all():
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
-    model[1].weight = model[0].weight
-    model[2].weight.requires_grad_(False)
-    state = apply_recipe(model, FP4 | {"deoscillate": {}})
-    state.advance()
-    assert set(state.deoscillation.tensors()) == {"0.moved", "0.quantised_moved"}
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    model[1].weight = model[0].weight
-    first_in_bf16 = {"layers": [{"match": "0", "recipe": "bf16"}], "deoscillate": {}}
-    state = apply_recipe(model, FP4 | first_in_bf16)
-    state.advance()
-    assert set(state.deoscillation.tensors()) == {"1.moved", "1.quantised_moved"}
+    for rules, followed in (([], "0"), ([{"match": "0", "recipe": "bf16"}], "1")):
+        layers = [nn.Linear(64, 64) for _ in range(3)]
+        layers[1].weight = layers[0].weight
+        layers[2].weight.requires_grad_(False)
+        _, state = make(FP4 | {"deoscillate": {}, "layers": rules}, *layers)
+        state.advance()
+        assert set(state.deoscillation.tensors()) == {f"{followed}.moved", f"{followed}.quantised_moved"}
 
 
 def test_a_weight_that_a_hook_computes_is_refused_where_it_would_be_reset():
     def hooked():
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-        prune.l1_unstructured(model[1], "weight", amount=0.2)
-        return model
+        return nn.Linear(64, 64), prune.l1_unstructured(nn.Linear(64, 64), "weight", amount=0.2)
 
-    model = hooked()
     with pytest.raises(ValueError, match=r"deoscillate resets weights, but that of layer 1 is no parameter"):
-        apply_recipe(model, FP4 | {"deoscillate": {}})
-    assert type(model[0]) is nn.Linear
-    apply_recipe(hooked(), FP4 | {"deoscillate": {}, "layers": [{"match": "1", "recipe": "bf16"}]})
-    apply_recipe(hooked(), FP4)
-
-
-def test_bf16_master_weights_are_set_to_the_grid_too():
-    model = nn.Sequential(nn.Linear(64, 32)).to(torch.bfloat16)
-    state = apply_recipe(model, FP4 | {"deoscillate": {"window": 1, "threshold": 1e-9}})
-    assert isinstance(state.deoscillation, Deoscillation)
-    state.advance()
-    with torch.no_grad():
-        model[0].weight.mul_(1.25)
-    before = model[0].weight.detach().clone()
-    state.advance()
-    reset = model[0].weight != before
-    assert reset.any()
-    assert np.array_equal(
-        model[0].weight.float().detach()[reset], mxfp4(before.float().numpy())[reset.numpy()]
-    )
+        make(FP4 | {"deoscillate": {}}, *hooked())
+    make(FP4 | {"deoscillate": {}, "layers": [{"match": "1", "recipe": "bf16"}]}, *hooked())
+    make(FP4, *hooked())

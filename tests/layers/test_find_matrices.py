@@ -25,51 +25,20 @@ def quantised(linear, x=X):
     return alone(x)
 
 
-def chain(*layers):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 64), *layers)
-
-
 class Subclass(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
 
 
 class Owner(nn.Module):
-    """Multiplies by a parameter of its own, which no module holds."""
+    """Multiplies by a parameter of its own, and by a table's and a layer's under second names."""
 
     def __init__(self):
         super().__init__()
-        self.fc = nn.Linear(64, 64)
+        self.table, self.fc = nn.Embedding(8, 64), nn.Linear(64, 64)
         self.mixing = nn.Parameter(torch.randn(64, 64))
         self.token = nn.Parameter(torch.randn(1, 1, 64))  # one vector is no matrix
-
-    def forward(self, x):
-        return F.linear(self.fc(x), self.mixing) + self.token[0]
-
-
-def seeded_linear():
-    torch.manual_seed(5)
-    return nn.Linear(64, 64)
-
-
-def weight_norm(linear):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls it deprecated; people have it
-        return torch.nn.utils.weight_norm(linear)
-
-
-def pruned(linear):
-    return prune.l1_unstructured(linear, "weight", 0.5)
-
-
-def with_pruned_bias(linear):
-    return prune.l1_unstructured(linear, "bias", 0.5)
-
-
-def with_own_forward(linear):
-    linear.forward = lambda x: F.linear(x, linear.weight)
-    return linear
+        self.unembedding, self.again = self.table.weight, self.fc.weight
 
 
 def with_own(name, value):
@@ -82,51 +51,60 @@ HIDDEN = [
     (lambda: orthogonal(nn.Linear(64, 64)), "1", "it is parametrised"),
     (lambda: Subclass(64, 64), "1", f"a subclass of torch.nn.Linear ({__name__}.Subclass)"),
     (lambda: nn.LazyLinear(64), "1", "has no weight yet: pass one batch through the model first"),
-    (lambda: with_own_forward(nn.Linear(64, 64)), "1", "its forward was replaced"),
+    (lambda: with_own("forward", lambda x: x), "1", "its forward was replaced"),
     (lambda: with_own("name", "mine"), "1", "has an attribute of its own, name,"),
     (lambda: with_own("draw", 3), "1", "has an attribute of its own, draw,"),
     (lambda: with_own("state", nn.Identity()), "1", "has an attribute of its own, state,"),
     (lambda: nn.Bilinear(64, 64, 64), "1.weight", "torch.nn.Bilinear holds it"),
-    (lambda: nn.Conv1d(64, 64, 1), "1.weight", "torch.nn.Conv1d holds it"),
     (lambda: nn.LSTM(64, 64, bias=False, num_layers=1), "1.weight_ih_l0", "torch.nn.LSTM holds it"),
-    (Owner, "1.mixing", f"{__name__}.Owner holds it"),
+    *((Owner, f"1.{name}", f"{__name__}.Owner holds it") for name in ("mixing", "unembedding", "again")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "name", "why"), HIDDEN)
 def test_what_no_recipe_reaches_is_refused_by_name_unless_allowed(make, name, why):
-    model = chain(make())
+    model = nn.Sequential(nn.Linear(64, 64), make())
     before = {key: type(module) for key, module in model.named_modules()}
     with pytest.raises(ValueError, match="does not reach") as caught:
         apply_recipe(model, FP4, quiet=True)
-    assert name in str(caught.value)
-    assert why in str(caught.value)
-    assert "allow=" in str(caught.value)
+    assert all(words in str(caught.value) for words in (name, why, "allow="))
     assert {key: type(module) for key, module in model.named_modules()} == before, "nothing changed"
     state = apply_recipe(model, FP4, allow=["1*"], quiet=True)
     assert type(model[0]) is QuantLinear
     assert type(model[1]) is before["1"]
     assert why in state.coverage.uncovered[name]
+    with pytest.raises(ValueError, match="layer 0 follows a recipe already"):
+        apply_recipe(model, FP4, quiet=True)
 
 
-@pytest.mark.parametrize("make", [weight_norm, torch.nn.utils.spectral_norm, pruned, with_pruned_bias])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        nn.utils.weight_norm, nn.utils.spectral_norm,
+        lambda linear: prune.l1_unstructured(linear, "weight", 0.5),
+        lambda linear: prune.l1_unstructured(linear, "bias", 0.5),
+    ],
+)  # fmt: skip
 def test_a_weight_that_a_hook_computes_is_the_one_that_is_quantised(make):
-    model, other = (chain(nn.Tanh(), make(seeded_linear())) for _ in range(2))
-    parameters = dict(model.named_parameters())
+    def hooked():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), make(nn.Linear(64, 64)))
+
+    model, other = hooked(), hooked()
+    names = [name for name, _ in model.named_parameters()]
     apply_recipe(model, FP4, quiet=True)
-    assert dict(model.named_parameters()).keys() == parameters.keys()
+    assert [name for name, _ in model.named_parameters()] == names
     y = model(X)
     y.square().sum().backward()
     other(X)  # its hooks compute the same weight, one power iteration on
     plain = nn.Linear(64, 64)
     plain.load_state_dict({"weight": other[2].weight.detach(), "bias": other[2].bias.detach()})
-    expected = quantised(plain, torch.tanh(quantised(other[0])))
-    assert torch.equal(y, expected)
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert torch.equal(y, quantised(plain, torch.tanh(quantised(other[0]))))
     assert all(parameter.grad.any() for parameter in model.parameters())
     with torch.no_grad():
         next(p for name, p in model.named_parameters() if name.startswith("2.weight")).mul_(2)
-        assert make is torch.nn.utils.spectral_norm or not torch.equal(model(X), y), "computed anew each time"
+        assert make is nn.utils.spectral_norm or not torch.equal(model(X), y), "computed anew each time"
 
 
 class Shared(nn.Module):
@@ -158,37 +136,31 @@ def test_one_layer_at_two_places_is_quantised_at_both():
 
 
 def test_the_root_may_itself_be_a_linear_layer():
-    torch.manual_seed(0)
     model = nn.Linear(64, 64)
-    keys = model.state_dict().keys()
-    plain = copy.deepcopy(model)
     expected = quantised(model)
     apply_recipe(model, FP4, quiet=True)
-    assert type(model) is QuantLinear
-    assert model.state_dict().keys() == keys
+    assert list(model.state_dict()) == ["weight", "bias"]
     assert torch.equal(model(X), expected)
-    assert not torch.equal(model(X), plain(X))
-
-
-def encoder(**options):
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True, **options)
-    return nn.TransformerEncoder(layer, 2)
 
 
 IN_ATTENTION = ("*.in_proj_weight", "*.out_proj")
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_torchs_fast_path_goes_through_the_recipe(padded):
-    model = encoder()
+def test_torchs_fast_path_goes_through_the_recipe_and_attention_is_refused_unless_allowed(padded):
+    layer = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)
+    with pytest.raises(ValueError, match="does not reach 4 matrices") as caught:
+        apply_recipe(model, FP4)
+    of_both = "layers.*.self_attn.in_proj_weight", "layers.*.self_attn.out_proj"
+    assert all(f"{name} (2)" in str(caught.value) for name in of_both)
+    assert f"allow={list(of_both)}" in str(caught.value)
     state = apply_recipe(model, FP4, allow=IN_ATTENTION, quiet=True)
-    x = X.view(2, 16, 64)
     mask = torch.arange(16).expand(2, 16) >= 16 if padded else None
     seen = []
     state.watch = lambda layer, *_: seen.append(layer)
     with torch.no_grad():
-        model.eval()(x, src_key_padding_mask=mask)
+        model.eval()(X.view(2, 16, 64), src_key_padding_mask=mask)
     assert list(dict.fromkeys(seen)) == list(quantised_layers(model)) == [
         "layers.0.linear1", "layers.0.linear2", "layers.1.linear1", "layers.1.linear2",
     ]  # fmt: skip
@@ -204,14 +176,6 @@ def test_the_example_of_the_documents():
     assert f"```\n{state.coverage}\n```" in page.read_text()
 
 
-def test_the_matrices_of_attention_are_refused_unless_allowed():
-    with pytest.raises(ValueError, match="does not reach 4 matrices") as caught:
-        apply_recipe(encoder(), FP4, quiet=True)
-    for name in ("layers.*.self_attn.in_proj_weight (2)", "layers.*.self_attn.out_proj (2)"):
-        assert name in str(caught.value)
-    assert "allow=['layers.*.self_attn.in_proj_weight', 'layers.*.self_attn.out_proj']" in str(caught.value)
-
-
 class Bert(nn.Module):
     """Names like a head's within each block."""
 
@@ -222,88 +186,47 @@ class Bert(nn.Module):
         )
         self.classifier = nn.Linear(64, 8)
 
-    def forward(self, x):
-        for block in self.layer:
-            x = block["score"](block["output"](x))
-        return self.classifier(x)
+
+def heads(model):
+    return [name for name, layer in quantised_layers(model).items() if layer.place.is_head]
 
 
-def test_a_name_like_a_heads_within_a_block_is_no_head():
+def test_the_head_is_what_the_model_says_or_a_name_outside_of_the_blocks():
     model = Bert()
     state = apply_recipe(model, FP4, quiet=True)
-    heads = [name for name, layer in quantised_layers(model).items() if layer.place.is_head]
-    assert heads == ["classifier"]
+    assert heads(model) == ["classifier"]
     assert state.coverage.uncovered == {"classifier": "the head keeps high precision unless a rule names it"}
-
-
-def test_the_models_own_word_about_its_head_counts():
     model = Bert()
     model.classifier = nn.Linear(64, 32)  # no head then, and in FP4
     model.get_output_embeddings = lambda: model.layer[1]["score"]
-    apply_recipe(nn.Sequential(model), FP4, quiet=True)  # inside of a wrapper, too
-    heads = [name for name, layer in quantised_layers(model).items() if layer.place.is_head]
-    assert heads == ["0.layer.1.score"]
-
-
-def test_a_rule_for_a_head_out_of_reach_is_refused():
+    whole = nn.Sequential(model)  # inside of a wrapper, too
+    apply_recipe(whole, FP4, quiet=True)
+    assert heads(whole) == ["0.layer.1.score"]
     model = Bert()
     model.classifier = Subclass(64, 8)
-    state = apply_recipe(copy.deepcopy(model), FP4, quiet=True)
-    assert state.coverage.uncovered["classifier"].startswith("the head")
     with pytest.raises(ValueError, match="a rule names no layer: the head"):
-        apply_recipe(model, {**FP4, "layers": [{"head": True, "recipe": "mxfp8"}]}, quiet=True)
+        apply_recipe(model, {**FP4, "layers": [{"head": True, "recipe": "mxfp8"}]})
+    apply_recipe(model, FP4, quiet=True)
 
 
 def test_hooks_buffers_and_attributes_stay():
-    model = chain()
-    linear = model[0]
-    seen = []
+    linear, seen = nn.Linear(64, 64), []
     linear.register_forward_pre_hook(lambda *_: seen.append("pre"))
     linear.register_forward_hook(lambda *_: seen.append("forward"))
     linear.register_full_backward_hook(lambda *_: seen.append("backward"))
     linear.register_state_dict_post_hook(lambda *_: seen.append("state_dict"))
     linear.register_buffer("scale", torch.ones(3))
-    linear.adapter = nn.Identity()
-    linear.note = "mine"
-    linear.requires_grad_(False)
-    linear.eval()
+    linear.adapter, linear.note = nn.Identity(), "mine"
+    linear.requires_grad_(False).eval()
+    model = nn.Sequential(linear)
     apply_recipe(model, FP4, quiet=True)
-    assert type(model[0]) is QuantLinear
     assert model[0] is linear
+    assert (type(linear), type(linear.adapter), linear.note) == (QuantLinear, nn.Identity, "mine")
     assert not linear.training
     assert not linear.weight.requires_grad
-    assert linear.note == "mine"
-    assert isinstance(linear.adapter, nn.Identity)
     model(X.clone().requires_grad_()).sum().backward()
     assert list(model.state_dict()) == ["0.weight", "0.bias", "0.scale"]
     assert seen == ["pre", "forward", "backward", "state_dict"]
-
-
-class Tied(nn.Module):
-    """A table's and a layer's weight, each under a second name, for products past both."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(8, 64)
-        self.fc = nn.Linear(64, 64)
-        self.unembedding = self.table.weight
-        self.again = self.fc.weight
-
-
-def test_a_parameter_under_a_second_name_is_a_matrix_of_its_own():
-    with pytest.raises(ValueError, match="does not reach 2 matrices") as caught:
-        apply_recipe(Tied(), FP4, quiet=True)
-    assert "unembedding" in str(caught.value)
-    assert "again" in str(caught.value)
-    state = apply_recipe(Tied(), FP4, allow="*", quiet=True)
-    assert "no product is assumed with: table (torch.nn.Embedding)" in str(state.coverage)
-
-
-def test_a_model_follows_one_recipe():
-    model = chain()
-    apply_recipe(model, FP4, quiet=True)
-    with pytest.raises(ValueError, match="layer 0 follows a recipe already"):
-        apply_recipe(model, FP4, quiet=True)
 
 
 class Past(nn.Module):
@@ -317,28 +240,26 @@ class Past(nn.Module):
         return F.linear(self.first(x), self.second.weight, self.second.bias)
 
 
-def one_step(model, state):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            model(X).square().mean().backward()
-            state.advance()
-    return [str(one.message) for one in caught]
+class Sharing(nn.Sequential):
+    """Has a second layer of a weight that ran, and one whose weight a hook computes."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(64, 64), prune.l1_unstructured(nn.Linear(64, 64), "weight", 0.5))
+        self.twin = nn.Linear(64, 64)
+        self.twin.weight = self[0].weight
+
+    def forward(self, x):
+        return self[1](self[0](x))
 
 
 def test_a_weight_that_is_read_past_its_layer_is_told_once():
-    model = Past()
-    (said,) = one_step(model, apply_recipe(model, FP4, quiet=True))
-    assert said.startswith("second got a gradient and never ran: ")
-    model = Past()
     high = FP4 | {"layers": [{"match": "second", "recipe": "bf16"}]}
-    assert not one_step(model, apply_recipe(model, high, quiet=True))
-
-
-def test_layers_that_run_and_those_that_share_their_weight_are_not_told_of():
-    model = chain(nn.Linear(64, 64), nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)))
-    model.twin = nn.Linear(64, 64)
-    model.twin.weight = model[0].weight
-    model.forward = lambda x: model[2](model[1](model[0](x)))
-    weight_norm(model[1])
-    assert not one_step(model, apply_recipe(model, FP4, allow="2", quiet=True))
+    for kind, recipe, count in ((Past, FP4, 1), (Past, high, 0), (Sharing, FP4, 0)):
+        model = kind()
+        state = apply_recipe(model, recipe, quiet=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model(X).square().mean().backward()
+                state.advance()
+        assert [str(one.message)[:35] for one in caught] == ["second got a gradient and never ran"] * count

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing import spawn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,118 +28,67 @@ class Model(nn.Module):
         return x
 
 
-def make(replica=None):
+def one_process(x, replica=None):
     torch.manual_seed(0)
     model = Model()
     apply_recipe(model, RECIPE, seed=3).replica = replica
-    return model
-
-
-def one_process(x, replica=None):
-    model = make(replica)
     y = model(x)
     y.square().mean().backward()
     return y.detach(), [parameter.grad for parameter in model.parameters()]
 
 
-def start(rank, meeting):
+def sharded(model):
+    for layer in model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def worker(rank, meeting, wrap, recipe_first):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
-
-
-def finish():
+    x = X if wrap is sharded else X[rank * 64 : (rank + 1) * 64]
+    expected, grads = one_process(x)
+    own, of_the_first = (one_process(x, replica)[1] for replica in (rank, 0))
+    assert all(torch.equal(a, b) for a, b in zip(grads, own, strict=True))
+    assert torch.equal(grads[-2], of_the_first[-2]) == (rank == 0), "noise of each rank's own"
+    torch.manual_seed(0)
+    model = Model()
+    if recipe_first:
+        apply_recipe(model, RECIPE, seed=3)
+        wrapped = wrap(model)
+    else:
+        wrapped = fully_shard(model) if wrap is sharded else wrap(model)
+        apply_recipe(wrapped, RECIPE, seed=3)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+        y = wrapped(x)
+    weights = [t for t in saved if t.shape == (64, 64) and isinstance(t, nn.Parameter)]
+    assert len(weights) == 3, "the parameter itself, no cast copy"
+    if wrap is sharded and recipe_first:
+        freed = [t.untyped_storage().size() == 0 for t in weights]
+        assert all(freed), "no saved tensor keeps a gathered weight alive after forward"
+    y.square().mean().backward()
+    if wrap is sharded or recipe_first:
+        assert torch.equal(y, expected), "the quantised sharded weight is that of the whole"
+    else:  # DDP's names of layers have noise of their own
+        grads = [parameter.grad.clone() for parameter in wrapped.parameters()]
+    for parameter, grad in zip(wrapped.parameters(), grads, strict=True):
+        distributed.all_reduce(grad)
+        whole = parameter.grad.full_tensor() if wrap is sharded else parameter.grad
+        assert torch.allclose(whole, grad / WORLD, rtol=1e-6, atol=1e-9)
+    if wrap is sharded and not recipe_first:
+        alone = nn.Sequential(sharded(Model()).layers[0], nn.Linear(64, 64))
+        with pytest.raises(ValueError, match="0: fully_shard made it a layer of its own kind: apply the rec"):
+            apply_recipe(alone, RECIPE)
     distributed.destroy_process_group()
     # With gloo's threads alive the interpreter's own end aborts now and then (torch 2.13).
     os._exit(0)
 
 
-def fsdp_worker(rank, meeting):
-    from torch.distributed.fsdp import fully_shard
-
-    start(rank, meeting)
-    expected, expected_grads = one_process(X)
-    model = make()
-    for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
-        y = model(X)
-    assert torch.equal(y, expected), "the quantised sharded weight is that of the whole"
-    weights = [t for t in saved if t.shape == (64, 64)]  # activations have 128 rows
-    assert len(weights) == 3
-    assert all(isinstance(t, nn.Parameter) for t in weights), "the parameter itself, no cast copy"
-    freed = [t.untyped_storage().size() == 0 for t in weights]
-    assert all(freed), "no saved tensor keeps a gathered weight alive after forward"
-    y.square().mean().backward()
-    for parameter, grad in zip(model.parameters(), expected_grads, strict=True):
-        own = grad.clone()
-        distributed.all_reduce(grad)
-        assert not torch.equal(own, grad / WORLD), "the same data, and noise of each rank's own"
-        assert torch.allclose(parameter.grad.full_tensor(), grad / WORLD, rtol=1e-6, atol=1e-9)
-    finish()
-
-
-def fsdp_first_worker(rank, meeting):
-    from torch.distributed.fsdp import fully_shard
-
-    start(rank, meeting)
-    expected, expected_grads = one_process(X)
-    torch.manual_seed(0)
-    model = Model()
-    fully_shard(model)
-    apply_recipe(model, RECIPE, seed=3)
-    y = model(X)
-    assert torch.equal(y, expected)
-    y.square().mean().backward()
-    for parameter, grad in zip(model.parameters(), expected_grads, strict=True):
-        distributed.all_reduce(grad)
-        assert torch.allclose(parameter.grad.full_tensor(), grad / WORLD, rtol=1e-6, atol=1e-9)
-    alone = nn.Sequential(fully_shard(nn.Linear(64, 64)), nn.Linear(64, 64))
-    with pytest.raises(ValueError, match="0: fully_shard made it a layer of its own kind: apply the recipe"):
-        apply_recipe(alone, RECIPE)
-    finish()
-
-
-def ddp_first_worker(rank, meeting):
-    start(rank, meeting)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Model())
-    apply_recipe(model, RECIPE, seed=3)
-    half = X[rank * 64 : (rank + 1) * 64]
-    model(half).square().mean().backward()
-    for parameter in model.parameters():
-        mean = parameter.grad.clone()
-        distributed.all_reduce(mean)
-        assert torch.allclose(parameter.grad, mean / WORLD, rtol=1e-6, atol=1e-9), "shared after backward"
-    finish()
-
-
-def ddp_worker(rank, meeting):
-    start(rank, meeting)
-    mine, of_its_replica = one_process(X), one_process(X, replica=rank)
-    assert all(torch.equal(a, b) for a, b in zip(mine[1], of_its_replica[1], strict=True))
-    of_the_first = one_process(X, replica=0)
-    assert torch.equal(mine[1][-2], of_the_first[1][-2]) == (rank == 0)
-    half = X[rank * 64 : (rank + 1) * 64]
-    _, own = one_process(half)
-    model = DistributedDataParallel(make())
-    model(half).square().mean().backward()
-    for parameter, grad in zip(model.parameters(), own, strict=True):
-        mean = grad.clone()
-        distributed.all_reduce(mean)
-        assert torch.allclose(parameter.grad, mean / WORLD, rtol=1e-6, atol=1e-9)
-    finish()
-
-
 @pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
 @pytest.mark.parametrize(
-    "worker",
-    rest_exhaustive(
-        [fsdp_worker, ddp_worker, fsdp_first_worker, ddp_first_worker],
-        lambda worker: worker is ddp_first_worker,
-        lambda worker: worker.__name__,
-    ),
+    "wrap", rest_exhaustive([sharded, DistributedDataParallel], lambda one: one is not sharded)
 )
-def test_two_processes(worker, tmp_path):
-    spawn(worker, args=(str(tmp_path / "meeting"),), nprocs=WORLD)
+@pytest.mark.parametrize("recipe_first", rest_exhaustive([True, False], bool))
+def test_two_processes(wrap, recipe_first, tmp_path):
+    spawn(worker, args=(str(tmp_path / "meeting"), wrap, recipe_first), nprocs=WORLD)

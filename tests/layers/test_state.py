@@ -1,36 +1,54 @@
-"""What a model's layers share: the seed, the replica, and where to go on."""
+"""What a model's layers share: the seed, the replica, where to go on, and what a recomputed pass draws."""
 
 import io
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from ablate.numerics import apply_recipe
+from ablate.numerics import apply_recipe, recompute_contexts
 
-SR = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
-X = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
-DY = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
-NO_NUMBERS = [3.0, np.float64(3), "3", None, True]
+SR = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
+RESET = {"gemms": ["fprop"], "deoscillate": {"window": 4, "threshold": 1.5}}
+X = [torch.randn(64, 64, generator=torch.Generator().manual_seed(i)).to(torch.bfloat16) for i in range(3)]
 
 
-def made(recipe=SR, *, seed=3, replica=None, **options):
+class Once(nn.Sequential):
+    """Uses each of its layers once."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+
+class Twice(nn.Module):
+    """Uses one layer twice, another once."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared, self.single = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return x + self.shared(torch.relu(self.single(torch.relu(self.shared(x)))))
+
+
+def made(recipe=SR, *, kind=Once, seed=3, replica=None):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
-    state = apply_recipe(model, recipe, seed=seed, **options)
+    model = kind()  # in fp32 sums of gradients are exact in any order
+    state = apply_recipe(model, recipe, seed=seed, quiet=True)
     state.replica = replica
     return model, state
 
 
-def passed(model, x=X):
+def passed(model, x=X[0]):
     """Return the output of a pass, and its gradients of x and of the weights."""
-    model.zero_grad()
     x = x.clone().requires_grad_()
     y = model(x)
     y.square().mean().backward()
-    return [y.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
 
 
 def assert_same(ours, expected):
@@ -38,31 +56,22 @@ def assert_same(ours, expected):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), torch.tensor(3)], ids=repr)
-def test_a_seed_is_its_number_whatever_its_type(seed):
-    assert_same(passed(made(seed=seed)[0]), passed(made(seed=3)[0]))
-    assert type(made(seed=seed)[1].seed) is int
+@pytest.mark.parametrize("seed", [np.int64(3), torch.tensor(3), 3.0, "3", None, True], ids=repr)
+def test_a_seed_is_a_whole_number_of_any_type(seed):
+    if isinstance(seed, np.int64 | torch.Tensor):
+        model, state = made(seed=seed)
+        assert_same(passed(model), passed(made()[0]))
+        assert type(state.seed) is int
+    else:
+        with pytest.raises(ValueError, match=r"seed .* is no whole number \(expected an int, as seed=3\)"):
+            made(seed=seed)
 
 
-@pytest.mark.parametrize("what", NO_NUMBERS, ids=repr)
-def test_what_is_no_whole_number_is_no_seed(what):
-    with pytest.raises(ValueError, match=r"seed .* is no whole number \(expected an int, as seed=3\)"):
-        made(seed=what)
-
-
-def saved(*parts):
-    """Save and load as a user does, without pickled code."""
-    file = io.BytesIO()
-    torch.save([part.state_dict() for part in parts], file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-@pytest.mark.parametrize("recipe", ["te-hybrid-fp8-delayed", "tetrajet", "quartet", "quartet2", SR], ids=str)
+@pytest.mark.parametrize("recipe", ["te-hybrid-fp8-delayed", "tetrajet", "quartet2", RESET, SR], ids=str)
 @pytest.mark.parametrize("advances", [True, False])
 def test_a_model_that_is_resumed_goes_on_to_the_same_bits(recipe, advances):
-    def part(model, optimizer, state, steps):
-        rows = []
+    def train(parts, steps):
+        (model, state, optimizer), rows = parts, []
         for step in steps:
             for micro in range(2):  # gradients of two micro-batches
                 x = torch.randn(64, 64, generator=torch.Generator().manual_seed(10 * step + micro))
@@ -71,24 +80,26 @@ def test_a_model_that_is_resumed_goes_on_to_the_same_bits(recipe, advances):
             optimizer.zero_grad()
             if advances:
                 state.advance(np.int64(128))
-            model.eval()
-            rows.append(model(X).detach())  # which draws too, where Fprop does
+            rows.append(model.eval()(X[0]).detach())  # which draws too, where Fprop does
             model.train()
         return rows
 
     def start():
         model, state = made(recipe)
-        return model, torch.optim.AdamW(model.parameters(), lr=0.05), state
+        return model, state, torch.optim.AdamW(model.parameters(), lr=0.05)
 
-    whole = part(*(everything := start()), range(6))
-    parts = start()
-    first = part(*parts, range(3))
-    kept = saved(*parts)
-    fresh = start()
-    for target, content in zip(fresh, kept, strict=True):
-        target.load_state_dict(content)
-    assert_same([*first, *part(*fresh, range(3, 6))], whole)
-    assert fresh[2].state_dict() == everything[2].state_dict()
+    whole, parts, resumed = start(), start(), start()
+    rows, first = train(whole, range(6)), train(parts, range(3))
+    file = io.BytesIO()  # as a user does, without pickled code
+    torch.save([part.state_dict() for part in parts], file)
+    file.seek(0)
+    for part, content in zip(resumed, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(content)
+    assert_same([*first, *train(resumed, range(3, 6))], rows)
+    kept, expected = resumed[1].state_dict(), whole[1].state_dict()
+    for name, sums in expected.pop("deoscillation", {}).items():
+        assert torch.equal(torch.as_tensor(kept["deoscillation"][name]), torch.as_tensor(sums))
+    assert kept | expected == kept
 
 
 def test_a_state_of_another_seed_or_no_state_is_refused():
@@ -97,49 +108,44 @@ def test_a_state_of_another_seed_or_no_state_is_refused():
         state.load_state_dict(made(seed=4)[1].state_dict())
     with pytest.raises(ValueError, match="expected a state with seed, step, tokens, calls, got weight"):
         state.load_state_dict({"weight": 1})
-
-
-def average_weight_gradient(step, replicas):
-    """Return the mean of replicas' weight gradients on data with channel means, and the exact mean."""
-    grads, exact = [], 0
-    for index, replica in enumerate(replicas):
-        generator = torch.Generator().manual_seed(index)
-        x = (torch.randn(64, 64, generator=generator) + 3 * means()).to(torch.bfloat16)
-        dy = (torch.randn(64, 32, generator=generator) + 3 * means()[:32]).to(torch.bfloat16)
-        model = nn.Sequential(nn.Linear(64, 32, bias=False))
-        state = apply_recipe(model, {"gemms": ["wgrad"], "stabiliser": "sr"}, seed=3)
-        state.replica = replica
-        state.step = step
-        model(x).backward(dy)
-        grads.append(model[0].weight.grad.double())
-        exact = exact + dy.double().t() @ x.double()
-    return torch.stack(grads).mean(0), exact / len(grads)
-
-
-def means():
-    return torch.randn(64, generator=torch.Generator().manual_seed(99))
-
-
-def noise_power(replicas):
-    errors = []
-    for step in range(12):
-        mean, exact = average_weight_gradient(step, replicas)
-        errors.append((mean - exact).square().mean())
-    return float(torch.stack(errors).mean())
+    _, state = made(RESET)
+    state.advance()
+    with pytest.raises(ValueError, match=r"of other weights: 0\.moved is in one of them alone"):
+        state.deoscillation.load_state_dict({"steps": 1, "0.x": X[0]})
 
 
 @pytest.mark.exhaustive
 def test_the_noise_of_replicas_averages_out_as_that_of_one_whole_batch():
-    own, shared = noise_power(range(8)), noise_power([0] * 8)
-    one = noise_power([0])
+    means = torch.randn(64, generator=torch.Generator().manual_seed(99))
+
+    def power(replicas):
+        """Return the mean squared error of the replicas' mean gradient, on data with channel means."""
+        errors = []
+        for step in range(12):
+            error = 0
+            for index, replica in enumerate(replicas):
+                generator = torch.Generator().manual_seed(index)
+                x, dy = (
+                    (torch.randn(64, size, generator=generator) + 3 * means[:size]).to(torch.bfloat16)
+                    for size in (64, 32)
+                )
+                model = nn.Sequential(nn.Linear(64, 32, bias=False))
+                state = apply_recipe(model, {"gemms": ["wgrad"], "stabiliser": "sr"}, seed=3)
+                state.replica, state.step = replica, step
+                model(x).backward(dy)
+                error = error + (model[0].weight.grad.double() - dy.double().t() @ x.double()) / len(replicas)
+            errors.append(error.square().mean())
+        return float(torch.stack(errors).mean())
+
+    own, shared, one = (power(replicas) for replicas in (range(8), [0] * 8, [0]))
     assert shared > 1.7 * own
     assert 0.8 < one / (8 * own) < 1.25
 
 
-@pytest.mark.parametrize("recipe", ["alto", {**SR, "signs": "call"}], ids=str)
+@pytest.mark.parametrize("recipe", ["alto", SR], ids=str)
 def test_replicas_share_the_draws_that_one_pass_over_all_data_makes_once(recipe):
     seen = []
-    for replica in range(3):
+    for replica in (None, 0, 1, 2):
         model, state = made(recipe, replica=replica)
         drawn = {}
 
@@ -147,18 +153,122 @@ def test_replicas_share_the_draws_that_one_pass_over_all_data_makes_once(recipe)
             drawn[gemm, operand] = done.values.clone()
 
         state.watch = watch
-        model[0](X.clone().requires_grad_()).backward(DY)
+        model[0](X[0].clone().requires_grad_()).backward(X[1])
         seen.append(drawn)
+    alone, *replicas = seen
     policies = {(gemm, name): policy for gemm, name, policy in state.recipe.operands()}
     own = {where for where, one in policies.items() if one.rounding != "nearest" and where[1] != "w"}
     assert ("wgrad", "dy") in own
-    for where in seen[0]:
-        for a, b in itertools.combinations(seen, 2):
+    for where in alone:
+        assert torch.equal(alone[where], replicas[0][where])
+        for a, b in itertools.combinations(replicas, 2):
             # The signs are shared: what is rounded to nearest is the same, rotated.
             assert torch.equal(a[where], b[where]) == (where not in own)
 
 
-def test_the_first_replica_draws_as_a_process_alone():
-    assert_same(passed(made(replica=0)[0]), passed(made()[0]))
-    mine, other = passed(made(replica=1)[0]), passed(made()[0])
-    assert not any(torch.equal(a, b) for a, b in zip(mine[:3], other[:3], strict=True))
+TOLD = partial(checkpoint, use_reentrant=False, context_fn=recompute_contexts)
+
+
+def plainly(function, x):
+    return function(x)
+
+
+def three(function, x):
+    return function(function(function(x)))
+
+
+def nested(function, x):
+    return TOLD(lambda v: TOLD(function, function(TOLD(function, v))), x)
+
+
+WAYS = {
+    "told": (plainly, TOLD),
+    "without the generator's state": (plainly, partial(TOLD, preserve_rng_state=False)),
+    "without early stop": (plainly, partial(TOLD, early_stop=False)),
+    "nested": (three, nested),
+}
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), None], ids=str)
+@pytest.mark.parametrize("name", WAYS)
+def test_each_use_of_a_layer_is_recomputed_with_its_own_noise(name, order):
+    """Three forward passes, then their backward passes in an order; None: of their sum, in one."""
+
+    def gradients(way):
+        model, state = made(kind=Twice)
+        inputs = [x.clone().requires_grad_() for x in X]
+        losses = [way(model, x).square().mean() for x in inputs]
+        state.advance()  # the trainer has moved on
+        for loss in [sum(losses)] if order is None else [losses[index] for index in order]:
+            loss.backward()
+        return [p.grad for p in model.parameters()] + [x.grad for x in inputs]
+
+    plain, recomputed = WAYS[name]
+    assert_same(gradients(recomputed), gradients(plain))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_graph_that_is_kept_is_recomputed_alike_twice(training):
+    model, _ = made(kind=Twice)
+    model.train(training)
+    x = X[0].clone().requires_grad_()
+    loss = TOLD(model, x).square().mean()
+    first = torch.autograd.grad(loss, x, retain_graph=True)
+    model(X[1])
+    assert_same(torch.autograd.grad(loss, x), first)
+
+
+class Library(torch.autograd.Function):
+    """Checkpointing as another library has it."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.function(x).backward(dy)
+        return None, x.grad
+
+
+UNTOLD = {
+    "untold": partial(checkpoint, use_reentrant=False),
+    "reentrant": partial(checkpoint, use_reentrant=True),
+    "a library": Library.apply,
+}
+
+
+def compiled(function, x):
+    return torch.compile(partial(UNTOLD["untold"], function), fullgraph=True, backend="aot_eager")(x)
+
+
+@pytest.mark.parametrize("way", [*UNTOLD.values(), compiled, TOLD], ids=[*UNTOLD, "compiled", "told"])
+def test_step_by_step_the_only_open_pass_is_repeated_and_new_ones_draw_anew(way):
+    torch._dynamo.reset()
+
+    def grads(way):
+        model, _ = made()
+        for index, x in enumerate(X):
+            loss = way(model, x.clone().requires_grad_()).square().mean()
+            if index:  # a pass in evaluation is never one that is recomputed
+                with torch.no_grad():
+                    model.eval()(X[1])
+                model.train()
+            loss.backward()
+        return [p.grad for p in model.parameters()] + [model(X[0])]
+
+    assert_same(grads(way), grads(plainly))
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+@pytest.mark.parametrize(("kind", "passes"), [(Twice, 1), (Once, 2)])
+def test_one_of_several_open_passes_is_refused_where_nothing_tells(name, kind, passes):
+    model, _ = made(kind=kind)
+    losses = [UNTOLD[name](model, x.clone().requires_grad_()).sum() for x in X[:passes]]
+    with pytest.raises(RuntimeError, match=r"layer \w+: one of 2 forward .* context_fn=ablate.numerics.reco"):
+        losses[0].backward()
