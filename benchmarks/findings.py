@@ -34,7 +34,7 @@ from ablate.plan import build_plan
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.panels import draw_trend
-from ablate.reports.findings.trend import trend
+from ablate.reports.findings.compare import trend
 from ablate.reports.pages.document import csv_text
 from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.rebase import read_against, target_after

@@ -214,7 +214,7 @@ def compare(
         found: Any = compare_two(analyses[0], analyses[1], (frames[0], frames[1]), (names[0], names[1]))
         write, document, lines = pages.write_comparison, comparison_document(found), _lines_of_two
     else:
-        from ablate.reports.findings.trend import trend
+        from ablate.reports.findings.compare import trend
 
         found = trend(analyses, frames, names)
         write, document, lines = pages.write_trend, trend_document(found), _lines_of_more
@@ -241,7 +241,7 @@ def _find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
 
 
 def _lines_of_two(found: Any) -> Iterator[str]:
-    from ablate.reports.findings.trend import cut
+    from ablate.reports.findings.compare import cut
     from ablate.reports.words.compare import compare_table
 
     if all(arm.left is None or arm.right is None for arm in found.arms):

@@ -25,8 +25,8 @@ from ablate.results.losses import common_grid, difference_bands
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ablate.reports.findings.compare import Line, Trend
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.findings.trend import Line, Trend
     from ablate.results.losses import Band, Curve
 
 

@@ -1,20 +1,32 @@
-"""Studies side by side: each arm's token cost in two of them, and all that studies differ in, as text.
+"""Studies side by side: the costs of two of them, or a straight line an arm over sizes or budgets of several.
 
-The ratio of an arm's (1 + token cost) in B over that in A, with a 95 % interval by Welch's way over the runs
-of both studies: does the cost itself differ between two settings? It is no more than the studies' whole
-difference, so all of that is named, for the reader to judge.
+Of two: the ratio of an arm's (1 + token cost) in B over that in A, with a 95 % interval by Welch's way over
+the runs of both. Of studies that are alike but for the size of the model or the budget: a line, whose place,
+slope and interval ``docs/report.md`` defines. Arms are matched by name. Neither is more than the studies'
+whole difference, so all of that is named, for the reader to judge; what their files do not tell is a dash.
 
-An arm that one study lacks, or that has no estimate there, has no ratio. What a study's files do not tell
-(imported logs) is a dash.
+An arm without a ratio says why; one without a line is left out, with the reason.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.results.intervals import Interval, difference, exponential, t_interval
+from ablate.base.errors import Problem, UserError
+from ablate.models.arithmetic import model_size
+from ablate.reports.findings.speed import read_configs
+from ablate.results.intervals import (
+    TOO_LARGE,
+    Interval,
+    combination,
+    difference,
+    exponential,
+    t_interval,
+)
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
 
@@ -24,21 +36,16 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.results.cost import Cost
     from ablate.results.frames import StudyFrames
+    from ablate.results.intervals import Estimate
+    from ablate.results.losses import LossDifference
+    from ablate.run.config import RunConfig
     from ablate.store.plan_file import StopRule, Target
 
-
+Axis = Literal["parameters", "tokens"]
 NOT_TOLD = "–"
 """What a study's files do not tell."""
-_OTHERS = ("data_digest", "recipe", "backend")
-
-
-def target_text(target: Target | None) -> str:
-    """Return the target with its unit."""
-    if target is None:
-        return "none (final losses are compared)"
-    if target.kind == "perplexity":
-        return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
-    return f"a validation loss of {target.value:g} nats/token"
+_BESIDE = ("data_digest", "recipe", "backend")
+_TWO = "to set two studies side by side: ablate compare A B"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +72,83 @@ class Comparison:
     rules: tuple[StopRule | None, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlacedStudy:
+    """A study, the parameters and the budget of its baseline, that baseline, and its target in words."""
+
+    name: str
+    parameters: int
+    tokens: int
+    baseline: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """An arm's figure in each study, None where it is not, and the straight line through them.
+
+    The line is ``intercept`` + ``slope`` · log10 of the place; ``change`` is for each tenfold of the place.
+    """
+
+    points: tuple[Cost | LossDifference | None, ...]
+    change: Interval
+    intercept: float
+    slope: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmTrend:
+    """An arm's token cost and loss gap over the studies, each None without two estimates.
+
+    The line of the costs is one of log (1 + token cost), and its change that of (1 + token cost), as a share.
+    """
+
+    name: str
+    cost: Line | None
+    gap: Line | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """Studies by rising place on the ``axis``, and the arms with a line. ``left_out``: the others, and why.
+
+    ``differs`` maps what the studies differ in besides model and target to each one's value, as text.
+    ``rules``: as in ``Comparison``.
+    """
+
+    axis: Axis
+    studies: tuple[PlacedStudy, ...]
+    arms: tuple[ArmTrend, ...]
+    left_out: Mapping[str, str]
+    differs: Mapping[str, tuple[str, ...]]
+    rules: tuple[StopRule | None, ...]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The studies' places on the axis."""
+        return tuple(getattr(study, self.axis) for study in self.studies)
+
+    @property
+    def against(self) -> str:
+        """What costs are told against: the baseline's name, where the studies have one of one name."""
+        names = {study.baseline for study in self.studies}
+        return names.pop() if len(names) == 1 else "the study's own baseline"
+
+
+def target_text(target: Target | None) -> str:
+    """Return the target with its unit."""
+    if target is None:
+        return "none (final losses are compared)"
+    if target.kind == "perplexity":
+        return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
+    return f"a validation loss of {target.value:g} nats/token"
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text of that many characters at most."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def compare(
     left: Analysis,
     right: Analysis,
@@ -73,42 +157,192 @@ def compare(
 ) -> Comparison:
     """Compare study A (``left``) with B (``right``); ``frames`` tell in what they differ."""
     arms, others = ({arm.name: arm for arm in side.others} for side in (left, right))
-    shared = _share_runs(left.baseline_arm, right.baseline_arm)
     shown = names or (left.plan.study, right.plan.study)
+    found = []
+    for name in dict.fromkeys((*arms, *others)):
+        a, b = arms.get(name), others.get(name)
+        found.append(
+            ComparedArm(
+                name=name,
+                left=a and a.token_cost,
+                right=b and b.token_cost,
+                ratio=_ratio(a, b, (left.baseline_arm, right.baseline_arm)),
+            )
+        )
     return Comparison(
         left=shown[0],
         right=shown[1],
-        arms=tuple(
-            ComparedArm(
-                name=name,
-                left=arms[name].token_cost if name in arms else None,
-                right=others[name].token_cost if name in others else None,
-                ratio=_ratio(arms.get(name), others.get(name), shared=shared),
-            )
-            for name in dict.fromkeys((*arms, *others))
-        ),
+        arms=tuple(found),
         differs=study_differences((left, right), frames),
         rules=(left.plan.stop, right.plan.stop),
     )
 
 
-def _share_runs(left: ArmResult, right: ArmResult) -> bool:
-    """Tell whether a run counts in both, as where one study took the results of another."""
-    return not {run.run_id for run in left.runs}.isdisjoint(run.run_id for run in right.runs)
-
-
-def _ratio(left: ArmResult | None, right: ArmResult | None, *, shared: bool) -> Interval:
-    if left is None or right is None:
+def _ratio(a: ArmResult | None, b: ArmResult | None, baselines: tuple[ArmResult, ArmResult]) -> Interval:
+    if a is None or b is None:
         return Interval(note="in one study only")
-    if shared or _share_runs(left, right):
-        return Interval(note="runs in common: the two costs are not independent")
-    if left.counted_from != right.counted_from:
+    for pair in (baselines, (a, b)):
+        ids = [{run.run_id for run in arm.runs} for arm in pair]
+        if ids[0] & ids[1]:
+            return Interval(note="runs in common: the two costs are not independent")
+    if a.counted_from != b.counted_from:
         return Interval(note="counted from different places: not one question")
-    before, after = left.token_cost.log_ratio, right.token_cost.log_ratio
+    before, after = a.token_cost.log_ratio, b.token_cost.log_ratio
     if before is None or after is None:
         return Interval(note="no estimate in one of the studies")
-    alpha = min(left.alpha, right.alpha)  # the stricter one, where arms could be stopped early
+    alpha = min(a.alpha, b.alpha)  # the stricter one, where arms could be stopped early
     return exponential(t_interval(difference(after, before), alpha), minus=1.0)
+
+
+def trend(
+    analyses: Sequence[Analysis], frames: Sequence[StudyFrames], names: Sequence[str] | None = None
+) -> Trend:
+    """Return each arm's trend over the studies' sizes or, if these are all one, over their budgets.
+
+    ``names`` stand for the studies where two have one.
+
+    Raises:
+        UserError: a size cannot be told, sizes and budgets are all one, runs are shared, or no arm has two
+            estimates.
+    """
+    configs = [read_configs(frame.configs) for frame in frames]
+    placed = []
+    for i, analysis in enumerate(analyses):
+        base = configs[i].get(analysis.baseline)
+        name, size = names[i] if names else analysis.plan.study, _parameters(base)
+        if base is None or size is None:
+            raise UserError(
+                f"{name}: the size of its model is not known: it is not built in, or no run has started "
+                f"({_TWO})"
+            )
+        placed.append(
+            PlacedStudy(
+                name=name,
+                parameters=size,
+                tokens=base.training.tokens,
+                baseline=analysis.baseline,
+                target=target_text(analysis.plan.target),
+            )
+        )
+    axis: Axis = "parameters" if len({study.parameters for study in placed}) > 1 else "tokens"
+    if len({getattr(study, axis) for study in placed}) == 1:
+        raise UserError(
+            Problem(
+                what=f"all studies have models of {placed[0].parameters:,} parameters and a budget of "
+                f"{placed[0].tokens:,} tokens: there is no trend over either",
+                hint=_TWO,
+            )
+        )
+    order = sorted(range(len(placed)), key=lambda i: getattr(placed[i], axis))
+    studies, analyses, frames, configs = (
+        [each[i] for i in order] for each in (placed, analyses, frames, configs)
+    )
+    _need_own_runs(studies, frames)
+    places = [getattr(study, axis) for study in studies]
+    found, left_out = [], {}
+    for name in dict.fromkeys(arm.name for analysis in analyses for arm in analysis.others):
+        results = [next((arm for arm in one.others if arm.name == name), None) for one in analyses]
+        known = [result for result in results if result is not None]
+        one = _lines(name, results, places)
+        if any(_has_own_model(configs[i], name, studies[i].baseline) for i in range(len(studies))):
+            left_out[name] = "it changes the model itself"
+        elif any(result.counted_from for result in known):
+            left_out[name] = "its cost is counted from a fork"
+        elif len(known) == 1:
+            left_out[name] = "in one study only"
+        elif one.cost is None and one.gap is None:
+            left_out[name] = "it has not two estimates at two places"
+        else:
+            found.append(one)
+    if not found:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise UserError(
+            Problem(
+                what="no arm has a token cost or a loss gap in two of the studies",
+                hint=f"arms are matched by name; {cut(why, 300) or 'the studies have a baseline alone'}",
+            )
+        )
+    own = {"target", "training.tokens"} if axis == "tokens" else {"target"}
+    differs = {
+        key: values
+        for key, values in study_differences(analyses, frames).items()
+        if key not in own and not key.startswith("model.")
+    }
+    for arm in found:
+        others = _arm_differences(arm.name, analyses, frames)
+        differs |= {f"{arm.name}: {key}": values for key, values in others.items()}
+    return Trend(
+        axis=axis,
+        studies=tuple(studies),
+        arms=tuple(found),
+        left_out=left_out,
+        differs=differs,
+        rules=tuple(analysis.plan.stop for analysis in analyses),
+    )
+
+
+def _need_own_runs(studies: Sequence[PlacedStudy], frames: Sequence[StudyFrames]) -> None:
+    """Raise ``UserError`` where a run counts in two studies: their errors would be one and the same."""
+    owners: dict[str, str] = {}
+    for study, frame in zip(studies, frames, strict=True):
+        for run_id in frame.runs["run_id"]:
+            if owners.setdefault(run_id, study.name) != study.name:
+                raise UserError(
+                    f"{owners[run_id]} and {study.name} have runs in common: what they show is not "
+                    "independent (name one of them)"
+                )
+
+
+def _parameters(config: RunConfig | None) -> int | None:
+    """Return the parameters of a model that is built in, None of another."""
+    if config is None or config.trainer is not None or not config.model.is_built_in:
+        return None
+    size = model_size(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
+    return size.parameters
+
+
+def _has_own_model(configs: Mapping[str, RunConfig], arm: str, baseline: str) -> bool:
+    """Tell whether an arm is of another model than its baseline, or of another number of parameters."""
+    base, own = configs.get(baseline), configs.get(arm)
+    if base is None or own is None:
+        return False
+    return (own.model, own.trainer) != (base.model, base.trainer) or _parameters(own) != _parameters(base)
+
+
+def _lines(name: str, results: Sequence[ArmResult | None], places: Sequence[int]) -> ArmTrend:
+    """Return an arm with its lines, at the strictest level, where arms could be stopped early."""
+    alpha = min(result.alpha for result in results if result is not None)
+    costs = [result and result.token_cost for result in results]
+    gaps = [result and result.difference for result in results]
+    cost = line_through(costs, [one and one.log_ratio for one in costs], places, alpha)
+    if cost is not None:
+        change = exponential(cost.change, minus=1.0)
+        if change.note is None and None in (change.estimate, change.low, change.high):
+            change = Interval(note=TOO_LARGE)
+        cost = replace(cost, change=change)
+    gap = line_through(gaps, [one and one.figure for one in gaps], places, alpha)
+    return ArmTrend(name=name, cost=cost, gap=gap)
+
+
+def line_through(
+    points: Sequence[Cost | LossDifference | None],
+    figures: Sequence[Estimate | None],
+    places: Sequence[int],
+    alpha: float,
+) -> Line | None:
+    """Return the line by unweighted least squares, None without figures at two places."""
+    known = [(math.log10(x), y) for x, y in zip(places, figures, strict=True) if y is not None]
+    if len({x for x, _ in known}) < 2:
+        return None
+    middle = statistics.fmean(x for x, _ in known)
+    square = sum((x - middle) ** 2 for x, _ in known)
+    slope = combination([((x - middle) / square, figure) for x, figure in known])
+    return Line(
+        points=tuple(points),
+        change=t_interval(slope, alpha),
+        intercept=statistics.fmean(figure.value for _, figure in known) - slope.value * middle,
+        slope=slope.value,
+    )
 
 
 def study_differences(
@@ -125,11 +359,11 @@ def study_differences(
         }
         for analysis in analyses
     ]
-    pairs = zip((one.baseline for one in analyses), frames, strict=True)
-    return _differing(heads) | _settings_differing(list(pairs))
+    baselines = [(one.baseline, frame) for one, frame in zip(analyses, frames, strict=True)]
+    return _differing(heads) | _settings_differing(baselines)
 
 
-def arm_differences(
+def _arm_differences(
     arm: str, analyses: Sequence[Analysis], frames: Sequence[StudyFrames]
 ) -> dict[str, tuple[str, ...]]:
     """Return what an arm's own settings differ in where the baselines' do not, or do otherwise.
@@ -139,32 +373,32 @@ def arm_differences(
     having = [i for i, analysis in enumerate(analyses) if any(one.name == arm for one in analysis.arms)]
     own = _settings_differing([(arm, frames[i]) for i in having])
     base = _settings_differing([(analyses[i].baseline, frames[i]) for i in having])
-    by_study = {
-        key: dict(zip(having, told, strict=True)) for key, told in own.items() if told != base.get(key)
-    }
-    return {key: tuple(at.get(i, NOT_TOLD) for i in range(len(analyses))) for key, at in by_study.items()}
+    found = {}
+    for key, told in own.items():
+        if told != base.get(key):
+            by_study = dict(zip(having, told, strict=True))
+            found[key] = tuple(by_study.get(i, NOT_TOLD) for i in range(len(analyses)))
+    return found
 
 
 def _settings_differing(pairs: Sequence[tuple[str, StudyFrames]]) -> dict[str, tuple[str, ...]]:
     """Return what the settings of these arms differ in; recipes in words where those tell them apart."""
-    found = _differing([_settings(arm, frame) for arm, frame in pairs])
+    sides = []
+    for arm, frame in pairs:
+        config = frame.configs.get(arm, RecordedConfig())
+        sections = {
+            "model": ModelConfig.meaningful_fields(config.model or {}),
+            "data": config.data or {},
+            "training": config.training or frame.plan.training,
+        }
+        flat = {f"{name}.{key}": one for name, section in sections.items() for key, one in section.items()}
+        flat |= {key: config.whole[key] for key in _BESIDE if key in config.whole}
+        sides.append({key: _text(value) for key, value in flat.items()})
+    found = _differing(sides)
     recipes = tuple(frame.plan.arm(arm).recipe or "" for arm, frame in pairs)
     if "recipe" in found and len(set(recipes)) == len(set(found["recipe"])):
         found["recipe"] = recipes
     return found
-
-
-def _settings(arm: str, frame: StudyFrames) -> dict[str, str]:
-    config = frame.configs.get(arm, RecordedConfig())
-    training = config.training or frame.plan.training
-    model = ModelConfig.meaningful_fields(config.model or {})
-    flat = {
-        f"{section}.{key}": value
-        for section, content in (("model", model), ("data", config.data), ("training", training))
-        for key, value in (content or {}).items()
-    }
-    flat |= {key: config.whole[key] for key in _OTHERS if key in config.whole}
-    return {key: _text(value) for key, value in flat.items()}
 
 
 def _differing(sides: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:

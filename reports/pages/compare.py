@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ablate.reports.findings.compare import Comparison
+    from ablate.reports.findings.compare import Comparison, Trend
     from ablate.reports.findings.search import Found
-    from ablate.reports.findings.trend import Trend
     from ablate.reports.words.format import Table
 
 CONFIRM = "confirm.yaml"

@@ -114,11 +114,10 @@ from ablate.results.intervals import Interval
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.compare import Comparison
+    from ablate.reports.findings.compare import Comparison, Line, Trend
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis, TuningResult
     from ablate.reports.findings.search import Found
-    from ablate.reports.findings.trend import Line, Trend
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1

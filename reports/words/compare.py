@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.trend import cut
+from ablate.reports.findings.compare import cut
 from ablate.reports.words.format import cost, coverage, interval, make_table, percents, signed, tokens
 from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ablate.reports.findings.compare import Comparison
-    from ablate.reports.findings.trend import Line, Trend
+    from ablate.reports.findings.compare import Comparison, Line, Trend
     from ablate.reports.words.format import Table
 
 _LONGEST_VALUE = 60
@@ -105,8 +104,8 @@ def trend_sentences(found: Trend) -> Iterator[str]:
         yield f"Left out: {', '.join(f'{name} ({reason})' for name, reason in found.left_out.items())}."
     if len(set(found.places)) == 2:
         yield f"There are two {noun}s alone: nothing can show whether the change is the same between them."
-    if found.span < 10:
-        yield f"The {noun}s span a factor of {found.span:.3g}: a tenfold lies beyond them."
+    if (span := found.places[-1] / found.places[0]) < 10:
+        yield f"The {noun}s span a factor of {span:.3g}: a tenfold lies beyond them."
 
 
 def differences_text(found: Trend) -> tuple[str, ...]:

@@ -1,160 +1,441 @@
-"""Two studies side by side."""
+"""Studies side by side: two of them, and several over the size of the model or the budget."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from scipy.special import stdtrit
-from synthetic_study import build_study, line, smooth_curve
+from scipy import stats
+from synthetic_study import build_study, line, rewrite, smooth_curve
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
+from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
-from ablate.reports.findings.compare import NOT_TOLD, compare
-from ablate.reports.words.compare import compare_table
+from ablate.reports.figures.panels import draw_trend
+from ablate.reports.findings.compare import (
+    NOT_TOLD,
+    ArmTrend,
+    Line,
+    PlacedStudy,
+    Trend,
+    compare,
+    line_through,
+    trend,
+)
+from ablate.reports.read.rebase import target_after
+from ablate.reports.words.compare import compare_table, differences_text, trend_sentences, trend_tables
+from ablate.results.intervals import Interval, difference, mean_estimate
 from ablate.store.plan_file import Settled, StopRule
 
+WIDTHS = (32, 64, 128)
+RULE = StopRule(settled=Settled(looks=(2, 5)))
 
-def study(folder, name, cost, seed, seeds=5, **more):
+
+def model(width):
+    return {"width": width, "layers": 2, "heads": 4, "ffn": 2 * width + 64}
+
+
+def parameters(width):
+    """Count two blocks of 4 w² in the attention and 3 f w beside it, 5 norms of w, 256 w embedded."""
+    return 2 * (4 * width**2 + 3 * (2 * width + 64) * width) + 5 * width + 256 * width
+
+
+def study(folder, name, costs, seed=0, seeds=5, **more):
+    """A study with a curve for each seed of the baseline and of the arms with these costs."""
     rng = np.random.default_rng(seed)
-    curves = {
-        "bf16": [smooth_curve(rng) for _ in range(seeds)],
-        "fp4": [smooth_curve(rng, cost=cost) for _ in range(seeds)],
-        f"only in {name}": [smooth_curve(rng) for _ in range(seeds)],
-    }
+    curves = {arm: [smooth_curve(rng, cost=cost) for _ in range(seeds)]
+              for arm, cost in ({"bf16": 0.0} | costs).items()}  # fmt: skip
     return build_study(folder, curves, study=name, **more)
 
 
+def sized(folder, width, costs, **more):
+    return study(folder, **{"name": f"w{width}", "costs": costs, "seed": width, "model": model(width)} | more)
+
+
+def falling(folder, **more):
+    """A cost that falls with size, one that does not, and their studies."""
+    return [
+        sized(folder, width, {"steep": cost, "flat": 0.05}, **more)
+        for width, cost in zip(WIDTHS, (0.30, 0.20, 0.10), strict=True)
+    ]
+
+
+def read(*stores):
+    frames = [load_frames(store) for store in stores]
+    return [analyse(frame) for frame in frames], frames
+
+
 def both(left, right):
-    frames = (load_frames(left), load_frames(right))
-    return compare(analyse(frames[0]), analyse(frames[1]), frames)
+    analyses, frames = read(left, right)
+    return compare(*analyses, tuple(frames))
+
+
+def logs(store):
+    return [np.log([run.tokens_to_target for run in arm.runs]) for arm in analyse(load_frames(store)).arms]
 
 
 def call(*arguments):
-    return CliRunner().invoke(cli, ["compare", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner(env={"COLUMNS": "80"}).invoke(
+        cli, ["compare", *map(str, arguments)], catch_exceptions=False
+    )
+
+
+def refusal(ask):
+    with pytest.raises(UserError) as caught:
+        ask()
+    (problem,) = caught.value.problems
+    assert "\n" not in str(problem)
+    return str(problem)
+
+
+# ---- two -------------------------------------------------------------------------------------------------
 
 
 def test_the_ratio_has_welchs_interval_over_all_four_samples(tmp_path):
-    left, right = (
-        study(tmp_path, name, cost, seed, intervals="own")
-        for name, cost, seed in (("a", 0.05, 1), ("b", 0.2, 2))
-    )
-    found = both(left, right)
-    arm = next(one for one in found.arms if one.name == "fp4")
-    logs = [
-        np.log([run.tokens_to_target for run in one.runs])
-        for store in (left, right)
-        for one in analyse(load_frames(store)).arms[:2]
-    ]
-    a_base, a_arm, b_base, b_arm = logs
-    difference = (b_arm.mean() - b_base.mean()) - (a_arm.mean() - a_base.mean())
-    variances = np.array([sample.var(ddof=1) / len(sample) for sample in logs])
+    left = study(tmp_path, "a", {"fp4": 0.05, "only here": 0.0}, 1, intervals="own")
+    right = study(tmp_path, "b", {"fp4": 0.2}, 2, intervals="own")
+    found = {arm.name: arm for arm in both(left, right).arms}
+    a_base, a_arm, b_base, b_arm = (*logs(left)[:2], *logs(right))
+    middle = (b_arm.mean() - b_base.mean()) - (a_arm.mean() - a_base.mean())
+    variances = np.array([sample.var(ddof=1) / 5 for sample in (a_base, a_arm, b_base, b_arm)])
     degrees = variances.sum() ** 2 / (variances**2 / 4).sum()
-    half = stdtrit(degrees, 0.975) * np.sqrt(variances.sum())
-    expected = np.expm1([difference, difference - half, difference + half])
-    assert [arm.ratio.estimate, arm.ratio.low, arm.ratio.high] == pytest.approx(list(expected))
-    assert arm.ratio.low > 0
+    ends = stats.t.interval(0.95, degrees, middle, math.sqrt(variances.sum()))
+    ratio = found["fp4"].ratio
+    assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx(tuple(np.expm1([middle, *ends])))
+    assert (found["only here"].right, found["only here"].ratio.note) == (None, "in one study only")
+    never = build_study(tmp_path, {"bf16": [line(3, 2, 1)] * 2, "fp4": [line(3, 2.9, 2.8)] * 2}, study="c")
+    assert both(left, never).arms[0].ratio.note == "no estimate in one of the studies"
 
 
-def test_with_seeds_until_settled_the_intervals_are_repeated_ones(tmp_path):
-    rule = StopRule(settled=Settled(looks=(2, 5)))
-    left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.05, 2)
-    plain = both(left, right)
-    right.write_plan(replace(right.plan(), stop=rule))
-    ruled = both(left, right)
-    assert "with its 95\u00a0% interval" in compare_table(plain).caption
-    assert "with its repeated 95\u00a0% interval" in compare_table(ruled).caption
-    widths = [found.arms[0].ratio.high - found.arms[0].ratio.low for found in (plain, ruled)]
-    assert widths[0] < widths[1]
+def test_with_seeds_until_settled_intervals_of_two_and_of_more_are_repeated_ones(tmp_path):
+    stores = falling(tmp_path)
+
+    def told():
+        found, two = trend(*read(*stores)), both(*stores[:2])
+        return (
+            compare_table(two),
+            two.arms[0].ratio,
+            dict(trend_tables(found))["Token cost"],
+            found.arms[0].cost.change,
+        )
+
+    before = told()
+    stores[1].write_plan(replace(stores[1].plan(), stop=RULE))
+    for plain, ruled in zip(before, told(), strict=True):
+        if isinstance(plain, Interval):
+            assert plain.high - plain.low < ruled.high - ruled.low
+        else:
+            assert "repeated" in ruled.caption
+            assert "repeated" not in plain.caption
 
 
-def test_a_damaged_run_is_left_out_and_named(tmp_path):
-    left, right = study(tmp_path, "a", 0.1, 1), study(tmp_path, "b", 0.1, 1)
-    run = right.run(right.plan().arms[1].runs[0].id)
-    run.metrics_path.write_bytes(run.metrics_path.read_bytes()[:-40])
-    done = call("a", "b", "--storage", tmp_path)
-    assert f"Left out: {run.path}: metrics.jsonl: altered or cut since the run ended" in done.stderr
-    assert both(left, right).arms[0].right.n < both(left, left).arms[0].right.n
-
-
-def test_a_study_against_its_like_differs_in_nothing(tmp_path):
-    found = both(study(tmp_path, "a", 0.1, 1), study(tmp_path, "b", 0.1, 1))
-    assert found.differs == {}
-    assert found.arms[0].name == "fp4"
-    assert found.arms[0].ratio.estimate == 0.0
-
-
-def test_a_foreign_model_has_no_width_of_the_built_in_one(tmp_path):
+def test_what_two_studies_differ_in_is_named(tmp_path):
     own = {"function": "mine.py:build", "options": {"width": 64}}
-    found = both(study(tmp_path, "a", 0.1, 1, model={"width": 64}), study(tmp_path, "b", 0.1, 1, model=own))
-    assert found.differs["model.width"] == ("64", NOT_TOLD)
-    assert found.differs["model.function"] == ("null", "mine.py:build")
-    other = study(tmp_path, "c", 0.1, 1, model={"hf": "x", "pretrained": True})
-    hf = both(other, study(tmp_path, "d", 0.1, 1, model=own))
-    assert {key for key in hf.differs if key.startswith("model.")} == {
+    hf = {"hf": "x", "pretrained": True}
+    a, b, c, d = (
+        study(tmp_path, name, {"fp4": 0.1}, model=one)
+        for name, one in (("a", {"width": 64}), ("b", {"width": 64}), ("c", own), ("d", hf))
+    )
+    alike = both(a, b)
+    assert (alike.differs, alike.arms[0].ratio.estimate) == ({}, 0.0)
+    foreign = both(a, c).differs
+    assert foreign["model.width"] == ("64", NOT_TOLD)  # a foreign model has no width of the built-in one
+    assert foreign["model.function"] == ("null", "mine.py:build")
+    assert {key for key in both(d, c).differs if key.startswith("model.")} == {
         "model.hf", "model.pretrained", "model.function", "model.options",
     }  # fmt: skip
 
 
-def test_runs_that_count_in_both_studies_make_no_ratio(tmp_path):
-    same = both(study(tmp_path / "1", "a", 0.1, 1), study(tmp_path / "2", "a", 0.1, 1))
-    assert [arm.ratio.note for arm in same.arms] == ["runs in common: the two costs are not independent"] * 2
-    assert same.arms[0].left.estimate == same.arms[0].right.estimate
-    left, right = study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.2, 2)
-    plan, of_left = right.plan(), left.plan().arms[0].runs
+@pytest.mark.parametrize("shared", [0, 1], ids=["the baseline's", "the arm's"])
+def test_runs_that_count_in_both_studies_make_no_ratio_and_no_trend(tmp_path, shared):
+    left, right = sized(tmp_path, 32, {"fp4": 0.05}), sized(tmp_path, 64, {"fp4": 0.2})
+    arms, of_left = list(right.plan().arms), left.plan().arms[shared].runs
+    arms[shared] = replace(arms[shared], runs=of_left)
     for run in of_left:
         shutil.copytree(left.run(run.id).path, right.run(run.id).path)
-    right.write_plan(replace(plan, arms=(replace(plan.arms[0], runs=of_left), *plan.arms[1:])))
-    found = both(left, right).arms[0]
-    assert (found.name, found.ratio.estimate) == ("fp4", None)
+    right.write_plan(replace(right.plan(), arms=tuple(arms)))
+    (found,) = both(left, right).arms
+    assert found.ratio.note == "runs in common: the two costs are not independent"
     assert found.right.estimate is not None
+    if shared:  # else the two have one size
+        assert "w32 and w64 have runs in common" in refusal(lambda: trend(*read(left, right)))
 
 
-def test_paired_studies_are_compared_by_their_differences(tmp_path):
-    plain = both(study(tmp_path, "a", 0.05, 1), study(tmp_path, "b", 0.2, 2)).arms[0].ratio
-    paired = [study(tmp_path / "p", name, cost, seed, paired_seeds=True)
-              for name, cost, seed in (("a", 0.05, 1), ("b", 0.2, 2))]  # fmt: skip
-    found = both(*paired).arms[0].ratio
-    assert found.estimate == pytest.approx(plain.estimate)
-    assert found.high != plain.high
-
-
-def test_arms_of_one_study_alone_and_arms_without_an_estimate(tmp_path):
-    left = study(tmp_path, "a", 0.05, 1)
-    right = build_study(tmp_path, {"bf16": [line(3, 2, 1)] * 2, "fp4": [line(3, 2.9, 2.8)] * 2}, study="b")
-    found = {arm.name: arm for arm in both(left, right).arms}
-    assert found["only in a"].right is None
-    assert found["only in a"].ratio.estimate is None
-    assert found["fp4"].ratio.estimate is None
-
-
-def test_on_the_command_line(tmp_path):
-    study(tmp_path, "a", 0.05, 1)
-    study(tmp_path, "b", 0.2, 2, target={"value": 2.3})
-    result = call("a", "b", "--storage", tmp_path, "--out", tmp_path / "out")
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_on_the_command_line(tmp_path, count):
+    stores = falling(tmp_path)[:count]
+    names = [store.path.name for store in stores]
+    run = stores[0].run(stores[0].plan().arms[1].runs[0].id)
+    run.metrics_path.write_bytes(run.metrics_path.read_bytes()[:-40])
+    asked = (*names[::-1], "--storage", tmp_path)
+    result = call(*asked, "--out", tmp_path / "out")
     assert result.exit_code == 0
-    assert "fp4" in result.output
-    assert "target" in result.output.partition("The studies differ in")[2]
-    page = (tmp_path / "out" / "compare.html").read_text()
-    assert "<svg" in page
-    assert "a validation loss of 2.3 nats/token" in page
-    assert "| fp4 |" in (tmp_path / "out" / "compare.md").read_text()
-    document = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert document["studies"] == ["a", "b"]
-    printed = call("a", "b", "--storage", tmp_path, "--json")
-    assert json.loads(printed.output) == document
+    assert f"Left out: {run.path}: metrics.jsonl: altered or cut since the run ended" in result.stderr
+    files = {kind: (tmp_path / "out" / f"compare.{kind}").read_text() for kind in ("json", "md", "html")}
+    assert json.loads(call(*asked, "--json").stdout) == json.loads(files["json"])
+    table = ("Arm " + result.stdout.partition("Arm ")[2]).split("\n\n")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    for name in names:
+        assert name in table[0]
+    assert "| steep |" in files["md"]
+    assert "<svg" in files["html"]
+    if count == 2:
+        assert "model.width" in result.stdout.partition("The studies differ in")[2]
+    else:
+        assert "steep: its token cost shrinks with size" in result.stdout
+        assert "](trend.svg)" in files["md"]
+        assert json.loads(files["json"])["arms"][0]["token_cost"]["per_tenfold"]["high"] < 0
 
 
-def test_folders_of_other_storages(tmp_path):
-    left, right = study(tmp_path / "1", "a", 0.05, 1), study(tmp_path / "2", "a", 0.2, 2)
-    result = call(left.path, right.path)
-    assert result.exit_code == 0
-    with pytest.raises(UserError, match="the same study"):
-        call(left.path, left.path)
-    with pytest.raises(UserError, match="no study 'zzz'"):
-        call(left.path, "zzz", "--storage", tmp_path)
+def test_studies_of_one_name_in_several_storages_and_what_is_refused(tmp_path):
+    stores = [sized(tmp_path / str(w), w, {"fp4": 0.1}, name="same", seeds=2) for w in WIDTHS]
+    paths = [str(store.path) for store in stores]
+    assert json.loads(call(*paths[:2], "--json").stdout)["studies"] == paths[:2]
+    assert [one["name"] for one in json.loads(call(*paths, "--json").stdout)["studies"]] == paths
+    for arguments, said in (
+        (paths[:1], "name two studies at least"),
+        (paths[:1] * 2, "the same study"),
+        ([paths[0], "zzz", "--storage", tmp_path], "no study 'zzz'"),
+        ([*paths, "--baseline", "fp5"], "no arm 'fp5' in study 'same'"),
+        ([*paths, "--after", "1"], "tokens is outside what 'bf16'"),
+        ([*paths, "--out", stores[0].plan_path / "out"], "--out: cannot write "),
+    ):
+        assert said in refusal(lambda: call(*arguments))  # noqa: B023
+
+
+# ---- more ------------------------------------------------------------------------------------------------
+
+
+def test_the_slope_and_its_interval_are_those_reckoned_by_hand(tmp_path):
+    stores = falling(tmp_path, intervals="own")
+    x = np.log10([parameters(width) for width in WIDTHS])
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    found = trend(*read(*stores[::-1]))
+    assert found.places == tuple(parameters(width) for width in WIDTHS)
+    assert found.differs == {}
+    (arm,) = (arm for arm in found.arms if arm.name == "steep")
+    last = [
+        [np.array([run.curve.loss[-1] for run in own.runs]) for own in one.arms] for one in read(*stores)[0]
+    ]
+    for line_found, figures, change in (
+        (arm.cost, [logs(store) for store in stores], np.expm1),
+        (arm.gap, last, np.asarray),
+    ):
+        values = [one[1].mean() - one[0].mean() for one in figures]
+        parts = weights[:, None] ** 2 * np.array(
+            [[one[i].var(ddof=1) / 5 for i in (0, 1)] for one in figures]
+        )
+        degrees = parts.sum() ** 2 / (parts**2 / 4).sum()
+        slope = weights @ values
+        ends = stats.t.interval(0.95, degrees, loc=slope, scale=math.sqrt(parts.sum()))
+        told = line_found.change
+        assert (told.estimate, told.low, told.high) == pytest.approx(tuple(change([slope, *ends])))
+        assert line_found.intercept + line_found.slope * x.mean() == pytest.approx(np.mean(values))
+    without = [replace(frame, plan=replace(frame.plan, target=None)) for frame in read(*stores)[1]]
+    bare = trend([analyse(frame) for frame in without], without)
+    assert [title for title, _ in trend_tables(bare)] == ["Loss gap"]
+    single = trend(*read(*falling(tmp_path / "one", seeds=1))).arms[0].cost.change
+    assert (single.low, single.note) == (None, "n = 1: no interval")
+
+
+@pytest.mark.parametrize("places", [(10**5, 10**6, 10**7), (10**5, 2 * 10**5, 10**8)])
+@pytest.mark.parametrize("spreads", [(0.01, 0.01, 0.01), (0.04, 0.01, 0.005), (0.005, 0.01, 0.06)])
+def test_the_interval_holds_the_truth_as_often_as_it_says(places, spreads):
+    rng = np.random.default_rng(5)
+    slope, repeats, held = -0.04, 2000, 0
+    for _ in range(repeats):
+        results = []
+        for size, spread in zip(places, spreads, strict=True):
+            arm, base = rng.normal(0.5 + slope * math.log10(size), spread, 5), rng.normal(0.0, 0.01, 5)
+            results.append(difference(mean_estimate(arm), mean_estimate(base)))
+        found = line_through([], results, places, 0.05).change
+        held += found.low <= slope <= found.high
+    # By Satterthwaite's way it is 94.5 to 95.5 % here; the normal quantile would hold it in 89 to 93 %.
+    error = 3 * math.sqrt(0.05 * 0.95 / repeats)
+    assert 0.945 - error <= held / repeats <= 0.955 + error
+
+
+def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
+    stores = [
+        sized(
+            tmp_path, 64, {"fp4": 0.1}, name=f"b{tokens}", training={"tokens": tokens, "schedule": "cosine"}
+        )
+        for tokens in (1_000_000, 2_000_000, 4_000_000)
+    ]
+    found = trend(*read(*stores))
+    assert (found.axis, found.places, found.differs) == ("tokens", (1_000_000, 2_000_000, 4_000_000), {})
+    assert dict(trend_tables(found))["Token cost"].columns[1] == "b1000000 (1\u00a0M)"
+
+
+FP4 = {"fp4": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("studies", "said"),
+    [
+        ([(32, {"a": 0.1}, {}), (64, {"b": 0.1}, {})], "a: in one study only; b: in one study only"),
+        ([(32, {}, {}), (64, {}, {})], "a baseline alone"),
+        ([(64, FP4, {}), (64, FP4, {"name": "b"})], "parameters and a budget of 1,000,000 tokens"),
+        *[
+            ([(32, FP4, {}), (64, FP4, {"name": "odd", "model": odd})], "odd: the size of its model")
+            for odd in (None, {"hf": "gpt2"}, {"function": "mine.py:model"})
+        ],
+    ],
+)  # fmt: skip
+def test_what_has_no_trend(tmp_path, studies, said):
+    stores = [sized(tmp_path, width, costs, seeds=2, **more) for width, costs, more in studies]
+    assert said in refusal(lambda: trend(*read(*stores)))
+
+
+def test_the_size_of_a_model_that_another_trainer_builds_is_not_known(tmp_path):
+    trained = sized(tmp_path, 64, FP4, seeds=2)
+    for run in (trained.run(entry.id) for _, entry in trained.plan().runs()):
+        rewrite(run, run.config_path, trainer="mine.py:train")
+    said = refusal(lambda: trend(*read(trained, sized(tmp_path, 32, FP4))))
+    assert said.startswith("w64: the size of its model is not known")
+
+
+def test_what_else_differs_is_named_and_not_refused(tmp_path):
+    stores = [
+        sized(
+            tmp_path,
+            width,
+            FP4,
+            target={"value": target},
+            training={"tokens": tokens},
+            own_training={"fp4": {"learning_rate": rate}},
+            recipes={"fp4": preset},
+            resolved={"fp4": asdict(PRESETS[preset].recipe)},
+        )
+        for width, target, tokens, rate, preset in (
+            (32, 2.2, 1_000_000, 0.004, "amd-fdw"),
+            (64, 2.1, 2_000_000, 0.008, "amd-fdw-sr"),
+        )
+    ]
+    assert differences_text(trend(*read(*stores))) == (
+        "Targets: w32: a validation loss of 2.2 nats/token; w64: a validation loss of 2.1 nats/token.",
+        # The arm's own budget differs as the baseline's does, and is not named again.
+        (
+            "The studies differ in more than the model: training.tokens 1,000,000 / 2,000,000; "
+            "fp4: training.learning_rate 0.004 / 0.008; fp4: recipe amd-fdw / amd-fdw-sr."
+        ),
+    )
+
+
+def test_arms_that_some_studies_lack_or_cannot_tell(tmp_path):
+    never, fp4 = (
+        [line(3.0, 2.9, 2.8, every=50_000)] * 2,
+        [smooth_curve(np.random.default_rng(i)) for i in (0, 1)],
+    )
+    arms = {"fp4": fp4, "wide": fp4, "never": never, "once": fp4, "late": fp4}
+    stores = [
+        build_study(
+            tmp_path,
+            {"bf16": fp4} | {name: own for name, own in (arms | odd).items() if own},
+            study=name, model=model(width), own_model={"wide": {"ffn": 512}},
+        )
+        for name, width, odd in (
+            ("a", 32, {}), ("again", 32, {"late": None, "here": fp4}),
+            ("c", 64, {"late": None, "one": fp4, "once": never}), ("d", 128, {"once": never, "wide": None}),
+        )
+    ]  # fmt: skip
+    found = trend(*read(*stores[:1], *stores[2:]))
+    lines = {arm.name: arm for arm in found.arms}
+    assert {name: (arm.cost is not None, arm.gap is not None) for name, arm in lines.items()} == {
+        "fp4": (True, True), "never": (False, True), "once": (False, True), "late": (True, True),
+    }  # fmt: skip
+    assert [point is None for point in lines["late"].cost.points] == [False, True, False]
+    assert (
+        next(row for row in dict(trend_tables(found))["Token cost"].rows if row[0] == "late")[2] == NOT_TOLD
+    )
+    assert found.left_out == {"wide": "it changes the model itself", "one": "in one study only"}
+    again = build_study(tmp_path, {"bf16": fp4, "fp4": fp4, "here": fp4}, study="more", model=model(32))
+    twice = trend(*read(stores[0], stores[1], stores[3]))
+    assert len(twice.arms[0].cost.points) == 3
+    assert twice.left_out["here"] == "in one study only"
+    assert (
+        trend(*read(stores[1], again, stores[3])).left_out["here"] == "it has not two estimates at two places"
+    )
+
+
+def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):
+    stores = falling(tmp_path)
+    names = [store.path.name for store in stores]
+    own = {arm.name: arm.cost for arm in trend(*read(*stores)).arms}
+    asked = [*names, "--storage", tmp_path, "--json", "--baseline", "flat"]
+    other = json.loads(call(*asked).stdout)
+    assert [one["baseline"] for one in other["studies"]] == ["flat"] * 3
+    assert [arm["name"] for arm in other["arms"]] == ["bf16", "steep"]
+    for i, point in enumerate(other["arms"][1]["token_cost"]["points"]):
+        ratio = (1 + own["steep"].points[i].estimate) / (1 + own["flat"].points[i].estimate) - 1
+        assert point["estimate"] == pytest.approx(ratio)
+    after = json.loads(call(*asked, "--after", "400_000").stdout)
+    for store, one in zip(stores, after["studies"], strict=True):
+        assert (
+            one["target"] == f"a validation loss of {target_after(load_frames(store), 400_000):g} nats/token"
+        )
+
+
+# ---- words -----------------------------------------------------------------------------------------------
+
+
+SAID = """\
+up: its token cost grows with size: (1 + token cost) changes by +5.0 % [+1.0, +9.0] for each tenfold of \
+parameters, over 3 studies from 1 M to 1 B.
+down: its token cost shrinks with size: (1 + token cost) changes by −5.0 % [−9.0, −1.0] for each tenfold of \
+parameters, over 2 studies from 1 M to 1 B.
+Inconclusive, for the interval holds zero: loss gap of up (+0.0100 [−0.0200, +0.0400]).
+No interval: loss gap of lone (n = 1).
+Left out: wide (it changes the model itself)."""
+
+
+def by_hand(places, *arms, **more):
+    studies = tuple(
+        PlacedStudy(name=f"s{i}", parameters=place, tokens=9, baseline="bf16", target="t")
+        for i, place in enumerate(places)
+    )
+    return Trend(**{"axis": "parameters", "studies": studies, "arms": arms, "left_out": {}, "differs": {},
+                    "rules": (None,) * len(places)} | more)  # fmt: skip
+
+
+def of_change(*change, points):
+    names = ("estimate", "low", "high", "note")
+    told = Interval(**dict(zip(names, change, strict=False)))
+    return Line(
+        points=tuple(point and Interval(estimate=point) for point in points),
+        change=told,
+        intercept=0,
+        slope=0,
+    )
+
+
+def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence():
+    gap = of_change(0.01, -0.02, 0.04, points=(0.1, 0.1, 0.1))
+    found = by_hand(
+        (10**6, 10**7, 10**9),
+        ArmTrend(name="up", cost=of_change(0.05, 0.01, 0.09, points=(0.1, 0.15, 0.2)), gap=gap),
+        ArmTrend(name="down", cost=of_change(-0.05, -0.09, -0.01, points=(0.2, None, 0.1)), gap=None),
+        ArmTrend(name="lone", cost=None, gap=of_change(0.1, None, None, "n = 1", points=(1, 1, 1))),
+        left_out={"wide": "it changes the model itself"},
+    )
+    assert "\n".join(trend_sentences(found)).replace("\u00a0", " ") == SAID
+    few = [*trend_sentences(by_hand((10, 90, 90)))]
+    assert few == [
+        "There are two sizes alone: nothing can show whether the change is the same between them.",
+        "The sizes span a factor of 9: a tenfold lies beyond them.",
+    ]
+
+
+def test_the_caption_tells_the_seeds(tmp_path):
+    found = trend(*read(*falling(tmp_path)))
+    drawing = draw_trend(found)
+    assert "n\u00a0=\u00a05 a point" in drawing.caption
+    assert draw_trend(found).svg == drawing.svg
+    assert re.search("steep: \\+\\d", drawing.alt)

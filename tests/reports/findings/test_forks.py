@@ -9,8 +9,7 @@ from synthetic_study import build_study
 
 from ablate.base.errors import UserError
 from ablate.reports import analyse, load_frames, write_report
-from ablate.reports.findings.compare import compare
-from ablate.reports.findings.trend import trend
+from ablate.reports.findings.compare import compare, trend
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.compare import compare_table
 from ablate.reports.words.tables import arms_table

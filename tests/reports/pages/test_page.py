@@ -13,8 +13,7 @@ from found_search import found_search, wide_search
 from synthetic_study import build_study, ladder_study, smooth_curve
 
 from ablate.reports import analyse, load_frames
-from ablate.reports.findings.compare import compare
-from ablate.reports.findings.trend import trend
+from ablate.reports.findings.compare import compare, trend
 from ablate.reports.pages.compare import write_comparison, write_search, write_trend
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import format as words
