@@ -1,61 +1,76 @@
+"""The numbers of whole studies, held to a few lines of numpy; arms that fork from another among them."""
+
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
-from synthetic_study import ENVIRONMENT, line, resolved_recipe, smooth_curve
+from synthetic_study import build_study, line, resolved_recipe
 
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.gemms import Step, greatest_step
+from ablate.reports.findings.compare import compare, trend
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.tables import arms_table, design_table
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.cost import Cost
 from ablate.results.frames import load_frames
+from ablate.results.stops import unneeded_runs
 from ablate.store.records import Environment, with_whole
+
+COSINE = {"schedule": "cosine"}
+"""No span in which the rate is known to be constant: crossings are interpolated."""
 
 
 def arms_of(store):
     return {arm.name: arm for arm in analyse(load_frames(store)).arms}
 
 
-def naive_tokens_to_target(points, target):
+def crossing(points, target):
     """Return the crossing of a curve that falls all the way, in one line of numpy."""
     tokens, loss = np.array(points).T
     return float(np.exp(np.interp(-target, -loss, np.log(tokens))))
 
 
+def falling(pace, at=range(100, 1001, 100)):
+    return [(int(t), float(5 - 0.6 * np.log(t * pace))) for t in at]
+
+
 def test_numbers_agree_with_a_computation_in_a_few_lines(make_study):
     rng = np.random.default_rng(3)
-    tokens = np.arange(50, 1001, 50)
-
-    def falling(pace):
-        return [(int(t), float(4 * (1 + t * pace / 20) ** -0.4)) for t in tokens]
-
     curves = {
         "bf16": [falling(p) for p in np.exp(rng.normal(0, 0.03, 4))],
         "fp4": [falling(p / 1.15) for p in np.exp(rng.normal(0, 0.03, 4))],
     }
-    schedule = {"schedule": "cosine"}  # no span in which the rate is constant: crossings are interpolated
-    arms = arms_of(make_study(curves, target={"value": 1.1}, training=schedule, intervals="own"))
-    t = {name: [naive_tokens_to_target(points, 1.1) for points in runs] for name, runs in curves.items()}
+    store = make_study(curves, target={"value": 1.1}, training=COSINE, intervals="own")
+    arms = arms_of(store)
+    t = {name: [crossing(points, 1.1) for points in runs] for name, runs in curves.items()}
     assert [run.tokens_to_target for run in arms["fp4"].runs] == pytest.approx(t["fp4"])
     assert arms["fp4"].tokens_to_target.estimate == pytest.approx(stats.gmean(t["fp4"]))
     welch = stats.ttest_ind(np.log(t["fp4"]), np.log(t["bf16"]), equal_var=False).confidence_interval()
     cost = arms["fp4"].token_cost
     assert cost.estimate == pytest.approx(stats.gmean(t["fp4"]) / stats.gmean(t["bf16"]) - 1)
-    assert (cost.low, cost.high) == pytest.approx((np.exp(welch.low) - 1, np.exp(welch.high) - 1))
+    assert (cost.low, cost.high) == pytest.approx(tuple(np.expm1(welch)))
     assert arms["fp4"].break_even.estimate == pytest.approx(1 + cost.estimate)
-    last = {name: [points[-1][1] for points in runs] for name, runs in curves.items()}
-    assert arms["fp4"].final_loss.estimate == pytest.approx(np.mean(last["fp4"]))
-    assert arms["fp4"].difference.estimate == pytest.approx(np.mean(last["fp4"]) - np.mean(last["bf16"]))
+    last = {name: np.mean([points[-1][1] for points in runs]) for name, runs in curves.items()}
+    assert arms["fp4"].final_loss.estimate == pytest.approx(last["fp4"])
+    assert arms["fp4"].difference.estimate == pytest.approx(last["fp4"] - last["bf16"])
     assert arms["bf16"].token_cost == Cost(kind="baseline")
+
+
+@pytest.mark.parametrize(
+    ("target", "tokens"),
+    [
+        ({"value": 1.5}, (200 * 300) ** 0.5),
+        ({"kind": "perplexity", "value": float(np.exp(1.5))}, (200 * 300) ** 0.5),
+        ({"value": 1.5, "crossing": "first_eval"}, 300),
+    ],
+)
+def test_the_target_is_a_loss_or_a_perplexity_interpolated_or_at_an_evaluation(make_study, target, tokens):
+    (arm,) = arms_of(make_study({"a": [line(3, 2, 1)]}, target=target)).values()
+    assert arm.runs[0].tokens_to_target == pytest.approx(tokens)
 
 
 def test_hit_censored_diverged_and_missing_are_counted_apart(make_study):
@@ -71,257 +86,224 @@ def test_hit_censored_diverged_and_missing_are_counted_apart(make_study):
     assert [run.end for run in arm.runs] == ["hit", "censored", "diverged", *["missing"] * 3]
 
 
-def test_target_as_perplexity(make_study):
-    curves = {"a": [line(3, 2, 1)], "b": [line(3, 2, 1)]}
-    loss = arms_of(make_study(curves, target={"value": 1.5}))
-    perplexity = arms_of(make_study(curves, target={"kind": "perplexity", "value": float(np.exp(1.5))}))
-    assert perplexity["a"].tokens_to_target.estimate == pytest.approx(loss["a"].tokens_to_target.estimate)
-
-
-def test_first_eval_counts_whole_intervals(make_study):
-    store = make_study({"a": [line(3, 2.2, 1.8, 1)]}, target={"value": 2.0, "crossing": "first_eval"})
-    assert arms_of(store)["a"].runs[0].tokens_to_target == 300
-
-
-def test_resolution_is_the_evaluation_interval_over_the_baseline(make_study):
-    analysis = analyse(load_frames(make_study({"a": [line(3, 2.5, 1.5)]}, target={"value": 2.0})))
-    assert analysis.resolution.tokens == 100
-    assert analysis.resolution.share_of_tokens_to_target == pytest.approx(100 / (200 * 300) ** 0.5)
-
-
 @pytest.mark.parametrize(
-    ("change", "timing"),
+    ("points", "target", "tokens", "share"),
     [
-        ({}, "emulated"),
-        ({"backend_mode": "native"}, "native"),
-        ({"backend_mode": "native", "timing_valid": False}, "unvouched"),
-        ({"backend_mode": "upcast"}, "emulated"),
+        (line(3, 2.5, 1.5), 2.0, 100, 100 / (200 * 300) ** 0.5),
+        # Dense evaluations elsewhere do not make the crossing sharper.
+        (falling(1, [100, 110, 120, 130, 140, 400, 800, 810, 820]), 1.2, 400, 400 / np.exp(3.8 / 0.6)),
     ],
 )
-def test_timing_is_native_only_if_all_vouch_for_it(make_study, change, timing):
-    store = make_study({"a": [line(3, 1)] * 2}, environment=ENVIRONMENT | change)
-    assert analyse(load_frames(store)).timing.kind == timing
+def test_the_evaluation_interval_is_that_at_the_crossing_over_the_baseline(
+    make_study, points, target, tokens, share
+):
+    found = analyse(load_frames(make_study({"a": [points] * 2}, target={"value": target}))).resolution
+    assert (found.tokens, found.share_of_tokens_to_target) == (tokens, pytest.approx(share))
 
 
 def test_who_did_which_gemm_makes_no_other_environment(make_study):
-    def choice(operands, backend, mode):
-        return {"gemm": "fprop", "operands": operands, "backend": backend, "mode": mode, "detail": "d"}
+    def choice(operands, backend):
+        return {"operands": operands, "backend": backend, "mode": "native", "detail": "d"}
 
-    store = make_study({"a": [line(3, 1)] * 2, "b": [line(3, 1)] * 2})
-    frames = load_frames(store)
-    bf16, fp4 = choice("bf16", "emulated", "native"), choice("mxfp4", "torch", "native")
+    frames = load_frames(make_study({"a": [line(3, 1)] * 2, "b": [line(3, 1)] * 2}))
+    bf16, fp4 = choice("bf16", "emulated"), choice("mxfp4", "torch")
     failed = {"backend": "torch", "check": "exact probe: mxfp4", "passed": False, "detail": "d"}
     for number, (run_id, environment) in enumerate(list(frames.environments.items())):
-        said = {
-            "backend_choices": [bf16, fp4] if number >= 2 else [bf16],
-            "self_tests": [failed] if number == 3 else [],
-        }
+        said = {"backend_choices": [bf16, fp4][: 1 + number // 2], "self_tests": [failed] * (number == 3)}
         frames.environments[run_id] = with_whole(Environment, environment.whole | said)
     analysis = analyse(frames)
     assert len(analysis.environments) == 1
     assert analysis.backends == (("bf16 by emulated, native: d", 4), ("mxfp4 by torch, native: d", 2))
-    assert analysis.failed_self_tests == 1
     assert any("failed its self-test before 1 of the runs" in text for text in warnings(analysis, ()))
-
-
-def test_no_environment_is_not_native(make_study):
-    assert analyse(load_frames(make_study({"a": [line(3, 1)]}, environment=None))).timing.kind == "emulated"
-
-
-def test_steps_are_pairs_that_differ_in_one_gemm(ladder):
-    steps = analyse(load_frames(ladder)).steps
-    assert [(s.gemm, s.from_arm, s.to_arm) for s in steps] == [
-        ("fprop", "bf16", "fprop"),
-        ("dgrad", "fprop", "fprop+dgrad"),
-        ("wgrad", "fprop+dgrad", "all three"),
-    ]
 
 
 def test_the_baselines_second_arm_makes_no_steps(make_study):
     arms = {"a": resolved_recipe(), "b": resolved_recipe("fprop"), "a again": resolved_recipe()}
     frames = load_frames(make_study({name: [line(3, 1)] for name in arms}, resolved=arms))
-
-    def steps():
-        return [(step.from_arm, step.to_arm) for step in analyse(frames).steps]
-
-    assert steps() == [("a", "b"), ("a again", "b")]
-    arms = (*frames.plan.arms[:2], replace(frames.plan.arms[2], again=True))
-    frames = replace(frames, plan=replace(frames.plan, arms=arms))
-    assert steps() == [("a", "b")]
-
-
-@pytest.mark.parametrize(
-    "more", [{"phases": [{"from_tokens": 9}]}, {"rules": [{"last": 1}]}, {"deoscillate": {"window": 9}}]
-)
-def test_no_step_where_other_parts_of_the_recipe_differ(make_study, more):
-    arms = {"a": resolved_recipe() | dict.fromkeys(more), "b": resolved_recipe("fprop") | more}
-    store = make_study({name: [line(3, 1)] for name in arms}, resolved=arms)
-    assert analyse(load_frames(store)).steps == ()
-    arms["a"] = resolved_recipe() | more
-    store = make_study({name: [line(3, 1)] for name in arms}, resolved=arms)
-    assert len(analyse(load_frames(store)).steps) == 1
-
-
-def test_no_step_where_something_else_differs_too(make_study):
-    store = make_study(
-        {"a": [line(3, 1)], "b": [line(3, 1)]},
-        resolved={"a": resolved_recipe(), "b": resolved_recipe("fprop")},
-    )
-    assert len(analyse(load_frames(store)).steps) == 1
-    run = store.run(store.plan().arms[1].runs[0].id)
-    config = run.config()
-    config["training"]["learning_rate"] = 1.0
-    (run.path / "config.json").unlink()
-    run.create(config)
-    assert analyse(load_frames(store)).steps == ()
-
-
-def step(gemm, low, high, kind="interval"):
-    cost = Cost(kind=kind, estimate=(low + high) / 2, low=low, high=high)
-    return Step(gemm=gemm, from_arm="x", to_arm="y", cost=cost)
-
-
-def test_the_greatest_step_needs_intervals_that_do_not_overlap():
-    assert greatest_step([step("fprop", 0.01, 0.04), step("wgrad", 0.1, 0.2)]) == "wgrad"
-    assert greatest_step([step("fprop", 0.01, 0.12), step("wgrad", 0.1, 0.2)]) is None
-    assert greatest_step([step("wgrad", 0.1, 0.2)]) is None
-    assert greatest_step([step("fprop", 0.01, 0.04), step("wgrad", 0.1, 0.2, kind="point")]) is None
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=25)
-@given(seed=st.integers(0, 1000))
-def test_the_order_of_rows_in_the_frames_does_not_matter(seed, tmp_path_factory):
-    from synthetic_study import build_study, smooth_curve
-
-    rng = np.random.default_rng(seed)
-    store = build_study(
-        tmp_path_factory.mktemp("order"),
-        {name: [smooth_curve(rng, cost=cost) for _ in range(3)] for name, cost in (("a", 0), ("b", 0.1))},
-        target={"value": 2.14},
-    )
-    frames = load_frames(store)
-    shuffled = type(frames)(
-        **{
-            **{
-                name: getattr(frames, name)
-                for name in ("plan", "configs", "environments", "attempts", "throughput", "faults")
-            },
-            "runs": frames.runs,
-            # Sorted by tokens within a run again: that is what the frames promise.
-            "evals": frames.evals.sample(frac=1, random_state=seed).sort_values("tokens", kind="stable"),
-        }
-    )
-    one, other = (
-        [(arm.name, arm.token_cost, arm.final_loss, [run.outcome for run in arm.runs]) for arm in found.arms]
-        for found in (analyse(shuffled), analyse(frames))
-    )
-    assert one == other
+    again = (*frames.plan.arms[:2], replace(frames.plan.arms[2], again=True))
+    for plan, count in ((frames.plan, 2), (replace(frames.plan, arms=again), 1)):
+        assert len(analyse(replace(frames, plan=plan)).steps) == count
 
 
 def test_what_an_arm_differs_in_leaves_out_what_is_not_set(make_study):
     store = make_study({"a": [line(3, 1)], "b": [line(3, 1)]})
     plan = store.plan()
-    dy = {"rounding": "stochastic", "scale": None}
-    differs = {
-        "recipe.gemms": ([], ["fprop", "dgrad"]),
-        "recipe.dgrad": (None, {"stabiliser": None, "dy": dy, "hadamard_size": 16}),
-    }
+    dgrad = {"stabiliser": None, "dy": {"rounding": "stochastic", "scale": None}, "hadamard_size": 16}
+    differs = {"recipe.gemms": ([], ["fprop", "dgrad"]), "recipe.dgrad": (None, dgrad)}
     store.write_plan(replace(plan, arms=(plan.arms[0], replace(plan.arms[1], differs=differs))))
-    rows = design_table(analyse(load_frames(store))).rows
-    gemms, dgrad = rows[1][1].split("; ")
-    assert gemms == "recipe.gemms: [] → [fprop, dgrad]"
-    assert dgrad == "recipe.dgrad: null → {dy: {rounding: stochastic}, hadamard_size: 16}"
+    assert design_table(analyse(load_frames(store))).rows[1][1] == (
+        "recipe.gemms: [] → [fprop, dgrad]; "
+        "recipe.dgrad: null → {dy: {rounding: stochastic}, hadamard_size: 16}"
+    )
 
 
-def test_a_loss_difference_before_the_end_says_where_it_is_read(make_study):
+@pytest.mark.parametrize(("last", "read_at"), [(1480, 1250), (1485, 1485)])
+def test_a_loss_difference_before_the_end_says_where_it_is_read(make_study, last, read_at):
     """Two arms of 1,485 and 1,480 steps have their last common evaluation at 1,250."""
-
-    def run(last, shift):
-        at = [*range(250, 1251, 250), last]
-        return [(t, float(5 - 0.6 * np.log(t) + shift)) for t in at]
-
     curves = {
-        "a": [run(1485, 0.001 * seed) for seed in (0, 1)],
-        "b": [run(1480, 0.002 * seed) for seed in (0, 1)],
+        name: [falling(1 + 0.01 * seed, [*range(250, 1251, 250), end]) for seed in (0, 1)]
+        for name, end in (("a", 1485), ("b", last))
     }
-    analysis = analyse(load_frames(make_study(curves, target={"value": 1.0}, training={"tokens": 1480})))
-    assert analysis.others[0].difference.tokens == 1250
-    (row,) = (row for row in arms_table(analysis).rows if row[0] == "b")
-    assert row[-1].replace("\u00a0", " ").endswith("at 1.25 k")
-    assert any("Not the final loss difference: b at 1.25" in text for text in warnings(analysis, ()))
-    whole = {name: [run(1485, 0.001 * seed) for seed in (0, 1)] for name in "ab"}
-    alike = analyse(load_frames(make_study(whole, target={"value": 1.0}, training={"tokens": 1485})))
-    assert not any("Not the final loss" in text for text in warnings(alike, ()))
+    store = make_study(curves, target={"value": 1.0}, training={"tokens": last})
+    analysis = analyse(load_frames(store))
+    assert analysis.others[0].difference.tokens == read_at
+    early = read_at == 1250
+    assert arms_table(analysis).rows[1][-1].endswith("at 1.25\u00a0k") == early
+    assert any("Not the final loss difference: b at 1.25" in text for text in warnings(analysis, ())) == early
 
 
-def test_the_evaluation_interval_is_that_at_the_crossing(make_study):
-    """Dense evaluations elsewhere do not make the crossing sharper."""
-    at = [100, 110, 120, 130, 140, 400, 800, 810, 820]
-    points = [(t, float(5 - 0.6 * np.log(t))) for t in at]
-    analysis = analyse(load_frames(make_study({"a": [points] * 2}, target={"value": 1.2})))
-    assert analysis.resolution.tokens == 400
-
-
-def test_runs_cut_at_the_budget_are_compared_as_pairs_where_seeds_are_pairs(make_study):
-    paces = (1.0, 1.2, 0.8, 1.1)
-
-    def curve(pace, last=10):
-        return [(100 * n, float(5 - 0.6 * np.log(100 * n * pace))) for n in range(1, last + 1)]
-
-    curves = {"a": [curve(p) for p in paces], "b": [curve(p / 1.3, 6) for p in paces]}
-    widths = {}
-    for paired in (True, False):
-        store = make_study(
-            curves, target={"value": 1.4}, paired_seeds=paired, training={"schedule": "cosine"}
-        )
-        cost = analyse(load_frames(store)).others[0].token_cost
-        assert cost.kind == "bound"
-        widths[paired] = cost.restricted.high - cost.restricted.low
-    assert widths[True] != widths[False]
-
-
-def test_just_missed_says_what_the_loss_difference_comes_to_in_tokens(make_study):
-    at = np.arange(100, 1501, 100)
+@pytest.mark.parametrize("decaying", [False, True])
+def test_just_missed_says_what_the_loss_difference_comes_to_in_tokens(make_study, decaying):
     curves = {
-        "a": [[(int(t), float(5 - 0.6 * np.log(t) + 0.001 * seed)) for t in at] for seed in range(3)],
-        "b": [[(int(t), float(5 - 0.6 * np.log(t / 1.2) + 0.0012 * seed)) for t in at] for seed in range(3)],
+        name: [falling(pace * np.exp(-noise * seed), range(100, 1501, 100)) for seed in range(3)]
+        for name, pace, noise in (("a", 1, 0.0017), ("b", 1 / 1.2, 0.002))
     }
-    target = float(5 - 0.6 * np.log(1400))
-    analysis = analyse(load_frames(make_study(curves, target={"value": target}, paired_seeds=True)))
+    more = {"training": COSINE, "model": {"width": 64, "layers": 1}} if decaying else {}
+    target = {"value": float(5 - 0.6 * np.log(1400))}
+    analysis = analyse(load_frames(make_study(curves, target=target, paired_seeds=True, **more)))
     arm = analysis.others[0]
     assert arm.token_cost.kind == "bound"
-    assert arm.behind.estimate == pytest.approx(0.2, abs=0.005)
-    assert arm.behind.low < 0.2 < arm.behind.high
-    text = " ".join(write_verdict(analysis).sentences).replace("\u00a0", " ")
-    assert f"over the slope of a's curve there, about +{100 * arm.behind.estimate:.1f} %" in text
-    assert "at that loss and not at the target" in text
-    decaying = make_study(
-        curves, target={"value": target}, training={"schedule": "cosine"}, model={"width": 64, "layers": 1}
-    )
-    assert analyse(load_frames(decaying)).others[0].behind.estimate is None
+    assert arm.token_cost.restricted.low > 0
+    if decaying:
+        assert arm.behind.estimate is None
+    else:
+        assert arm.behind.low < 0.2 < arm.behind.high
+        assert arm.behind.estimate == pytest.approx(0.2, abs=0.005)
+        said = f"over the slope of a's curve there, about +{100 * arm.behind.estimate:.1f}\u00a0%"
+        assert said in " ".join(write_verdict(analysis).sentences)
 
 
-def test_a_margin_is_judged_in_lead_table_and_json(make_study):
-    rng = np.random.default_rng(5)
-    curves = {
-        name: [smooth_curve(rng, cost=cost, seed_noise=0.004) for _ in range(4)]
-        for name, cost in (("a", 0.0), ("near", 0.0), ("far", 0.3))
-    }
-    target = {"value": 2.2, "within": {"kind": "cost", "value": 0.05}}
-    store = make_study(curves, target=target)
+# ---- arms that fork --------------------------------------------------------------------------------------
+
+AT, TARGET = 250, 1.1
+TOKENS = np.arange(50, 1501, 50)
+PACES = np.exp(np.random.default_rng(3).normal(0, 0.05, 4))
+
+
+def forking(slower=(1.20, 1.24, 1.18, 1.22), at=AT):
+    """Curves whose tokens after ``at`` count for less."""
+    curves = []
+    for pace, slow in zip(PACES, slower, strict=True):
+        gone = np.minimum(TOKENS, at) + np.maximum(TOKENS - at, 0) / slow
+        curves.append([(int(t), float(4 * (1 + g * pace / 20) ** -0.4)) for t, g in zip(TOKENS, gone)])  # noqa: B905
+    return curves
+
+
+CURVES = {"bf16": forking([1] * 4), "whole": forking([1.1] * 4, 0), "forked": forking()}
+FORKS = {"forks": {"forked": ("bf16", AT)}, "target": {"value": TARGET}}
+
+
+@pytest.fixture
+def study(make_study):
+    return lambda curves=CURVES, **more: make_study(curves, **FORKS | more)
+
+
+def test_the_cost_from_a_fork_is_the_paired_ratio_of_the_tokens_after_it(study, make_study):
+    arms = arms_of(study(training=COSINE, intervals="own"))
+    after = {name: np.array([crossing(one, TARGET) for one in CURVES[name]]) - AT for name in CURVES}
+    logs = np.log(after["forked"] / after["bf16"])
+    cost = arms["forked"].token_cost
+    low, high = stats.ttest_1samp(logs, 0).confidence_interval()
+    assert (cost.estimate, cost.low, cost.high) == pytest.approx(tuple(np.expm1([logs.mean(), low, high])))
+    assert (cost.counted_from, cost.pairs, cost.kind) == (AT, 4, "interval")
+    assert [run.tokens_to_target for run in arms["forked"].runs] == pytest.approx(list(after["forked"]))
+    assert [run.tokens_to_target for run in arms["bf16"].runs] == pytest.approx(list(after["bf16"] + AT))
+    assert arms["forked"].difference.tokens == TOKENS[-1]
+    for one in arms["forked"].sweep.costs:
+        assert one.estimate is None or abs(one.estimate - 0.21) < 0.03
+    # Whole arms are what they are without it.
+    whole = {name: CURVES[name] for name in ("bf16", "whole")}
+    alone = arms_of(make_study(whole, target={"value": TARGET}, training=COSINE, intervals="own"))
+    assert alone["whole"].token_cost == arms["whole"].token_cost
+
+
+def test_a_fork_is_named_where_the_cost_is_told(study):
+    store = study()
     analysis = analyse(load_frames(store))
-    assert {arm.name: arm.standing for arm in analysis.arms} == {
-        "a": None,
-        "near": "within",
-        "far": "outside",
-    }
-    lead, count, near, far = write_verdict(analysis).sentences[:4]
-    assert lead.replace("\u00a0", " ").startswith("Take near (")
-    assert count.endswith("within the margin (1) and more tokens (1).")
-    assert near.endswith("Against the margin: within.")
-    assert far.endswith("Against the margin: outside.")
-    assert [row[-1] for row in arms_table(analysis).rows] == ["–", "within", "outside"]
-    content = json.loads(write_report(store).json.read_text())
-    assert content["target"]["within"] == {"kind": "cost", "value": 0.05}
-    assert [arm["standing"] for arm in content["arms"]] == [None, "within", "outside"]
+    sentences = dict(zip(("whole", "forked"), write_verdict(analysis).findings, strict=True))
+    assert sentences["forked"].text.endswith(" from 250 on, n\u00a0=\u00a04 pairs, emulated.")
+    assert [sum(cell.endswith(" from 250 on") for cell in row) for row in arms_table(analysis).rows] == [
+        0,
+        0,
+        2,
+    ]
+    page = write_report(store).html.read_text()
+    assert "mean log (T − fork) of the baseline" in page
+
+
+def test_a_target_before_the_fork_or_beyond_the_budget(study):
+    analysis = analyse(load_frames(study(target={"value": 2.0})))
+    assert analysis.arms[2].token_cost.kind == "none"
+    assert any(
+        one.endswith("(forked): take a lower target, or an earlier fork.") for one in warnings(analysis, ())
+    )
+    short = CURVES | {"forked": [points[:8] for points in CURVES["forked"]]}
+    cost = arms_of(study(short, training=COSINE))["forked"].token_cost
+    after = np.array([crossing(points, TARGET) for points in CURVES["bf16"]]) - AT
+    left = short["forked"][0][-1][0] - AT
+    assert (cost.kind, cost.low) == ("bound", pytest.approx(np.expm1(np.log(left) - np.log(after).mean())))
+
+
+def test_a_baseline_that_forks_with_the_arm_and_the_arm_that_both_leave(make_study):
+    curves = {"base": CURVES["bf16"], "arm": CURVES["forked"], "trunk": CURVES["whole"]}
+    forks = {"base": ("trunk", AT), "arm": ("trunk", AT)}
+    arms = arms_of(make_study(curves, forks=forks, target={"value": TARGET}))
+    assert {arm.counted_from for arm in arms.values()} == {AT}
+    assert arms["arm"].token_cost.estimate == pytest.approx(0.21, abs=0.02)
+    assert arms["trunk"].token_cost.pairs == 4
+
+
+def test_costs_of_another_origin_are_not_compared_nor_pooled(study, tmp_path):
+    small, large, plain = (
+        load_frames(build_study(tmp_path, CURVES, study=name, model={"width": width, "heads": 2}, **more))
+        for name, width, more in (
+            ("s", 64, FORKS),
+            ("l", 128, FORKS),
+            ("p", 128, {"target": {"value": TARGET}}),
+        )
+    )
+    ratios = {arm.name: arm.ratio for arm in compare(analyse(small), analyse(plain), (small, plain)).arms}
+    assert ratios["forked"].note == "counted from different places: not one question"
+    assert ratios["whole"].estimate is not None
+    found = trend([analyse(small), analyse(large)], [small, large])
+    assert found.left_out == {"forked": "its cost is counted from a fork"}
+    factors = {"whole": {"recipe.gemms": "F"}, "forked": {"recipe.gemms": "all"}}
+    effects = analyse(load_frames(study(factors=factors))).token_effects
+    assert (effects.terms, effects.reason) == (
+        (),
+        "the arms' tokens are not counted from one place: no effects",
+    )
+
+
+def test_the_stop_rule_looks_at_the_cost_from_the_fork(study):
+    target = {"value": TARGET, "within": {"kind": "cost", "value": 0.3}}
+    store = study(
+        CURVES | {"forked": forking([1.5] * 4)},
+        states={("forked", 3): "pending"},
+        stop={"settled": {"looks": [2, 3, 4]}},
+        target=target,
+    )
+    frames = load_frames(store)
+    found = unneeded_runs(frames)
+    assert list(found) == [run.id for run in frames.plan.arm("forked").runs[2:]]
+    assert all("outside of the margin" in why for why in found.values())  # of all its tokens it is 24 % more
+    assert arms_of(store)["forked"].stopped is not None
+
+
+def test_the_speed_of_what_it_leaves_does_not_count(study):
+    store = study()
+    run = store.run(store.plan().arm("forked").runs[0].id)
+    lines = run.metrics_path.read_text().splitlines()
+    slow = [row.replace("31000.0", "9.0") if i < 10 else row for i, row in enumerate(lines)]
+    run.metrics_path.write_text("\n".join(slow) + "\n")
+    run.write_status(run.status())
+    assert arms_of(store)["forked"].runs[0].tokens_per_sec == 31000.0
+
+
+def test_the_evaluation_interval_is_a_larger_share_of_what_is_left(study):
+    slower = CURVES | {"forked": forking([1.15] * 4)}
+    (found,) = (
+        one for one in warnings(analyse(load_frames(study(slower))), ()) if "evaluation interval" in one
+    )
+    # 50 of about 484 tokens are 10 %, and of the 234 after the fork 21 %
+    assert "the token cost of whole, forked." in found.replace("\u00a0", " ")

@@ -16,6 +16,7 @@ from synthetic_study import (
     NATIVE,
     RATES,
     build_study,
+    hits,
     line,
     native_study,
     rewrite,
@@ -52,10 +53,6 @@ BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]
 ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
 
 
-def hits(*tokens):
-    return [Outcome(seed=i, end="hit", low=t, high=t) for i, t in enumerate(tokens)]
-
-
 def timed(pairs):
     """Runs of these tokens to target and tokens/s."""
     nothing = Curve(run_id="", arm="a", seed=0, end="hit", tokens=np.empty(0), loss=np.empty(0))
@@ -69,6 +66,10 @@ def timed(pairs):
     ]  # fmt: skip
 
 
+def ends(interval):
+    return interval.low, interval.high
+
+
 @pytest.mark.parametrize("paired", [False, True])
 def test_both_errors_are_in_the_end_to_end_speed_of_runs(paired):
     found = measured_speed(timed(ARM), timed(BASE), paired=paired)
@@ -76,8 +77,7 @@ def test_both_errors_are_in_the_end_to_end_speed_of_runs(paired):
     times = [[math.log(tokens / speed) for tokens, speed in side] for side in (BASE, ARM)]
     speeds = [[math.log(speed) for _, speed in side] for side in (ARM, BASE)]
     for ours, logs in ((found.end_to_end, times), (found.throughput, speeds)):
-        theirs = test(*logs).confidence_interval(0.95)
-        assert (ours.low, ours.high) == pytest.approx(np.exp(theirs))
+        assert ends(ours) == pytest.approx(np.exp(test(*logs).confidence_interval(0.95)))
         assert ours.estimate == pytest.approx(math.exp(np.mean(logs[0]) - np.mean(logs[1])))
     assert found.hours.estimate == pytest.approx(stats.gmean([t / s for t, s in ARM]) / 3600)
     together = measured_speed([replace(run, devices=8) for run in timed(ARM)], timed(BASE), paired=paired)
@@ -85,14 +85,14 @@ def test_both_errors_are_in_the_end_to_end_speed_of_runs(paired):
     assert together.end_to_end == found.end_to_end
 
 
-def test_never_over_the_hits_alone():
-    runs = timed(ARM)
-    late = replace(runs[0], outcome=Outcome(seed=0, end="censored", low=20))
-    found = measured_speed([late, *runs[1:]], timed(BASE), paired=False)
+def test_never_over_the_hits_alone_nor_over_the_runs_that_were_timed():
+    first, *rest = timed(ARM)
+    late = replace(first, outcome=Outcome(seed=0, end="censored", low=20))
+    found = measured_speed([late, *rest], timed(BASE), paired=False)
     assert (found.end_to_end.estimate, found.hours.estimate) == (None, None)
     assert found.throughput.estimate is not None
-    unknown = replace(runs[0], tokens_per_sec=None)
-    assert measured_speed([unknown, *runs[1:]], timed(BASE), paired=False).throughput.estimate is None
+    unknown = replace(first, tokens_per_sec=None)
+    assert measured_speed([unknown, *rest], timed(BASE), paired=False).throughput.estimate is None
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -106,11 +106,14 @@ def test_the_speed_up_of_a_timing_carries_the_errors_of_rates_and_of_tokens(pair
     variance = sum(own for own, _ in parts)
     degrees = variance**2 / sum(own**2 / d for own, d in parts)  # Welch and Satterthwaite
     middle = rates[0].mean() - rates[1].mean() - tokens[0].mean() + tokens[1].mean()
-    low, high = stats.t.interval(0.95, degrees, loc=middle, scale=math.sqrt(variance))
     assert found.end_to_end.estimate == pytest.approx(math.exp(middle))
-    assert (found.end_to_end.low, found.end_to_end.high) == pytest.approx((math.exp(low), math.exp(high)))
+    by_hand = stats.t.interval(0.95, degrees, loc=middle, scale=math.sqrt(variance))
+    assert ends(found.end_to_end) == pytest.approx(np.exp(by_hand))
     theirs = stats.ttest_ind(*rates, equal_var=False).confidence_interval(0.95)
-    assert (found.throughput.low, found.throughput.high) == pytest.approx(np.exp(theirs))
+    assert ends(found.throughput) == pytest.approx(np.exp(theirs))
+
+
+CENSORED = [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +121,7 @@ def test_the_speed_up_of_a_timing_carries_the_errors_of_rates_and_of_tokens(pair
     [
         (hits(5.0), hits(4.0), True, "n = 1: no interval"),
         (hits(5.0, 5.0), hits(4.0, 4.0), True, "all runs gave the same figure: no interval"),
-        (
-            [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)],
-            hits(4.0, 4.1),
-            False,
-            "this arm: of 2 runs",
-        ),
+        (CENSORED, hits(4.0, 4.1), False, "this arm: of 2 runs"),
     ],
 )
 def test_what_has_no_interval_makes_none(arm, base, estimate, note):
@@ -138,38 +136,41 @@ def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
     fp8, fp4 = whole_config(PRESETS["te-hybrid-fp8"].recipe), whole_config(PRESETS["amd-fdw-dht16"].recipe)
     cost = Cost(kind="interval", estimate=0.08, low=0.05, high=0.12)
     found = {one.hardware: one for one in modelled_speed(fp4, fp8, tokens_to_target=3.6e9, cost=cost)}
-    mi355x = found["MI355X"]
+    speed, net, hours = (getattr(found["MI355X"], key) for key in ("speed", "net", "hours"))
     slow, fast = (token_time(workload_of(one), one.recipe, "MI355X").by_kernel() for one in (fp8, fp4))
-    assert vars(mi355x.speed).items() >= vars(speed_up(slow, fast)).items()
-    speed, net = mi355x.speed, mi355x.net
+    assert vars(speed).items() >= vars(speed_up(slow, fast)).items()
     assert net.estimate == pytest.approx(speed.estimate / 1.08)
     up, down = math.log(speed.high / speed.estimate), math.log(speed.low / speed.estimate)
     assert net.high == pytest.approx(net.estimate * math.exp(math.hypot(up, math.log(1.08 / 1.05))))
     assert net.low == pytest.approx(net.estimate * math.exp(-math.hypot(down, math.log(1.12 / 1.08))))
-    assert mi355x.hours.low < mi355x.hours.estimate < mi355x.hours.high
+    assert hours.low < hours.estimate < hours.high
     assert {found["H100"].speed, found["H100"].hours} == {Interval()}
-    bound = modelled_speed(fp4, fp8, tokens_to_target=None, cost=Cost(kind="bound", low=0.2, reason="why"))[0]
+
+    def first(arm, base, tokens=None, **cost):
+        return modelled_speed(arm, base, tokens_to_target=tokens, cost=Cost(**cost))[0]
+
+    bound = first(fp4, fp8, kind="bound", low=0.2, reason="why")
     assert (bound.net.estimate, bound.net.note, bound.hours) == (None, "why", Interval())
-    point = modelled_speed(fp4, fp8, tokens_to_target=None, cost=Cost(kind="point", estimate=0.08))[0]
+    point = first(fp4, fp8, kind="point", estimate=0.08)
     assert point.net == Interval(estimate=point.speed.estimate / 1.08)
     own = whole_config(Recipe())
-    one = modelled_speed(own, own, tokens_to_target=1e12, cost=Cost(kind="baseline"))[0]
+    one = first(own, own, 1e12, kind="baseline")
     assert one.speed == one.net == Interval(estimate=1.0, low=1.0, high=1.0)
-    assert one.hours.estimate == pytest.approx(
-        token_time(workload_of(own), Recipe(), "B200").total * 1e12 / 3600
-    )
-
-
-def test_a_model_that_a_trainer_builds_has_nothing_to_model():
-    own = replace(whole_config(PRESETS["amd-fdw"].recipe), trainer="mine.py:train")
-    described = replace(own, model=ModelConfig(layers=8))
-    assert modelled_speed(described, described, tokens_to_target=1e9, cost=Cost(kind="baseline")) != ()
-    assert modelled_speed(own, own, tokens_to_target=1e9, cost=Cost(kind="baseline")) == ()
-    assert share_in_fp4(own) is None
-    assert share_in_fp4(replace(own, trainer=None)) > 0.5
+    seconds = token_time(workload_of(own), Recipe(), "B200").total * 1e12
+    assert one.hours.estimate == pytest.approx(seconds / 3600)
+    # A model that a trainer builds has nothing to model, unless the configuration describes it.
+    trained = replace(whole_config(PRESETS["amd-fdw"].recipe), trainer="mine.py:train")
+    described = replace(trained, model=ModelConfig(layers=8))
+    for config, known in ((trained, False), (described, True)):
+        modelled = modelled_speed(config, config, tokens_to_target=1e9, cost=Cost(kind="baseline"))
+        assert (modelled != (), share_in_fp4(config) is not None) == (known, known)
 
 
 # ---- a study ---------------------------------------------------------------------------------------------
+
+
+def runs_of(store):
+    return [store.run(entry.id) for _, entry in store.plan().runs()]
 
 
 def test_native_timing_is_in_the_report_with_its_price(tmp_path):
@@ -185,45 +186,35 @@ def test_native_timing_is_in_the_report_with_its_price(tmp_path):
     assert {"measured.tex", "modelled.tex", "published.tex"} <= {one.name for one in written.tables.iterdir()}
 
 
-@pytest.mark.parametrize("mode", ["emulated", "imported"])
-def test_no_other_timing_becomes_a_speed(tmp_path, mode):
-    store = native_study(tmp_path)
-    run = store.run(store.plan().arms[0].runs[0].id)
-    rewrite(run, run.environment_path, backend_mode=mode, timing_valid=False)
-    assert all(arm.measured is None for arm in analyse(load_frames(store)).arms)
-
-
 def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
     """It does so also where the runs shared their GPU."""
     store = native_study(tmp_path)
-    for run in (store.run(entry.id) for arm in store.plan().arms for entry in arm.runs):
+    for run in runs_of(store):
         rewrite(run, run.attempts / "1.json", **vars(attempt(0.0, 9.0)))
     analysis = analyse(load_frames(store))
-    assert (analysis.timing.kind, analysis.timing.reasons) == (
-        "unvouched",
-        (("4 runs at once on one GPU", 4),),
-    )
+    assert analysis.timing.kind == "unvouched"
+    assert analysis.timing.reasons == (("4 runs at once on one GPU", 4),)
     assert all(arm.measured is None for arm in analysis.arms)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
-    written = write_report(store)
-    document = json.loads(written.json.read_text())
+    document = json.loads(write_report(store).json.read_text())
     fp8, fp4 = document["arms"]
-    cost = fp4["token_cost"]["estimate"]
-    assert fp4["measured"]["timed"] == "alone"
+    cost, measured = fp4["token_cost"]["estimate"], fp4["measured"]
+    assert measured["timed"] == "alone"
     # 1.5, as timed alone; the runs' own rows would say 1.25.
-    assert fp4["measured"]["throughput_over_baseline"]["estimate"] == pytest.approx(1.5, abs=0.01)
-    assert fp4["measured"]["end_to_end_speed"]["estimate"] == pytest.approx(1.5 / (1 + cost), abs=0.01)
+    assert measured["throughput_over_baseline"]["estimate"] == pytest.approx(1.5, abs=0.01)
+    assert measured["end_to_end_speed"]["estimate"] == pytest.approx(1.5 / (1 + cost), abs=0.01)
     seconds = fp8["tokens_to_target"]["estimate"] / stats.gmean(RATES["fp8"])
     assert fp8["measured"]["gpu_hours_to_target"]["estimate"] == pytest.approx(seconds / 3600)
-    assert (document["throughput"]["repeats"], document["throughput"]["steps"]) == (6, 10)
-    assert (document["throughput"]["device"], document["throughput"]["not_used"]) == (GPU.name, {})
-    assert "`ablate check STUDY --steps`" in written.html.read_text()
+    told = document["throughput"]
+    assert (told["repeats"], told["steps"], told["device"], told["not_used"]) == (6, 10, GPU.name, {})
 
 
 EMULATED = {"backend_mode": "emulated", "timing_valid": False, "why_not": "emulated arithmetic"}
 BUSY = {"timing_valid": False, "why_not": "the GPU is 40 % busy"}
 STALE = {"run": "0123456789abcdef"}
-OLD = "timed with another configuration than its runs have"
+B200 = Device(kind="cuda", arch="sm_100", name="B200")
+OLD, NO_BASE = "timed with another configuration than its runs have", "no baseline to compare it with"
+OTHER_CODE = "timed with other code than trained its runs"
 
 
 @pytest.mark.parametrize(
@@ -232,22 +223,12 @@ OLD = "timed with another configuration than its runs have"
         (EMULATED, EMULATED, {}, ["emulated arithmetic"] * 2),
         (BUSY, BUSY, {}, ["the GPU is 40 % busy"] * 2),
         ({}, STALE, {}, [None, OLD]),
-        (STALE, {}, {}, [OLD, "no baseline to compare it with"]),
+        (STALE, {}, {}, [OLD, NO_BASE]),
         ({}, None, {}, [None, "not timed"]),
-        ({}, {}, {"code": "other"}, ["timed with other code than trained its runs"] * 2),
-        (
-            {},
-            {},
-            {"device": Device(kind="cuda", arch="sm_100", name="B200")},
-            ["timed on B200, trained on AMD Instinct MI355X"] * 2,
-        ),
+        ({}, {}, {"code": "other"}, [OTHER_CODE] * 2),
+        ({}, {}, {"device": B200}, ["timed on B200, trained on AMD Instinct MI355X"] * 2),
         # A record that contradicts itself counts for nothing.
-        (
-            EMULATED | {"timing_valid": True},
-            {},
-            {},
-            ["emulated arithmetic", "no baseline to compare it with"],
-        ),
+        (EMULATED | {"timing_valid": True}, {}, {}, ["emulated arithmetic", NO_BASE]),
     ],
 )
 def test_what_does_not_count_is_named_and_the_runs_own_timing_serves(tmp_path, fp8, fp4, record, not_used):
@@ -257,22 +238,40 @@ def test_what_does_not_count_is_named_and_the_runs_own_timing_serves(tmp_path, f
     analysis = analyse(load_frames(store))
     assert [analysis.throughput.not_used.get(arm) for arm in ("fp8", "fp4")] == not_used
     assert analysis.others[0].measured.timed == "in its runs"
-    assert analysis.others[0].measured.throughput.estimate == pytest.approx(1.25, abs=0.01)
     said = " ".join(json.loads(write_report(store).json.read_text())["warnings"])
     assert all(reason in said for reason in not_used if reason)
+    waived = analyse(load_frames(store), waive=["code"]).others[0].measured
+    assert (waived.timed == "alone") == (not_used == [OTHER_CODE] * 2)
 
 
-def test_runs_under_emulation_are_not_those_that_were_timed_and_code_may_be_waived(tmp_path):
-    store = native_study(tmp_path / "emulated")
-    for run in (store.run(entry.id) for arm in store.plan().arms for entry in arm.runs):
-        rewrite(run, run.environment_path, backend_mode="emulated")
+@pytest.mark.parametrize("mode", ["emulated", "imported"])
+def test_no_other_timing_of_a_run_becomes_a_speed(tmp_path, mode):
+    store = native_study(tmp_path)
+    run = runs_of(store)[0]
+    rewrite(run, run.environment_path, backend_mode=mode, timing_valid=False)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
-    assert set(analyse(load_frames(store)).throughput.not_used.values()) == {
-        "its runs had emulated arithmetic"
-    }
-    store = native_study(tmp_path / "waived", waive=["code"])
-    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"), code="other")
-    assert analyse(load_frames(store)).others[0].measured.timed == "alone"
+    analysis = analyse(load_frames(store))
+    assert all(arm.measured is None for arm in analysis.arms)
+    assert analysis.throughput.not_used["fp8"] == f"its runs had {mode} arithmetic"
+
+
+NATIVE_RUN = with_whole(Environment, NATIVE)
+
+
+@pytest.mark.parametrize(
+    ("environments", "kind", "reasons"),
+    [
+        ([NATIVE_RUN], "native", ()),
+        ([replace(NATIVE_RUN, timing_valid=False)], "unvouched", "a record that does not vouch for it"),
+        ([NATIVE_RUN, Environment(backend_mode="emulated")], "emulated", "emulated arithmetic"),
+        ([Environment(backend_mode="upcast")], "emulated", "upcast arithmetic"),
+        ([], "emulated", "no record of what the runs ran on"),
+    ],
+)
+def test_timing_is_native_only_if_all_runs_vouch_for_it(environments, kind, reasons):
+    plan = LockedPlan(study="s", baseline="a", target=None, arms=(LockedArm(name="a", runs=()),))
+    timing = timing_of_runs({str(i): one for i, one in enumerate(environments)}, {}, plan)
+    assert (timing.kind, timing.reasons) == (kind, reasons and ((reasons, 1),))
 
 
 def attempt(start, end, machine="m"):
@@ -307,32 +306,26 @@ def test_who_was_on_a_device_at_the_same_time(runs, shared, on):
     assert runs_at_once(environments, attempts) == dict.fromkeys(shared, f"{count} runs at once on {on}")
 
 
-def test_one_emulated_run_makes_the_timing_emulated():
-    environments = {"a": Environment(backend_mode="emulated"), "b": with_whole(Environment, NATIVE)}
-    plan = LockedPlan(study="s", baseline="a", target=None, arms=(LockedArm(name="a", runs=()),))
-    timing = timing_of_runs(environments, {}, plan)
-    assert (timing.kind, timing.reasons) == ("emulated", (("emulated arithmetic", 1),))
-    assert timing_of_runs({}, {}, plan).kind == "emulated"
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda _: b"{", "altered or cut"),
-        (lambda record: json.dumps(record).encode(), "altered or cut"),
-        (lambda record: record | {"format": 2}, "format"),
-        (lambda record: record | {"measured_unix": 1e300}, "measured_unix"),
-        (lambda record: record | {"settings": {"steps": 10}}, "settings.repeats"),
-        (lambda record: record | {"arms": [record["arms"][0] | {"tokens_per_sec": []}]}, "tokens_per_sec"),
-        (lambda record: record | {"arms": [record["arms"][0] | {"tokens_per_sec": [10**400]}]}, "tokens_per"),
-        (lambda record: record | {"arms": [record["arms"][0] | {"timing_valid": 1}]}, "timing_valid"),
+        (None, "altered or cut"),
+        ({"format": 2}, "format"),
+        ({"measured_unix": 1e300}, "measured_unix"),
+        ({"settings": {"steps": 10}}, "settings.repeats"),
+        ({"tokens_per_sec": []}, "tokens_per_sec"),
+        ({"tokens_per_sec": [10**400]}, "tokens_per_sec"),
+        ({"timing_valid": 1}, "timing_valid"),
     ],
 )
 def test_a_damaged_record_is_a_line_and_no_speed(tmp_path, change, said):
     store = native_study(tmp_path)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
-    changed = change(read_record(store.throughput_path))
-    store.throughput_path.write_bytes(changed if isinstance(changed, bytes) else record_text(changed))
+    record = read_record(store.throughput_path)
+    if change is not None and said in record["arms"][0]:
+        change = {"arms": [record["arms"][0] | change]}
+    content = json.dumps(record).encode() if change is None else record_text(record | change)
+    store.throughput_path.write_bytes(content)
     frames = load_frames(store)
     (fault,) = frames.faults
     assert fault.startswith(f"{store.throughput_path}: ")
@@ -344,19 +337,16 @@ def test_a_damaged_record_is_a_line_and_no_speed(tmp_path, change, said):
 def test_no_record_makes_a_traceback(tmp_path, turns):
     draw = random.Random(5)
     # Without whole configurations, whose modelled speed takes the time of a hundred records.
-    store = build_study(
-        tmp_path, {arm: [line(3, 2.5, 1.8), line(3, 2.4, 1.8)] for arm in RATES}, environment=NATIVE
-    )
+    curves = {arm: [line(3, 2.5, 1.8), line(3, 2.4, 1.8)] for arm in RATES}
+    store = build_study(tmp_path, curves, environment=NATIVE)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     path = store.throughput_path
     whole, record = path.read_bytes(), read_record(path)
     used, left_out = 0, 0
     for turn in range(turns):
-        if turn % 4 == 0:
-            path.write_bytes(damage(whole, draw))
-        else:
-            odd = replace_somewhere(record, draw)
-            path.write_bytes(record_text(odd) if isinstance(odd, dict) else b"[]")
+        odd = replace_somewhere(record, draw)
+        content = record_text(odd) if isinstance(odd, dict) else b"[]"
+        path.write_bytes(content if turn % 4 else damage(whole, draw))
         analysis = analyse(load_frames(store))
         used += bool(analysis.throughput and analysis.throughput.tokens_per_sec)
         left_out += analysis.throughput is None

@@ -1,0 +1,189 @@
+"""Steps, matrices and published figures of arms: by what the arms are, not by their names."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
+from ablate.reports.findings.gemms import (
+    Step,
+    find_matrices,
+    find_steps,
+    greatest_step,
+    kind_of,
+    published_for,
+)
+from ablate.results.cost import Cost
+from ablate.store.records import RecordedConfig
+
+F, FD, FDW = ("fprop",), ("fprop", "dgrad"), ("fprop", "dgrad", "wgrad")
+
+
+def configured(recipe, **training):
+    recipe, training = asdict(recipe), {"learning_rate": 0.002} | training
+    return RecordedConfig(recipe=recipe, training=training, whole={"recipe": recipe, "training": training})
+
+
+def of(*gemms, **more):
+    return resolve(RecipeSpec(gemms=list(gemms), **more))
+
+
+def presets(*names):
+    return {name: PRESETS[name].recipe for name in names}
+
+
+# ---- steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arms", "steps"),
+    [
+        (
+            {"bf16": of(), "f": of(*F), "fd": of(*FD), "all": of(*FDW), "fp8": of(rest="fp8")},
+            [("fprop", "bf16", "f"), ("dgrad", "f", "fd"), ("wgrad", "fd", "all")],
+        ),
+        ({"a": of(), "b": of(*F, deoscillate={"window": 9})}, []),
+        ({"a": of(*F, deoscillate={"window": 9}), "b": of(*FD, deoscillate={"window": 9})},
+         [("dgrad", "a", "b")]),
+        ({"a": configured(of()), "b": configured(of(*F), learning_rate=1.0)}, []),
+    ],
+)  # fmt: skip
+def test_steps_are_pairs_that_differ_in_one_gemm(arms, steps):
+    configs = {
+        name: one if isinstance(one, RecordedConfig) else configured(one) for name, one in arms.items()
+    }
+    found = find_steps(configs, lambda *pair: Cost(kind="point", reason="/".join(pair)))
+    assert [(step.gemm, step.from_arm, step.to_arm) for step in found] == steps
+    assert [step.cost.reason for step in found] == [f"{one}/{other}" for _, one, other in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "greatest"),
+    [
+        ([("fprop", 0.01, 0.04), ("wgrad", 0.1, 0.2)], "wgrad"),
+        ([("fprop", 0.01, 0.12), ("wgrad", 0.1, 0.2)], None),
+        ([("wgrad", 0.1, 0.2)], None),
+        ([("fprop", 0.01, 0.04), ("wgrad", 0.1, 0.2, "point")], None),
+    ],
+)
+def test_the_greatest_step_needs_intervals_that_do_not_overlap(steps, greatest):
+    found = [
+        Step(gemm=gemm, from_arm="x", to_arm="y", cost=Cost(kind=(*kind, "interval")[0], low=low, high=high))
+        for gemm, low, high, *kind in steps
+    ]
+    assert greatest_step(found) == greatest
+
+
+# ---- matrices --------------------------------------------------------------------------------------------
+
+
+def matrices(recipes, **more):
+    configs = {name: configured(one) if isinstance(one, Recipe) else one for name, one in recipes.items()}
+    return find_matrices(configs, **more)
+
+
+def test_the_rows_of_amds_table_are_the_rows():
+    deoscillated = resolve(RecipeSpec(preset="amd-fdw", deoscillate={"window": 10}))
+    ladder = presets(
+        "te-hybrid-fp8", "amd-f-sr", "amd-f", "amd-fd", "amd-fdw", "amd-fd-sr", "amd-fdw-sr", "amd-fdw-dht32",
+        "amd-fdw-dht16",
+    )  # fmt: skip
+    (found,) = matrices(ladder | {"reset": deoscillated} | presets("amd-f-rht16"))
+    assert (found.format, found.gemms) == ("mxfp4", (F, FD, FDW))
+    assert found.stabilisers == ("none", "SR", "DHT32", "DHT16", "de-oscillation", "RHT16")
+    assert found.arms == (
+        ("amd-f", "amd-f-sr", None, None, None, "amd-f-rht16"),
+        ("amd-fd", "amd-fd-sr", None, None, None, None),
+        ("amd-fdw", "amd-fdw-sr", "amd-fdw-dht32", "amd-fdw-dht16", "reset", None),
+    )
+
+
+@pytest.mark.parametrize(
+    "recipes",
+    [
+        presets("amd-f", "amd-fd", "amd-fdw"),
+        presets("amd-fdw", "amd-fdw-sr", "amd-fdw-dht16"),
+        presets("amd-f", "amd-fd-sr"),
+        presets("amd-f", "amd-fd-sr", "amd-fdw-dht16"),
+        presets("amd-f", "amd-f-sr", "te-hybrid-fp8"),
+        {
+            "none": RecordedConfig(),
+            "odd": RecordedConfig(recipe={"fprop": {"left": {"format": "fp3"}}}),
+        },
+    ],
+    ids=["one column", "one row", "a diagonal", "a longer one", "no FP4 GEMM in one", "of other logs"],
+)
+def test_what_is_no_grid_has_none(recipes):
+    assert matrices(recipes) == ()
+
+
+def test_what_else_differs_is_another_matrix():
+    cells = {"a": (F, "none"), "b": (FD, "none"), "c": (FD, "sr"), "d": (F, "sr")}
+    each = {
+        f"{rest} {name}": of(*gemms, stabiliser=stabiliser, rest=rest)
+        for rest in ("bf16", "fp8")
+        for name, (gemms, stabiliser) in cells.items()
+    }
+    whole = {name: one for name, one in each.items() if name[-1] != "d"}
+    names = [("bf16 a", "bf16 b", "bf16 c"), ("fp8 a", "fp8 b", "fp8 c")]
+    assert [one.names for one in matrices(whole)] == names
+    assert matrices({name: each[name] for name in ("bf16 a", "bf16 b", "fp8 d", "fp8 c")}) == ()
+    # All three GEMMs in FP4 leave no other GEMM that could differ: they belong to the first that takes them.
+    assert [len(one.names) for one in matrices(whole | {"all": of(*FDW)})] == [4, 3]
+
+
+def test_a_learning_rate_of_its_own_is_another_arm_unless_each_arm_was_tuned():
+    names = ("amd-f", "amd-fd", "amd-f-sr", "amd-fd-sr")
+    tuned = {
+        name: configured(PRESETS[name].recipe, learning_rate=0.001 * i) for i, name in enumerate(names, 1)
+    }
+    assert matrices(tuned) == ()
+    (found,) = matrices(tuned, free=["learning_rate"])
+    assert set(found.names) == set(names)
+
+
+# ---- published -------------------------------------------------------------------------------------------
+
+ALL = list(FDW)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "figures"),
+    [
+        ({"preset": "amd-f"}, ["8–9 % more tokens"]),
+        ({"preset": "amd-fd-sr"}, ["10–11 % more tokens"]),
+        ({"preset": "amd-fdw"}, ["26–27 % more tokens"]),
+        ({"preset": "amd-fdw-sr"}, ["does not converge"]),
+        ({"preset": "amd-fdw-rht16"}, ["does not converge"]),
+        ({"preset": "amd-fdw-dht32"}, ["8–9 % more tokens"]),
+        ({"gemms": ALL, "stabiliser": "dht", "hadamard_size": 16}, ["8–9 % more tokens"]),
+        ({"preset": "tseng"}, ["+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)"]),
+        ({"preset": "tseng-rht"}, ["+0.02 nats (345M)"]),
+        ({"preset": "nvidia-nvfp4"},
+         ["relative loss error under 1 %, about 1.5 % in the decay", "9.0 % ± 0.6 more tokens"]),
+        ({"preset": "te-hybrid-fp8"}, []),
+        ({"gemms": ALL, "deoscillate": {}}, []),
+        ({"gemms": ["wgrad"]}, []),
+        ({"gemms": ALL, "stabiliser": "dht", "hadamard_size": 64}, []),
+    ],
+)  # fmt: skip
+def test_a_recipe_has_the_figures_published_for_its_kind(recipe, figures):
+    assert [one.figure for one in published_for(resolve(RecipeSpec(**recipe)))] == figures
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stabiliser"),
+    [
+        ({"gemms": ALL, "dgrad": {"dy": {"rounding": "stochastic"}}}, "sr*"),
+        ({"gemms": ALL, "fprop": {"stabiliser": "sr"}}, "sr*"),
+        ({"gemms": ALL, "wgrad": {"stabiliser": "dht"}}, "dht*"),
+        ({"gemms": ALL, "wgrad": {"stabiliser": "rht"}}, "rht*"),
+        ({"preset": "rocm-te-sr"}, "sr(rocm)"),
+    ],
+)
+def test_what_is_published_of_all_operands_is_not_of_a_part_of_them(recipe, stabiliser):
+    resolved = resolve(RecipeSpec(**recipe))
+    assert kind_of(resolved).stabiliser == stabiliser
+    assert published_for(resolved) == ()
