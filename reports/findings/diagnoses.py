@@ -1,4 +1,4 @@
-"""What the diagnostics of a study's runs say: figures of each arm and GEMM, and a sentence for each finding.
+"""What the diagnostics of a study's runs say: figures of each arm and GEMM.
 
 Within a run a figure is the mean over its diagnosed layers and steps; over runs it is the mean of these, with
 its t interval. How the errors of two steps are alike is read off their sketches.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import math
 import statistics
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,14 @@ from ablate.store.metrics import is_row, lines_of, number_in, parse_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ablate.recipes import Gemm
     from ablate.reports.findings.results import Analysis
     from ablate.store import StudyStore
 
 LAGS = (1, 2, 4, 8)
 """Diagnoses apart, of which the errors are compared."""
+MAPPED = ("relative_error", "bias_share", "gain")
 _SQRT_3 = math.sqrt(3)
-_NUMBERS = ("relative_error", "gain", "bias_share", "error_energy")
 
 Row = dict[str, Any]
 
@@ -113,19 +115,14 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
     found, faults = [], []
     for arm in analysis.arms:
         runs = []
-        for run in arm.runs:
-            if run.state == "damaged":
-                continue
-            folder = store.run(run.run_id)
-            path = folder.diagnostics_path
-            content, odd = folder.rows(path, folder.status())
-            faults += odd
+        for run in (store.run(one.run_id) for one in arm.runs if one.state != "damaged"):
+            content, odd = run.rows(run.diagnostics_path, run.status())
             rows, damaged = read_rows(content)
+            faults += odd
             if damaged:
-                faults.append(f"{path}: {damaged} damaged row{'' if damaged == 1 else 's'} left out")
-            if rows:
-                runs.append(rows)
-        found += summarise_all(arm.name, runs)
+                faults.append(f"{run.diagnostics_path}: damaged rows left out: {damaged}")
+            runs.append(rows)
+        found += diagnose_arm(arm.name, runs)
     return tuple(found), tuple(faults)
 
 
@@ -136,82 +133,108 @@ def read_rows(content: bytes) -> tuple[list[Row], int]:
     return good, len(rows) - len(good)
 
 
-def summarise_all(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
+def _is_row(row: Any) -> bool:
+    return (
+        is_row(row, "diagnosis")
+        and type(row.get("draws")) is int
+        and row["draws"] > 0
+        and row.get("gemm") in GEMMS
+        and isinstance(row.get("layer"), str)
+        and isinstance(row.get("what_if", ""), str)
+        and all(
+            row.get(name) is None or number_in(row, name) is not None for name in (*MAPPED, "error_energy")
+        )
+    )
+
+
+def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
     """Return the diagnoses of an arm from the rows of each of its runs: its own, then of ``what_if``."""
-    recipes = dict.fromkeys(row.get("what_if") for rows in runs for row in rows)
+    rows = [
+        row
+        | {figure: number_in(row, figure) for figure in MAPPED}
+        | {"run": run, "over_noise": _over_noise(row)}
+        for run, own in enumerate(runs)
+        for row in own
+    ]
     found = []
-    for recipe in sorted(recipes, key=lambda recipe: recipe is not None):
-        own = [[row for row in rows if row.get("what_if") == recipe] for rows in runs]
-        found.append(summarise(arm, [rows for rows in own if rows], what_if=recipe))
+    for what_if in sorted(dict.fromkeys(row.get("what_if") for row in rows), key=lambda one: one is not None):
+        own = [row for row in rows if row.get("what_if") == what_if]
+        places = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in own))
+        tokens = tuple(sorted({row["tokens"] for row in own}))
+        maps = []
+        for figure in MAPPED:
+            cells = _means(own, ("layer", "gemm", "tokens"), figure)
+            values = tuple(tuple(cells.get((*place, at)) for at in tokens) for place in places)
+            maps.append(Map(figure=figure, rows=places, tokens=tokens, values=values))
+        gemms = [
+            _gemm(gemm, there) for gemm in GEMMS if (there := [one for one in own if one["gemm"] == gemm])
+        ]
+        count = len({row["run"] for row in own})
+        found.append(ArmDiagnosis(arm=arm, what_if=what_if, runs=count, gemms=tuple(gemms), maps=tuple(maps)))
     return found
 
 
-def summarise(arm: str, runs: Sequence[Sequence[Row]], *, what_if: str | None = None) -> ArmDiagnosis:
-    """Return one diagnosis of an arm, from the rows of one recipe in each of its runs."""
-    gemms = tuple(
-        _gemm(gemm, [[row for row in rows if row["gemm"] == gemm] for rows in runs])
-        for gemm in GEMMS
-        if any(row["gemm"] == gemm for rows in runs for row in rows)
-    )
-    maps = tuple(_map(figure, runs) for figure in ("relative_error", "bias_share", "gain"))
-    return ArmDiagnosis(arm=arm, what_if=what_if, runs=len(runs), gemms=gemms, maps=maps)
-
-
-def _gemm(gemm: str, runs: Sequence[Sequence[Row]]) -> GemmSummary:
-    every = [row for rows in runs for row in rows]
-    means = {layer: _mean(_figures(rows, "relative_error")) for layer, rows in _by_layer(every).items()}
-    known = {layer: mean for layer, mean in means.items() if mean is not None}
-    worst = max(known, key=known.__getitem__, default="")
-    return GemmSummary(
-        gemm=gemm,
-        measurements=len(every),
-        draws=max(row["draws"] for row in every),
-        relative_error=_over_runs(runs, "relative_error"),
-        gain=_over_runs(runs, "gain"),
-        bias_share=_over_runs(runs, "bias_share"),
-        alike=tuple(one for lag in LAGS if (one := _likeness(runs, lag)) is not None),
-        largest=Largest(layer=worst, relative_error=known.get(worst, 0.0)),
-        operands=tuple(_operand(name, own) for name in OPERANDS[gemm] if (own := _operands(every, name))),  # type: ignore[index]
-        error_over_data_noise=_interval(_average(map(_over_noise, rows), statistics.median) for rows in runs),
-        under_sqrt3=sum(
-            error is not None and error * _SQRT_3 > 1 for error in _figures(every, "relative_error")
-        ),
-    )
-
-
-def _by_layer(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    layers: dict[str, list[Row]] = {}
-    for row in rows:
-        layers.setdefault(row["layer"], []).append(row)
-    return layers
-
-
-def _over_runs(runs: Sequence[Sequence[Row]], figure: str) -> Interval:
-    return _interval(_mean(_figures(rows, figure)) for rows in runs)
-
-
 def _over_noise(row: Row) -> float | None:
-    noise = row.get("data_noise")
+    noise, error = row.get("data_noise"), number_in(row, "error_energy")
     data = number_in(noise, "noise_energy") if isinstance(noise, dict) else None
-    error = number_in(row, "error_energy")
     return error / data if data is not None and data > 0 and error is not None else None
 
 
-def _likeness(runs: Sequence[Sequence[Row]], lag: int) -> Likeness | None:
-    means, apart = [], []
-    for rows in runs:
-        pairs = [
-            (first, second)
-            for series in _by_layer(rows).values()
-            for first, second in zip(series, series[lag:], strict=False)
-            if isinstance(first.get("sketch"), str) and isinstance(second.get("sketch"), str)
-        ]
-        apart += [second["tokens"] - first["tokens"] for first, second in pairs]
-        means.append(_mean(sketch_cosine(first["sketch"], second["sketch"]) for first, second in pairs))
-    if all(mean is None for mean in means):
+def _means(
+    rows: Iterable[Row], by: Sequence[str], figure: str, mean: Callable[[Any], float] = statistics.fmean
+) -> dict[tuple[Any, ...], float]:
+    """Return the mean of the known figures of each group that has one."""
+    groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        if (value := row[figure]) is not None:
+            groups[tuple(row[key] for key in by)].append(value)
+    return {key: mean(values) for key, values in groups.items()}
+
+
+def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
+    layers = _means(rows, ("layer",), "relative_error") or {("",): 0.0}
+    largest = max(layers, key=layers.__getitem__)
+    over_runs = {figure: _interval(_means(rows, ("run",), figure).values()) for figure in MAPPED}
+    told = [row["operands"] for row in rows if isinstance(row.get("operands"), dict)]
+    return GemmSummary(
+        gemm=gemm,
+        measurements=len(rows),
+        draws=max(row["draws"] for row in rows),
+        **over_runs,
+        alike=tuple(one for lag in LAGS if (one := _likeness(rows, lag)) is not None),
+        largest=Largest(layer=largest[0], relative_error=layers[largest]),
+        operands=tuple(
+            _operand(name, own)
+            for name in OPERANDS[gemm]
+            if (own := [operands[name] for operands in told if name in operands])
+        ),
+        error_over_data_noise=_interval(_means(rows, ("run",), "over_noise", statistics.median).values()),
+        under_sqrt3=sum((row["relative_error"] or 0.0) * _SQRT_3 > 1 for row in rows),
+    )
+
+
+def _interval(values: Iterable[float]) -> Interval:
+    """Return the mean with its interval, without a note."""
+    return replace(mean_interval([*values]), note=None)
+
+
+def _likeness(rows: Iterable[Row], lag: int) -> Likeness | None:
+    series: dict[tuple[int, str], list[Row]] = defaultdict(list)
+    pairs, apart = [], []
+    for row in rows:
+        series[row["run"], row["layer"]].append(row)
+    for own in series.values():
+        for first, second in zip(own, own[lag:], strict=False):
+            if isinstance(first.get("sketch"), str) and isinstance(second.get("sketch"), str):
+                apart.append(second["tokens"] - first["tokens"])
+                pairs.append(
+                    {"run": first["run"], "cosine": sketch_cosine(first["sketch"], second["sketch"])}
+                )
+    means = _means(pairs, ("run",), "cosine")
+    if not means:
         return None
     tokens = round(statistics.median(apart))
-    return Likeness(diagnoses_later=lag, tokens_later=tokens, **vars(_interval(means)))
+    return Likeness(diagnoses_later=lag, tokens_later=tokens, **vars(_interval(means.values())))
 
 
 def sketch_cosine(first: str, second: str) -> float | None:
@@ -228,71 +251,19 @@ def sketch_cosine(first: str, second: str) -> float | None:
     return float(a @ b) / norm if norm else None
 
 
-def _operands(rows: Iterable[Row], name: str) -> list[Any]:
-    """Return what the rows tell of one operand."""
-    told = (row.get("operands") for row in rows)
-    return [operands[name] for operands in told if isinstance(operands, dict) and name in operands]
-
-
 def _operand(name: str, told: Iterable[Any]) -> OperandSummary:
     own = [one for one in told if isinstance(one, dict)]
-    before, after = (
-        [one[when] for one in own if isinstance(one.get(when), dict)] for when in ("before", "after")
-    )
+
+    def mean(figure: str, part: str | None = None) -> float | None:
+        found = own if part is None else [one[part] for one in own if isinstance(one.get(part), dict)]
+        known = [value for one in found if (value := number_in(one, figure)) is not None]
+        return statistics.fmean(known) if known else None
+
     return OperandSummary(
         operand=name,
-        clipped=_mean(_figures(own, "clipped")),
-        underflowed=_mean(_figures(own, "underflowed")),
-        zeroed=_mean(_figures(own, "zeroed")),
-        crest_before=_mean(_figures(before, "crest_median")),
-        crest_after=_mean(_figures(after, "crest_median")),
+        clipped=mean("clipped"),
+        underflowed=mean("underflowed"),
+        zeroed=mean("zeroed"),
+        crest_before=mean("crest_median", "before"),
+        crest_after=mean("crest_median", "after"),
     )
-
-
-def _map(figure: str, runs: Sequence[Sequence[Row]]) -> Map:
-    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for rows in runs:
-        for row in rows:
-            value = number_in(row, figure)
-            own = cells.setdefault((row["layer"], row["gemm"]), {})
-            if value is not None:
-                own.setdefault(row["tokens"], []).append(value)
-    tokens = sorted({row["tokens"] for rows in runs for row in rows})
-    return Map(
-        figure=figure,
-        rows=tuple(cells),
-        tokens=tuple(tokens),
-        values=tuple(
-            tuple(statistics.fmean(own[t]) if t in own else None for t in tokens) for own in cells.values()
-        ),
-    )
-
-
-def _is_row(row: Any) -> bool:
-    return (
-        is_row(row, "diagnosis")
-        and type(row.get("draws")) is int
-        and row["draws"] > 0
-        and row.get("gemm") in GEMMS
-        and isinstance(row.get("layer"), str)
-        and isinstance(row.get("what_if", ""), str)
-        and all(row.get(name) is None or number_in(row, name) is not None for name in _NUMBERS)
-    )
-
-
-def _figures(rows: Iterable[Row], figure: str) -> list[float | None]:
-    return [number_in(row, figure) for row in rows]
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    return _average(values, statistics.fmean)
-
-
-def _average(values: Iterable[float | None], by: Callable[[list[float]], float]) -> float | None:
-    known = [value for value in values if value is not None]
-    return by(known) if known else None
-
-
-def _interval(values: Iterable[float | None]) -> Interval:
-    """Return the interval of the known values, without a note."""
-    return replace(mean_interval([value for value in values if value is not None]), note=None)
