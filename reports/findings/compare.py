@@ -164,8 +164,8 @@ def compare(
         found.append(
             ComparedArm(
                 name=name,
-                left=a and a.token_cost,
-                right=b and b.token_cost,
+                left=None if a is None else a.token_cost,
+                right=None if b is None else b.token_cost,
                 ratio=_ratio(a, b, (left.baseline_arm, right.baseline_arm)),
             )
         )
@@ -233,9 +233,9 @@ def trend(
                 hint=_TWO,
             )
         )
-    order = sorted(range(len(placed)), key=lambda i: getattr(placed[i], axis))
-    studies, analyses, frames, configs = (
-        [each[i] for i in order] for each in (placed, analyses, frames, configs)
+    parts = zip(placed, analyses, frames, configs, strict=True)
+    studies, analyses, frames, models = zip(
+        *sorted(parts, key=lambda one: getattr(one[0], axis)), strict=True
     )
     _need_own_runs(studies, frames)
     places = [getattr(study, axis) for study in studies]
@@ -244,7 +244,7 @@ def trend(
         results = [next((arm for arm in one.others if arm.name == name), None) for one in analyses]
         known = [result for result in results if result is not None]
         one = _lines(name, results, places)
-        if any(_has_own_model(configs[i], name, studies[i].baseline) for i in range(len(studies))):
+        if any(_has_own_model(own, name, study.baseline) for own, study in zip(models, studies, strict=True)):
             left_out[name] = "it changes the model itself"
         elif any(result.counted_from for result in known):
             left_out[name] = "its cost is counted from a fork"
@@ -273,7 +273,7 @@ def trend(
         differs |= {f"{arm.name}: {key}": values for key, values in others.items()}
     return Trend(
         axis=axis,
-        studies=tuple(studies),
+        studies=studies,
         arms=tuple(found),
         left_out=left_out,
         differs=differs,
@@ -312,15 +312,15 @@ def _has_own_model(configs: Mapping[str, RunConfig], arm: str, baseline: str) ->
 def _lines(name: str, results: Sequence[ArmResult | None], places: Sequence[int]) -> ArmTrend:
     """Return an arm with its lines, at the strictest level, where arms could be stopped early."""
     alpha = min(result.alpha for result in results if result is not None)
-    costs = [result and result.token_cost for result in results]
-    gaps = [result and result.difference for result in results]
-    cost = line_through(costs, [one and one.log_ratio for one in costs], places, alpha)
+    costs = [None if result is None else result.token_cost for result in results]
+    gaps = [None if result is None else result.difference for result in results]
+    cost = line_through(costs, [None if one is None else one.log_ratio for one in costs], places, alpha)
     if cost is not None:
         change = exponential(cost.change, minus=1.0)
         if change.note is None and None in (change.estimate, change.low, change.high):
             change = Interval(note=TOO_LARGE)
         cost = replace(cost, change=change)
-    gap = line_through(gaps, [one and one.figure for one in gaps], places, alpha)
+    gap = line_through(gaps, [None if one is None else one.figure for one in gaps], places, alpha)
     return ArmTrend(name=name, cost=cost, gap=gap)
 
 
