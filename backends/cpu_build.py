@@ -108,7 +108,8 @@ def _compile(build: _Build) -> str | None:
 
 def _fault(kernel: Kernel) -> str | None:
     """Return where a kernel's bits are not those of plain torch, or None."""
-    from ablate.backends.testing.suite import POLICIES, gradient_back, label, one_thread, quantised_bits
+    from ablate.backends.testing.inputs import POLICIES, label
+    from ablate.backends.testing.suite import gradient_back, one_thread, quantised_bits
 
     backend = cast("Backend", kernel)  # for what these two ask of it
     with one_thread():

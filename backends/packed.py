@@ -1,23 +1,40 @@
 """Packed operands: codes and scale bytes in the layout of FP4 and FP8 units, contraction last.
 
-A native back end passes them from its quantiser to its GEMM. ``values`` returns the operand that emulation
-would multiply, bit for bit, so that the two can be compared anywhere.
+Every native GEMM takes them from our own quantiser: Triton's where it supports the policy, else plain torch.
+So native back ends differ only in how products are added and in the rounding of the output. ``values``
+returns the operand that emulation would multiply, bit for bit, so that the two can be compared anywhere.
+Operands that packed codes cannot represent are rejected by name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ablate.backends.triton.policies import BLOCK
+from ablate.backends.device import interpreting, triton_fault
+from ablate.backends.protocol import Backend, Draw, Operand
+from ablate.backends.triton.policies import BLOCK, refusal
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
+from ablate.numerics.quantiser import quantize, round_operand
+from ablate.numerics.scales import fp32
+from ablate.recipes import block_shape
+
+if TYPE_CHECKING:
+    from ablate.recipes import GemmPolicy
 
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 """Formats with fp32 scales, per tensor or per row."""
 NAN_CODE = 0x7F
 """NaN of E4M3 and of E5M2 (any mantissa but zero)."""
+_FOUR_BITS = ("mxfp4", "nvfp4")
+_NO_INSTRUCTION = (
+    "two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3", "1x128", "128x128",
+    "1x128_pow2", "128x128_pow2",
+)  # fmt: skip
+"""Scales that are not a byte a block, beside one factor of the tensor or of each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +58,7 @@ class Packed:
     def shape(self) -> tuple[int, int]:
         """[n, k] in elements."""
         n, k = self.codes.shape
-        return n, k * 2 if self.format in ("mxfp4", "nvfp4") else k
+        return n, k * 2 if self.format in _FOUR_BITS else k
 
     @property
     def descale_on_device(self) -> Tensor:
@@ -52,18 +69,15 @@ class Packed:
 
     @property
     def values(self) -> Tensor:
-        """Return the stored matrix dequantised to bf16, without ``descale``."""
-        codes = unpack_nibbles(self.codes) if self.shape[1] != self.codes.shape[1] else self.codes
-        element = ELEMENTS[self.format]
-        values = decode(codes, element)
+        """The stored matrix dequantised to bf16, without ``descale``."""
+        codes = unpack_nibbles(self.codes) if self.format in _FOUR_BITS else self.codes
+        values = decode(codes, ELEMENTS[self.format])
         if self.scales is None:
             values = torch.where((codes & NAN_CODE) == NAN_CODE, torch.nan, values)
         else:
-            up = (
-                torch.where(self.scales == NAN_CODE, torch.nan, decode(self.scales, E4M3))
-                if self.format == "nvfp4"
-                else e8m0_decode(self.scales.to(torch.int32))
-            )
+            up = e8m0_decode(self.scales.to(torch.int32))
+            if self.format == "nvfp4":
+                up = torch.where(self.scales == NAN_CODE, torch.nan, decode(self.scales, E4M3))
             values = values * up.repeat_interleave(BLOCK[self.format], dim=1)
         values = values.to(torch.bfloat16)
         return values if self.axis == 1 else values.t()
@@ -77,3 +91,71 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 def unpack_nibbles(packed: Tensor) -> Tensor:
     """Undo ``pack_nibbles``."""
     return torch.stack((packed & 0xF, packed >> 4), dim=2).flatten(1)
+
+
+class PackedBackend(Backend):
+    """A back end whose GEMM takes packed codes; subclasses define ``multiply`` and ``support``."""
+
+    one_read = True
+
+    def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Packed:
+        """Quantise to codes and scales, contraction last."""
+        return _packed(x, {axis % 2: draw})[axis % 2]
+
+    def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
+        """Quantise along both axes, in one read if Triton supports both policies."""
+        done = _packed(x, {1: rows, 0: columns})
+        return done[1], done[0]
+
+
+def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
+    """Quantise a matrix along each axis for which there is a draw."""
+    done: dict[int, Packed] = {}
+    if triton_fault() is None and (x.device.type == "cuda" or interpreting()):
+        from ablate.backends.triton.launch import quantise_packed
+
+        ours = {axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None}
+        done = quantise_packed(x, ours) if ours else {}
+    return {
+        axis: done[axis] if axis in done else packed_by_torch(x, draw, axis) for axis, draw in draws.items()
+    }
+
+
+def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:
+    """Quantise in plain torch and pack; a tile's scale is repeated for its rows."""
+    policy = draw.policy
+    found = quantize(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+    mask = round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax).mask if policy.mask else None
+    scales: Tensor | None = None
+    descale: float | Tensor = found.tensor_scale
+    if policy.format not in FP8:
+        scales = found.scales.repeat_interleave(block_shape(policy)[0], dim=0).contiguous()
+        descale = found.tensor_scale / policy.prescale
+        descale = fp32(descale) if policy.format == "nvfp4" else descale
+    elif found.scales.shape[1]:
+        descale = found.scales[:, 0]
+    codes = pack_nibbles(found.codes) if policy.format in _FOUR_BITS else found.codes
+    return Packed(format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis, mask=mask)
+
+
+def packing_fault(gemm: GemmPolicy) -> str | None:
+    """Return why the operands of a GEMM cannot be packed for one instruction, or None if they can."""
+    left, right = gemm.left, gemm.right
+    for policy in (left, right):
+        if policy.undo == "operand":
+            return "undo 'operand' leaves values that are no codes"
+        if policy.format not in (*BLOCK, *FP8) or policy.scale in _NO_INSTRUCTION:
+            return f"no instruction takes {policy.format} with scale '{policy.scale}'"
+    if not (left.format == right.format or {left.format, right.format} <= set(FP8)):
+        return f"its operands are {left.format} and {right.format}: an instruction takes both in one format"
+    if (left.scale == "row") != (right.scale == "row"):
+        return f"scales '{left.scale}' and '{right.scale}' do not go together"
+    if left.format == right.format == "fp8_e5m2":
+        return "no instruction takes E5M2 on both sides"
+    return None
+
+
+def quantisers_of(gemm: GemmPolicy) -> str:
+    """Describe in a few words the quantisers of a GEMM's operands on a GPU."""
+    reasons = {triton_fault() or refusal(policy) for policy in (gemm.left, gemm.right)}
+    return " and ".join(sorted("Triton" if why is None else f"plain torch ({why})" for why in reasons))

@@ -1,7 +1,8 @@
 """Choose the back end of each GEMM of a recipe: by name, or ``auto``: the fastest native one, else emulation.
 
 Nothing falls back silently. The run's record holds the choice for every GEMM with its reason. A named
-back end rejects a GEMM that it does not support, and ``require_native`` rejects a run without a native one.
+back end rejects a GEMM that it does not support, ``require_native`` a run without a native one, and a failed
+self-test every native run.
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Support
-from ablate.base.errors import one_of
+from ablate.base.errors import first_line, one_of
 from ablate.recipes import GEMMS, LayerRecipe, describe_gemm
 from ablate.run.backends import BUILT_IN, backend_names, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from ablate.backends.device import Device
     from ablate.backends.protocol import Backend
-    from ablate.recipes import Gemm, GemmPolicy, Recipe
+    from ablate.recipes import GemmPolicy, Recipe
+    from ablate.run.config import ArmConfig, ResourcesConfig
 
 FASTEST_FIRST = ("torch", "triton")
 """The order in which ``auto`` tries native back ends: the vendor's library, then our kernel."""
@@ -79,67 +81,114 @@ class Selection:
         Raises:
             ValueError: the named back end does not support it.
         """
-        emulated = load_backend("emulated")
-        if gemm.accumulate == "blackwell":
-            return self._modelled(gemm, device)
-        if self.name == "auto":
-            for name in (*FASTEST_FIRST, *registered()):
-                backend = load_backend(name)
-                support = backend.support(gemm, device)
+        name, emulated = self.name, load_backend("emulated")
+        if gemm.accumulate == "blackwell":  # modelled: a device adds in its own way
+            from ablate.backends.emulated import BlackwellEmulated, BlackwellReference
+
+            if name not in ("auto", "emulated", "reference"):
+                what = f"back end '{name}' cannot do {describe_gemm(gemm)}: that is emulated"
+                raise ValueError(f"{what} (expected backend auto, emulated or reference)")
+            modelled: Backend = BlackwellReference() if name == "reference" else BlackwellEmulated()
+            return modelled, Support(mode=modelled.support(gemm, device).mode, detail=modelled.detail())
+        if name == "auto":
+            for tried in (*FASTEST_FIRST, *registered()):
+                support = load_backend(tried).support(gemm, device)
                 if support.mode == "native":
-                    return backend, support
-            return emulated, emulated.support(gemm, device)
+                    return load_backend(tried), support
+            name = "emulated"
         # A GEMM without quantised operands is the device's own; only the reference back end does it itself.
         untouched = all(one.is_high_precision and not one.hadamard for one in (gemm.left, gemm.right))
-        if untouched and self.name != "reference":
-            return emulated, emulated.support(gemm, device)
-        backend = load_backend(self.name)
+        backend = emulated if untouched and name != "reference" else load_backend(name)
         support = backend.support(gemm, device)
         if support.mode == "no":
             raise ValueError(
-                f"back end '{self.name}' cannot do {describe_gemm(gemm)} on {device.name}: {support.detail}"
+                f"back end '{name}' cannot do {describe_gemm(gemm)} on {device.name}: {support.detail}"
             )
         return backend, support
 
-    def _modelled(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
-        """Return the back end that adds as a model of Blackwell does; a device adds in its own way."""
-        from ablate.backends.blackwell import BlackwellEmulated, BlackwellReference
-
-        if self.name not in ("auto", "emulated", "reference"):
-            what = f"back end '{self.name}' cannot do {describe_gemm(gemm)}: that is emulated"
-            raise ValueError(f"{what} (expected backend auto, emulated or reference)")
-        backend: Backend = BlackwellReference() if self.name == "reference" else BlackwellEmulated()
-        mode = backend.support(gemm, device).mode
-        return backend, Support(mode=mode, detail=backend.detail())
-
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
         """Choose, as ``choose``, for each GEMM of a recipe, its rules and its phases, without duplicates."""
-        found = []
-        for where, gemm, policy in gemms_of(recipe):
-            backend, support = self.choose(policy, device)
-            found.append(
-                Choice(
-                    gemm=f"{gemm}{where}", operands=describe_gemm(policy), backend=backend.name,
-                    mode=support.mode, detail=support.detail,
-                )
-            )  # fmt: skip
-        return tuple(found)
-
-
-def gemms_of(recipe: Recipe) -> Iterator[tuple[str, Gemm, GemmPolicy]]:
-    """Yield (suffix that names the rule or phase, GEMM, policy) for every GEMM that a recipe can run."""
-    parts: list[tuple[str, LayerRecipe]] = [("", recipe)]
-    parts += [(f" by rule {number}", rule.recipe) for number, rule in enumerate(recipe.rules, 1)]
-    parts += [(f" in phase {number}", phase.recipe) for number, phase in enumerate(recipe.phases, 1)]
-    seen = set()
-    for where, part in parts:
-        for gemm in GEMMS:
-            if (gemm, part.gemm(gemm)) not in seen:
-                seen.add((gemm, part.gemm(gemm)))
-                yield where, gemm, part.gemm(gemm)
+        parts: list[tuple[str, LayerRecipe]] = [("", recipe)]
+        parts += [(f" by rule {number}", rule.recipe) for number, rule in enumerate(recipe.rules, 1)]
+        parts += [(f" in phase {number}", phase.recipe) for number, phase in enumerate(recipe.phases, 1)]
+        found: dict[tuple[str, GemmPolicy], Choice] = {}
+        for where, part in parts:
+            for gemm in GEMMS:
+                policy = part.gemm(gemm)
+                if (gemm, policy) not in found:
+                    backend, support = self.choose(policy, device)
+                    found[gemm, policy] = Choice(
+                        gemm=f"{gemm}{where}", operands=describe_gemm(policy), backend=backend.name,
+                        mode=support.mode, detail=support.detail,
+                    )  # fmt: skip
+        return tuple(found.values())
 
 
 def overall_mode(choices: Iterable[Choice]) -> str:
     """Return native if every GEMM is native, else the least native mode among them."""
     modes = {choice.mode for choice in choices}
     return next((mode for mode in ("reference", "emulated", "upcast") if mode in modes), "native")
+
+
+class UnfitDeviceError(ValueError):
+    """A run that may not train on this device; the message is for the user."""
+
+
+def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tuple[Choice, ...]:
+    """Return the back end of each GEMM of a run on a torch device.
+
+    Raises:
+        UnfitDeviceError: a back end without support, a missing native path if required, or no such device.
+    """
+    try:
+        device = device_of(where)
+    except (RuntimeError, AssertionError) as error:  # raised by torch for driver and build
+        what = f"no GPU can be used here ({first_line(error)})"
+        raise UnfitDeviceError(f"{what}; set resources.gpus: 0 to emulate on the CPU") from None
+    try:
+        choices = Selection(config.backend).choices(config.recipe, device)
+    except ValueError as error:
+        raise UnfitDeviceError(f"{error}; backend: auto takes what there is") from None
+    for choice in choices:
+        if resources.require_native and choice.mode != "native":
+            raise UnfitDeviceError(
+                f"require_native: no native {choice.operands} for {choice.gemm.capitalize()} on "
+                f"{device.name} ({choice.detail}); `ablate check` shows what there is, "
+                "require_native: false emulates"
+            )
+    return choices
+
+
+@lru_cache(maxsize=64)
+def quick_self_test(name: str, where: str) -> tuple[dict[str, Any], ...]:
+    """Return what a back end's checks in short find on a torch device, run once per process.
+
+    Of each: backend, check, whether it passed, and a detail or the difference.
+    """
+    from ablate.backends.testing.inputs import QUICK
+    from ablate.backends.testing.suite import checks
+
+    found = []
+    for check in checks(load_backend(name), where, QUICK):
+        outcome, _ = check.outcome()
+        passed = outcome["result"] != "failed"
+        found.append({"backend": name, "check": check.name, "passed": passed, "detail": outcome["detail"]})
+    return tuple(found)
+
+
+def run_self_tests(choices: Iterable[Choice], where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
+    """Run the short self-test of every back end that packs codes; return the results.
+
+    Raises:
+        UnfitDeviceError: a test failed and the study does not allow that.
+    """
+    packing = (one.backend for one in choices if one.mode in ("native", "upcast"))
+    names = dict.fromkeys(name for name in packing if name != "emulated")
+    results = [result for name in names for result in quick_self_test(name, where)]
+    for one in results:
+        if not (one["passed"] or allow_failed):
+            raise UnfitDeviceError(
+                f"self-test of back end '{one['backend']}' failed: {one['check']}: {one['detail']}; "
+                f"`ablate check {where}` tells more, resources.allow_failed_self_test: true trains anyway"
+            )
+    return results

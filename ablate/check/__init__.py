@@ -9,7 +9,15 @@ How it fails: a broken promise of a back end is a finding of the record and exit
 run. A device that cannot be used is a ``UserError``.
 """
 
+from __future__ import annotations
+
 import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ablate.backends.device import Device
+    from ablate.backends.protocol import Backend
 
 DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 ARCHITECTURE = re.compile(r"(sm_|gfx)\w+")
@@ -18,3 +26,18 @@ MINUTES = 10.0
 """The time limit, if none is given."""
 OUT = "ablate-proof"
 """The folder of records, if none is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A torch device, what it is, the back ends that claim it, and why others do not."""
+
+    where: str
+    device: Device
+    backends: dict[str, Backend]
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.kind != "cpu"

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.backends.device import chosen_device, device_of_arch, triton_fault
 from ablate.base.errors import UserError, safe_text
 from ablate.check import ARCHITECTURE, MINUTES, OUT
-from ablate.check.device import setup_of
-from ablate.check.run import prove
+from ablate.check.run import prove, setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,18 +61,17 @@ def compiled_for(arch: str, say: Callable[[str], None]) -> tuple[dict[str, Any],
         return {"triton": None, "compiled": []}, 0
     import triton
 
-    from ablate.backends.triton.compiled import every_kernel, faults
+    from ablate.backends.triton.compiled import every_kernel
 
     say(f"Kernels compiled by Triton {triton.__version__}:")
     found = []
     for one in every_kernel(arch):
         found.append(one)
-        what = ", ".join(f"{count} × {name}" for name, count in one.instructions.items())
-        about = f"{one.kernel} {one.variant}: {'; '.join(one.problems) or 'ok'}"
-        say(f"{about}, {what + ', ' if what else ''}{one.shared_bytes / 1024:.0f} KiB")
-    return {"triton": triton.__version__, "compiled": [asdict(one) for one in found]}, int(
-        bool(faults(found))
-    )
+        what = "".join(f", {count} × {name}" for name, count in one.instructions.items())
+        problems = "; ".join(one.problems) or "ok"
+        say(f"{one.kernel} {one.variant}: {problems}{what}, {one.shared_bytes / 1024:.0f} KiB")
+    content = {"triton": triton.__version__, "compiled": [asdict(one) for one in found]}
+    return content, int(any(one.is_faulty for one in found))
 
 
 def _door() -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,21 +22,21 @@ from torch import Tensor
 
 from ablate.backends.protocol import Draw, dequantised
 from ablate.backends.select import Selection
-from ablate.base.errors import UserError, first_line, likely, one_of
+from ablate.backends.testing.suite import both
+from ablate.base.errors import UserError, first_line, likely
 from ablate.base.user_functions import load_function
 from ablate.diagnose.recipe_text import recipe_of
 from ablate.numerics.philox import Key
-from ablate.recipes import GemmPolicy, OperandPolicy, Recipe
 from ablate.recipes.policy import MS_EDEN, contracted_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_OPERAND = re.compile(r"\w+\.\w+")
+    from ablate.recipes import OperandPolicy, Recipe
+
 _LEFT_OUT = (
-    "Checked are the quantisers of the layers without a rule, before the first phase; of an operand that is "
-    "quantised twice the second time alone; without a permutation that is drawn anew each call. The products "
-    "have all of it but rules and phases."
+    "Checked are the quantisers of layers without a rule, before the first phase; of an operand that is "
+    "quantised twice the second time alone; without a permutation drawn anew each call."
 )
 
 
@@ -63,55 +63,66 @@ class ClaimedOperand:
 class Claim:
     """A recipe on a back end, or a function against a policy.
 
-    ``recipe``: whose products are measured too; None for a function.
+    ``quantise`` returns a stored matrix after quantising, fp32 [n, k] on the CPU, contraction last and
+    rotated. ``recipe``: whose products are measured too; None for a function.
     """
 
     name: str
     operands: tuple[ClaimedOperand, ...]
+    quantise: Callable[[Tensor, ClaimedOperand, Key], Tensor]
     recipe: Recipe | None = None
-    function: Callable[..., Any] | None = None
     backend: str = "auto"
     device: str = "cpu"
     notes: tuple[str, ...] = ()
 
-    def values(self, stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
-        """Return a stored matrix after quantising, fp32 [n, k] on the CPU, contraction last and rotated."""
-        if self.function is not None:
-            last = stored if operand.axis == 1 else stored.t().contiguous()
-            return _called(self.name, self.function, last, 2 * key.step + key.call, self._takes_seed)
+
+def of_function(
+    name: str, function: Callable[..., Any], operand: ClaimedOperand, notes: tuple[str, ...] = ()
+) -> Claim:
+    """Return the claim that a function is an operand's quantiser."""
+    try:
+        takes_seed = "seed" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        takes_seed = False
+
+    def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
+        last = stored.clone() if operand.axis == 1 else stored.t().contiguous()
+        seed = 2 * key.step + key.call
+        call = partial(function, seed=seed) if takes_seed else function
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(seed)
+            try:
+                done = call(last)
+            except Exception as error:  # the user's own code may raise anything
+                what = f"{name} raised {type(error).__name__}: {first_line(error)}"
+                hint = "it is called with a bf16 matrix [rows, k], and with seed=… if it has such a parameter"
+                raise UserError(what, hint=hint) from error
+        if not isinstance(done, Tensor) or done.shape != last.shape or not done.is_floating_point():
+            got = f"{done.dtype} {list(done.shape)}" if isinstance(done, Tensor) else type(done).__name__
+            hint = "it returns the dequantised matrix, in the shape that it was given"
+            raise UserError(f"{name} returned {got} for a bf16 matrix {list(last.shape)}", hint=hint)
+        return done.detach().to(torch.float32).cpu()
+
+    return Claim(name=name, operands=(operand,), quantise=quantise, notes=notes)
+
+
+def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
+    """Return the claim that a back end quantises as a recipe says."""
+    selection = Selection(backend)
+
+    def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
         policy = operand.policy
-        backend = self._selection.of(GemmPolicy(left=policy, right=policy), self.device)
-        done = backend.quantize(stored.to(self.device), Draw(policy=policy, key=key), axis=operand.axis)
+        by = selection.of(both(policy), device)
+        done = by.quantize(stored.to(device), Draw(policy=policy, key=key), axis=operand.axis)
         found = dequantised(done).to(torch.float32).cpu()
         return found if operand.axis == 1 else found.t().contiguous()
 
-    @cached_property
-    def _selection(self) -> Selection:
-        return Selection(self.backend)
-
-    @cached_property
-    def _takes_seed(self) -> bool:
-        assert self.function is not None
-        try:
-            return "seed" in inspect.signature(self.function).parameters
-        except (TypeError, ValueError):
-            return False
-
-
-def _called(name: str, function: Callable[..., Any], last: Tensor, seed: int, takes_seed: bool) -> Tensor:
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        try:
-            done = function(last.clone(), seed=seed) if takes_seed else function(last.clone())
-        except Exception as error:  # the user's own code may raise anything
-            what = f"{name} raised {type(error).__name__}: {first_line(error)}"
-            hint = "it is called with a bf16 matrix [rows, k], and with seed=… if it has such a parameter"
-            raise UserError(what, hint=hint) from error
-    if not isinstance(done, Tensor) or done.shape != last.shape or not done.is_floating_point():
-        got = f"{done.dtype} {list(done.shape)}" if isinstance(done, Tensor) else type(done).__name__
-        hint = "it returns the dequantised matrix, in the shape that it was given"
-        raise UserError(f"{name} returned {got} for a bf16 matrix {list(last.shape)}", hint=hint)
-    return done.detach().to(torch.float32).cpu()
+    if not (operands := _operands(recipe)):
+        raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
+    return Claim(
+        name=name, operands=operands, quantise=quantise, recipe=replace(recipe, rules=(), phases=()),
+        backend=backend, device=device, notes=(_LEFT_OUT,),
+    )  # fmt: skip
 
 
 def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend: str, device: str) -> Claim:
@@ -131,31 +142,17 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
         if arm not in arms:
             hint = likely(arm, arms, f"arms: {', '.join(arms)}")
             raise UserError(f"--arm: no arm '{arm}' in {subject} ({hint})")
-        return _of_recipe(f"{subject}, arm '{arm}'", arms[arm], backend, device)
+        return of_recipe(f"{subject}, arm '{arm}'", arms[arm], backend, device)
     if ":" in subject and not subject.lstrip().startswith("{"):
         if held_against is None:
             hint = "such as --as mxfp4, or --as tseng:wgrad.dy"
             raise UserError(f"--as: what does {subject} claim to be?", hint=hint)
-        function = load_function(subject)
-        operand, notes = _policy(held_against)
-        return Claim(name=subject, operands=(operand,), function=function, notes=notes)
+        return of_function(subject, load_function(subject), *_held_against(held_against))
     if held_against is not None:
         raise UserError(f"--as: '{subject}' is no function (expected file.py:function before --as)")
     if subject.endswith((".yaml", ".yml")):
         raise UserError(f"{subject}: which arm? Name it with --arm, or time all with --time")
-    return _of_recipe(subject, recipe_of(subject, option="check"), backend, device)
-
-
-def _of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
-    operands = _operands(recipe)
-    if not operands:
-        raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
-    policies = [policy for _, _, policy in recipe.operands()]
-    twice = any(policy.source != "high_precision" for policy in policies)
-    anew = any(policy.permute and policy.signs == "none" for policy in policies)
-    notes = (_LEFT_OUT,) if recipe.rules or recipe.phases or twice or anew else ()
-    plain = replace(recipe, rules=(), phases=())
-    return Claim(name=name, operands=operands, recipe=plain, backend=backend, device=device, notes=notes)
+    return of_recipe(subject, recipe_of(subject, option="check"), backend, device)
 
 
 def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
@@ -176,32 +173,27 @@ def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
     )
 
 
-def _policy(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
-    """Return the operand of ``--as``, without its rotation."""
+def _held_against(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
+    """Return the operand of ``--as``, without its rotation, and what there is to say of it."""
     before, _, last = text.rpartition(":")
-    named = _OPERAND.fullmatch(last) if before else None
-    recipe = recipe_of(before if named else text, option="--as")
-    operands = _operands(recipe)
-    if not operands:
-        raise UserError(f"--as: {before if named else text} quantises nothing")
-    if named:
-        known = [name for one in operands for name in one.names]
-        operands = tuple(one for one in operands if last in one.names)
-        if not operands:
-            what = f"--as: {last} is not quantised in {before}"
-            raise UserError(what, hint=f"expected {one_of(known)}")
-    found = {without_rotation(one.policy): one for one in operands}
+    is_named = bool(before and re.fullmatch(r"\w+\.\w+", last))
+    known = _operands(recipe_of(before if is_named else text, option="--as"))
+    found = {without_rotation(one.policy): one for one in known if not is_named or last in one.names}
+    names = [name for one in known for name in one.names]
+    if not found:
+        quantised = ", ".join(names) or "nothing"
+        raise UserError(f"--as: {text} is not quantised", hint=f"its recipe quantises {quantised}")
     if len(found) > 1:
-        names = ", ".join(one.names[0] for one in operands)
-        hint = f"say which of {names}, as in --as {text}:{operands[0].names[0]}"
+        hint = f"say which of {', '.join(names)}, as in --as {text}:{names[0]}"
         raise UserError(f"--as: the operands of {text} differ", hint=hint)
     ((policy, one),) = found.items()
     if policy.hadamard:
         what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
         raise UserError(what, hint="check the recipe")
-    notes = ("Held against the policy without its rotation.",) if one.policy.hadamard else ()
-    axis = one.axis if named else 1
-    return ClaimedOperand(names=(last,) if named else (text,), policy=policy, axis=axis), notes
+    operand = replace(
+        one, names=(last if is_named else text,), policy=policy, axis=one.axis if is_named else 1
+    )
+    return operand, ("Held against the policy without its rotation.",)
 
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:

@@ -42,7 +42,7 @@ class Estimate:
     value: float | None
     error: float | None
 
-    def off(self, expected: float, *, other_error: float | None = None) -> float | None:
+    def off(self, expected: float, other_error: float = 0.0) -> float | None:
         """Return the distance from an expected value in standard errors; None where there is none.
 
         A distance of less than a millionth is the arithmetic's and counts as 0.
@@ -52,20 +52,19 @@ class Estimate:
         distance = self.value - expected
         if abs(distance) < 1e-6:
             return 0.0
-        error = math.hypot(self.error, other_error or 0.0)
+        error = math.hypot(self.error, other_error)
         return distance / error if error else math.copysign(math.inf, distance)
 
-    def is_at(self, expected: float) -> bool:
+    def is_at(self, expected: float, other_error: float = 0.0) -> bool:
         """Whether the figure is the expected one within ``BOUND`` standard errors."""
-        off = self.off(expected)
+        off = self.off(expected, other_error)
         return off is not None and abs(off) <= BOUND
 
     def agrees_with(self, other: Estimate) -> bool:
         """Whether two independent or paired figures are equal within ``BOUND`` standard errors."""
-        if self.value is None or other.value is None:
-            return self.value is other.value
-        off = self.off(other.value, other_error=other.error)
-        return off is not None and abs(off) <= BOUND
+        if other.value is None:
+            return self.value is None
+        return self.is_at(other.value, other.error or 0.0)
 
 
 def ratios(pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0) -> tuple[Estimate, ...]:
@@ -94,8 +93,6 @@ class RoundingFigures:
     no error is common to all draws, within the bound.
     """
 
-    tensors: int
-    draws: int
     gain: Estimate
     by_position: tuple[Estimate, ...]
     relative_error: Estimate
@@ -124,24 +121,22 @@ class Sums:
     """Sums over tensors, from which the figures are made. ``columns``: elements along a block."""
 
     def __init__(self, columns: int) -> None:
-        self.columns, self.draws = columns, 1
+        self.columns = columns
         self.pairs: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
 
     def add(self, exact: Tensor, outputs: list[Tensor]) -> None:
         """Add one tensor: exact and one or two outputs, fp32 [n, k], contraction last."""
-        errors = [output - exact for output in outputs]
-        mean = errors[0] if len(errors) == 1 else (errors[0] + errors[1]) / 2
-        energy = _dot(exact, exact)
-        own = torch.stack([_dot(error, error) for error in errors]).mean()
-        self.draws = len(outputs)
+        first, last = (output - exact for output in (outputs[0], outputs[-1]))
+        mean, energy = (first + last) / 2, _dot(exact, exact)
+        own = (_dot(first, first) + _dot(last, last)) / 2
         self.pairs["gain"].append((_dot(mean, exact), energy))
         self.pairs["error"].append((own, energy))
-        self.pairs["bias"].append((_dot(errors[0], errors[-1]), own))
+        self.pairs["bias"].append((_dot(first, last), own))
         if 1 < self.columns <= _LARGEST_BLOCK:
             along, whole = ((one * exact).view(-1, self.columns).sum(0) for one in (mean, exact))
             self.pairs["position"].append((along, whole))
-        if len(errors) == 2:
-            noise = ((errors[0] - errors[1]) * exact.sign()).view(-1)  # the ends of rows hardly count
+        if len(outputs) == 2:
+            noise = ((first - last) * exact.sign()).view(-1)  # the ends of rows hardly count
             products = [_dot(noise[:-far], noise[far:]) for far in (*_NEIGHBOURS, exact.shape[1])]
             self.pairs["noise"].append((torch.stack(products), _dot(noise, noise).expand(len(products))))
 
@@ -153,8 +148,6 @@ class Sums:
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
         spread = energy.error / (2 * root) if energy.error is not None and root else energy.error
         return RoundingFigures(
-            tensors=len(self.pairs["gain"]),
-            draws=self.draws,
             gain=gain,
             by_position=ratios(self.pairs["position"], 1.0),
             relative_error=Estimate(value=root, error=spread),

@@ -9,7 +9,6 @@ How it fails: ``read_proof`` raises ``ValueError`` for a file that is no such re
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
-from ablate.base.files import read_record, write_record
+from ablate.base.files import read_record
 from ablate.store.records import PLAIN, Count, Number, Text, Time, checked
 
 if TYPE_CHECKING:
@@ -116,44 +115,33 @@ def read_proof(path: Path) -> ProofRecord:
     return checked(ProofRecord, read_record(path))
 
 
-def write_proof(path: Path, record: ProofRecord) -> None:
-    """Write a record as a whole."""
-    write_record(path, asdict(record))
-
-
 def page(record: ProofRecord) -> str:
     """Return the page: what was tested, the parts, the failures, then every finding."""
     machine, device = record.machine, record.machine.device
     versions = ", ".join(f"{name} {found}" for name, found in machine.versions.items() if found is not None)
     day = datetime.fromtimestamp(record.measured_unix, UTC).strftime("%Y-%m-%d")
     lines = [
-        f"# {machine.name}",
-        "",
+        f"# {machine.name}\n",
         f"`ablate check` on {device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
-        f"threads: {machine.threads}. {versions}. Code {record.code}.",
-        "",
-        f"{record}. What each part tests is in docs/native.md.",
-        "",
+        f"threads: {machine.threads}. {versions}. Code {record.code}.\n",
+        f"{record}. What each part tests is in docs/native.md.\n",
     ]
+    parts, sections = [], []
     for part in record.parts:
-        for one in part.findings:
-            if one.check == OTHER_WORK and one.detail != NO_WORK:
-                lines += [f"Other work in {part.name}: {one.detail}. Times may be too long.", ""]
-    rows: list[Sequence[str]] = []
-    for part in record.parts:
-        seconds = sum(one.seconds for one in part.findings)
+        rows = [(one.check, one.backend, one.result, _detail(one)) for one in part.findings]
+        if rows:
+            sections += [f"\n## {part.name[0].upper()}{part.name[1:]}\n"]
+            sections += _table(("check", "back end", "result", "detail"), rows)
+        beside = [one for one in part.findings if one.check == OTHER_WORK and one.detail != NO_WORK]
+        lines += [f"Other work in {part.name}: {one.detail}. Times may be too long.\n" for one in beside]
         state = f"{part.state}: {part.why}" if part.why else part.state
-        rows.append((part.name, state, str(len(part.findings)), f"{seconds:.1f}"))
-    lines += _table(("part", "result", "checks", "seconds"), rows)
+        seconds = sum(one.seconds for one in part.findings)
+        parts.append((part.name, state, str(len(rows)), f"{seconds:.1f}"))
+    lines += _table(("part", "result", "checks", "seconds"), parts)
     if record.failed:
-        lines += ["", "## Failures", ""]
+        lines += ["\n## Failures\n"]
         lines += [f"- {part.name}, {one.check} {one.backend}: {_detail(one)}" for part, one in record.failed]
-    for part in record.parts:
-        if part.findings:
-            lines += ["", f"## {part.name[0].upper()}{part.name[1:]}", ""]
-            rows = [(one.check, one.backend, one.result, _detail(one)) for one in part.findings]
-            lines += _table(("check", "back end", "result", "detail"), rows)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + sections) + "\n"
 
 
 def _detail(one: Finding) -> str:

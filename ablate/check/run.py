@@ -10,38 +10,145 @@ proof ends there, and the next call goes on behind that check.
 from __future__ import annotations
 
 import io
+import platform
 import re
+import statistics
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ablate.backends.testing.check import Check, FaultError
-from ablate.backends.testing.suite import POLICIES, QUICK, checks
+from ablate._version import __version__
+from ablate.backends.device import TRITON_PACKAGES
+from ablate.backends.select import load_backend
+from ablate.backends.testing import Check, FaultError, Skip, Told, ending, in_short
+from ablate.backends.testing.inputs import POLICIES, QUICK
+from ablate.backends.testing.suite import both, checks
 from ablate.base.errors import UserError
-from ablate.base.files import write_bytes_atomic
-from ablate.check.device import facts, machine_of
-from ablate.check.record import Finding, Part, ProofRecord, State, page, read_proof, write_proof
+from ablate.base.files import write_bytes_atomic, write_record
+from ablate.check import Setup
+from ablate.check.record import (
+    NO_WORK,
+    OTHER_WORK,
+    Finding,
+    Machine,
+    Part,
+    ProofRecord,
+    State,
+    page,
+    read_proof,
+)
 from ablate.check.speed import bandwidth, rates, steps
 from ablate.check.training import linear_gradients, training
-from ablate.execute.environment import code_digest
+from ablate.execute.environment import code_digest, cpu_name, fingerprint, other_work
+from ablate.run.backends import backend_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from ablate.backends.device import Device
 
-    from ablate.check.device import Checks, Setup
-    from ablate.recipes import OperandPolicy
-
-    Place = tuple[str, str, str]
-    """Part, back end and name of a check."""
+Checks = Callable[[Setup], Iterator[Check]]
+"""A part: it yields its checks in the same order each time, and does no work between them."""
+_DRIVER, _CPUS = Path("/proc/driver/nvidia/version"), Path("/proc/cpuinfo")
 
 
-def _suite(*kinds: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Checks:
-    """Return the part of the conformance suite's checks of some kinds."""
+def setup_of(where: str, device: Device) -> Setup:
+    """Ask every back end but the reference, with which they are compared, whether it claims the device."""
+    setup = Setup(where=where, device=device, backends={})
+    for name in backend_names():
+        if name in ("auto", "reference"):
+            continue
+        try:
+            backend = load_backend(name)
+        except ValueError as error:
+            setup.refused[name] = str(error)
+            continue
+        supports = {policy: backend.support(both(policy), device) for policy in POLICIES}
+        if any(one.mode != "no" for one in supports.values()):
+            setup.backends[name] = backend
+        else:
+            setup.refused[name] = supports[QUICK[0]].detail
+    return setup
+
+
+def machine_of(setup: Setup) -> Machine:
+    """Describe what is tested, and with which versions."""
+    versions: dict[str, str | None] = {"ablate": __version__, "python": platform.python_version()}
+    for package in ("torch", *TRITON_PACKAGES, "numpy", "pydantic"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    # NVIDIA's driver tells its version without any package.
+    driver = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text("utf-8") if _DRIVER.is_file() else "")
+    versions |= {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": driver and driver.group()}
+    return Machine(
+        device=setup.device, cpu=cpu_name(), cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(), versions=versions,
+    )  # fmt: skip
+
+
+def facts(setup: Setup) -> Iterator[Check]:
+    """Yield the device, its clocks, the fingerprint of its arithmetic, and its back ends."""
+    yield Check(of="device", run=partial(_device, setup))
+    yield Check(of="clocks", run=partial(_clocks, setup))
+    yield _work_beside(setup)
+    yield Check(of="arithmetic", run=lambda: Told(f"fingerprint {fingerprint(setup.where)}"))
+    for name, backend in setup.backends.items():
+        yield Check(of="back end", backend=name, run=lambda one=backend: Told(one.detail()))  # type: ignore[misc]
+    for name, why in setup.refused.items():
+        yield Check(of="back end", backend=name, run=ending(Skip(f"does not claim this device: {why}")))
+
+
+def _work_beside(setup: Setup) -> Check:
+    """Return a look at what else the device does now."""
+    return Check(of=OTHER_WORK, run=lambda: Told(other_work(setup.where) or NO_WORK))
+
+
+def _device(setup: Setup) -> Told:
+    if not setup.on_gpu:
+        return Told(f"{cpu_name()}, threads: {torch.get_num_threads()}")
+    found = torch.cuda.get_device_properties(setup.where)
+    figures = {"memory_GB": found.total_memory / 1e9, "processors": float(found.multi_processor_count)}
+    return Told(f"{found.name} ({setup.device.arch})", figures)
+
+
+def _clocks(setup: Setup) -> Told:
+    """Tell each clock that can be read; which cannot is told, too."""
+    where, cuda = setup.where, torch.cuda
+    properties: Callable[[], Any] = partial(cuda.get_device_properties, where)
+    sources: dict[str, Callable[[], float]] = {
+        "largest_clock_MHz": lambda: properties().clock_rate / 1e3,
+        "clock_MHz": lambda: float(cuda.clock_rate(where)),
+        "power_W": lambda: cuda.power_draw(where) / 1e3,
+        "temperature_C": lambda: float(cuda.temperature(where)),
+    }
+    if not setup.on_gpu:
+        clocks = re.findall(r"cpu MHz\s*:\s*([\d.]+)", _CPUS.read_text("utf-8"))
+        sources = {"clock_MHz": lambda: statistics.median(map(float, clocks))}
+    found, unknown = {}, []
+    for name, read in sources.items():
+        try:
+            found[name] = read()
+        except Exception as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
+            unknown.append(f"{name} ({in_short(error)})")
+    return Told(f"not known: {'; '.join(unknown) or 'none'}", found)
+
+
+def _timed_steps(setup: Setup) -> Iterator[Check]:
+    yield from steps(setup)
+    yield _work_beside(setup)
+
+
+def _suite(*kinds: str, quick: bool | None = None) -> Checks:
+    """Return the part of the conformance suite's checks of some kinds, of QUICK policies or others."""
 
     def part(setup: Setup) -> Iterator[Check]:
+        policies = tuple(one for one in POLICIES if quick is None or quick == (one in QUICK))
         for name, backend in setup.backends.items():
             for check in checks(backend, setup.where, policies):
                 if check.kind in kinds:
@@ -52,25 +159,18 @@ def _suite(*kinds: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Check
 
 PARTS: dict[str, Checks] = {
     "device": facts,
-    "quantised bits": _suite("quantised bits", policies=QUICK),
+    "quantised bits": _suite("quantised bits", quick=True),
     "exact probe": _suite("exact probe", "accumulator", "rounding of sums"),
     "products": _suite("product"),
-    "gain of SR": _suite("stochastic gain"),
-    "Hadamard": _suite("Hadamard cancels in the product"),
     "gradients": linear_gradients,
     "training": training,
     "quantiser bandwidth": bandwidth,
     "GEMM rates": rates,
-    "quantised bits of other policies": _suite(
-        "quantised bits", policies=tuple(one for one in POLICIES if one not in QUICK)
-    ),
-    "step times": steps,
+    "quantised bits of other policies": _suite("quantised bits", quick=False),
+    "step times": _timed_steps,
 }
 """The parts, in their order. On a GPU each policy has kernels of its own, which take minutes to compile: the
 bits of a few policies come first, those of all others near the end."""
-
-_OUT_OF_TIME = "time"
-"""Why a part was not run that did not fit the time limit."""
 
 
 def prove(
@@ -79,7 +179,6 @@ def prove(
     *,
     minutes: float,
     say: Callable[[str], None] = lambda _: None,
-    parts: Mapping[str, Checks] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[ProofRecord, Path]:
     """Run the parts on a device; write record and page to a folder, return the record and its file.
@@ -89,7 +188,6 @@ def prove(
         out: the folder; what it already holds of this device, with these versions and this code, is kept.
         minutes: no check begins later than that.
         say: called with a line for each new finding.
-        parts: by name, in their order; all by default.
         clock: seconds.
 
     Raises:
@@ -98,63 +196,56 @@ def prove(
     """
     machine, code, ends = machine_of(setup), code_digest("check"), clock() + 60 * minutes
     path = out / f"{machine.file_name}.json"
+    known: dict[tuple[str, str, str], Finding] = {}
     try:
         former = read_proof(path)
     except (OSError, ValueError):  # none, or of no use
         former = None
-    known: dict[Place, Finding] = {}
     if former is not None and (former.machine, former.code) == (machine, code):
         known = {(part.name, one.backend, one.check): one for part in former.parts for one in part.findings}
-        if former.begun is not None:
-            known[former.begun] = Finding(
-                backend=former.begun[1], check=former.begun[2], result="failed",
-                detail="the process ended within it",
-            )  # fmt: skip
-    done: dict[str, tuple[list[Finding], str | None]] = {}
+        if (begun := former.begun) is not None:
+            known[begun] = Finding(
+                backend=begun[1], check=begun[2], result="failed", detail="the process ended within it"
+            )
+    whole: set[str] = set()
 
-    def keep(begun: Place | None = None) -> ProofRecord:
-        """Write the record with what is done, and all that is known of later parts."""
-        found = {name: (list(findings), why) for name, (findings, why) in done.items()}
-        for (name, _, _), finding in known.items():
-            if name not in done:
-                found.setdefault(name, ([], _OUT_OF_TIME))[0].append(finding)
+    def keep(begun: tuple[str, str, str] | None = None) -> ProofRecord:
+        found = []
+        for name in PARTS:
+            findings = tuple(one for place, one in known.items() if place[0] == name)
+            found.append(_part(name, findings, whole=name in whole))
         record = ProofRecord(
-            machine=machine, code=code, measured_unix=time.time(), begun=begun,
-            parts=tuple(_part(name, *of_part) for name, of_part in found.items()),
-        )  # fmt: skip
-        write_proof(path, record)
+            machine=machine, code=code, measured_unix=time.time(), begun=begun, parts=tuple(found)
+        )
+        write_record(path, asdict(record))
         return record
 
-    for name, make in (PARTS if parts is None else parts).items():
-        findings: list[Finding] = []
+    for name, make in PARTS.items():
         for check in _all(make, setup):
-            done[name] = findings, _OUT_OF_TIME
             place = (name, check.backend, check.name)
-            if place not in known:
-                if clock() >= ends:
-                    break
-                keep(begun=place)
-                started = clock()
-                try:
-                    outcome, error = check.outcome()
-                except KeyboardInterrupt:
-                    keep()
-                    raise
-                found = Finding(
-                    backend=check.backend, check=check.name, seconds=clock() - started,
-                    tensors=_save(path, place, error) if isinstance(error, FaultError) else None, **outcome,
-                )  # fmt: skip
-                known[place] = found
-                figures = "".join(f"; {one} {value:.4g}" for one, value in found.figures.items())
-                say(f"{found.result:<7} {name}: {found.check} ({found.backend}): {found.detail}{figures}")
-                if type(error).__name__ == "AcceleratorError" or re.search("(CUDA|HIP) error:", str(error)):
-                    findings.append(found)
-                    keep()
-                    what = f"the device is lost to this process ({found.detail})"
-                    raise UserError(what, hint="the same command goes on behind that check")
-            findings.append(known[place])
+            if place in known:
+                continue
+            if clock() >= ends:
+                break
+            keep(begun=place)
+            started = clock()
+            try:
+                outcome, error = check.outcome()
+            except KeyboardInterrupt:
+                keep()
+                raise
+            known[place] = found = Finding(
+                backend=check.backend, check=check.name, seconds=clock() - started,
+                tensors=_save(path, place, error) if isinstance(error, FaultError) else None, **outcome,
+            )  # fmt: skip
+            figures = "".join(f"; {one} {value:.4g}" for one, value in found.figures.items())
+            say(f"{found.result:<7} {name}: {found.check} ({found.backend}): {found.detail}{figures}")
+            if type(error).__name__ == "AcceleratorError" or re.search("(CUDA|HIP) error:", str(error)):
+                keep()
+                what = f"the device is lost to this process ({found.detail})"
+                raise UserError(what, hint="the same command goes on behind that check")
         else:
-            done[name] = findings, None
+            whole.add(name)
     record = keep()
     write_bytes_atomic(path.with_suffix(".md"), page(record).encode())
     return record, path
@@ -165,27 +256,21 @@ def _all(make: Checks, setup: Setup) -> Iterator[Check]:
     try:
         yield from make(setup)
     except Exception as error:  # of a driver, say: the other parts still run
-        fault = error
-
-        def run() -> str:
-            raise fault
-
-        yield Check(of="tasks", run=run)
+        yield Check(of="tasks", run=ending(error))
 
 
-def _part(name: str, findings: list[Finding], why: str | None) -> Part:
-    """Return a part; ``why``: the reason if it did not come to its end."""
-    results = {one.result for one in findings}
-    state: State = "failed" if "failed" in results else "passed" if why is None else "not run"
-    if why is None and results == {"skipped"}:
+def _part(name: str, findings: tuple[Finding, ...], *, whole: bool) -> Part:
+    results, why = {one.result for one in findings}, None if whole else "time"
+    state: State = "failed" if "failed" in results else "passed" if whole else "not run"
+    if whole and results == {"skipped"}:
         state, why = "skipped", findings[0].detail
-    return Part(name=name, state=state, why=why, findings=tuple(findings))
+    return Part(name=name, state=state, why=why, findings=findings)
 
 
-def _save(path: Path, place: Place, fault: FaultError) -> str:
+def _save(path: Path, place: tuple[str, str, str], fault: FaultError) -> str:
     """Save the tensors that show a fault beside the record, for ``torch.load``; return the file's name."""
     beside = path.with_name("-".join([path.stem, *re.findall(r"[\w.]+", " ".join(place))]) + ".pt")
     content = io.BytesIO()
-    torch.save({"what": str(fault), "tensors": fault.tensors, "facts": fault.facts}, content)
+    torch.save({"what": str(fault), "tensors": fault.tensors}, content)
     write_bytes_atomic(beside, content.getvalue())
     return beside.name

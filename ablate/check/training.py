@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ablate.backends.select import Selection
-from ablate.backends.testing.check import Check, FaultError
+from ablate.backends.testing import Check, FaultError
 from ablate.backends.testing.suite import difference
 from ablate.layers.apply import apply_recipe
 from ablate.layers.linear import product, quantised_layers
-from ablate.recipes import GEMMS, OPERANDS, Recipe, read_recipe
+from ablate.recipes import GEMMS, Recipe, read_recipe
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.loop import Trainee, assemble, gradients, take_step
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.backends.protocol import Operand
-    from ablate.check.device import Setup
+    from ablate.check import Setup
     from ablate.recipes import Gemm
 
 RECIPES: dict[str, Recipe] = {
@@ -80,20 +80,18 @@ def linear_gradients(setup: Setup) -> Iterator[Check]:
 def _gradients(where: str, backend: str, recipe: Recipe) -> str:
     generator = torch.Generator().manual_seed(0)
     tokens, inputs, outputs = 100, 128, 256  # tokens that no block divides
-    given = [
-        torch.randn(shape, generator=generator).to(torch.bfloat16)
-        for shape in ((tokens, inputs), (tokens, outputs), (outputs, inputs))
-    ]
-    ours = _layer(where, backend, recipe, *given)
-    theirs = _layer("cpu", "reference", recipe, *given)
+    shapes = {"x": (tokens, inputs), "dy": (tokens, outputs), "weight": (outputs, inputs)}
+    given = {
+        name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()
+    }
     told = []
+    ours, theirs = (_layer(*by, recipe, **given) for by in ((where, backend), ("cpu", "reference")))
     for name, expected in theirs.items():
         distance = float((ours[name].double() - expected.double()).norm() / expected.double().norm())
+        told.append(f"{name} is {distance:.3%} from the reference's")
         if not distance <= _APART:
-            what = f"{name} is {distance:.2%} from the reference's (at most {_APART:.2%})"
-            raise FaultError(what, dict(zip(("x", "dy", "weight"), given, strict=True)), result=name)
-        told.append(f"{name} {distance:.3%}")
-    return f"{', '.join(told)} from the reference's"
+            raise FaultError(f"{told[-1]} (at most {_APART:.2%})", given)
+    return ", ".join(told)
 
 
 def _layer(
@@ -108,9 +106,8 @@ def _layer(
     given = x.clone().to(where).requires_grad_()
     y = model(given)
     y.backward(dy.to(where))
-    assert given.grad is not None
-    assert linear.weight.grad is not None
-    return {"y": y.detach().cpu(), "dx": given.grad.cpu(), "dw": linear.weight.grad.cpu()}
+    found = {"y": y.detach(), "dx": given.grad, "dw": linear.weight.grad}
+    return {name: one.cpu() for name, one in found.items() if one is not None}
 
 
 def training(setup: Setup) -> Iterator[Check]:
@@ -149,29 +146,28 @@ def _judged(step: str, trainee: Trainee, reference: Trainee, window: np.ndarray[
     done: dict[tuple[str, ...], Operand] = {}
     given: dict[str, tuple[Any, dict[str, Tensor]]] = {}
 
+    def watch(layer: str, gemm: str, operand: str, one: Operand) -> None:
+        done[layer, gemm, operand] = one
+
     def tap(layer: str, at: Any, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         tensors = {"dy": dy, "x": x, "weight": weight}
         given[layer] = at, {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
 
-    def watched(found: dict[tuple[str, ...], Operand]) -> Any:
-        return lambda layer, gemm, operand, one: found.update({(layer, gemm, operand): one})
+    def compare(layer: str, gemm: str, operand: str, theirs: Operand) -> None:
+        if fault := difference(done[layer, gemm, operand], theirs):
+            what = f"{step}, {gemm.capitalize()}'s {operand} of {layer}: {fault}"
+            raise FaultError(what, given[layer][1])
 
-    trainee.state.watch, trainee.state.tap = watched(done), tap
+    trainee.state.watch, trainee.state.tap = watch, tap
     loss, _ = gradients(trainee, window, None)
     trainee.state.watch = trainee.state.tap = None
     layers = quantised_layers(reference.network.module)
     # Forward in the layers' order, then backward.
     order: list[tuple[str, Gemm]] = [(layer, "fprop") for layer in reversed(given)]
     order += [(layer, gemm) for layer in given for gemm in GEMMS[1:]]
+    reference.state.watch = compare
     for layer, gemm in order:
         at, tensors = given[layer]
-        again: dict[tuple[str, ...], Operand] = {}
-        reference.state.watch = watched(again)
         product(layers[layer], gemm, at, **tensors)
-        reference.state.watch = None
-        for operand in OPERANDS[gemm]:
-            key = (layer, gemm, operand)
-            if fault := difference(done[key], again[key]):
-                what = f"{step}, {gemm.capitalize()}'s {operand} of {layer}: {fault}"
-                raise FaultError(what, tensors, operand=operand)
+    reference.state.watch = None
     return loss

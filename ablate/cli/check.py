@@ -139,7 +139,7 @@ def command(
 
 
 def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
-    from ablate.backends.preflight import quick_self_test
+    from ablate.backends.select import quick_self_test
 
     where, device = chosen_device(None)
     content = _support(device)
@@ -149,17 +149,17 @@ def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
         row["backend"] for row in content["backends"] if row["mode"] not in ("no", "reference")
     )
     tests = [test for name in used for test in quick_self_test(name, where)]
-    content["self_tests"] = [asdict(test) for test in tests]
+    content["self_tests"] = tests
 
     def lines() -> Iterator[str]:
         for name in used:
-            own = [test for test in tests if test.backend == name]
-            failed = [f"{test.check}: {test.detail}" for test in own if not test.passed]
+            own = [test for test in tests if test["backend"] == name]
+            failed = [f"{test['check']}: {test['detail']}" for test in own if not test["passed"]]
             said = f"FAILED: {'; '.join(failed)}" if failed else f"{len(own)} checks passed"
             yield f"self-test of {name}: {said}"
 
     deliver(content, lines, as_json=as_json, out=out)
-    return int(not all(test.passed for test in tests))
+    return int(not all(test["passed"] for test in tests))
 
 
 def _device(device: str, out: Path | None, *, as_json: bool, minutes: float) -> int:
@@ -245,7 +245,7 @@ def _quantiser(
         operand = own.pop("operand")
         operands.append(
             {"operands": operand["names"], "policy": operand["policy"], "holds": one.holds, **own}
-            | {"disagreements": one.disagreements, "corners": [corner._asdict() for corner in one.corners]}
+            | {"corners": [corner._asdict() for corner in one.corners]}
         )
     content = {
         "format": 1, "subject": claim.name, "backend": claim.backend if claim.recipe else None,
@@ -271,12 +271,11 @@ def _certificate_lines(found: Certificate) -> Iterator[str]:
     rows: list[tuple[str, ...]] = []
     for one in found.operands:
         for kind, ours in one.figures.items():
-            lost = (figure(share[kind], ".2%") for share in (one.clipped, one.zeroed))
-            rows.append((_named(one), kind, *_figures(ours), *lost))
+            rows.append((_named(one), kind, *_figures(ours)))
             if (theirs := one.definition.get(kind)) is not None:
-                rows.append(("", "  definition", *_figures(theirs), "", ""))
+                rows.append(("", "  definition", *_figures(theirs)))
     header: tuple[str, ...] = ("operand", "data", "gain", "± from 1", "error", "bias", "unbiased")
-    yield f"\n{format_table((*header, 'clipped', 'zeroed'), rows)}"
+    yield f"\n{format_table(header, rows)}"
     yield (
         "Gain: the slope on the exact value; ± from 1: standard errors from 1. Error: relative. Bias: the "
         "share of the error's energy that two draws have in common."
@@ -298,9 +297,8 @@ def _certificate_lines(found: Certificate) -> Iterator[str]:
     compared = sum(one.compared for one in found.operands)
     rows = [
         (
-            _named(one), each.cause, f"{each.count:,}", each.first.data,
-            f"{each.first.row}, {each.first.column}",
-            *(f"{value:.6g}" for value in (each.first.exact, each.first.expected, each.first.found)),
+            _named(one), each.cause, f"{each.count:,}", each.data, f"{each.row}, {each.column}",
+            *(f"{value:.6g}" for value in (each.exact, each.expected, each.found)),
         )
         for one in found.operands
         for each in one.differences

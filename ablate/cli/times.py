@@ -101,7 +101,6 @@ def time_gemms(
     """Time every GEMM of a study's arms, or one of each format."""
     from ablate.backends.select import Selection
     from ablate.check.speed import time_gemm
-    from ablate.modelled.hardware import peak_tflops
     from ablate.recipes import GEMMS, describe_gemm
 
     if names and not study:
@@ -119,9 +118,8 @@ def time_gemms(
                 timed = time_once(gemm, policy, shape, selection(backend or own), where, repeats=repeats)
             except ValueError as error:
                 raise UserError(f"arm '{arm}', {part}, {gemm.capitalize()}: {error}") from None
-            peak = peak_tflops(found.name, policy.left.format) if timed.mode == "native" else None
             about = {"arm": arm, "layer": part, "layers": count, "operands": describe_gemm(policy)}
-            rows.append(about | asdict(timed) | {"share_of_peak": peak and timed.tflops / peak})
+            rows.append(about | timed)
     arms = []
     for name in dict.fromkeys(row["arm"] for row in rows):
         whole = [row for row in rows if row["arm"] == name]

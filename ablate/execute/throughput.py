@@ -20,8 +20,7 @@ import torch
 
 from ablate._version import __version__
 from ablate.backends.device import device_of
-from ablate.backends.preflight import UnfitDeviceError, fit_choices
-from ablate.backends.select import overall_mode
+from ablate.backends.select import UnfitDeviceError, fit_choices, overall_mode
 from ablate.base.errors import UserError
 from ablate.execute.environment import code_digest, other_work, why_not_valid
 from ablate.store.records import Speed, SpeedRecord, SpeedSettings

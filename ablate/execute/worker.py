@@ -168,8 +168,7 @@ def _train(
         # The worker shows that it lives while these are loaded.
         import torch
 
-        from ablate.backends.preflight import fit_choices, run_self_tests
-        from ablate.backends.select import overall_mode
+        from ablate.backends.select import fit_choices, overall_mode, run_self_tests
         from ablate.execute.environment import describe_environment, fingerprint, other_work
         from ablate.train.group import ALONE
 
@@ -362,7 +361,7 @@ def end_of(error: Exception) -> TaskEnd:
 
 def _one_line(error: Exception) -> str:
     """Describe a run's fault in one line, with the usual remedy if there is one."""
-    from ablate.backends.preflight import UnfitDeviceError
+    from ablate.backends.select import UnfitDeviceError
 
     line, name = first_line(error), type(error).__name__
     if isinstance(error, UserError | UnfitDeviceError):

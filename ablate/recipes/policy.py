@@ -242,7 +242,7 @@ class GemmPolicy:
     """The two operands of one GEMM, in the order of the module's table, and how their products are added.
 
     ``accumulate``: fp32 in any order; or, of NVFP4 in emulation, as a published model of Blackwell does
-    (``ablate.backends.blackwell``).
+    (``ablate.backends.emulated``).
     """
 
     left: OperandPolicy = HIGH_PRECISION

@@ -7,8 +7,8 @@ from importlib.metadata import entry_points
 BUILT_IN = {
     "emulated": "ablate.backends.emulated:EmulatedBackend",
     "reference": "ablate.backends.reference:ReferenceBackend",
-    "torch": "ablate.backends.torch_scaled:TorchBackend",
-    "triton": "ablate.backends.triton_scaled:TritonBackend",
+    "torch": "ablate.backends.scaled:TorchBackend",
+    "triton": "ablate.backends.scaled:TritonBackend",
 }
 """The import path of each built-in back end's class, by name."""
 

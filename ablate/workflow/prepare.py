@@ -61,7 +61,7 @@ def _prepare_quantiser(listener: Listener) -> None:
 
 
 def _check_devices(arms: Sequence[PlannedArm]) -> None:
-    from ablate.backends.preflight import UnfitDeviceError, fit_choices
+    from ablate.backends.select import UnfitDeviceError, fit_choices
 
     problems = []
     for arm in arms:

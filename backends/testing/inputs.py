@@ -1,4 +1,4 @@
-"""The tensors on which every quantiser is checked: four kinds that training knows, and corner cases.
+"""What every quantiser is checked on: policies of every kind; tensors that training knows; corner cases.
 
 A made-up tensor is [rows, columns] in bf16 as it is stored, with channels as columns: features of x, dy, w.
 """
@@ -6,44 +6,145 @@ A made-up tensor is [rows, columns] in bf16 as it is stored, with channels as co
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from ablate.numerics.formats import ELEMENTS, decode, encode_max
-from ablate.recipes import block_shape
+from ablate.recipes import OperandPolicy, block_shape
+from ablate.recipes.policy import Block, Rounding, Scale, Signs, Undo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from torch import Generator, Tensor
+    from torch import Tensor
 
     from ablate.numerics.formats import Element
-    from ablate.recipes import OperandPolicy
+
+_WORDS = {"scale": Scale, "block": Block, "rounding": Rounding, "undo": Undo, "signs": Signs}
+_FLAGS = ("permute", "rotated_bf16", "mask")
+
+
+def label(policy: OperandPolicy) -> str:
+    """Describe a policy in a few words: its differences from the format's default."""
+    usual = OperandPolicy(format=policy.format)
+    words: list[str] = [policy.format]
+    for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs", *_FLAGS):
+        value = getattr(policy, name)
+        if value != getattr(usual, name):
+            words.append(name if value is True else f"H{value}" if name == "hadamard" else str(value))
+    return " ".join(words)
+
+
+def policies_of(text: str) -> tuple[OperandPolicy, ...]:
+    """Return the policies, one a line, that ``label`` describes so; a prescale may be a fraction."""
+    known: dict[str, tuple[str, Any]] = {flag: (flag, True) for flag in _FLAGS}
+    known |= {word: (name, word) for name, kind in _WORDS.items() for word in get_args(kind)}
+    found = []
+    for fmt, *words in map(str.split, text.strip().splitlines()):
+        fields: dict[str, Any] = {"format": fmt}
+        for word in words:
+            number = ("hadamard", int(word[1:])) if word[0] == "H" else None
+            name, value = known.get(word) or number or ("prescale", float(Fraction(word)))
+            fields[name] = value
+        found.append(OperandPolicy(**fields))
+    return tuple(found)
+
+
+POLICIES = policies_of("""
+bf16
+bf16 H32
+mxfp4
+mxfp4 H16
+mxfp4 H16 step
+mxfp4 H32
+mxfp4 H32 step
+mxfp4 stochastic
+mxfp4 stochastic H16
+mxfp4 stochastic H16 step
+mxfp4 stochastic H32
+mxfp4 stochastic H32 step
+mxfp4 stochastic 0.75
+mxfp4 stochastic 0.75 H16
+mxfp4 stochastic 0.75 H16 step
+mxfp4 stochastic 0.75 H32
+mxfp4 stochastic 0.75 H32 step
+mxfp4 even
+mxfp4 rceil
+mxfp4 ceil
+mxfp4 uos
+mxfp4 quest
+mxfp8
+mxfp8 stochastic
+mxfp6_e3m2
+mxfp6_e3m2 stochastic
+mxfp6_e2m3
+mxfp6_e2m3 stochastic
+mxfp4_e3m0
+mxfp4_e3m0 stochastic
+mxfp4 32x32
+mxfp4 32x32 stochastic 0.75
+mxfp4 even stochastic_rocm
+mxfp4 nearest_away
+mxfp4 nearest_toward_zero
+mxfp4 stochastic 0.75 operand
+mxfp4 quest H32 mask
+mxfp4 stochastic 0.75 H64 call rotated_bf16
+mxfp4 stochastic 0.75 H128 layer
+mxfp4 H128 layer
+mxfp4 H16 call permute
+mxfp4 H32 call permute
+mxfp4 H64 call permute
+mxfp4 H128 call permute
+mxfp4 H256
+mxfp4 H16 fixed
+nvfp4
+nvfp4 stochastic
+nvfp4 stochastic 16/17
+nvfp4 H16 fixed
+nvfp4 16x16
+nvfp4 ue5m3 16x16
+nvfp4 two_level_ue5m3 stochastic 16/17
+nvint4
+nvint4 stochastic H16
+nvfp4 four_six
+nvfp4 four_six stochastic 16/17 H64
+nvfp4 ms_eden H16 step
+nvfp4 ms_eden H32 step
+nvfp4 ms_eden H64 step
+nvfp4 ms_eden H128 step
+nvfp4 ms_eden_unscaled H16 step
+nvfp4 ms_eden_unscaled H32 step
+nvfp4 ms_eden_unscaled H64 step
+nvfp4 ms_eden_unscaled H128 step
+fp8_e4m3
+fp8_e5m2
+fp8_e4m3 stochastic H32
+fp8_e4m3 row
+fp4_e2m1
+fp4_e3m0 row
+fp8_e4m3 1x128
+fp8_e4m3 128x128
+fp4_e2m1 searched
+""")
+"""Policies of every kind, for both operands."""
+
+QUICK = policies_of("""
+mxfp4
+mxfp4 stochastic 0.75 H16 step
+mxfp4 32x32
+mxfp8
+nvfp4 H16 fixed
+fp8_e4m3
+""")
+"""The policies of the short form that runs before every native run."""
 
 SPOT = (5, 7)
 """Where a corner case has its odd value."""
 
 
-def _with_outlier(rows: int, columns: int, generator: Generator) -> Tensor:
-    found = torch.randn(rows, columns, generator=generator)
-    found[:, 5::64] *= 30
-    return found
-
-
-def _student(rows: int, columns: int, generator: Generator) -> Tensor:
-    squares = torch.randn(3, rows, columns, generator=generator).square().sum(0)
-    return torch.randn(rows, columns, generator=generator) / (squares / 3).sqrt()
-
-
-KINDS: dict[str, Callable[[int, int, Generator], Tensor]] = {
-    "Gaussian": lambda rows, columns, g: torch.randn(rows, columns, generator=g),
-    "Student t": _student,
-    "channel mean": lambda rows, columns, g: (
-        torch.randn(rows, columns, generator=g) + torch.randn(1, columns, generator=g)
-    ),
-    "outlier": _with_outlier,
-}
+KINDS = ("Gaussian", "Student t", "channel mean", "outlier")
 """Gaussian; Student's t with 3 degrees of freedom; Gaussian with a mean for each channel, itself Gaussian;
 and Gaussian with one channel in 64 that is 30 times larger."""
 
@@ -53,7 +154,15 @@ def made_up(kind: str, rows: int, columns: int, *, seed: int, number: int = 0, n
     text = f"{kind}:{name}:{seed}:{number}"
     own = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
     generator = torch.Generator().manual_seed(own)
-    return KINDS[kind](rows, columns, generator).to(torch.bfloat16)
+    spread = torch.ones(1)
+    if kind == "Student t":
+        spread = (torch.randn(3, rows, columns, generator=generator).square().sum(0) / 3).sqrt()
+    found = torch.randn(rows, columns, generator=generator) / spread
+    if kind == "channel mean":
+        found += torch.randn(1, columns, generator=generator)
+    elif kind == "outlier":
+        found[:, 5::64] *= 30
+    return found.to(torch.bfloat16)
 
 
 def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str, Tensor]:
@@ -73,8 +182,8 @@ def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str
     element = ELEMENTS[policy.format]
     grid = grid_of(element)
     middles = (grid[1:] + grid[:-1]) / 2
-    ties = torch.cat((middles, -middles)).repeat(rows * columns // (2 * len(middles)) + 1)
-    ties = ties[: rows * columns].view(rows, columns).clone()
+    middles = torch.cat((middles, -middles))
+    ties = middles[torch.arange(rows * columns) % len(middles)].view(rows, columns)
     ties[:, ::16] = element.max
     return {"ties": ties.to(torch.bfloat16)} | found
 
@@ -116,7 +225,5 @@ def inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
         yield from corners(policy).items()
     else:
         yield "transposed strides", x.t().contiguous().t()
-        wide = torch.zeros(x.shape[0], x.shape[1] + 24, dtype=x.dtype)
-        wide[:, : x.shape[1]] = x
-        yield "rows with a gap", wide[:, : x.shape[1]]
+        yield "rows with a gap", torch.nn.functional.pad(x, (0, 24))[:, : x.shape[1]]
         yield "corner cases", torch.cat([*corners(policy).values()])

@@ -1,203 +1,67 @@
-"""The conformance suite: the duties of every back end, as checks for pytest, `ablate check` and each run.
+"""The duties of every back end, as checks for pytest, `ablate check` and each native run.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):
         check.run()                 # raises AssertionError with the difference, else returns what it found
 
 A check tests only what ``Backend.support`` claims on the device. All compare with plain torch on the CPU.
+
+The exact probe: random codes with block scales 2^−1…2^1 and K ≤ 4096 keep every partial sum of products a
+multiple of 2^−4 below 2^20: 24 bits. So every true fp32 accumulation, in any order and rounded any way, gives
+the exact sum, and one rounding to bf16 gives known bits. An accumulator with fewer bits gives differences;
+the result of 2^p + 1 − 2^p shows how many bits it has, and that of three quarters of a last place added to a
+sum which way it is rounded. Both are properties of the hardware: told, not a fault.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
-from ablate.backends.testing.check import Check, FaultError
-from ablate.backends.testing.inputs import awkward, inputs, made_up
-from ablate.backends.testing.probe import accumulator_bits, exact_product, product, sum_rounding
+from ablate.backends.testing import Check, FaultError, Told
+from ablate.backends.testing.inputs import POLICIES, awkward, grid_of, inputs, label, made_up
+from ablate.numerics.formats import E2M1
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import round_operand
 from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
-from ablate.recipes.policy import Block, Rounding, Scale, Signs, Undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.backends.protocol import Operand
-    from ablate.backends.testing.check import Told
-    from ablate.recipes import Format
 
 KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12_345, call=3)
-
-_EXACT: tuple[Format, ...] = ("mxfp4", "mxfp8", "nvfp4")
-_PROBED: tuple[Format, ...] = ("mxfp4", "mxfp8", "fp8_e4m3")
-_DIRECTED: tuple[Format, ...] = ("nvfp4", *_PROBED)
-_FLAGS = ("permute", "rotated_bf16", "mask")
-_FIELDS = {
-    word: name
-    for name, kind in zip(
-        ("scale", "block", "rounding", "undo", "signs"), (Scale, Block, Rounding, Undo, Signs), strict=True
-    )
-    for word in get_args(kind)
-}
-
-
-def label(policy: OperandPolicy) -> str:
-    """Describe a policy in a few words: its differences from the format's default."""
-    usual = OperandPolicy(format=policy.format)
-    words: list[str] = [policy.format]
-    for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs"):
-        value = getattr(policy, name)
-        if value != getattr(usual, name):
-            words += [f"H{value}" if name == "hadamard" else str(value)]
-    return " ".join(words + [flag for flag in _FLAGS if getattr(policy, flag)])
-
-
-def policies_of(text: str) -> tuple[OperandPolicy, ...]:
-    """Return the policies, one a line, that ``label`` describes so; a prescale may be a fraction."""
-    return tuple(_policy(*line.split()) for line in text.strip().splitlines())
-
-
-def _policy(fmt: str, *words: str) -> OperandPolicy:
-    found: dict[str, Any] = {"format": fmt}
-    for word in words:
-        if word in _FLAGS:
-            found[word] = True
-        elif word in _FIELDS:
-            found[_FIELDS[word]] = word
-        elif word.startswith("H"):
-            found["hadamard"] = int(word[1:])
-        else:
-            found["prescale"] = float(Fraction(word))
-    return OperandPolicy(**found)
-
-
-POLICIES = policies_of("""
-bf16
-bf16 H32
-mxfp4
-mxfp4 H16
-mxfp4 H16 step
-mxfp4 H32
-mxfp4 H32 step
-mxfp4 stochastic
-mxfp4 stochastic H16
-mxfp4 stochastic H16 step
-mxfp4 stochastic H32
-mxfp4 stochastic H32 step
-mxfp4 stochastic 0.75
-mxfp4 stochastic 0.75 H16
-mxfp4 stochastic 0.75 H16 step
-mxfp4 stochastic 0.75 H32
-mxfp4 stochastic 0.75 H32 step
-mxfp4 even
-mxfp4 rceil
-mxfp4 ceil
-mxfp4 uos
-mxfp4 quest
-mxfp8
-mxfp8 stochastic
-mxfp6_e3m2
-mxfp6_e3m2 stochastic
-mxfp6_e2m3
-mxfp6_e2m3 stochastic
-mxfp4_e3m0
-mxfp4_e3m0 stochastic
-mxfp4 32x32
-mxfp4 32x32 stochastic 0.75
-mxfp4 even stochastic_rocm
-mxfp4 nearest_away
-mxfp4 nearest_toward_zero
-mxfp4 stochastic 0.75 operand
-mxfp4 quest H32 mask
-mxfp4 stochastic 0.75 H64 call rotated_bf16
-mxfp4 stochastic 0.75 H128 layer
-mxfp4 H128 layer
-mxfp4 H16 call permute
-mxfp4 H32 call permute
-mxfp4 H64 call permute
-mxfp4 H128 call permute
-mxfp4 H256
-mxfp4 H16 fixed
-nvfp4
-nvfp4 stochastic
-nvfp4 stochastic 16/17
-nvfp4 H16 fixed
-nvfp4 16x16
-nvfp4 ue5m3 16x16
-nvfp4 two_level_ue5m3 stochastic 16/17
-nvint4
-nvint4 stochastic H16
-nvfp4 four_six
-nvfp4 four_six stochastic 16/17 H64
-nvfp4 ms_eden H16 step
-nvfp4 ms_eden H32 step
-nvfp4 ms_eden H64 step
-nvfp4 ms_eden H128 step
-nvfp4 ms_eden_unscaled H16 step
-nvfp4 ms_eden_unscaled H32 step
-nvfp4 ms_eden_unscaled H64 step
-nvfp4 ms_eden_unscaled H128 step
-fp8_e4m3
-fp8_e5m2
-fp8_e4m3 stochastic H32
-fp8_e4m3 row
-fp4_e2m1
-fp4_e3m0 row
-fp8_e4m3 1x128
-fp8_e4m3 128x128
-fp4_e2m1 searched
-""")
-"""Policies of every kind, for both operands."""
-
-QUICK = policies_of("""
-mxfp4
-mxfp4 stochastic 0.75 H16 step
-mxfp4 32x32
-mxfp8
-nvfp4 H16 fixed
-fp8_e4m3
-""")
-"""The policies of the short form that runs before every native run."""
-
-_normal = partial(made_up, "Gaussian")
+_FP32_BITS = 24
 
 
 def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Iterator[Check]:
     """Yield the checks for everything that a back end claims on a torch device."""
     device = device_of(where)
     claimed = [policy for policy in policies if backend.support(both(policy), device).mode != "no"]
-
-    def check(kind: str, run: Callable[[Backend, str, Any], str | Told], of: OperandPolicy | Format) -> Check:
-        name = label(of) if isinstance(of, OperandPolicy) else of
-        return Check(backend=backend.name, kind=kind, of=name, run=partial(run, backend, where, of))
-
-    for policy in claimed:
-        yield check("quantised bits", quantised_bits, policy)
-    # One product per format and rule: accumulation depends on nothing else in a policy.
-    for policy in {(one.format, one.scale): one for one in reversed(claimed)}.values():
-        yield check("product", _product, policy)
     formats = {policy.format for policy in claimed}
-    yield from (check("exact probe", exact_product, fmt) for fmt in _EXACT if fmt in formats)
-    yield from (check("accumulator", accumulator_bits, fmt) for fmt in _PROBED if fmt in formats)
-    yield from (check("rounding of sums", sum_rounding, fmt) for fmt in _DIRECTED if fmt in formats)
-    for policy in claimed:
-        if policy.rounding == "stochastic" and policy.format == "mxfp4" and policy.block == "1x32":
-            yield check("stochastic gain", _gain, policy)
-            break
-    for size in (16, 32, 64):
-        rotated = OperandPolicy(format="mxfp8", hadamard=size, signs="step")
-        if backend.support(both(rotated), device).mode != "no":
-            yield check("Hadamard cancels in the product", _cancels, rotated)
+    # One product per format and rule: accumulation depends on nothing else in a policy.
+    rules = {(policy.format, policy.scale): policy for policy in reversed(claimed)}
+    work: list[tuple[str, Callable[[Backend, str, OperandPolicy], str | Told], OperandPolicy]] = [
+        *(("quantised bits", quantised_bits, policy) for policy in claimed),
+        *(("product", _product, policy) for policy in rules.values()),
+    ]
+    for kind, run, probed in (
+        ("exact probe", exact_product, ("mxfp4", "mxfp8", "nvfp4")),
+        ("accumulator", accumulator_bits, ("mxfp4", "mxfp8", "fp8_e4m3")),
+        ("rounding of sums", sum_rounding, ("nvfp4", "mxfp4", "mxfp8", "fp8_e4m3")),
+    ):
+        work += [(kind, run, OperandPolicy(format=fmt)) for fmt in probed if fmt in formats]
+    for kind, run, policy in work:
+        yield Check(
+            backend=backend.name, kind=kind, of=label(policy), run=partial(run, backend, where, policy)
+        )
 
 
 @contextmanager
@@ -228,20 +92,17 @@ def unequal(a: Tensor, b: Tensor) -> Tensor:
 
 def quantised_bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
     """Compare quantised tensors with plain torch's; raise ``FaultError`` where a bit differs."""
-    compared = 0
-    draw = Draw(policy=policy, key=KEY)
+    compared, draw = 0, Draw(policy=policy, key=KEY)
     for name, x in inputs(policy):
         there = x.to(where)
-        found = [("", axis, backend.quantize(there, draw, axis=axis)) for axis in (0, 1)]
         at_once = backend.quantize_both(there, draw, draw)
-        found += [(" (both at once)", axis, at_once[1 - axis]) for axis in (0, 1)]
-        expected = [round_operand(x, policy, axis=axis, key=KEY) for axis in (0, 1)]
-        for how, axis, ours in found:
-            fault = difference(ours, expected[axis])
-            if fault is not None:
-                what = f"{name}, along axis {axis}{how}: {fault}"
-                raise FaultError(what, {"x": x}, policy=asdict(policy), key=asdict(KEY), axis=axis)
-            compared += ours.values.numel()
+        for axis in (0, 1):
+            expected = round_operand(x, policy, axis=axis, key=KEY)
+            alone = backend.quantize(there, draw, axis=axis)
+            for how, ours in (("", alone), (", both axes at once", at_once[1 - axis])):
+                if fault := difference(ours, expected):
+                    raise FaultError(f"{name}, along axis {axis}{how}: {fault}", {"x": x})
+                compared += x.numel()
     return f"{compared} values"
 
 
@@ -258,11 +119,10 @@ def gradient_back(backend: Backend, where: str, policy: OperandPolicy) -> str:
 
 def difference(ours: Operand, theirs: Operand) -> str | None:
     """Say in a few words how an operand differs from one on the CPU; None where the bits are the same."""
-    values, descale = ours.values.cpu().float(), ours.descale
+    values, descale, expected = ours.values.cpu().float(), ours.descale, theirs.values.float()
     if isinstance(descale, Tensor) and descale.numel() > 1:  # one a row: the reference has them multiplied in
         values = values * (descale.cpu()[:, None] if ours.axis == 1 else descale.cpu()[None, :])
         descale = 1.0
-    expected = theirs.values.float()
     if values.shape != expected.shape:
         return f"shape {list(values.shape)} instead of {list(expected.shape)}"
     if different := int(unequal(values, expected).sum()):
@@ -270,20 +130,24 @@ def difference(ours: Operand, theirs: Operand) -> str | None:
     ours_is, theirs_is = float(descale), float(theirs.descale)
     if ours_is != theirs_is and not (math.isnan(ours_is) and math.isnan(theirs_is)):
         return f"descale {ours_is} instead of {theirs_is}"
-    if theirs.mask is not None and ours.mask is None:
-        return "no mask"
-    if theirs.mask is not None and ours.mask is not None and not torch.equal(ours.mask.cpu(), theirs.mask):
+    if theirs.mask is not None and (ours.mask is None or not torch.equal(ours.mask.cpu(), theirs.mask)):
         return "another mask"
     return None
 
 
+def product(backend: Backend, where: str, policy: OperandPolicy, a: Tensor, b: Tensor) -> Tensor:
+    """Return A Bᵀ on the CPU, quantised and multiplied by a back end on a torch device."""
+    draw = Draw(policy=policy, key=KEY)
+    left, right = (backend.quantize(one.to(where), draw, axis=1) for one in (a, b))
+    return backend.multiply(left, right).cpu()
+
+
 def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
     rows, k = block_shape(policy)[0], 256 if max(policy.hadamard, block_shape(policy)[1]) > 32 else 160
-    draw = Draw(policy=policy, key=KEY)
     worst = 0.0
     for m, n in ((rows * 3, rows * 2), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
-        x, w = _normal(m, k, seed=1), _normal(n, k, seed=2)
-        ours = product(backend, where, draw, x, w)
+        x, w = made_up("Gaussian", m, k, seed=1), made_up("Gaussian", n, k, seed=2)
+        ours = product(backend, where, policy, x, w)
         assert ours.shape == (m, n), f"shape {list(ours.shape)} instead of {[m, n]}"
         assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
         a, b = (round_operand(one, policy, axis=1, key=KEY) for one in (x, w))
@@ -294,31 +158,92 @@ def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
         bound = exact.abs() * 2.0**-8 + magnitude * (k * 2.0**-23)
         off = float(((ours.double() - exact).abs() / bound).max())
         if not off <= 1:
-            what = f"off by up to {off:.1f} × the bound"
-            raise FaultError(what, {"a": x, "b": w}, policy=asdict(policy), key=asdict(KEY))
+            raise FaultError(f"off by up to {off:.1f} × the bound", {"a": x, "b": w})
         worst = max(worst, off)
     return f"within {worst:.2f} of the bound of fp32 accumulation and one rounding"
 
 
-def _gain(backend: Backend, where: str, policy: OperandPolicy) -> str:
-    x = _normal(256, 1024, seed=3)
-    total = torch.zeros(256, 1024, dtype=torch.float64)
-    draws = 32
-    plain = replace(policy, hadamard=0, signs="none", prescale=0.75)
-    for step in range(draws):
-        done = backend.quantize(x.to(where), Draw(policy=plain, key=replace(KEY, step=step)), axis=1)
-        total += done.values.cpu().double() * float(done.descale)
-    gain = float((total / draws * x.double()).sum() / x.double().square().sum())
-    # The noise of one draw is about 0.15 of the values; averaged over all elements and draws.
-    error = 0.15 / math.sqrt(draws * x.numel())
-    assert abs(gain - 1) < 6 * error, f"gain {gain:.6f}, expected 1 ± {error:.6f}"
-    return f"gain {gain:.6f} ± {error:.6f}"
+def exact_product(backend: Backend, where: str, policy: OperandPolicy) -> str:
+    """Multiply operands that fp32 accumulates exactly; raise ``AssertionError`` if a product is not exact."""
+    compared = 0
+    for k in (32, 416, 4096):
+        a, b = (_codes(64, k, policy, seed) for seed in (k, k + 1))
+        left, right = (round_operand(one, policy, axis=1) for one in (a, b))
+        sums = (left.values.double() @ right.values.double().t()).float()
+        exact = (sums * (float(left.descale) * float(right.descale))).to(torch.bfloat16)
+        if different := int((product(backend, where, policy, a, b) != exact).sum()):
+            what = f"{different} of {exact.numel()} products are not those of an fp32 accumulator"
+            raise FaultError(f"{what}; its width is under 'accumulator'", {"a": a, "b": b})
+        compared += exact.numel()
+    return f"{compared} products equal to the bit"
 
 
-def _cancels(backend: Backend, where: str, policy: OperandPolicy) -> str:
-    x, w = _normal(64, 256, seed=4), _normal(32, 256, seed=5)
-    exact = x.double() @ w.double().t()
-    ours = product(backend, where, Draw(policy=policy, key=KEY), x, w)
-    error = float((ours.double() - exact).norm() / exact.norm())
-    assert error < 0.06, f"relative error {error:.3f} against the product without rotation"
-    return f"relative error {error:.3f} (MXFP8's own)"
+def _codes(rows: int, k: int, policy: OperandPolicy, seed: int) -> Tensor:
+    """Return bf16 values that quantising leaves unchanged: E2M1's, which MXFP8 and NVFP4 can hold too.
+
+    Each block of 16 has a 6, which gives it the intended scale.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values = grid_of(E2M1)[torch.randint(0, 8, (rows, k), generator=generator)]
+    values *= 1 - 2.0 * torch.randint(0, 2, (rows, k), generator=generator)
+    values[:, ::16] = 6.0
+    scales = 2.0 ** torch.randint(-1, 2, (rows, k // 32), generator=generator)
+    if policy.format == "nvfp4":
+        scales[:, 0] = 2.0  # the tensor's largest value, the same in every tensor
+    return (values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16)
+
+
+def accumulator_bits(backend: Backend, where: str, policy: OperandPolicy) -> Told:
+    """Tell the number of bits that sums keep: the smallest p with 2^p + 1 − 2^p ≠ 1, at most 24.
+
+    The three terms are 32, 128 or 1,024 elements apart, within one instruction and across many.
+    """
+    # FP8 has one scale for the tensor: a 448 opposite a 0 makes it 1. Both sides share the ratio of the
+    # terms, since E4M3 alone spans only 18 powers of two.
+    fp8 = policy.format == "fp8_e4m3"
+    first, on_left, large, small = (8, 2.0**-17, 2.0**8, 2.0**-9) if fp8 else (1, 1.0, 1.0, 1.0)
+    powers = 2.0 ** torch.arange(first, _FP32_BITS)
+    bits = _FP32_BITS
+    for gap in (32, 128, 1024):
+        a, b = torch.zeros(len(powers), 4 * gap), torch.zeros(16, 4 * gap)
+        a[:, 0], a[:, gap], a[:, 2 * gap] = powers * on_left, 1.0, -powers * on_left
+        b[:, 0] = b[:, 2 * gap] = large
+        b[:, gap] = small
+        if fp8:
+            a[:, 3 * gap] = b[:, 3 * gap + 1] = 448.0
+        kept = product(backend, where, policy, a.to(torch.bfloat16), b.to(torch.bfloat16))[:, 0] == small
+        bits = min([bits, *(first + row for row, one in enumerate(kept.tolist()) if not one)])
+    return Told(f"sums keep {bits} bits, of fp32's {_FP32_BITS}")
+
+
+_DIRECTIONS = {
+    (1.0, -1.0, 1.0, -1.0): "to nearest",
+    (0.0, -1.0, 1.0, 0.0): "toward zero",
+    (0.0, -1.0, 0.0, -1.0): "down",
+    (1.0, 0.0, 1.0, 0.0): "up",
+    (0.75, -0.75, 0.75, -0.75): "not at all (more than 24 bits, or another order)",
+    (0.0, 0.0, 0.0, 0.0): "small terms cut off",
+}
+"""What is left, in last places, of ±1.5·2^16 ± three quarters of its last place ∓ 1.5·2^16."""
+
+
+def sum_rounding(backend: Backend, where: str, policy: OperandPolicy) -> Told:
+    """Tell which way sums are rounded: Blackwell's NVFP4 is published to add groups of 64 toward zero.
+
+    The three terms lie 64, 128 or 1,024 elements apart, each in a group of its own.
+    """
+    found = []
+    for gap in (64, 128, 1024):
+        a, b = torch.zeros(4, 4 * gap), torch.zeros(16, 4 * gap)
+        a[:, 0] = torch.tensor([384.0, 384.0, -384.0, -384.0])
+        a[:, gap] = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-4 * 1.5
+        a[:, 2 * gap] = -a[:, 0]
+        # Opposite a zero, what gives the block of b, and the whole tensor, the scale that holds the rest.
+        b[:, 0] = b[:, 2 * gap] = 256.0
+        b[:, 1] = b[:, 2 * gap + 1] = 384.0
+        b[:, gap], b[:, gap + 1] = 2.0**-4, 2.0**-4 * 1.5
+        a[:, 3 * gap] = b[:, 3 * gap + 1] = {"nvfp4": 448.0 * 6, "fp8_e4m3": 448.0}.get(policy.format, 0.0)
+        ours = product(backend, where, policy, a.to(torch.bfloat16), b.to(torch.bfloat16)).float()
+        left = tuple((ours[:, 0] * 2.0**7).tolist())
+        found.append(f"{_DIRECTIONS.get(left, f'unknown, {left} last places')} {gap} apart")
+    return Told(f"between groups of products: {'; '.join(found)}")

@@ -24,13 +24,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4
-from ablate.backends.testing.suite import label, policies_of
+from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.triton import policies, quantise
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
 from ablate.backends.triton.policies import FORMATS, TILES, Tile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ablate.recipes import OperandPolicy
 
@@ -107,6 +107,11 @@ class Compiled:
     instructions: dict[str, int] = field(default_factory=dict)
     shared_bytes: int = 0
     problems: tuple[str, ...] = ()
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether it has problems, but for Hopper's GEMMs: Hopper has no FP4 unit."""
+        return bool(self.problems) and not (self.kernel == "gemm" and self.target == "sm_90")
 
 
 def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Compiled:
@@ -243,8 +248,3 @@ def every_kernel(target: str) -> Iterator[Compiled]:
                     yield compile_gemm(target, fmt, tile, even=even)
     for rows, columns, output in VARIANTS:
         yield compile_quantiser(target, rows, columns, output)
-
-
-def faults(found: Iterable[Compiled]) -> list[Compiled]:
-    """Return the kernels with problems, except Hopper's GEMMs, because Hopper has no FP4 unit."""
-    return [one for one in found if one.problems and not (one.kernel == "gemm" and one.target == "sm_90")]

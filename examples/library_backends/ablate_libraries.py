@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ablate.backends.packed import Packed
-from ablate.backends.packing import PackedBackend, packing_fault, quantisers_of
+from ablate.backends.packed import Packed, PackedBackend, packing_fault, quantisers_of
 from ablate.backends.protocol import Operand, Support
-from ablate.backends.torch_scaled import swizzled
+from ablate.backends.scaled import swizzled
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from ablate.backends.blackwell import add_toward_zero, summed
+from ablate.backends.emulated import add_toward_zero, summed
 from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection
 from ablate.numerics import GemmPolicy, OperandPolicy, round_operand

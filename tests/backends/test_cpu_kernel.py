@@ -14,8 +14,8 @@ from ablate.backends.cpu_kernel import BlockScaled, Kernel, supports
 from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.select import load_backend
-from ablate.backends.testing.inputs import awkward
-from ablate.backends.testing.suite import KEY, POLICIES, same_bits
+from ablate.backends.testing.inputs import POLICIES, awkward, label, policies_of
+from ablate.backends.testing.suite import KEY, same_bits
 from ablate.base.files import hash_of, write_record
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
@@ -24,25 +24,41 @@ from tests.backends.near_ties import near_ties
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
 EMULATED = EmulatedBackend()
 MXFP4 = OperandPolicy(format="mxfp4")
-STOCHASTIC = dataclasses.replace(MXFP4, rounding="stochastic", prescale=0.75)
-NVFP4 = OperandPolicy(format="nvfp4")
-FOUR_SIX = OperandPolicy(format="nvfp4", scale="four_six")
-FP8 = [
-    OperandPolicy(format=fmt, scale=scale) for fmt in ("fp8_e4m3", "fp8_e5m2") for scale in ("row", "1x128")
-]
-FP8 += [dataclasses.replace(FP8[0], scale="128x128"), dataclasses.replace(FP8[1], rounding="stochastic")]
-FP4 = [
-    OperandPolicy(format=fmt, scale=scale)
-    for fmt in ("fp4_e2m1", "fp4_e3m0")
-    for scale in ("row", "searched")
-]
+(MS_EDEN,) = policies_of("nvfp4 ms_eden H32 step")
+FP8_ROW, FP8_128 = policies_of("fp8_e4m3 row\nfp8_e4m3 1x128")
+E5M2_128, FP4_SEARCHED = policies_of("fp8_e5m2 1x128\nfp4_e2m1 searched")
+FP32_SCALES = policies_of("""
+fp8_e4m3 row
+fp8_e5m2 row
+fp8_e4m3 1x128
+fp8_e4m3 1x128 stochastic
+fp8_e5m2 1x128
+fp8_e4m3 128x128
+fp4_e2m1 row
+fp4_e3m0 row
+fp4_e2m1 searched
+fp4_e3m0 searched
+""")
 
 
 def normal(rows, columns, seed=0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("policy", FP8 + FP4, ids=str)
+@pytest.fixture
+def threads():
+    """How to set the number of threads, which is reset afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def check_bits(x, policy, axis):
+    ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
+    assert same_bits(ours.values, round_operand(x, policy, axis=axis, key=KEY).values)
+
+
+@pytest.mark.parametrize("policy", FP32_SCALES, ids=label)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_bits_for_odd_shapes_strides_and_values(policy, axis):
     tiled = policy.scale in ("1x128", "128x128")
@@ -52,17 +68,11 @@ def test_bits_for_odd_shapes_strides_and_values(policy, axis):
             wide = awkward(max(rows, 8), max(columns, 8), torch.float32)[:rows, :columns]
             for x in (wide, wide.to(torch.bfloat16), wide.to(torch.bfloat16).t().contiguous().t()):
                 assert supports(policy)
-                ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
-                assert same_bits(ours.values, round_operand(x, policy, axis=axis, key=KEY).values)
+                check_bits(x, policy, axis)
 
 
 def operand(elements, scales, axis):
     return BlockScaled(elements=elements.to(torch.bfloat16), scales=scales, axis=axis)
-
-
-def whole_numbers(shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-15, 16, shape, generator=generator), generator
 
 
 @pytest.mark.parametrize("axes", [(1, 1), (1, 0), (0, 1), (0, 0)])
@@ -72,7 +82,8 @@ def test_products_that_fp32_holds_are_exact(axes, blocks, m, n):
     """Whole numbers and scales that are powers of two: every order of adding gives the same sum."""
     k, sides = 384 if blocks > 1 else 301, []
     for seed, (rows, axis) in enumerate(zip((m, n), axes, strict=True)):
-        values, generator = whole_numbers((rows, k), seed)
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randint(-15, 16, (rows, k), generator=generator)
         scales = 2.0 ** torch.randint(-3, 4, (rows, blocks), generator=generator)
         exact = values.double() * scales.double().repeat_interleave(k // blocks, dim=1)
         stored = (values, scales) if axis == 1 else (values.t().contiguous(), scales.t().contiguous())
@@ -97,17 +108,13 @@ def test_the_share_of_results_that_are_not_the_exact_product_rounded_once():
     """Scaling the sums of 128 products rounds less than scaling every value: 0.01 % against 0.03 %."""
     if not cpu_build.loaded()[0].multiplies:
         pytest.skip("this CPU has no products in bf16")
-    reference, draws = load_backend("reference"), (Draw(policy=FP8[1]), Draw(policy=FP8[4]))
-    x, w = normal(512, 1024), normal(512, 1024, seed=1)
+    given = list(zip((normal(512, 1024), normal(512, 1024, seed=1)), (FP8_128, E5M2_128), strict=True))
     ours, theirs = (
-        backend.multiply(
-            *(backend.quantize(one, draw, axis=1) for one, draw in zip((x, w), draws, strict=True))
-        )
-        for backend in (EMULATED, reference)
+        by.multiply(*(by.quantize(x, Draw(policy=policy), axis=1) for x, policy in given))
+        for by in (EMULATED, load_backend("reference"))
     )
-    a, b = (round_operand(one, draw.policy, axis=1).values for one, draw in zip((x, w), draws, strict=True))
-    exact = (a.double() @ b.double().t()).to(torch.bfloat16)
-    off = [float((product != exact).double().mean()) for product in (ours, theirs)]
+    a, b = (round_operand(x, policy, axis=1).values.double() for x, policy in given)
+    off = [float((product != (a @ b.t()).to(torch.bfloat16)).double().mean()) for product in (ours, theirs)]
     assert off[0] < 2e-4 < off[1] + 1e-4 < 6e-4
     assert 1e-4 < float((ours != theirs).double().mean()) < 5e-4
 
@@ -123,26 +130,11 @@ def test_scales_whose_product_leaves_fp32_go_another_way(element, scale):
 def test_a_nan_stays_in_its_row_and_column():
     x, w = normal(40, 256), normal(24, 256, seed=1)
     x[3, 5], w[7, 200] = float("nan"), float("inf")
-    draw = Draw(policy=FP8[0])
+    draw = Draw(policy=FP8_ROW)
     product = EMULATED.multiply(EMULATED.quantize(x, draw, axis=1), EMULATED.quantize(w, draw, axis=1))
     expected = torch.zeros(40, 24, dtype=torch.bool)
     expected[3], expected[:, 7] = True, True
     assert torch.equal(product.isnan(), expected)
-
-
-def test_a_product_is_the_same_at_any_number_of_threads():
-    x, w = normal(1000, 384), normal(700, 384, seed=1)
-    draw, before = Draw(policy=FP8[1]), torch.get_num_threads()
-    sides = [EMULATED.quantize(one, draw, axis=1) for one in (x, w)]
-    found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(EMULATED.multiply(*sides))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("permute", [False, True])
@@ -165,7 +157,11 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
     x = awkward(96, 160, torch.bfloat16).nan_to_num(posinf=1.0)
     first = OperandPolicy(format=fmt, rounding="stochastic", prescale=0.75)
     done = EMULATED.quantize(x, Draw(policy=first, key=KEY), axis=1)
-    for again in (OperandPolicy(format="nvfp4", scale="ms_eden", hadamard=32, signs="step"), FP8[0], FP4[1]):
+    for again in (
+        OperandPolicy(format="nvfp4", scale="ms_eden", hadamard=32, signs="step"),
+        FP8_ROW,
+        FP4_SEARCHED,
+    ):
         for axis in (0, 1):
             draw = Draw(policy=again, key=KEY)
             ours = EMULATED.quantize_again(done, draw, axis=axis)
@@ -176,45 +172,43 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        OperandPolicy(format="fp8_e4m3"),
-        MXFP4,
-        STOCHASTIC,
-        dataclasses.replace(NVFP4, hadamard=16, signs="fixed"),
-    ],
-    ids=str,
+    policies_of("fp8_e4m3\nmxfp4\nmxfp4 stochastic 0.75\nnvfp4 H16 fixed\nfp8_e4m3 1x128"),
+    ids=label,
 )
-def test_any_number_of_threads_and_any_strides(policy):
-    backend = EMULATED
-    x = torch.randn(1056, 544, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    strided = torch.zeros(1056, 600, dtype=torch.bfloat16)[:, :544].copy_(x)
-    before = torch.get_num_threads()
-    try:
+def test_any_number_of_threads_and_any_strides(policy, threads):
+    x = normal(1152, 640)
+    strided = torch.zeros(1152, 700, dtype=torch.bfloat16)[:, :640].copy_(x)
+    products = []
+    for number in (1, 2, 3):
+        threads(number)
         for axis in (0, 1):
-            expected = round_operand(x, policy, axis=axis, key=KEY).values
-            for threads in (1, 2, 3):
-                torch.set_num_threads(threads)
-                for other in (x, strided, x.t().contiguous().t()):
-                    ours = backend.quantize(other, Draw(policy=policy, key=KEY), axis=axis)
-                    assert same_bits(ours.values, expected)
-    finally:
-        torch.set_num_threads(before)
+            for other in (x, strided, x.t().contiguous().t()):
+                check_bits(other, policy, axis)
+        side = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=1)
+        if isinstance(side, BlockScaled):
+            products.append(EMULATED.multiply(side, side))
+    assert all(torch.equal(one, products[0]) for one in products)
 
 
 @pytest.mark.parametrize("columns", [33, 50, 65, 130])
 def test_odd_widths_along_the_other_axis(columns):
-    x = torch.randn(256, columns, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     for policy in (policy for policy in POLICIES if block_shape(policy)[0] == 1):
-        ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=0).values
-        assert same_bits(ours, round_operand(x, policy, axis=0, key=KEY).values)
+        check_bits(normal(256, columns), policy, axis=0)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("policy", [FOUR_SIX, dataclasses.replace(FOUR_SIX, rounding="stochastic")], ids=str)
+@pytest.mark.parametrize("policy", policies_of("nvfp4 four_six\nnvfp4 four_six stochastic"), ids=label)
 def test_four_or_six_where_only_roundings_tell_the_errors_apart(policy, axis):
     for x in near_ties(64, axis):
-        ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
-        assert same_bits(ours.values, round_operand(x, policy, axis=axis, key=KEY).values)
+        check_bits(x, policy, axis)
+
+
+@pytest.fixture
+def anew():
+    """Load the kernel anew, now and after the test."""
+    cpu_build.loaded.cache_clear()
+    yield
+    cpu_build.loaded.cache_clear()
 
 
 def test_with_a_compiler_the_kernel_is_used():
@@ -223,19 +217,14 @@ def test_with_a_compiler_the_kernel_is_used():
     assert library is not None, reason
 
 
+@pytest.mark.usefixtures("anew")
 def test_without_a_compiler_plain_torch_does_it(monkeypatch):
     monkeypatch.setenv("ABLATE_CPU_KERNEL", "off")
-    cpu_build.loaded.cache_clear()
-    try:
-        assert cpu_build.loaded()[0] is None
-        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-        values = EMULATED.quantize(x, Draw(policy=MXFP4), axis=0).values
-        assert torch.equal(values, round_operand(x, MXFP4, axis=0).values)
-    finally:
-        cpu_build.loaded.cache_clear()
+    assert cpu_build.loaded()[0] is None
+    check_bits(normal(64, 64), MXFP4, axis=0)
 
 
-def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path):
+def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path, anew):
     cpu_build.loaded()
     usual = cpu_build._build_here().target
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
@@ -252,15 +241,12 @@ def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path)
         return len(builds)
 
     monkeypatch.setattr(cpu_build, "_compile", build)
-    try:
-        assert [load(), load()] == [1, 1]
-        whole = builds[0].read_bytes()
-        builds[0].unlink()  # what is mapped into this process stays as it is
-        builds[0].write_bytes(whole[:9000] + bytes([whole[9000] ^ 1]) + whole[9001:])
-        assert [load(), load()] == [2, 2]
-        assert builds[0].read_bytes() == whole
-    finally:
-        cpu_build.loaded.cache_clear()
+    assert [load(), load()] == [1, 1]
+    whole = builds[0].read_bytes()
+    builds[0].unlink()  # what is mapped into this process stays as it is
+    builds[0].write_bytes(whole[:9000] + bytes([whole[9000] ^ 1]) + whole[9001:])
+    assert [load(), load()] == [2, 2]
+    assert builds[0].read_bytes() == whole
 
 
 def test_a_kernel_is_kept_where_nobody_else_can_write(monkeypatch, tmp_path):
@@ -298,19 +284,13 @@ def test_a_library_that_others_can_change_is_not_opened(tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("anew")
 def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
     monkeypatch.setattr(cpu_build, "_fault", lambda _kernel: "wrong")
-    monkeypatch.setattr(
-        cpu_build, "_FLAGS", tuple("-O0" if "-O" in flag else flag for flag in cpu_build._FLAGS)
-    )
-    cpu_build.loaded.cache_clear()
-    try:
-        reason = cpu_build.loaded()[1]
-        assert "does not give the bits" in reason or "no C++ compiler" in reason
-        assert not list(tmp_path.rglob("*.so"))
-    finally:
-        cpu_build.loaded.cache_clear()
+    monkeypatch.setattr(cpu_build, "_FLAGS", ("-O0", *cpu_build._FLAGS[1:]))
+    assert "does not give the bits" in cpu_build.loaded()[1]
+    assert not list(tmp_path.rglob("*.so"))
 
 
 @pytest.mark.exhaustive

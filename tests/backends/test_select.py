@@ -1,125 +1,102 @@
 """Who does which GEMM where: by name, or the fastest native one; and nothing in silence."""
 
+import dataclasses
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 import torch
 
-from ablate.backends import select
-from ablate.backends.device import KNOWN, Device, device_of, device_of_arch
+from ablate.backends import device, select
+from ablate.backends.device import KNOWN, Device, device_of_arch
 from ablate.backends.emulated import EmulatedBackend
-from ablate.backends.packing import packing_fault
+from ablate.backends.packed import packing_fault
 from ablate.backends.protocol import Support
-from ablate.backends.select import Selection, gemms_of, load_backend, overall_mode
-from ablate.backends.testing.suite import both, checks
+from ablate.backends.select import (
+    Selection,
+    UnfitDeviceError,
+    fit_choices,
+    load_backend,
+    overall_mode,
+    quick_self_test,
+    run_self_tests,
+)
+from ablate.backends.testing.inputs import policies_of
+from ablate.backends.testing.suite import both
 from ablate.base.errors import UserError
+from ablate.execute.worker import _one_line
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 from ablate.run import backends
 from ablate.run.backends import backend_names
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 
-BF16 = OperandPolicy()
-MXFP4 = OperandPolicy(format="mxfp4")
-SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
-FP8 = OperandPolicy(format="fp8_e4m3")
-
+NAMES = ("bf16", "fp8_e4m3", "fp8_e4m3 row", "mxfp4", "mxfp4 stochastic 0.75", "nvfp4")
+BF16, FP8, ROW, MXFP4, SR, NVFP4 = POLICIES = policies_of("\n".join(NAMES))
+MXFP8, E5M2 = policies_of("mxfp8\nfp8_e5m2")
+EMULATED = ("emulated",) * 6
 AUTO = {
-    "cpu": {
-        "bf16": "emulated",
-        "fp8": "emulated",
-        "mxfp4": "emulated",
-        "sr": "emulated",
-        "nvfp4": "emulated",
-    },
-    **dict.fromkeys(("sm_80", "gfx942"), dict.fromkeys(("bf16", "fp8", "mxfp4", "sr", "nvfp4"), "emulated")),
-    "sm_90": {"bf16": "emulated", "fp8": "torch", "mxfp4": "emulated", "sr": "emulated", "nvfp4": "emulated"},
-    "sm_100": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "torch"},
-    "sm_103": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "torch"},
-    "sm_120": {"bf16": "emulated", "fp8": "torch", "mxfp4": "triton", "sr": "triton", "nvfp4": "torch"},
-    "gfx950": {"bf16": "emulated", "fp8": "torch", "mxfp4": "torch", "sr": "triton", "nvfp4": "emulated"},
-}
-POLICIES = {"bf16": BF16, "fp8": FP8, "mxfp4": MXFP4, "sr": SR, "nvfp4": OperandPolicy(format="nvfp4")}
+    "cpu": EMULATED, "sm_80": EMULATED, "gfx942": EMULATED,
+    "sm_90": ("emulated", "torch", "torch", "emulated", "emulated", "emulated"),
+    "sm_100": ("emulated", "torch", "torch", "torch", "triton", "torch"),
+    "sm_103": ("emulated", "torch", "torch", "torch", "triton", "torch"),
+    "sm_120": ("emulated", "torch", "emulated", "triton", "triton", "torch"),
+    "gfx950": ("emulated", "torch", "torch", "torch", "triton", "emulated"),
+}  # fmt: skip
+B200 = Device(kind="cuda", arch="sm_100", name="B200")
 
 
 @pytest.mark.parametrize("arch", KNOWN)
-def test_auto(arch):
+def test_auto_takes_the_fastest_native_one(arch):
     pytest.importorskip("triton", reason="Triton is not installed")
-    selection = Selection("auto")
-    found = {
-        name: selection.choose(both(policy), device_of_arch(arch))[0].name
-        for name, policy in POLICIES.items()
-    }
-    assert found == AUTO[arch]
-
-
-@pytest.mark.parametrize(("arch", "mode"), [("sm_100", "native"), ("sm_120", "no")])
-def test_fp8_with_a_scale_per_row(arch, mode):
-    gemm = both(OperandPolicy(format="fp8_e4m3", scale="row"))
-    assert load_backend("torch").support(gemm, device_of_arch(arch)).mode == mode
-    assert Selection("auto").choose(gemm, device_of_arch(arch))[0].name == (
-        "torch" if mode == "native" else "emulated"
-    )
-
-
-@pytest.mark.parametrize("arch", [arch for arch in KNOWN if arch != "cpu"])
-def test_what_is_not_quantised_is_native_on_every_gpu(arch):
-    _, support = Selection("auto").choose(both(BF16), device_of_arch(arch))
-    assert support.mode == "native"
-
-
-def test_an_unknown_architecture_is_emulated_and_says_why():
-    device = Device(kind="cuda", arch="sm_89", name="L40S")
-    backend, support = Selection("auto").choose(both(MXFP4), device)
-    assert (backend.name, support.mode) == ("emulated", "emulated")
-    with pytest.raises(ValueError, match=r"back end 'torch' cannot do mxfp4 on L40S: .*sm_89"):
-        Selection("torch").choose(both(MXFP4), device)
-    pytest.importorskip("triton", reason="Triton is not installed")
-    with pytest.raises(ValueError, match=r"no mxfp4 tiles for sm_89 \(has gfx950, sm_100"):
-        Selection("triton").choose(both(MXFP4), device)
-
-
-def test_a_named_back_end_leaves_high_precision_to_the_device():
-    backend, _ = Selection("torch").choose(both(BF16), device_of_arch("sm_100"))
-    assert backend.name == "emulated"
-    backend, _ = Selection("reference").choose(both(BF16), device_of_arch("sm_100"))
-    assert backend.name == "reference"
+    found = [Selection("auto").choose(both(policy), device_of_arch(arch)) for policy in POLICIES]
+    assert tuple(backend.name for backend, _ in found) == AUTO[arch]
+    assert found[0][1].mode == ("emulated" if arch == "cpu" else "native")  # bf16
 
 
 @pytest.mark.parametrize(
-    ("gemm", "why"),
+    ("name", "gemm", "arch", "why"),
     [
-        (GemmPolicy(left=MXFP4, right=BF16), "no instruction takes bf16"),
-        (GemmPolicy(left=MXFP4, right=OperandPolicy(format="mxfp8")), "both in one format"),
-        (both(OperandPolicy(format="mxfp6_e2m3")), "no instruction takes mxfp6_e2m3"),
-        (both(OperandPolicy(format="fp8_e5m2")), "E5M2 on both sides"),
-        (both(OperandPolicy(format="fp8_e4m3", scale="1x128")), "with scale '1x128'"),
-        (GemmPolicy(left=FP8, right=OperandPolicy(format="fp8_e4m3", scale="row")), "do not go together"),
-        (both(OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75, undo="operand")), "undo"),
-        (both(MXFP4), None),
-        (GemmPolicy(left=FP8, right=OperandPolicy(format="fp8_e5m2")), None),
+        ("torch", both(MXFP4), "sm_80", r"back end 'torch' cannot do mxfp4 on Ampere.*: .*sm_80"),
+        ("triton", both(MXFP4), "sm_80", r"no mxfp4 tiles for sm_80 \(has gfx950, sm_100"),
+        ("torch", both(SR), "sm_100", "prescale"),
+        ("torch", both(ROW), "sm_120", "scale per row"),
+        ("torch", GemmPolicy(left=MXFP4, right=BF16), "sm_100", "no instruction takes bf16"),
+        ("torch", GemmPolicy(left=MXFP4, right=MXFP8), "sm_100", "both in one format"),
+        ("torch", both(OperandPolicy(format="mxfp6_e2m3")), "sm_100", "no instruction takes mxfp6_e2m3"),
+        ("torch", both(E5M2), "sm_100", "E5M2 on both sides"),
+        ("torch", both(dataclasses.replace(FP8, scale="1x128")), "sm_100", "with scale '1x128'"),
+        ("torch", GemmPolicy(left=FP8, right=ROW), "sm_100", "do not go together"),
+        ("torch", both(dataclasses.replace(SR, undo="operand")), "sm_100", "undo"),
     ],
 )
-def test_what_packed_codes_cannot_hold_is_refused_by_name(gemm, why):
-    fault = packing_fault(gemm)
-    assert (fault is None) if why is None else (why in fault)
+def test_what_a_named_back_end_cannot_do_is_refused_with_its_reason(name, gemm, arch, why):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    with pytest.raises(ValueError, match=why):
+        Selection(name).choose(gemm, device_of_arch(arch))
+
+
+def test_what_is_packed():
+    assert packing_fault(both(MXFP4)) is None
+    assert packing_fault(GemmPolicy(left=FP8, right=E5M2)) is None
+
+
+def test_a_named_back_end_leaves_high_precision_to_the_device():
+    for name, by in (("torch", "emulated"), ("reference", "reference")):
+        assert Selection(name).choose(both(BF16), B200)[0].name == by
 
 
 def test_choices_of_a_whole_recipe():
-    recipe = resolve(
-        RecipeSpec(
-            gemms=["fprop", "wgrad"],
-            layers=[{"last": 1, "recipe": "bf16"}],
-            phases=[{"from_fraction": 0.9, "recipe": "bf16"}],
-        )
+    spec = RecipeSpec(
+        gemms=["fprop", "wgrad"],
+        layers=[{"last": 1, "recipe": "bf16"}],
+        phases=[{"from_fraction": 0.9, "recipe": "bf16"}],
     )
-    found = list(gemms_of(recipe))
-    assert [(where, gemm) for where, gemm, _ in found] == [
-        ("", "fprop"), ("", "dgrad"), ("", "wgrad"), (" by rule 1", "fprop"), (" by rule 1", "wgrad"),
+    choices = Selection("auto").choices(resolve(spec), B200)
+    assert [(choice.gemm, choice.backend) for choice in choices] == [
+        ("fprop", "torch"), ("dgrad", "emulated"), ("wgrad", "torch"),
+        ("fprop by rule 1", "emulated"), ("wgrad by rule 1", "emulated"),
     ]  # fmt: skip
-    choices = Selection("auto").choices(recipe, device_of_arch("sm_100"))
-    assert [choice.backend for choice in choices] == ["torch", "emulated", "torch", "emulated", "emulated"]
     assert overall_mode(choices) == "native"
-    on_cpu = Selection("auto").choices(recipe, device_of("cpu"))
-    assert overall_mode(on_cpu) == "emulated"
+    assert overall_mode(Selection("auto").choices(resolve(spec), device_of_arch("cpu"))) == "emulated"
 
 
 class OwnBackend(EmulatedBackend):
@@ -128,66 +105,112 @@ class OwnBackend(EmulatedBackend):
     name = "own"
 
     def support(self, gemm, device):  # noqa: ARG002  the protocol's signature
-        mode = "native" if device.arch in ("mine", "cpu") else "no"
-        return Support(mode=mode, detail="my own silicon")
+        return Support(mode="native" if device.arch == "mine" else "no", detail="my own silicon")
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    entry = EntryPoint(name="own", value=f"{__name__}:OwnBackend", group="ablate.backends")
-    monkeypatch.setattr(
-        backends, "entry_points", lambda group: EntryPoints([entry] if group == entry.group else [])
-    )
-    original = select.importlib.import_module
-    here = type("here", (), {"OwnBackend": OwnBackend})
-    monkeypatch.setattr(
-        select.importlib, "import_module", lambda name: here if name == __name__ else original(name)
-    )
-    select.load_backend.cache_clear()
-    yield
-    select.load_backend.cache_clear()
+def test_a_users_own_back_end_by_entry_point(monkeypatch):
+    def register(name, where):
+        entry = EntryPoint(name=name, value=where, group="ablate.backends")
+        monkeypatch.setattr(backends, "entry_points", lambda group: EntryPoints([entry]).select(group=group))
+        select.load_backend.cache_clear()
 
-
-def test_a_users_own_back_end_by_entry_point(registered):
-    assert "own" in backend_names()
+    register("own", f"{__name__}:OwnBackend")
     mine = Device(kind="cuda", arch="mine", name="mine")
+    assert "own" in backend_names()
     assert Selection("auto").choose(both(MXFP4), mine)[0].name == "own"
-    assert Selection("own").of(both(MXFP4), "cpu").name == "own"
-    found = [check.run() for check in checks(load_backend("own"), "cpu", (MXFP4, SR))]
-    assert len(found) >= 5
-
-
-def test_a_back_end_that_does_not_import_is_named(monkeypatch):
-    entry = EntryPoint(name="gone", value="no_such_module:Backend", group="ablate.backends")
-    monkeypatch.setattr(backends, "entry_points", lambda *, group: EntryPoints([entry]).select(group=group))
+    assert Selection("own").choose(both(MXFP4), mine)[0].name == "own"
+    register("gone", "no_such_module:Backend")
     with pytest.raises(ValueError, match=r"back end 'gone' \(no_such_module:Backend\) does not import"):
         load_backend("gone")
+    select.load_backend.cache_clear()
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match="no back end 'fast'"):
-        Selection("fast")
+    for unknown in (Selection, load_backend):
+        with pytest.raises(ValueError, match="no back end 'fast'"):
+            unknown("fast")
     with pytest.raises(UserError, match="no architecture 'sm_1'"):
         device_of_arch("sm_1")
 
 
-def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch):
-    from ablate.backends import device
-
-    device.triton_version.cache_clear()
-    monkeypatch.setattr(device, "triton_version", lambda: None)
-    assert device.triton_fault() == "Triton is not installed (pip install triton)"
-    monkeypatch.setattr(device, "triton_version", lambda: (3, 4))
-    assert device.triton_fault() == "Triton 3.4 is too old (needs 3.6; pip install -U triton)"
-    support = load_backend("triton").support(both(MXFP4), device_of_arch("sm_100"))
-    assert (support.mode, support.detail) == (
-        "no",
-        "Triton 3.4 is too old (needs 3.6; pip install -U triton)",
-    )
+@pytest.mark.parametrize(
+    ("version", "fault"),
+    [
+        (None, "Triton is not installed (pip install triton)"),
+        ((3, 4), "Triton 3.4 is too old (needs 3.6; pip install -U triton)"),
+    ],
+)
+def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, version, fault):
+    monkeypatch.setattr(device, "triton_version", lambda: version)
+    support = load_backend("triton").support(both(MXFP4), B200)
+    assert (support.mode, support.detail) == ("no", fault)
 
 
-def test_the_device_of_this_machine():
-    assert device_of("cpu").arch == "cpu"
+@pytest.fixture
+def config():
+    return RunConfig(
+        model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64, training=TrainingConfig(),
+        recipe=resolve(RecipeSpec(gemms=["fprop", "wgrad"])), backend="auto", seed=0,
+    )  # fmt: skip
+
+
+def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):
+    choices = fit_choices(config, ResourcesConfig(), "cpu")
+    assert {choice.mode for choice in choices} == {"emulated"}
+    assert run_self_tests(choices, "cpu", allow_failed=False) == []
+    native = ResourcesConfig(require_native=True)
+    with pytest.raises(UnfitDeviceError, match=r"no native .* for Fprop on CPU .*`ablate check`"):
+        fit_choices(config, native, "cpu")
+    named = dataclasses.replace(config, backend="torch")
+    with pytest.raises(UnfitDeviceError, match=r"'torch' cannot do mxfp4 on CPU: .*; backend: auto takes"):
+        fit_choices(named, ResourcesConfig(), "cpu")
     if not torch.cuda.is_available():
-        with pytest.raises((RuntimeError, AssertionError)):
-            device_of("cuda")
+        no_gpu = r"^no GPU can be used here \([^\n]+\); set resources.gpus: 0[^\n]+$"
+        with pytest.raises(UnfitDeviceError, match=no_gpu):
+            fit_choices(config, ResourcesConfig(gpus=1), "cuda")
+    monkeypatch.setattr(select, "device_of", lambda _: B200)
+    assert {choice.mode for choice in fit_choices(config, native, "cuda")} == {"native"}
+
+
+def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config, monkeypatch):
+    monkeypatch.setattr(select, "device_of", lambda _: B200)
+    choices = fit_choices(config, ResourcesConfig(), "cuda")
+    bad = {"backend": "torch", "check": "exact probe: mxfp4", "passed": False, "detail": "3 differ"}
+    monkeypatch.setattr(select, "quick_self_test", lambda _name, _where: (bad,))
+    assert run_self_tests(choices, "cuda", allow_failed=True) == [bad]
+    with pytest.raises(UnfitDeviceError, match=r"back end 'torch' failed: exact probe: mxfp4: 3 differ"):
+        run_self_tests(choices, "cuda", allow_failed=False)
+
+
+def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(monkeypatch):
+    first = quick_self_test("emulated", "cpu")
+    assert all(result["passed"] for result in first)
+    assert {"exact probe: mxfp4", "accumulator: mxfp4"} <= {result["check"] for result in first}
+    assert quick_self_test("emulated", "cpu") is first
+
+    def broken(*_args, **_options):
+        raise RuntimeError("CUDA error: an illegal memory access\nmore lines")
+
+    monkeypatch.setattr(load_backend("emulated"), "multiply", broken)
+    results = quick_self_test.__wrapped__("emulated", "cpu")
+    details = {result["detail"] for result in results if not result["passed"]}
+    assert details == {"RuntimeError: CUDA error: an illegal memory access"}
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nmore"),
+            "out of GPU memory (CUDA out of memory.); a smaller training.micro_batch_size needs less",
+        ),
+        (
+            RuntimeError("CUDA error: device-side assert triggered\nmore"),
+            "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it",
+        ),
+        (UnfitDeviceError("no such path"), "no such path"),
+        (KeyError("a"), "KeyError: 'a'"),
+    ],
+)
+def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out(error, line):
+    assert _one_line(error) == line

@@ -5,42 +5,28 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ablate.backends.testing.inputs import grid_of
-from ablate.check.differences import Definition, compare
-from ablate.numerics import Key, OperandPolicy, round_operand
+from ablate.backends.testing.inputs import grid_of, policies_of
+from ablate.check.differences import compare, defined, definition_of
+from ablate.numerics import Key, OperandPolicy
 from ablate.numerics.formats import ELEMENTS
 from ablate.numerics.quantiser import on_grid
 
 KEY = Key(seed=0, layer="l", gemm="wgrad", operand="x", step=1)
-POLICIES = [
-    OperandPolicy(format="mxfp4"),
-    OperandPolicy(format="mxfp8"),
-    OperandPolicy(format="nvfp4"),
-    OperandPolicy(format="mxfp4", block="32x32"),
-    OperandPolicy(format="fp8_e4m3"),
-    OperandPolicy(format="fp8_e4m3", scale="1x128"),
-]
+MXFP4, NVFP4 = OperandPolicy(format="mxfp4"), OperandPolicy(format="nvfp4")
+POLICIES = policies_of("mxfp4\nmxfp8\nnvfp4\nmxfp4 32x32\nfp8_e4m3\nfp8_e4m3 1x128")
 
 
-def normal(rows=128, columns=128, seed=0):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+def normal():
+    return torch.randn(128, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 
 
-def defined(x, policy, key=KEY):
-    done = round_operand(x, policy, axis=1, key=key)
-    return done.values.float() * done.descale
+def values(x, policy, key=KEY):
+    return defined(x, policy, 1, key)
 
 
-def definition(x, policy, *, random=False):
-    return Definition(
-        data="made up", policy=policy, values=defined(x, policy),
-        grid=on_grid(x, policy, axis=1, key=KEY), random=random,
-    )  # fmt: skip
-
-
-def compared(found, x, policy, **options):
+def compared(found, x, policy, *, random=False):
     counted = {}
-    compare(found, definition(x, policy, **options), counted)
+    compare(found, definition_of(x, policy, 1, KEY, random=random), "made up", counted)
     return counted
 
 
@@ -51,32 +37,29 @@ def causes(found, x, policy, **options):
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_the_same_values_differ_nowhere_and_a_last_bit_is_one(policy):
     x = normal()
-    same = defined(x, policy)
+    same = values(x, policy)
     assert causes(same, x, policy) == {}
     moved = same * (1 + 2.0**-9)
     assert causes(moved, x, policy) == {"last bit": int((same != 0).sum())}
 
 
 def test_ties_that_go_away_from_zero_and_no_others():
-    policy = OperandPolicy(format="mxfp4")
+    policy = MXFP4
     x = torch.tensor([6.0, 0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5.0] * 4).repeat(32, 1).to(torch.bfloat16)
-    found = defined(x, policy)
+    found = values(x, policy)
     assert found[0, :8].tolist() == [6, 0, -1, 1, 2, -2, 4, 4]
     found[:, 1::8], found[:, 3::8], found[:, 5::8], found[:, 7::8] = 0.5, 1.5, -3, 6
     (tie,) = compared(found, x, policy).values()
     assert (tie.cause, tie.count) == ("tie", 4 * 4 * 32)
-    assert (tie.first.row, tie.first.column, tie.first.exact, tie.first.expected, tie.first.found) == (
-        0, 1, 0.25, 0.0, 0.5,
-    )  # fmt: skip
+    assert (tie.row, tie.column, tie.exact, tie.expected, tie.found) == (0, 1, 0.25, 0.0, 0.5)
 
 
-@pytest.mark.parametrize("policy", [OperandPolicy(format="mxfp4"), OperandPolicy(format="nvfp4")], ids=str)
+@pytest.mark.parametrize("policy", [MXFP4, NVFP4], ids=str)
 def test_a_neighbouring_scale_explains_its_whole_block(policy):
     x = torch.randn(128, 128, generator=torch.Generator().manual_seed(3))  # fp32: no ties
-    columns = 32 if policy.format == "mxfp4" else 16
-    grid = on_grid(x, policy, axis=1, key=KEY)
-    scale = grid.scales[0] * (2.0 if policy.format == "mxfp4" else 9 / 8)
-    found = defined(x, policy)
+    columns, factor = (32, 2.0) if policy == MXFP4 else (16, 9 / 8)
+    scale = on_grid(x, policy, axis=1, key=KEY).scales[0] * factor
+    found = values(x, policy)
     levels = grid_of(ELEMENTS["mxfp4"]) * scale
     exact = x[0, :columns].float()
     near = (exact.abs()[:, None] - levels).abs().argmin(1)
@@ -87,10 +70,10 @@ def test_a_neighbouring_scale_explains_its_whole_block(policy):
 
 
 def test_a_value_that_does_not_clip_nan_that_is_lost_and_the_sign_of_zero():
-    policy = OperandPolicy(format="mxfp4")
+    policy = MXFP4
     x = normal()
     x[0, 0], x[3, 40], x[5, 7] = 7.5, torch.nan, 0.0
-    found = defined(x, policy)
+    found = values(x, policy)
     assert found[0, 0] == 6
     found[0, 0] = 7.5
     found[3, 32:64] = 0.0
@@ -99,7 +82,7 @@ def test_a_value_that_does_not_clip_nan_that_is_lost_and_the_sign_of_zero():
 
 
 def test_truncation_is_no_tie():
-    policy = OperandPolicy(format="mxfp4")
+    policy = MXFP4
     x = torch.full((32, 32), 2.7, dtype=torch.bfloat16)  # of 2 and 3
     x[:, 0] = 6
     assert causes(torch.where(x == 6, 6.0, 2.0), x, policy) == {"other": 31 * 32}
@@ -109,8 +92,8 @@ def test_truncation_is_no_tie():
 def test_of_stochastic_rounding_both_neighbours_are_right_and_nothing_else(prescale):
     policy = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=prescale)
     x = normal()
-    other = defined(x, policy, replace(KEY, step=7))
-    assert bool((other != defined(x, policy)).any())
+    other = values(x, policy, replace(KEY, step=7))
+    assert bool((other != values(x, policy)).any())
     assert causes(other, x, policy, random=True) == {}
     other[2, 3] *= 4
     assert sum(causes(other, x, policy, random=True).values()) == 1

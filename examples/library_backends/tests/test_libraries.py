@@ -9,9 +9,9 @@ import torch
 from ablate.backends.device import device_of_arch
 from ablate.backends.packed import Packed
 from ablate.backends.protocol import Draw
+from ablate.backends.scaled import swizzled
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing.suite import both
-from ablate.backends.torch_scaled import swizzled
 from ablate.recipes import OperandPolicy
 from ablate.run.backends import backend_names
 

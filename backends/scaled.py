@@ -1,9 +1,14 @@
-"""The ``torch`` back end: ``torch.nn.functional.scaled_mm`` (cuBLASLt, hipBLASLt) on our packed operands.
+"""The back ends with a native GEMM on packed operands: ``torch`` and ``triton``.
 
-Support in torch 2.13: FP8 with one scale per tensor or row on the CPU, Hopper, Blackwell B200/B300 and
-gfx950; MXFP8 and MXFP4 on B200/B300 with scales in blocks of 32×4×4 (cuBLAS: block scaling factors layout)
-and on gfx950 with plain rows; NVFP4 on B200/B300. On RTX 50: FP8 per tensor (per row fails, pytorch#192707),
-MXFP8 and NVFP4 where both operands have the contraction last, as here (pytorch#198126).
+``torch`` is ``torch.nn.functional.scaled_mm`` (cuBLASLt, hipBLASLt). Support in torch 2.13: FP8 with one
+scale per tensor or row on the CPU, Hopper, Blackwell B200/B300 and gfx950; MXFP8 and MXFP4 on B200/B300 with
+scales in blocks of 32×4×4 (cuBLAS: block scaling factors layout) and on gfx950 with plain rows; NVFP4 on
+B200/B300. On RTX 50: FP8 per tensor (per row fails, pytorch#192707), MXFP8 and NVFP4 where both operands have
+the contraction last, as here (pytorch#198126).
+
+``triton`` is our own GEMM by ``tl.dot_scaled``, native on Blackwell and MI355X. On Hopper it widens codes to
+bf16 before it multiplies (*upcast*). Its results equal those of hardware with FP4 units except for how
+products are added; its speed does not.
 """
 
 from __future__ import annotations
@@ -14,10 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ablate.backends.packed import FP8, Packed
-from ablate.backends.packing import PackedBackend, packing_fault, quantisers_of
-from ablate.backends.protocol import Operand, Support
-from ablate.backends.triton.policies import BLOCK
+from ablate.backends.device import (
+    OLDEST_TO_INTERPRET,
+    OLDEST_TO_WIDEN_NVFP4,
+    interpreting,
+    triton_fault,
+    triton_version,
+)
+from ablate.backends.packed import FP8, Packed, PackedBackend, packing_fault, quantisers_of
+from ablate.backends.protocol import Mode, Operand, Support
+from ablate.backends.triton.policies import BLOCK, TILES
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
@@ -25,17 +36,65 @@ if TYPE_CHECKING:
 
 _OLDEST, _OLDEST_ON_CPU = (2, 10), (2, 13)
 _NATIVE: dict[str, tuple[str, ...]] = {
+    "cpu": FP8,
     "sm_90": FP8,
     "sm_100": (*FP8, "mxfp8", "mxfp4", "nvfp4"),
     "sm_103": (*FP8, "mxfp8", "mxfp4", "nvfp4"),
     "sm_120": (*FP8, "mxfp8", "nvfp4"),
     "gfx950": (*FP8, "mxfp8", "mxfp4"),
 }
+"""What ``F.scaled_mm`` takes; on gfx942 nothing: its FP8 formats are FNUZ, with other codes and values."""
 _NOT_BY_ROW = ("sm_120",)
 _ALIGNED = 16
 """cuBLASLt and hipBLASLt require dimensions divisible by 16; others are padded with zeros at the end."""
 _SWIZZLED_ROWS, _SWIZZLED_COLUMNS = 128, 4
-_WITHOUT = {"gfx942": "its FP8 formats are FNUZ, with other codes and values"}
+
+
+class TritonBackend(PackedBackend):
+    """Codes from the quantise kernel, products by ``tl.dot_scaled``."""
+
+    name = "triton"
+
+    def support(self, gemm: GemmPolicy, device: Device) -> Support:
+        """Native if the tile table has the architecture and format; upcast on Hopper."""
+        fault = triton_fault() or packing_fault(gemm) or _triton_fault(gemm.left.format, device)
+        if fault is not None:
+            return Support(mode="no", detail=fault)
+        if device.kind == "cpu":
+            return Support(mode="emulated", detail="Triton's interpreter")
+        mode: Mode = "upcast" if device.arch == "sm_90" else "native"
+        return Support(mode=mode, detail=f"tl.dot_scaled, quantised by {quantisers_of(gemm)}")
+
+    def detail(self) -> str:
+        """Return one line for the run's record."""
+        found = triton_version()
+        return f"Triton {'.'.join(map(str, found))}" if found else str(triton_fault())
+
+    def multiply(self, a: Operand, b: Operand) -> Tensor:
+        """Multiply packed operands of one format."""
+        from ablate.backends.triton.gemm import launch_gemm
+
+        assert isinstance(a, Packed)
+        assert isinstance(b, Packed)
+        return launch_gemm(a, b)
+
+
+def _triton_fault(fmt: str, device: Device) -> str | None:
+    found = triton_version() or ()
+    if fmt not in BLOCK:
+        return f"no tl.dot_scaled for {fmt} with scales in fp32"
+    if device.kind == "cpu":
+        if not interpreting():
+            return "needs a GPU"
+        if found < OLDEST_TO_INTERPRET:
+            return "tl.dot_scaled is interpreted from Triton 3.8 on"
+        return "Triton's interpreter reads E4M3 scales as E8M0" if fmt == "nvfp4" else None
+    if (device.arch, fmt) not in TILES:
+        known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})
+        return f"no {fmt} tiles for {device.arch} (has {', '.join(known)})"
+    if (device.arch, fmt) == ("sm_90", "nvfp4") and found < OLDEST_TO_WIDEN_NVFP4:
+        return "NVFP4 is widened from Triton 3.8 on"
+    return None
 
 
 class TorchBackend(PackedBackend):
@@ -45,30 +104,11 @@ class TorchBackend(PackedBackend):
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
         """Native as in the module's list; FP8 on the CPU is not native, for lack of an FP8 unit."""
-        if fault := packing_fault(gemm):
+        fault = packing_fault(gemm) or _torch_fault(gemm, device)
+        if fault is not None:
             return Support(mode="no", detail=fault)
-        if gemm.left.format.startswith("mx") and gemm.left.prescale * gemm.right.prescale != 1:
-            return Support(mode="no", detail="F.scaled_mm has no factor that undoes a prescale in fp32")
-        found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        on_cpu = device.kind == "cpu"
-        oldest = _OLDEST_ON_CPU if on_cpu else _OLDEST
-        if found < oldest:
-            what = f"torch {torch.__version__} has no F.scaled_mm{' on the CPU' if on_cpu else ''}"
-            return Support(mode="no", detail=f"{what} (needs {'.'.join(map(str, oldest))})")
-        formats = {gemm.left.format, gemm.right.format}
-        if on_cpu:
-            if formats <= set(FP8):
-                return Support(mode="emulated", detail="F.scaled_mm of FP8 codes on the CPU")
-            return Support(mode="no", detail=f"no F.scaled_mm for {gemm.left.format} on the CPU")
-        has = _NATIVE.get(device.arch, ())
-        if not formats <= set(has):
-            without = _WITHOUT.get(device.arch, "an architecture without FP8 here")
-            other = f"has {', '.join(has)}" if has else without
-            return Support(
-                mode="no", detail=f"no F.scaled_mm for {gemm.left.format} on {device.arch} ({other})"
-            )
-        if gemm.left.scale == "row" and device.arch in _NOT_BY_ROW:
-            return Support(mode="no", detail=f"no F.scaled_mm for FP8 with a scale per row on {device.arch}")
+        if device.kind == "cpu":
+            return Support(mode="emulated", detail="F.scaled_mm of FP8 codes on the CPU")
         return Support(mode="native", detail=f"F.scaled_mm, quantised by {quantisers_of(gemm)}")
 
     def detail(self) -> str:
@@ -85,6 +125,21 @@ class TorchBackend(PackedBackend):
         hip = bool(torch.version.hip)
         call = _fp8_arguments(a, b) if a.format in FP8 else scaled_mm_arguments(a, b, hip=hip)
         return F.scaled_mm(**call)[:m, :n].contiguous()
+
+
+def _torch_fault(gemm: GemmPolicy, device: Device) -> str | None:
+    left, right, has = gemm.left, gemm.right, _NATIVE.get(device.arch, ())
+    if left.format.startswith("mx") and left.prescale * right.prescale != 1:
+        return "F.scaled_mm has no factor that undoes a prescale in fp32"
+    oldest = _OLDEST_ON_CPU if device.kind == "cpu" else _OLDEST
+    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < oldest:
+        needs = ".".join(map(str, oldest))
+        return f"torch {torch.__version__} has no F.scaled_mm on {device.arch} (needs {needs})"
+    if not {left.format, right.format} <= set(has):
+        return f"no F.scaled_mm for {left.format} on {device.arch} (has {', '.join(has) or 'none of ours'})"
+    if left.scale == "row" and device.arch in _NOT_BY_ROW:
+        return f"no F.scaled_mm for FP8 with a scale per row on {device.arch}"
+    return None
 
 
 def swizzled(scales: Tensor) -> Tensor:
