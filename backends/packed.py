@@ -111,14 +111,16 @@ class PackedBackend(Backend):
 def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
     """Quantise a matrix along each axis for which there is a draw."""
     done: dict[int, Packed] = {}
-    if triton_fault() is None and (x.device.type == "cuda" or interpreting()):
-        from ablate.backends.triton.launch import quantise_packed
+    ours = {axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None}
+    if ours and triton_fault() is None and (x.device.type == "cuda" or interpreting()):
+        from ablate.backends.triton.launch import quantise_codes
 
-        ours = {axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None}
-        done = quantise_packed(x, ours) if ours else {}
-    return {
-        axis: done[axis] if axis in done else packed_by_torch(x, draw, axis) for axis, draw in draws.items()
-    }
+        for axis, found in quantise_codes(x, ours).items():
+            done[axis] = Packed(format=ours[axis].policy.format, axis=axis, **found)
+    for axis, draw in draws.items():
+        if axis not in done:
+            done[axis] = packed_by_torch(x, draw, axis)
+    return done
 
 
 def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:

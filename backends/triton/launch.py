@@ -1,4 +1,4 @@
-"""Convert an operand's policy to a launch of the quantise kernel: packed operands, or dequantised values.
+"""Convert an operand's policy to a launch of the quantise kernel: codes and scales, or dequantised values.
 
 Nothing here waits for the device: tensor scales stay on it.
 """
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from ablate.backends.packed import Packed
 from ablate.backends.triton import quantise
 from ablate.backends.triton.policies import BITS, BLOCK, CODES, OFF, VALUES, side_of, tile
 from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX
@@ -29,56 +28,67 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Draw
 
 
-_OFF: dict[str, Any] = dict.fromkeys(("out", "scales", "mask", "tensor", "order", "signs"))
-_OFF |= {"key0": 0, "key1": 0}
-
-
-def quantise_packed(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Packed]:
-    """Quantise a matrix along one or both axes in one read; return codes and scales, contraction last.
+def quantise_codes(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, dict[str, Any]]:
+    """Quantise a matrix along one or both axes in one read.
 
     Args:
         x: [R, C] in bf16, fp16 or fp32, of any strides.
         draws: by contraction axis: 1 contracts over C, 0 over R and gives the transposed copy.
 
+    Returns:
+        For each axis ``codes`` and ``scales``, contraction last, ``descale`` and ``mask``.
+
     Raises:
         ValueError: a dtype, shape or missing key that a policy cannot take.
     """
-    done: dict[int, Packed] = {}
-    sides: dict[int, dict[str, Any]] = {}
+    outs: dict[int, dict[str, Any]] = {}
     for axis, draw in draws.items():
-        policy = draw.policy
-        check_operand(x, policy, axis, draw.key)
-        n, k = x.shape if axis else x.shape[::-1]
-        block = BLOCK.get(policy.format, None if policy.has_tensor_scale else 32)
-        codes = x.new_empty(n, k // 2 if BITS.get(policy.format) == 4 else k, dtype=torch.uint8)
-        scales = None if block is None else x.new_empty(n, k // block, dtype=torch.uint8)
-        sides[axis], descale = _side(x, draw, axis, codes, scales)
-        done[axis] = Packed(
-            format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis,
-            mask=sides[axis]["mask"],
-        )  # fmt: skip
-    _launch(x, draws, sides, CODES)
-    return done
+        fmt, (n, k) = draw.policy.format, x.shape if axis else x.shape[::-1]
+        block = BLOCK.get(fmt, None if draw.policy.has_tensor_scale else 32)
+        outs[axis] = {
+            "out": x.new_empty(n, k // 2 if BITS.get(fmt) == 4 else k, dtype=torch.uint8),
+            "scales": None if block is None else x.new_empty(n, k // block, dtype=torch.uint8),
+        }
+    done = _launch(x, draws, outs, CODES)
+    return {axis: done[axis] | {"codes": out["out"], "scales": out["scales"]} for axis, out in outs.items()}
 
 
 def quantise_values(x: Tensor, draw: Draw, axis: int) -> Quantized:
     """Quantise and dequantise to bf16 along ``axis``."""
-    check_operand(x, draw.policy, axis, draw.key)
     out = x.new_empty(x.shape, dtype=torch.bfloat16)
-    side, descale = _side(x, draw, axis, out, None)
-    _launch(x, {axis: draw}, {axis: side}, VALUES)
-    return Quantized(values=out, descale=descale, mask=side["mask"], axis=axis)
+    found = _launch(x, {axis: draw}, {axis: {"out": out, "scales": None}}, VALUES)[axis]
+    return Quantized(values=out, axis=axis, **found)
 
 
-def _side(
-    x: Tensor, draw: Draw, axis: int, out: Tensor, scales: Tensor | None
-) -> tuple[dict[str, Any], float | Tensor]:
-    """Return the kernel's arguments for one side, and the descale."""
-    tensor, descale = _tensor_scale(x, draw, axis)
-    key0, key1 = map(_signed, draw.key.words() if draw.key else (0, 0))
-    mask = x.new_empty(x.shape, dtype=torch.bool) if draw.policy.mask else None
-    side = {"out": out, "scales": scales, "mask": mask, "tensor": tensor, **_rotation(x, draw)}
-    return side | {"key0": key0, "key1": key1}, descale
+def _launch(
+    x: Tensor, draws: Mapping[int, Draw], outs: Mapping[int, dict[str, Any]], output: int
+) -> dict[int, dict[str, Any]]:
+    """Run the kernel; return each axis' descale and mask."""
+    arguments: dict[str, Any] = {}
+    done, step, call = {}, 0, 0
+    for axis, name in ((1, "r"), (0, "c")):
+        side = dict.fromkeys(("out", "scales", "mask", "tensor", "order", "signs")) | {"key0": 0, "key1": 0}
+        if (draw := draws.get(axis)) is not None:
+            check_operand(x, draw.policy, axis, draw.key)
+            side |= outs[axis] | _rotation(x, draw)
+            side["tensor"], descale = _tensor_scale(x, draw, axis)
+            side["mask"] = x.new_empty(x.shape, dtype=torch.bool) if draw.policy.mask else None
+            done[axis] = {"descale": descale, "mask": side["mask"]}
+            if draw.key is not None:
+                side["key0"], side["key1"] = map(_signed, draw.key.words())
+                step, call = draw.key.step, draw.key.call
+        arguments |= {f"{name}_{of}": value for of, value in side.items()}
+    if x.numel():
+        policies = [draws[axis].policy if axis in draws else None for axis in (1, 0)]
+        tile_rows, tile_columns, warps = tile(*policies)
+        grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
+        with on_device(x):
+            quantise.quantise_kernel[grid](
+                x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), _signed(step), _signed(call),
+                R=side_of(policies[0], output), C=side_of(policies[1], output), **arguments,
+                TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns, num_warps=warps, enable_fp_fusion=False,
+            )  # fmt: skip
+    return done
 
 
 def _rotation(x: Tensor, draw: Draw) -> dict[str, Tensor | None]:
@@ -90,26 +100,7 @@ def _rotation(x: Tensor, draw: Draw) -> dict[str, Tensor | None]:
 
 def _signed(word: int) -> int:
     """Return a 32-bit word as the int32 with the same bits, so that its type never depends on its value."""
-    word &= 0xFFFFFFFF
-    return word - (1 << 32) if word >> 31 else word
-
-
-def _launch(x: Tensor, draws: Mapping[int, Draw], sides: Mapping[int, dict[str, Any]], output: int) -> None:
-    if not x.numel():
-        return
-    positions = {(draw.key.step, draw.key.call) for draw in draws.values() if draw.key is not None}
-    [(step, call)] = positions or {(0, 0)}
-    policies = [draws[axis].policy if axis in draws else None for axis in (1, 0)]
-    tile_rows, tile_columns, warps = tile(*policies)
-    grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
-    with on_device(x):
-        quantise.quantise_kernel[grid](
-            x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), _signed(step), _signed(call),
-            **{f"r_{name}": value for name, value in sides.get(1, _OFF).items()},
-            **{f"c_{name}": value for name, value in sides.get(0, _OFF).items()},
-            R=side_of(policies[0], output), C=side_of(policies[1], output),
-            TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns, num_warps=warps, enable_fp_fusion=False,
-        )  # fmt: skip
+    return (word + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
