@@ -85,7 +85,7 @@ def _gradients(where: str, backend: str, recipe: Recipe) -> str:
         name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()
     }
     told = []
-    ours, theirs = (_layer(*by, recipe, **given) for by in ((where, backend), ("cpu", "reference")))
+    ours, theirs = (_layer(*by, recipe, given) for by in ((where, backend), ("cpu", "reference")))
     for name, expected in theirs.items():
         distance = float((ours[name].double() - expected.double()).norm() / expected.double().norm())
         told.append(f"{name} is {distance:.3%} from the reference's")
@@ -94,19 +94,18 @@ def _gradients(where: str, backend: str, recipe: Recipe) -> str:
     return ", ".join(told)
 
 
-def _layer(
-    where: str, backend: str, recipe: Recipe, x: Tensor, dy: Tensor, weight: Tensor
-) -> dict[str, Tensor]:
+def _layer(where: str, backend: str, recipe: Recipe, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the output and gradients of a linear layer, on the CPU."""
-    linear = nn.Linear(x.shape[1], dy.shape[1], bias=False)
-    linear.weight.data.copy_(weight)
+    outputs, inputs = given["weight"].shape
+    linear = nn.Linear(inputs, outputs, bias=False)
+    linear.weight.data.copy_(given["weight"])
     model = nn.Sequential(linear)
-    apply_recipe(model, recipe, seed=1, backend=backend, total_tokens=len(x), quiet=True)
+    apply_recipe(model, recipe, seed=1, backend=backend, total_tokens=100, quiet=True)
     model.to(where)
-    given = x.clone().to(where).requires_grad_()
-    y = model(given)
-    y.backward(dy.to(where))
-    found = {"y": y.detach(), "dx": given.grad, "dw": linear.weight.grad}
+    x = given["x"].clone().to(where).requires_grad_()
+    y = model(x)
+    y.backward(given["dy"].to(where))
+    found = {"y": y.detach(), "dx": x.grad, "dw": linear.weight.grad}
     return {name: one.cpu() for name, one in found.items() if one is not None}
 
 

@@ -52,12 +52,12 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
         *(("quantised bits", quantised_bits, policy) for policy in claimed),
         *(("product", _product, policy) for policy in rules.values()),
     ]
-    for kind, run, probed in (
+    for kind, probe, probed in (
         ("exact probe", exact_product, ("mxfp4", "mxfp8", "nvfp4")),
         ("accumulator", accumulator_bits, ("mxfp4", "mxfp8", "fp8_e4m3")),
         ("rounding of sums", sum_rounding, ("nvfp4", "mxfp4", "mxfp8", "fp8_e4m3")),
     ):
-        work += [(kind, run, OperandPolicy(format=fmt)) for fmt in probed if fmt in formats]
+        work += [(kind, probe, OperandPolicy(format=fmt)) for fmt in probed if fmt in formats]
     for kind, run, policy in work:
         yield Check(
             backend=backend.name, kind=kind, of=label(policy), run=partial(run, backend, where, policy)
