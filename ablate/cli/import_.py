@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import pairwise
 from math import inf, isfinite, nan
 from pathlib import Path
@@ -18,26 +17,21 @@ from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import AT_LEAST_1, Place, echo_lines, refuse_other_options, storage_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ablate.reports.read.imported import ImportedRun
     from ablate.reports.read.tables import Stages
     from ablate.store.plan_file import Target
 
-    Runs = Mapping[str | None, Sequence[ImportedRun]]
-    """Runs by arm; None: the file does not tell."""
     StepSizes = dict[str, Stages]
     """The tokens of a step by arm; '' of every other."""
-    ReadFile = Callable[[Path, Stages, list[str]], Runs]
-    """Takes a file, the tokens of its steps, and the list that takes a line for each fault."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_OF_TABLES = {"columns", "run_column", "sizes"}
 _OWN_OPTIONS = {
     "mllog": {"tokens_per_sample"},
     "text": {"patterns", "sizes"},
-    "csv": _OF_TABLES,
-    "jsonl": _OF_TABLES,
+    "csv": {"columns", "sizes"},
+    "jsonl": {"columns", "sizes"},
     "wandb-export": {"metric", "sizes"},
     "mlflow": {"metric", "sizes", "tracking_uri", "experiment"},
 }
@@ -72,17 +66,16 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
         arm, _, value = text.rpartition("=")
         parts = [part.partition(":") for part in (value if ":" in value else f"0:{value}").split(",")]
         try:
-            stages = tuple((float(start), float(tokens)) for start, _, tokens in parts)
+            starts, sizes = zip(*((float(start), float(tokens)) for start, _, tokens in parts), strict=True)
         except ValueError:
-            stages = ()
-        starts = [start for start, _ in stages]
-        rising = starts[:1] == [0] and all(one < other < inf for one, other in pairwise(starts))
-        if not rising or not all(0 < tokens < inf for _, tokens in stages):
+            starts, sizes = (), ()
+        rising = starts[:1] == (0,) and all(one < other < inf for one, other in pairwise(starts))
+        if not rising or not all(0 < tokens < inf for tokens in sizes):
             expected = "a number, or stages from step 0 on such as 0:65536,1000:131072"
             raise UserError(f"--tokens-per-step: expected {expected}, got '{text}'")
         if arm in found:
             raise UserError(f"--tokens-per-step: '{text}' is a second one for {arm or 'every arm'}")
-        found[arm] = stages
+        found[arm] = tuple(zip(starts, sizes, strict=True))
     return found
 
 
@@ -129,10 +122,9 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     help="What all runs were trained on, where no log tells: for the speed-up as logged.",
 )
 @click.option("--description", help="Free text, shown in the report.")
-@partial(storage_option, other_names=("--out",))
+@storage_option
 @click.option(
     "--tokens-per-step",
-    "--tokens-unit",
     "sizes",
     multiple=True,
     callback=_step_sizes,
@@ -145,9 +137,6 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     default="",
     help="csv, jsonl: ours=theirs, as tokens=step,val_loss=eval/loss,run=name,seed=seed,seconds=time (or "
     "ms=…).",
-)
-@click.option(
-    "--run-column", metavar="NAME", help="csv, jsonl: what tells runs apart, as --columns run=NAME."
 )
 @click.option(
     "--pattern",
@@ -202,14 +191,13 @@ def command(
     parsed = None if target is None else _target(target, crossing)
     if len(baselines) > 1:
         raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
-    read, faults = _read(kind, files, arms, **own)
-    echo = partial(click.echo, err=True)
-    for fault in dict.fromkeys(faults):
-        echo(safe_text(fault))
+    faults: list[str] = []
     # Names go into every file of a report, and steer no terminal or page.
     named: dict[str, list[ImportedRun]] = defaultdict(list)
-    for name, runs in read.items():
+    for name, runs in _read(kind, files, arms, faults, **own).items():
         named[safe_text(name)].extend(runs)
+    for fault in dict.fromkeys(faults):
+        click.echo(safe_text(fault), err=True)
     found, done = tidied(named, options["waived"])
     echo_lines(done)
     try:
@@ -219,7 +207,7 @@ def command(
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
     for fault in left_out:
-        echo(safe_text(fault))
+        click.echo(safe_text(fault), err=True)
     for name, runs in found.items():
         click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
     click.echo(f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}")
@@ -227,17 +215,11 @@ def command(
 
 
 def _read(
-    kind: str,
-    files: Sequence[Path],
-    arms: Sequence[str],
-    *,
-    sizes: StepSizes,
-    metric: str | None,
-    tracking_uri: str | None,
-    experiment: str | None,
-    **options: Any,
-) -> tuple[Mapping[str, Sequence[ImportedRun]], list[str]]:
-    """Return runs by arm, and a line for each fault."""
+    kind: str, files: Sequence[Path], arms: Sequence[str], faults: list[str], *, sizes: StepSizes,
+    columns: str, patterns: tuple[str, ...], tokens_per_sample: int | None, metric: str | None,
+    tracking_uri: str | None, experiment: str | None,
+) -> Mapping[str, Sequence[ImportedRun]]:  # fmt: skip
+    """Return runs by arm; ``faults`` takes a line for each fault."""
     from ablate.reports.read import tables
 
     if kind in ("csv", "jsonl") and bool(files) == bool(arms):
@@ -245,7 +227,6 @@ def _read(
     if kind not in ("csv", "jsonl") and (not arms or len(files) != (kind == "wandb-export")):
         what = "the chart's file and " if kind == "wandb-export" else ""
         raise UserError(f"{kind}: expected {what}--arm NAME=… for each arm")
-    faults: list[str] = []
     places: dict[str, list[str]] = defaultdict(list)
     for name, value in _pairs(arms, "--arm", "FP8=logs/fp8"):
         places[name].append(value)
@@ -258,17 +239,30 @@ def _read(
 
         if not tracking_uri or not experiment:
             raise UserError("mlflow: expected --tracking-uri and --experiment")
-        read = read_mlflow(
-            tracking_uri, experiment, faults, metric=metric or "val_loss", arms=places, stages=stages
-        )
-        return read, faults
+        metric = metric or "val_loss"
+        return read_mlflow(tracking_uri, experiment, faults, metric=metric, arms=places, stages=stages)
     if kind == "wandb-export":
         if len(set(stages.values())) > 1:
             raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
         rows = tables.read_wandb_chart(files[0], faults, metric)
         charted = tables.runs_of(files[0], rows, faults, {}, stages[""])
-        return tables.by_pattern(charted.get(None, []), places, faults), faults
-    columns, read_file = _reader(kind, sizes, **options)
+        return tables.by_pattern(charted.get(None, []), places, faults)
+
+    ready = tables.check_patterns(patterns) if kind == "text" else ()
+    names = _columns_of(ready, sizes) if kind == "text" else _columns_named(columns)
+
+    def read_file(path: Path, stages: Stages) -> Mapping[str | None, Sequence[ImportedRun]]:
+        from ablate.reports.read.mllog import read_mllog
+
+        if kind == "mllog":
+            run = read_mllog(path, faults, tokens_per_sample=tokens_per_sample)
+            return {None: [run] if run else []}
+        if kind == "text":
+            rows = tables.read_text(path, faults, patterns=ready)
+        else:
+            rows = (tables.read_csv if kind == "csv" else tables.read_jsonl)(path, faults)
+        return tables.runs_of(path, rows, faults, names, stages)
+
     found: dict[str, list[ImportedRun]] = {name: [] for name in places}
     asked: list[tuple[str | None, Path]] = []
     for name, where in places.items():
@@ -277,69 +271,45 @@ def _read(
     asked += [(None, path) for place in files for path in _found_in(place, "FILES", _FILES[kind])]
     for wanted, path in asked:
         try:
-            by_arm = read_file(path, stages[wanted or ""], faults)
+            by_arm = read_file(path, stages[wanted or ""])
         except OSError as error:
             faults.append(f"{path}: cannot be read: {error.strerror or error}")
             continue
         for arm, own in by_arm.items():
             to = wanted or arm
             if to is None:
-                column = columns.get("arm", "arm")
+                column = names.get("arm", "arm")
                 raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
-            if to == arm or "arm" not in columns:
+            if to == arm or "arm" not in names:
                 found.setdefault(to, []).extend(own)
-    return found, faults
+    return found
 
 
-def _reader(
-    kind: str,
-    sizes: StepSizes,
-    *,
-    columns: str,
-    run_column: str | None,
-    patterns: tuple[str, ...],
-    tokens_per_sample: int | None,
-) -> tuple[dict[str, str], ReadFile]:
-    """Return the names of a file's columns, and what reads a file."""
-    from ablate.reports.read import tables
+def _columns_of(patterns: Sequence[re.Pattern[str]], sizes: StepSizes) -> dict[str, str]:
+    """Return the columns that the groups of the patterns give."""
+    if not patterns:
+        raise UserError("text: expected --pattern")
+    groups = {name for pattern in patterns for name in pattern.groupindex}
+    if "step" in groups and not sizes:
+        raise UserError("--tokens-per-step: needed, because the pattern gives steps")
+    if sizes and not groups & {"step", "tokens"}:
+        raise UserError("--tokens-per-step: the pattern has no group (?P<step>…) (leave the option out)")
+    names = {name: name for name in ("seconds", "ms") if name in groups}
+    return names | ({"tokens": "step"} if "step" in groups else {})
+
+
+def _columns_named(text: str) -> dict[str, str]:
+    """Return what ``--columns`` says: the name of a column in the file by our own name."""
+    from ablate.reports.read.tables import COLUMNS
 
     names: dict[str, str] = {}
-    if kind == "mllog":
-        from ablate.reports.read.mllog import read_mllog
-
-        def read_log(path: Path, _stages: Stages, faults: list[str]) -> Runs:
-            run = read_mllog(path, faults, tokens_per_sample=tokens_per_sample)
-            return {None: [run] if run else []}
-
-        return names, read_log
-    rows_of: Callable[[Path, list[str]], Iterable[tables.Row]]
-    if kind == "text":
-        if not patterns:
-            raise UserError("text: expected --pattern")
-        ready = tables.check_patterns(patterns)
-        groups = {name for pattern in ready for name in pattern.groupindex}
-        if "step" in groups and not sizes:
-            raise UserError("--tokens-per-step: needed, because the pattern gives steps")
-        if sizes and not groups & {"step", "tokens"}:
-            raise UserError("--tokens-per-step: the pattern has no group (?P<step>…) (leave the option out)")
-        names = {name: name for name in ("seconds", "ms") if name in groups}
-        names |= {"tokens": "step"} if "step" in groups else {}
-        rows_of = partial(tables.read_text, patterns=ready)
-    else:
-        told = [*columns.split(","), *([f"run={run_column}"] if run_column else [])]
-        for name, column in _pairs(filter(None, told), "--columns", "tokens=step"):
-            if name in names:
-                raise UserError(f"--columns: '{name}' is given twice")
-            if name not in tables.COLUMNS:
-                expected = ", ".join(tables.COLUMNS)
-                raise UserError(f"--columns: no column of ours is '{name}' (expected {expected})")
-            names[name] = column
-        rows_of = tables.read_csv if kind == "csv" else tables.read_jsonl
-
-    def read_rows(path: Path, stages: Stages, faults: list[str]) -> Runs:
-        return tables.runs_of(path, rows_of(path, faults), faults, names, stages)
-
-    return names, read_rows
+    for name, column in _pairs(filter(None, text.split(",")), "--columns", "tokens=step"):
+        if name in names:
+            raise UserError(f"--columns: '{name}' is given twice")
+        if name not in COLUMNS:
+            raise UserError(f"--columns: no column of ours is '{name}' (expected {', '.join(COLUMNS)})")
+        names[name] = column
+    return names
 
 
 def _pairs(parts: Iterable[str], option: str, example: str) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import asdict
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
@@ -16,7 +17,6 @@ from ablate.plan.estimate import shared_tokens
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.modelled.spread import Range
     from ablate.plan import Plan, PlannedArm
 
     Entry = dict[str, Any]
@@ -37,48 +37,45 @@ def chosen_hardware(plan: Plan, names: Sequence[str], prices: Mapping[str, float
 def hardware_content(
     plan: Plan, hardware: Sequence[str], prices: Mapping[str, float]
 ) -> tuple[list[dict[str, Entry | None]], dict[str, Entry]]:
-    """Return for each arm, and for the whole study, what it takes on the CPU or on each hardware."""
+    """Return for each arm, and for the whole study, what it takes on the CPU or on each hardware.
+
+    The errors of all runs go together, as on one kind of device. None: a model or trainer of the user's own.
+    """
     shared = shared_tokens(plan)
     runs = [
         len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens
         for arm in plan.arms
     ]
     arms = [{name: _entry(arm, name, prices.get(name)) for name in hardware or (CPU,)} for arm in plan.arms]
-    return arms, {name: _study([arm[name] for arm in arms], runs) for name in hardware}
+    study: dict[str, Entry] = {}
+    for name in hardware:
+        entries = [arm[name] for arm in arms]
+        whole: Entry = {"fits": None if None in entries else all(entry["fits"] for entry in entries if entry)}
+        for key, end in product(("gpu_hours", "usd"), _ENDS):
+            each = [entry and entry[f"{key}_per_run{end}"] for entry in entries]
+            whole[key + end] = None if None in each else sum(map(operator.mul, runs, each))
+        study[name] = whole
+    return arms, study
 
 
 def _entry(arm: PlannedArm, name: str, price: float | None) -> Entry | None:
-    """Return what a run of an arm takes; None where its model or trainer is the user's own."""
     found = on_hardware(arm.config, arm.resources, name)
     if found is None:
         return None
-    memory = found.memory
-    usd = None if found.gpu_hours is None or price is None else found.gpu_hours.times(price)
-    return {
+    memory, hours = found.memory, found.gpu_hours
+    entry = {
         "memory_bytes": asdict(memory.peak) | {"total": memory.peak.total},
         "peak_at": memory.at,
         "largest_quantised_bytes": memory.largest_copies,
         "capacity_bytes": found.capacity_bytes,
         "fits": found.fits,
-        **_ends("gpu_hours_per_run", found.gpu_hours),
-        **_ends("usd_per_run", usd),
         "figures_are": "modelled",
     }
-
-
-def _ends(key: str, found: Range | None) -> Entry:
-    return {key + end: None if found is None else getattr(found, of) for end, of in _ENDS.items()}
-
-
-def _study(arms: Sequence[Entry | None], runs: Sequence[float]) -> Entry:
-    """Return the sums over all runs, whose errors go together as on one kind of device; or None."""
-    known = [one for one in arms if one is not None]
-    sums: Entry = {"fits": all(one["fits"] for one in known) if len(known) == len(arms) else None}
-    for key in ("gpu_hours", "usd"):
-        for end in _ENDS:
-            each = [None if one is None else one[f"{key}_per_run{end}"] for one in arms]
-            sums[key + end] = None if None in each else sum(map(operator.mul, runs, each))
-    return sums
+    for (key, factor), (end, of) in product((("gpu_hours", 1.0), ("usd", price)), _ENDS.items()):
+        entry[f"{key}_per_run{end}"] = (
+            None if hours is None or factor is None else getattr(hours, of) * factor
+        )
+    return entry
 
 
 def hardware_lines(
@@ -91,11 +88,11 @@ def hardware_lines(
             "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for "
             f"{names_text(others)}"
         )
+    if len(others) == len(names):
+        return
     rows = []
     for name in study:
         known = [entry for own in arms if (entry := own[name]) is not None]
-        if not known:
-            return
         most = max(known, key=lambda entry: entry["memory_bytes"]["total"])
         parts = ", ".join(f"{part} {size / 1e9:.3g}" for part, size in most["memory_bytes"].items() if size)
         fits = f"{sum(bool(entry['fits']) for entry in known)} of {len(known)} arms"
@@ -104,16 +101,15 @@ def hardware_lines(
     yield format_table(("hardware", "has", "needs", f"fit into {FITS_SHARE:.0%}"), rows)
     yield "\nGPU-hours a run, modelled, with 95 % ranges (–: no unit for a format, or not modelled):"
     table = [
-        [name, *(_range_text(entry, "gpu_hours_per_run", ",.1f") for entry in own.values())]
-        for name, own in zip(names, arms, strict=True)
+        (name, *_ranges(own, "gpu_hours_per_run", ",.1f")) for name, own in zip(names, arms, strict=True)
     ]
-    table.append(["all runs", *(_range_text(one, "gpu_hours", ",.0f") for one in study.values())])
+    table.append(("all runs", *_ranges(study, "gpu_hours", ",.0f")))
     if any(one["usd"] is not None for one in study.values()):
-        table.append(["USD", *(_range_text(one, "usd", ",.0f") for one in study.values())])
-    yield format_table(["arm", *study], table)
+        table.append(("USD", *_ranges(study, "usd", ",.0f")))
+    yield format_table(("arm", *study), table)
 
 
-def _range_text(entry: Entry | None, key: str, form: str) -> str:
-    if entry is None or entry[key] is None:
-        return "–"
-    return f"{entry[key]:{form}} [{entry[f'{key}_low']:{form}}, {entry[f'{key}_high']:{form}}]"
+def _ranges(entries: Mapping[str, Entry | None], key: str, form: str) -> Iterator[str]:
+    for entry in entries.values():
+        ends = [entry and entry[key + end] for end in _ENDS]
+        yield "–" if None in ends else "{} [{}, {}]".format(*(format(end, form) for end in ends))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,10 +15,10 @@ from ablate.cli.common import deliver, format_table, names_text
 from ablate.cli.plan_hardware import chosen_hardware, hardware_content, hardware_lines
 from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.models.arithmetic import parameters_text, schedule_text
-from ablate.plan import StudyProgress, build_plan, code_warning, estimate, known_plan, read_progress
-from ablate.plan.estimate import FLOPS_PER_CPU_CORE, FLOPS_PER_GPU, SPREAD, cost_found, duration_text
+from ablate.plan import build_plan, code_warning, estimate, known_plan, read_progress
+from ablate.plan.estimate import SPREAD, cost_found, duration_text
 from ablate.plan.layers import LayerGroup, layer_groups
-from ablate.plan.tuning import range_text, trial_plan, values_text
+from ablate.plan.tuning import range_text, values_text
 from ablate.run.architecture import layer_places
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from ablate.plan import Plan, PlanCosts, PlannedArm
+    from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
     from ablate.study import Study
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
 """Description of a layer that no recipe applies to."""
+_GROUND = "measured where runs are finished, else modelled: an order of magnitude, emulation takes longer"
 _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation"}
 _TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
 
@@ -81,12 +82,20 @@ def show_plan(
         yield from _figures(plan, progress, costs, elsewhere)
         if named:
             yield from hardware_lines([arm.name for arm in plan.arms], on_hardware, of_all)
-        yield from _left_out(plan)
+        for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
+            if cells:
+                yield f"\n{title} cells of the grid: {len(cells):,}"
+            yield from (f"  {cell.name}: {cell.reason}" for cell in cells)
         if all_runs:
             listed = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
             yield "\n" + format_table(("id", "arm", "seed", "state"), listed)
         if layers:
-            yield "\n" + _layers_table(plan)
+            rows = [
+                ("" if place else arm.name, " ".join(group.names), str(group.count), group.recipe)
+                for arm in plan.arms
+                for place, group in enumerate(_layer_groups(arm))
+            ]
+            yield "\n" + format_table(("arm", "linear layers", "n", "carry"), rows)
             yield from (f"\n{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None)
         for arm, found in zip(plan.arms, tried, strict=False):
             yield (
@@ -110,6 +119,7 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
             run["id"] = run["id"] or None
         config = asdict(arm.config.with_seed(arm.runs[0].seed))
         del config["seed"]
+        flops = None if arm.size is None else arm.size.flops_per_token
         entry |= {
             "config": config,
             "resources": asdict(arm.resources),
@@ -118,17 +128,21 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
             "parameters": None if arm.size is None else arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],
             "coverage": None if arm.coverage is None else arm.coverage.as_json(),
-            "flops_per_token": None if arm.size is None else arm.size.flops_per_token,
-            "flops_per_run": None if arm.size is None else arm.size.flops_per_token * arm.batches.tokens,
+            "flops_per_token": flops,
+            "flops_per_run": flops and flops * arm.batches.tokens,
             "seconds_per_run": costs.run_seconds.get(arm.name),
             "seconds_are": costs.ground.get(arm.name),
         }
-    content["missing"] = [str(problem) for problem in plan.missing]
-    content["folded"] = [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded]
-    shown = ("wall_seconds", "cores", "storage_bytes")
-    content["estimate"] = {name: getattr(costs, name) for name in shown}
-    content["estimate"]["shared_tokens"] = sum(costs.shared_tokens.values())
-    return content
+    return content | {
+        "missing": [str(problem) for problem in plan.missing],
+        "folded": [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded],
+        "estimate": {
+            "wall_seconds": costs.wall_seconds,
+            "cores": costs.cores,
+            "storage_bytes": costs.storage_bytes,
+            "shared_tokens": sum(costs.shared_tokens.values()),
+        },
+    }
 
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
@@ -154,15 +168,6 @@ def _groups(layers: tuple[LinearLayer, ...], recipe: Recipe, total_tokens: int) 
     return layer_groups(recipe, layer_places(layers).values(), total_tokens)
 
 
-def _layers_table(plan: Plan) -> str:
-    rows = [
-        ("" if place else arm.name, " ".join(group.names), str(group.count), group.recipe)
-        for arm in plan.arms
-        for place, group in enumerate(_layer_groups(arm))
-    ]
-    return format_table(("arm", "linear layers", "n", "carry"), rows)
-
-
 def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     """Yield the study, its target and seeds, and a table of its arms."""
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
@@ -183,14 +188,6 @@ def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     yield format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows) + "\n"
 
 
-def _left_out(plan: Plan) -> Iterator[str]:
-    """Yield the cells of the grid that are no arms of their own."""
-    for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
-        if cells:
-            yield f"\n{title} cells of the grid: {len(cells):,}"
-        yield from (f"  {cell.name}: {cell.reason}" for cell in cells)
-
-
 def _figures(
     plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: dict[str, str]
 ) -> Iterator[str]:
@@ -205,22 +202,21 @@ def _figures(
             f"{len(shared):,} begin with steps that another trains, to the same bits: "
             f"{sum(shared.values()):,} tokens less"
         )
+    time = f"about {duration_text(costs.wall_seconds or 0)} on {costs.cores} CPU cores ({_GROUND})"
+    if costs.wall_seconds is None:
+        time = "not known before a run is finished: the study does not describe the model"
+    elif not costs.wall_seconds:
+        time = "nothing left to run"
+    elif costs.uses_gpu:
+        time = f"about {duration_text(costs.wall_seconds)}, one GPU job at a time ({_GROUND})"
     figures = {
-        "tuning": _tuning_texts(plan, costs.cores),
+        "tuning": _tuning_texts(plan),
         "batch": _each(plan, _batch_text),
         "budget": _each(
             plan,
             lambda arm: (
                 f"{arm.batches.tokens:,} tokens a run in {arm.batches.steps:,} steps, "
                 f"{arm.batches.evals:,} evaluations"
-            ),
-        ),
-        "work": _each(
-            plan,
-            lambda arm: (
-                "not known"
-                if arm.size is None
-                else f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
             ),
         ),
         "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
@@ -233,31 +229,27 @@ def _figures(
             if arm.fork is not None
         ],
         "runs": runs,
-        "time": [_time_text(costs)],
+        "time": [time],
         "storage": [f"about {costs.storage_bytes / 1e6:,.1f} MB, without the token cache"],
     }
     for name, texts in figures.items():
         yield from (f"{'' if place else name:<9} {text}" for place, text in enumerate(texts))
 
 
-def _tuning_texts(plan: Plan, cores: int) -> list[str]:
+def _tuning_texts(plan: Plan) -> list[str]:
     """Return the budget of tuning, and what was found or that it comes first."""
-    tuning = plan.tune
-    if tuning is None:
+    tuning, lock = plan.tune, plan.tuning
+    if tuning is None or lock is None:
         return []
-    asked = [(group.name, n, group.shared) for group in tuning.groups for n in range(tuning.trials)]
-    trials = trial_plan(plan, tuning, asked)
-    runs, budget = sum(len(arm.runs) for arm in trials.arms), trials.arms[0].batches.tokens
+    runs = tuning.trials * len(tuning.seeds) * sum(len(group.arms) for group in tuning.groups)
     texts = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
     texts.append(
-        f"{tuning.trials} trials of {budget:,} tokens for each of {len(tuning.groups)} groups, by "
-        f"{tuning.sampler}: {runs:,} runs, at most {runs * budget:,} tokens, before the runs of the arms"
+        f"{tuning.trials} trials of {lock.tokens:,} tokens for each of {len(tuning.groups)} groups, by "
+        f"{tuning.sampler}: {runs:,} runs, at most {runs * lock.tokens:,} tokens, before the runs of the arms"
     )
     if tuning.is_done:
         return [*texts, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
-    seconds = estimate(trials, StudyProgress(states={}, tokens_per_sec={}), cores=cores).wall_seconds
-    about = "a time not known" if seconds is None else f"about {duration_text(seconds)}, modelled"
-    return [*texts, f"not done yet ({about}); arms at the values found come on top of those above"]
+    return [*texts, "not done yet; arms at the values found come on top of those above"]
 
 
 def _seeds_texts(plan: Plan) -> list[str]:
@@ -274,14 +266,13 @@ def _seeds_texts(plan: Plan) -> list[str]:
         levels = words.levels(levels_of(rule.settled))
         texts.append(f"an arm stops where it is settled: looks after each of {first} to {last}, at {levels}")
         margin = None if plan.target is None else plan.target.within
-        costs = (0.05, 0.1, 0.2)
-        seeds = (expected_seeds(rule.settled, cost, SPREAD, arms=others, margin=margin) for cost in costs)
-        needed = ", ".join(f"{n:.1f} at a cost of {c:.0%}" for n, c in zip(seeds, costs, strict=True))
-        texts.append(f"expected for an arm: {needed} (simulated, {spread})")
+        expected = partial(expected_seeds, rule.settled, spread=SPREAD, arms=others, margin=margin)
+        needed = (f"{expected(cost):.1f} at a cost of {cost:.0%}" for cost in (0.05, 0.1, 0.2))
+        texts.append(f"expected for an arm: {', '.join(needed)} (simulated, {spread})")
     elif plan.paired_seeds:
         own = len(plan.arms[0].runs)
         wanted = [own, *[n for n in (2, 3, 5, 8) if n > own][:2]]
-        found = ((n, cost_found(n, others, moderated=plan.intervals == "moderated")) for n in wanted)
+        found = ((n, cost_found(n, others, moderated=plan.is_moderated)) for n in wanted)
         each = (f"{n} find a cost of {cost:.0%}" for n, cost in found if cost is not None)
         texts.append(f"{', '.join(each)} in 4 of 5 comparisons ({spread})")
     return texts
@@ -302,13 +293,10 @@ def _model_text(arm: PlannedArm) -> str:
     model = arm.config.model
     if arm.size is None:
         return f"not known: {arm.config.trainer} builds it, and the study has no model"
+    text = model.function or f"{model.hf}, {'pretrained' if model.pretrained else 'random'} weights"
     if model.is_built_in:
         text = f"{model.architecture}, width {model.width}, layers {model.layers}, heads {model.heads}"
-        text += f", ffn {model.ffn}"
-        if model.experts is not None:
-            text += f" of {model.experts} experts, {model.experts_per_token} a token"
-    else:
-        text = model.function or f"{model.hf}, {'pretrained' if model.pretrained else 'random'} weights"
+        text += f", ffn {model.ffn}" + f" of {model.experts} experts" * (model.experts is not None)
     return f"{text}: {parameters_text(arm.size.parameters)} parameters"
 
 
@@ -320,20 +308,6 @@ def _carried_text(arm: PlannedArm) -> str:
     if arm.coverage is not None and (hidden := arm.coverage.out_of_reach):
         text += f"; matrices out of reach: {len(hidden)}"
     return text
-
-
-def _time_text(costs: PlanCosts) -> str:
-    if costs.wall_seconds is None:
-        return "not known before a run is finished: the study does not describe the model"
-    if not costs.wall_seconds:
-        return "nothing left to run"
-    where, rate = f"{costs.cores} CPU cores", f"{FLOPS_PER_CPU_CORE / 1e9:g} GFLOP/s a core"
-    if costs.uses_gpu:
-        where, rate = "one GPU job at a time", f"{FLOPS_PER_GPU / 1e12:g} TFLOP/s a GPU"
-    ground = "measured where runs are finished, else modelled and scaled to those"
-    if set(costs.ground.values()) == {"modelled"}:
-        ground = f"modelled: {rate} assumed; emulated formats take longer"
-    return f"about {duration_text(costs.wall_seconds)} on {where} ({ground})"
 
 
 def _each(plan: Plan, text_of: Callable[[PlannedArm], Any]) -> list[str]:

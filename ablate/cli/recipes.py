@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ablate.base.errors import UserError, likely
-from ablate.cli.common import deliver, format_table, json_option
+from ablate.cli.common import deliver, format_table, json_option, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ablate.recipes import LayerRecipe, OperandPolicy, Preset
+    from ablate.recipes import LayerRecipe, Preset
 
 
 @click.command(
@@ -44,19 +45,13 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
         deliver(shown | {"recipe": asdict(preset.recipe)}, lambda: _lines(preset), as_json=as_json)
         return
     rows = [
-        {
-            "name": p.name,
-            "summary": p.summary,
-            "url": p.source.url,
-            "year": p.source.year,
-            "checked": p.checked,
-        }
+        {key: getattr(p, key) for key in ("name", "summary", "checked")} | asdict(p.source)
         for p in PRESETS.values()
     ]
 
     def lines() -> Iterator[str]:
-        table = [(p.name, p.summary, p.source.url.removeprefix("https://")) for p in PRESETS.values()]
-        yield format_table(("recipe", "what", "source"), table)
+        shown = (row | {"url": row["url"].removeprefix("https://")} for row in rows)
+        yield table_of({"recipe": "{name}", "what": "{summary}", "source": "{url}"}, shown)
         short = ", ".join(name for name in known if name not in PRESETS)
         yield f"\n{short} are words too. One in full: ablate recipes show NAME"
 
@@ -64,6 +59,8 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
 
 
 def _lines(preset: Preset) -> Iterator[str]:
+    from ruamel.yaml import YAML
+
     from ablate.recipes.describe import describe_deoscillate, describe_place, describe_start
 
     source, recipe = preset.source, preset.recipe
@@ -78,7 +75,11 @@ def _lines(preset: Preset) -> Iterator[str]:
     for title, sentences in said.items():
         yield "\n".join([f"\n{title}:", *(f"  - {sentence}" for sentence in sentences or ["–"])])
     yield f"\nin a study, by its name:\n  recipe: {preset.name}\nor in full:\n  recipe:"
-    yield "".join(f"    {line}" for line in in_full(preset).splitlines(keepends=True))
+    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.default_flow_style = None  # what holds no other mapping stands on one line
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(preset.written, text)
+    yield textwrap.indent(text.getvalue(), "    ")
 
 
 def _operands(recipe: LayerRecipe) -> str:
@@ -98,50 +99,3 @@ def _operands(recipe: LayerRecipe) -> str:
         rotation, rest = (" ".join(w for w, holds in told.items() if holds) for told in (hadamard, others))
         rows.append((gemm, operand, p.format, scale, rounding, rotation, rest))
     return format_table(("GEMM", "operand", "format", "scale", "rounding", "Hadamard", ""), rows)
-
-
-def in_full(preset: Preset) -> str:
-    """Write the recipe out in full as YAML, to stand below ``recipe:`` in a study file."""
-    from ruamel.yaml import YAML
-
-    recipe = preset.recipe
-    content: dict[str, Any] = _gemms(recipe)
-    for name, parts, keys in (
-        ("layers", recipe.rules, ("match", "first", "last", "head")),
-        ("phases", recipe.phases, ("from_tokens", "from_fraction")),
-    ):
-        if parts:
-            content[name] = [
-                {key: getattr(part, key) for key in keys if getattr(part, key)}
-                | {"recipe": _gemms(part.recipe) or "bf16"}
-                for part in parts
-            ]
-    if recipe.deoscillate is not None:
-        told = asdict(recipe.deoscillate).items()
-        content["deoscillate"] = {name: value for name, value in told if value is not None}
-    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.width = 110
-    yaml.default_flow_style = None  # what holds no other mapping stands on one line
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.dump(content, text)
-    return text.getvalue()
-
-
-def _gemms(recipe: LayerRecipe) -> dict[str, Any]:
-    from ablate.recipes.policy import HIGH_PRECISION
-
-    text: dict[str, Any] = {}
-    for gemm, operand, policy in recipe.operands():
-        if policy != HIGH_PRECISION:
-            text.setdefault(gemm, {})[operand] = _differences(policy)
-    return text
-
-
-def _differences(policy: OperandPolicy) -> dict[str, Any]:
-    from ablate.recipes.policy import DEFAULT_BLOCK, DEFAULT_SCALE, HIGH_PRECISION
-
-    usual = asdict(HIGH_PRECISION) | {
-        "scale": DEFAULT_SCALE.get(policy.format, "none"),
-        "block": DEFAULT_BLOCK.get(policy.format, "none"),
-    }
-    return {name: value for name, value in asdict(policy).items() if value != usual[name]}

@@ -156,8 +156,8 @@ def _joined(arm: str, first: ImportedRun, other: ImportedRun) -> ImportedRun:
     if odd is not None:
         raise UserError(
             f"{first.source} and {other.source} (arm '{arm}') are of one run by their name or seed, and the "
-            f"second says {odd} tokens (two runs have two names: --run-column; of one that was resumed, keep "
-            "one file's losses there)"
+            f"second says {odd} tokens (two runs have two names: --columns run=NAME; of one that was "
+            "resumed, keep one file's losses there)"
         )
     return replace(
         first,

@@ -227,7 +227,7 @@ def runs_of(
         if stages is TOKENS and not float(at).is_integer():
             raise UserError(
                 f"{path}:{number}: expected whole tokens in '{places['tokens']}', got {told['tokens']!r} "
-                "(name their unit, such as --tokens-unit 1e9, or the tokens of a step: --tokens-per-step)"
+                "(name their unit, such as --tokens-per-step 1e9, or the tokens of a step)"
             )
         arm, name, seed = told["arm"], told["run"], _seed(told["seed"])
         # Of final losses two files may well say the same.
@@ -256,7 +256,7 @@ def runs_of(
         if order not in (sorted(order), sorted(order, reverse=True)):
             several = several or f"{path}: tokens that rise and fall"
     if several:
-        hint = "if there are several, name what tells them apart: --run-column"
+        hint = "if there are several, name what tells them apart: --columns run=NAME"
         raise UserError(f"{several} of one run ({hint}, of {listed})")
     found: dict[str | None, list[ImportedRun]] = {}
     for key, run in runs.items():

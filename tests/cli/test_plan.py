@@ -110,8 +110,6 @@ batch     32 sequences × 128 tokens = 4,096 a step (bf16, all, F plain and 1 mo
           32 sequences × 128 tokens = 4,096 a step, in 4 micro-batches of 8 (long)
 budget    12,288 tokens a run in 3 steps, 3 evaluations (bf16, all, F plain and 1 more)
           20,480 tokens a run in 5 steps, 5 evaluations (long)
-work      7.55e+09 FLOPs a run (bf16, all, F plain and 1 more)
-          7.3e+09 FLOPs a run (long)
 schedule  constant at 0.004 (bf16, all, F plain and 1 more)
           cosine from 0.004 to 0.0004 at the end of the budget (long)
 model     llama, width 64, layers 2, heads 2, ffn 96: 0.0863 M parameters (bf16, all, F plain and 1 more)
@@ -122,7 +120,7 @@ layers    0 of 9 linear layers in low precision (bf16)
 seeds     2 find a cost of 13%, 3 find a cost of 7%, 5 find a cost of 5% in 4 of 5 comparisons \
 (where pairs of runs spread by 3.5%)
 runs      10 (10 pending), 139,264 tokens in all
-time      … (modelled: 60 GFLOP/s a core assumed; emulated formats take longer)
+time      … (measured where runs are finished, else modelled: an order of magnitude, emulation takes longer)
 storage   about 0.1 MB, without the token cache
 
 folded cells of the grid: 1

@@ -53,7 +53,7 @@ step:200/200 val_loss:nan
 LAST = r"val_loss:(?P<val_loss>\S+)"
 PATTERNS = (STEP, r"seed (?P<seed>\d+)", r"train_time:(?P<ms>\d+)ms")
 STAGES = ((0.0, 10.0), (100.0, 20.0), (150.0, 5.0))
-SECOND = "of one run (if there are several, name what tells them apart: --run-column, of "
+SECOND = "of one run (if there are several, name what tells them apart: --columns run=NAME, of "
 
 
 @pytest.mark.parametrize(
