@@ -48,9 +48,8 @@ def write_shards(texts: list[str], folder: Path, shards: int) -> None:
 
 def stages(folder: Path, tokenizer: Path) -> None:
     """Print what one process does of each stage, alone."""
-    from ablate.data.documents import file_documents
+    from ablate.data.documents import Documents, ValidationSide, encoded, file_documents
     from ablate.data.sources import find_files
-    from ablate.data.split import Documents, ValidationSide, encoded
     from ablate.data.tokenizer import END_OF_TEXT, open_json
 
     def read(name: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Hugging Face data sets and tokenisers, from a local folder or the hub.
+"""Hugging Face data sets, tokenisers and models' files, from a local folder or the hub.
 
 A data set is streamed: ``paths: [name]`` or ``paths: [name, configuration]``. Hashing one on the hub would
 download all of it, so its commit represents its content: the one pinned by ``name@commit``, else the hub's
@@ -11,6 +11,9 @@ Planning needs a tokeniser's vocabulary size and a hash. Both come from its ``to
 ``tokenizers`` package is not imported here. The end-of-text token is the ``eos_token`` of
 ``tokenizer_config.json``, else a special token with one of the usual names.
 
+A model is a folder with ``config.json`` or a name, pinned by ``name@revision``; random weights only need that
+file, a checkpoint also its safetensors. Models and tokenisers are first looked for in the local hub cache.
+
 How it fails: ``UserError`` if ``datasets`` is not installed, the hub is unreachable, what was named does not
 exist, a row has no text field, or a tokeniser has no end-of-text token.
 """
@@ -21,6 +24,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,20 +33,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
-from ablate.data.documents import text_of
-from ablate.data.pieces import Pieces
-from ablate.data.sources import SourceFile, find_files, stat_file, unreadable
+from ablate.data.sources import SourceFile, content_hashes, find_files, stat_file, text_of, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ablate.run.config import DataConfig
+    from ablate.run.config import DataConfig, ModelConfig
 
 Found = TypeVar("Found")
 
 FETCHED_FIELD = "text"
 
-_PIECE_BYTES = 64 << 20
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 
@@ -115,37 +117,42 @@ def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> 
         raise _unusable(source.name, error, hint) from error
 
 
-def fetch(
-    source: HubSource, data: DataConfig, folder: Path, report: Callable[[int], None], *, key: str
-) -> SourceFile:
+def fetch(source: HubSource, data: DataConfig, folder: Path, report: Callable[[int], None]) -> SourceFile:
     """Write the training split as JSON lines with the field ``FETCHED_FIELD``; return the file.
 
-    ``report`` receives bytes of text. ``key`` identifies the content. Rows that an earlier attempt wrote are
-    kept, and skipped in the stream.
+    ``report`` receives bytes of text. Whole lines that an earlier attempt wrote are kept, and skipped in the
+    stream.
     """
-    path = folder / "fetched.jsonl"
-    pieces = Pieces(path, folder / "fetched.pieces", key)
-    before = pieces.total("text_bytes")
-    lines: list[bytes] = []
-    size = 0
+    path, partial = folder / "fetched.jsonl", folder / "fetched.part"
+    limit = data.max_bytes or math.inf
+    rows = size = end = 0
 
-    def write(*, ended: bool) -> None:
-        nonlocal before, size
-        pieces.append(b"".join(lines), rows=len(lines), text_bytes=size, ended=ended)
-        lines.clear()
-        before, size = before + size, 0
+    def count(text: str) -> None:
+        nonlocal rows, size
+        rows += 1
+        if text.strip():  # as ``max_bytes`` counts it
+            size += len(text.encode("utf-8", "replace"))
+        report(size)
 
-    if not (pieces.records and pieces.records[-1]["ended"]):
-        for text in documents(source, "train", data.text_field, pieces.total("rows")):
-            lines.append(json.dumps({FETCHED_FIELD: text}).encode() + b"\n")
-            if text.strip():  # as ``max_bytes`` counts it
-                size += len(text.encode("utf-8", "replace"))
-            report(before + size)
-            if before + size >= (data.max_bytes or math.inf):
-                break
-            if size >= _PIECE_BYTES:
-                write(ended=False)
-        write(ended=True)
+    if not path.exists():
+        with partial.open("a+b") as file:
+            file.seek(0)
+            with suppress(ValueError, KeyError, TypeError):
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    count(parse_json(line)[FETCHED_FIELD])
+                    end += len(line)
+            file.truncate(end)
+            if size < limit:
+                for text in documents(source, "train", data.text_field, rows):
+                    file.write(json.dumps({FETCHED_FIELD: text}).encode() + b"\n")
+                    count(text)
+                    if size >= limit:
+                        break
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
     return stat_file(str(path.absolute()), path.name)
 
 
@@ -268,3 +275,63 @@ def _end_of_text(json_path: Path, config_path: Path, tokens: dict[str, int]) -> 
             return str(candidate)
     hint = "put a tokenizer_config.json with eos_token beside it"
     raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)
+
+
+def config_folder(name: str, *, weights: bool = False) -> Path:
+    """Return the folder of a model's ``config.json``, which also has the weights if ``weights`` is set.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            what = f"model.hf: no config.json in {name}"
+            raise UserError(what, hint="expected a folder as save_pretrained writes it")
+        if weights and not any(folder.glob("*.safetensors")):
+            what = f"model.hf: no *.safetensors in {name}"
+            raise UserError(what, hint="pretrained: false takes random weights")
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"model.hf: no such folder {name}", hint="relative paths start at the study file")
+    return _model_from_hub(name, weights=weights)
+
+
+def hf_digest(model: ModelConfig) -> str:
+    """Return a hash of a model's configuration, and of its weights if training starts from them.
+
+    Raises:
+        UserError: the files are not available.
+    """
+    folder = config_folder(str(model.hf), weights=model.pretrained)
+    path = folder / "config.json"
+    try:
+        digest = hashlib.sha256(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if model.pretrained:
+        files = [file for file in find_files([str(folder)], _WEIGHTS) if "/" not in file.name]
+        for file, content in zip(files, content_hashes(files, f"hf {folder.absolute()}"), strict=True):
+            digest.update(f"\n{file.name} {content}".encode())
+    return digest.hexdigest()
+
+
+def _model_from_hub(name: str, *, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.partition("@")
+    patterns = ["config.json", *(f"*{suffix}" for suffix in _WEIGHTS if weights)]
+
+    def fetch(local: bool) -> Path:
+        folder = Path(
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=patterns, local_files_only=local
+            )
+        )
+        if not (folder / "config.json").exists() or (weights and not any(folder.glob("*.safetensors"))):
+            raise FileNotFoundError("config.json" if not weights else "config.json or *.safetensors")
+        return folder
+
+    what = f"model.hf '{name}' is neither a folder nor cached, nor to be had from the hub"
+    hint = "check the name and the connection, or fetch it with `hf download` where there is one"
+    return cached_first(fetch, what, hint)

@@ -215,7 +215,8 @@ def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress, 
         write_record(partial / _META, {"format": _FORMAT, "hashes": hashes, **of_corpus, **meta})
         _publish(partial, folder, corpus)
     finally:
-        if not keep or not any(partial.glob("scratch/*.pieces")):
+        left = partial.glob("scratch/[ft]*")  # fetched text, finished pieces
+        if not keep or not any(path.stat().st_size for path in left):
             shutil.rmtree(partial, ignore_errors=True)
     return load(folder)
 

@@ -185,6 +185,15 @@ def unreadable(path: str | Path, error: OSError) -> UserError:
     return UserError(f"cannot read: {error.strerror or error}", file=path, hint="check the file")
 
 
+def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str:
+    """Return the text of a row; ``path`` and ``number`` say in an error where it is."""
+    text = row.get(text_field)
+    if not isinstance(text, str):
+        hint = f"fields here: {', '.join(row) or 'none'}; set data.text_field"
+        raise UserError(f"no text in field '{text_field}'", file=path, line=number, hint=hint)
+    return text
+
+
 def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     """Return the SHA-256 of each file; ``key`` names the corpus and its cache file.
 

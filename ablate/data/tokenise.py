@@ -15,6 +15,7 @@ import shutil
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.base.errors import UserError
+from ablate.base.files import append_line, parse_json
 from ablate.data import hub
-from ablate.data.documents import file_documents
-from ablate.data.pieces import Pieces
+from ablate.data.documents import Documents, ValidationSide, encoded, file_documents, hold_out
 from ablate.data.sources import stat_file
-from ablate.data.split import Documents, ValidationSide, encoded, hold_out
 from ablate.data.tokenizer import (
     BPE_SAMPLE_BYTES,
     ByteTokenizer,
@@ -70,14 +70,15 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
 
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
-    files: Sequence[SourceFile] = corpus.train
     text_field = data.text_field if data.source == "jsonl" else None
+    files, validation_files = list(corpus.train), list(corpus.validation)
     if corpus.hub:
         report = stage(0.0, _FETCHED, "reading the data set", corpus.identity.num_bytes)
-        files = [hub.fetch(corpus.hub, data, scratch, report, key=corpus.identity.digest)]
+        files = [hub.fetch(corpus.hub, data, scratch, report)]
         text_field = hub.FETCHED_FIELD
-    elif data.source != "jsonl":
-        files = _mixed(files)
+    elif text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
+        for mixed in (files, validation_files):
+            mixed.sort(key=lambda file: hashlib.sha256(file.name.encode()).digest())
 
     def training_text(report: Report = lambda _: None) -> Iterator[bytes]:
         return encoded(_documents(files, text_field, report), data.max_bytes)
@@ -87,7 +88,10 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
     listed = Documents(training_text(stage(_FETCHED, _READ, "reading text", total)))
     spool = scratch / "validation.txt"
     if data.validation_paths:
-        own = _own_validation(data, corpus, stage(_READ, _READ, "reading validation text", 1))
+        report = stage(_READ, _READ, "reading validation text", 1)
+        own = _documents(validation_files, text_field, report)
+        if corpus.hub:
+            own = hub.documents(corpus.hub, data.validation_paths[0], data.text_field)
         validation = Documents(encoded(own, data.max_bytes), spool)
         order = list(range(len(validation.lengths)))
         if not order:
@@ -124,25 +128,28 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
             report(done)
     key = hashlib.sha256(tokenizer_json + side.documents.tobytes() + side.lines.tobytes()).hexdigest()
     train = Pieces(folder / "train.bin", scratch / "train.pieces", key)
-    encode = partial(_encode_training, tokenizer, side, dtype)
     made, counts = bytearray(), Counter[str]()
 
     def write_piece() -> None:
-        _check_unchanged(files)
+        for file in files:  # pieces made from files that changed since they were hashed would be kept
+            now = stat_file(file.path, file.name)
+            if (now.size, now.mtime_ns) != (file.size, file.mtime_ns):
+                hint = "run again when nothing writes to it"
+                raise UserError("the corpus changed while it was read", file=file.path, hint=hint)
         train.append(bytes(made), **counts)
         made.clear()
         counts.clear()
 
-    unread = islice(training_text(), train.total("read"), None)
-    for tokens, more in _in_threads(encode, _batches(unread)):
+    unread = islice(training_text(), train.totals["read"], None)
+    for tokens, more in _in_threads(partial(_encode_training, tokenizer, side, dtype), _batches(unread)):
         made += tokens
         counts.update(more)
-        report(done + train.total("read_bytes") + counts["read_bytes"])
+        report(done + train.totals["read_bytes"] + counts["read_bytes"])
         if counts["read_bytes"] >= PIECE_BYTES:
             write_piece()
     if counts:
         write_piece()
-    documents, near = train.total("documents"), train.total("near_copies")
+    documents, near = train.totals["documents"], train.totals["near_copies"]
     if not documents:
         what = "all training text is nearly the same as" if near else "there is no training text but"
         raise UserError(f"{what} validation text", hint=_CHECK_PATHS)
@@ -153,11 +160,11 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
         "validation": "validation.bin",
         "in_place": None,
         "dtype": dtype.name,
-        "train_tokens": train.total("bytes") // dtype.itemsize,
+        "train_tokens": train.totals["bytes"] // dtype.itemsize,
         "validation_tokens": validation_tokens,
         "tokenizer": description,
         "validation_bytes_per_token": validation_bytes / validation_tokens,
-        "train_bytes": train.total("text_bytes"),
+        "train_bytes": train.totals["text_bytes"],
         "validation_bytes": validation_bytes,
         "train_documents": documents,
         "validation_documents": len(order),
@@ -166,40 +173,11 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
     }
 
 
-def _mixed(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """Sort by a hash of the name, so that ``max_bytes`` takes a mixture, not the first letters."""
-    return sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
-
-
 def _documents(files: Sequence[SourceFile], text_field: str | None, report: Report) -> Iterator[str]:
     before = 0
-
-    def report_file(position: int) -> None:
-        report(before + position)
-
     for file in files:
-        yield from file_documents(file, text_field, report_file)
+        yield from file_documents(file, text_field, lambda position, before=before: report(before + position))
         before += file.size
-
-
-def _own_validation(data: DataConfig, corpus: Corpus, report: Report) -> Iterator[str]:
-    if corpus.hub:
-        for document in hub.documents(corpus.hub, data.validation_paths[0], data.text_field):
-            yield document
-            report(0)
-    elif data.source == "jsonl":
-        yield from _documents(corpus.validation, data.text_field, report)
-    else:
-        yield from _documents(_mixed(corpus.validation), None, report)
-
-
-def _check_unchanged(files: Iterable[SourceFile]) -> None:
-    """Reject files that changed since they were hashed, because pieces made from them would be kept."""
-    for file in files:
-        now = stat_file(file.path, file.name)
-        if (now.size, now.mtime_ns) != (file.size, file.mtime_ns):
-            hint = "run again when nothing writes to it"
-            raise UserError("the corpus changed while it was read", file=file.path, hint=hint)
 
 
 def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -259,3 +237,39 @@ def _in_threads(
                 yield waiting.popleft().result()
         for future in waiting:
             yield future.result()
+
+
+class Pieces:
+    """A file that grows piece by piece, so that an interrupted preparation goes on behind the last piece.
+
+    A journal beside it has a record of each piece, with its size and hash; what is not as the journal says is
+    cut off when the file is opened again. ``totals`` sums the records' counts. ``key``: pieces that were
+    written under another one do not count.
+    """
+
+    def __init__(self, path: Path, journal: Path, key: str) -> None:
+        self.totals = Counter[str]()
+        self._path, self._journal, self._key = path, journal, key
+        known = journal.read_bytes().splitlines() if journal.exists() else []
+        journal.unlink(missing_ok=True)
+        with path.open("a+b") as file, suppress(ValueError, KeyError, TypeError):
+            file.seek(0)
+            for line in known:
+                record = parse_json(line)
+                piece = file.read(record["counts"]["bytes"])
+                if record["key"] != key or record["sha256"] != hashlib.sha256(piece).hexdigest():
+                    break
+                self._note(record)
+        with path.open("r+b") as file:
+            file.truncate(self.totals["bytes"])
+
+    def append(self, piece: bytes, **counts: int) -> None:
+        """Write one piece and its record."""
+        with self._path.open("ab") as file:
+            file.write(piece)
+        counts |= {"bytes": len(piece), "pieces": 1}
+        self._note({"key": self._key, "sha256": hashlib.sha256(piece).hexdigest(), "counts": counts})
+
+    def _note(self, record: dict[str, Any]) -> None:
+        append_line(self._journal, record)
+        self.totals.update(record["counts"])

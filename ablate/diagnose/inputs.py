@@ -22,7 +22,6 @@ from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
 from ablate.diagnose.recipe_text import mapping_of, recipe_of
-from ablate.models.hf_files import config_folder
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
 from ablate.run.presets import PRESETS
 from ablate.run.schedule import plan_steps
@@ -229,7 +228,7 @@ def _positions(model: ModelConfig) -> int:
     """Return how many positions a Hugging Face model says that it has."""
     if model.hf is None:
         return _SEQ_LEN
-    path = config_folder(model.hf, weights=model.pretrained) / "config.json"
+    path = hub.config_folder(model.hf, weights=model.pretrained) / "config.json"
     try:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:

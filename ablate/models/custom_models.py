@@ -23,8 +23,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from ablate.base.errors import UserError, likely
 from ablate.base.user_functions import load_function
+from ablate.data.hub import config_folder
 from ablate.layers.apply import survey
-from ablate.models.hf_files import config_folder
 from ablate.recipes.coverage import coverage_of
 from ablate.run.architecture import LinearLayer, layer_places
 

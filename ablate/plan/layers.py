@@ -92,7 +92,7 @@ class OwnCode:
 
 
 def _hf_digest(model: ModelConfig) -> str:
-    from ablate.models.hf_files import hf_digest
+    from ablate.data.hub import hf_digest
 
     return hf_digest(model)
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import random
 
 import pytest
@@ -51,14 +50,3 @@ def write_json():
         return path
 
     return write
-
-
-@pytest.fixture
-def age():
-    """Return a function that makes files look settled, as the hash cache wants them."""
-
-    def make(folder):
-        for path in folder.rglob("*"):
-            os.utime(path, (1_600_000_000, 1_600_000_000))
-
-    return make

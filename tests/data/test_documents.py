@@ -1,24 +1,32 @@
+"""Files to documents, and documents to training and validation text."""
+
 import gzip
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
 from ablate.data import documents
-from ablate.data.documents import PIECE_CHARACTERS, WHOLE_CHARACTERS, file_documents
+from ablate.data.documents import (
+    PIECE_CHARACTERS,
+    WHOLE_CHARACTERS,
+    Documents,
+    ValidationSide,
+    encoded,
+    file_documents,
+    hold_out,
+)
 from ablate.data.sources import find_files
 
 
-def source(path):
-    (file,) = find_files([str(path)], ())
-    return file
-
-
-def read_text(path, content):
+def read(path, content, report=lambda _n: None):
+    """Write a file and return its documents: JSON lines or text, by its name."""
     path.write_bytes(content)
-    return list(file_documents(source(path), None, lambda _n: None))
+    (file,) = find_files([str(path)], ())
+    return list(file_documents(file, "text" if ".json" in path.name else None, report))
 
 
 @given(
@@ -35,12 +43,12 @@ def read_text(path, content):
 @settings(max_examples=30)
 def test_pieces_of_a_long_file_join_to_the_file(tmp_path, parts):
     text = "".join(piece * count + end for piece, count, end in parts)
-    pieces = read_text(tmp_path / "a.txt", text.encode())
+    pieces = read(tmp_path / "a.txt", text.encode())
     assert "".join(pieces) == text
+    low, high = PIECE_CHARACTERS
     if len(text) <= WHOLE_CHARACTERS:
         assert len(pieces) == 1
     else:
-        low, high = PIECE_CHARACTERS
         assert all(low <= len(piece) <= high for piece in pieces[:-1])
         assert len(pieces[-1]) <= high
 
@@ -48,35 +56,20 @@ def test_pieces_of_a_long_file_join_to_the_file(tmp_path, parts):
 def test_cuts_are_at_blank_lines_and_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
     paragraph = "one line of text\n" * 100 + " \n"
     content = (paragraph * 60).encode()
-    pieces = read_text(tmp_path / "a.txt", content)
+    pieces = read(tmp_path / "a.txt", content)
     assert len(pieces) > 5
     assert all(len(piece) % len(paragraph) == 0 for piece in pieces)
     monkeypatch.setattr(documents, "_BLOCK", 1000)
-    assert read_text(tmp_path / "a.txt", content) == pieces
-
-
-def test_text_that_is_no_utf8_is_decoded_with_replacement(tmp_path):
-    assert read_text(tmp_path / "a.txt", "na\xefve".encode("latin-1")) == ["na\ufffdve"]
-
-
-def test_text_may_be_compressed_and_progress_is_told(tmp_path):
-    content = bytes(range(32, 127)) * 30_000
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(content))
     seen = []
-    assert "".join(file_documents(source(path), None, seen.append)).encode() == content
+    assert read(tmp_path / "a.txt.gz", gzip.compress(content), seen.append) == pieces
     assert seen == sorted(seen)
-    assert seen[-1] == path.stat().st_size
+    assert seen[-1] == (tmp_path / "a.txt.gz").stat().st_size
 
 
-def read_json(path, content):
-    path.write_bytes(content)
-    return list(file_documents(source(path), "text", lambda _n: None))
-
-
-def test_json_lines_with_a_mark_blank_lines_and_bad_bytes(tmp_path):
+def test_bad_bytes_are_replaced_and_a_mark_and_blank_lines_skipped(tmp_path):
+    assert read(tmp_path / "a.txt", "na\xefve".encode("latin-1")) == ["na\ufffdve"]
     content = b'\xef\xbb\xbf{"text": "one"}\n\n  \n{"text": "tw\xff"}\r\n{"text": ""}'
-    assert read_json(tmp_path / "a.jsonl", content) == ["one", "tw\ufffd", ""]
+    assert read(tmp_path / "a.jsonl", content) == ["one", "tw\ufffd", ""]
 
 
 @pytest.mark.parametrize(
@@ -92,41 +85,81 @@ def test_json_lines_with_a_mark_blank_lines_and_bad_bytes(tmp_path):
 def test_a_bad_line_is_named(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     with pytest.raises(UserError) as error:
-        read_json(path, b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}\n')
+        read(path, b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}\n')
     assert str(error.value) == f"{path}:3: {message}"
 
 
 def test_a_damaged_gzip_is_named_with_the_last_good_line(tmp_path):
     lines = "".join(json.dumps({"text": f"{n} " + str(n**99)}) + "\n" for n in range(5000)).encode()
     whole = gzip.compress(lines)
-    path = tmp_path / "a.json.gz"
-    with pytest.raises(UserError) as error:
-        read_json(path, whole[: len(whole) // 2])
-    text = str(error.value)
-    file, line, rest = text.rsplit(".gz:", 1)[0], *text.rsplit(".gz:", 1)[1].split(":", 1)
-    assert file + ".gz" == str(path)
-    assert 0 < int(line) < 5000
-    assert "gzip data is damaged after this line" in rest
-    assert rest.endswith("(the download or copy is incomplete; fetch the file again)")
+    fault = r"a\.json\.gz:\d+: gzip data is damaged after this line: .* \(the download or copy is incomplete"
+    with pytest.raises(UserError, match=fault):
+        read(tmp_path / "a.json.gz", whole[: len(whole) // 2])
     for damaged in (b"no gzip at all", whole[:-3], whole[:5000] + b"\0" * 100 + whole[5100:]):
         with pytest.raises(UserError, match=r"a\.json\.gz:?\d*: gzip data is damaged"):
-            read_json(path, damaged)
+            read(tmp_path / "a.json.gz", damaged)
     with pytest.raises(UserError, match=r"b\.txt\.gz: gzip data is damaged"):
-        read_text(tmp_path / "b.txt.gz", whole[:1000])
+        read(tmp_path / "b.txt.gz", whole[:1000])
 
 
 def test_a_line_that_no_memory_could_hold_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_LONGEST_LINE", 1 << 20)
     packed = gzip.compress(b'{"text": "fine"}\n' + b" " * (64 << 20))
-    assert len(packed) < 100_000
     with pytest.raises(UserError, match=r"a\.jsonl\.gz:2: a line of over 1,048,576 bytes"):
-        read_json(tmp_path / "a.jsonl.gz", packed)
+        read(tmp_path / "a.jsonl.gz", packed)
 
 
-def test_a_file_that_vanished_is_named(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "x"}')
-    file = source(path)
-    path.unlink()
-    with pytest.raises(UserError, match=r"a\.jsonl: cannot read: No such file"):
-        list(file_documents(file, "text", lambda _n: None))
+# The split
+
+hash_lists = st.lists(st.integers(0, 50).map(lambda n: n * 2**57 + n), min_size=1, max_size=300)
+
+
+@given(hash_lists, st.integers(1, 100_000))
+def test_the_first_documents_by_hash_are_held_out(values, length):
+    hashes = np.array(values, dtype=np.uint64)
+    lengths = np.full(len(values), length)
+    if len(set(values)) < 2:
+        with pytest.raises(UserError, match="too little text for a validation set: 1 distinct"):
+            hold_out(hashes, lengths)
+        return
+    validation = hold_out(hashes, lengths)
+    held_out = hashes[validation].tolist()
+    assert held_out == sorted(set(values))[: len(held_out)]  # by hash, each once
+    assert 0 < len(held_out) < len(set(values))
+    assert validation.tolist() == [values.index(value) for value in held_out]
+
+
+@pytest.mark.parametrize(
+    ("num_documents", "share"), [(1000, 0.1), (10_000, 384 * 1024 / 1e7), (100_000, 0.015)]
+)
+def test_the_held_out_share(num_documents, share):
+    hashes = np.random.default_rng(0).integers(0, 2**63, num_documents).astype(np.uint64)
+    validation = hold_out(hashes, np.full(num_documents, 1000))
+    assert len(validation) / num_documents == pytest.approx(share, abs=1.5 / num_documents)
+
+
+def test_near_copies_share_half_of_their_long_lines(tmp_path):
+    lines = [f"line {n:02} ".encode() * 8 for n in range(20)]
+    validation = [b"\n".join(lines[:10])]
+    train = [
+        b"\n".join(lines[:10]) + b"\nnew end",
+        b"\n".join(lines[5:15]),
+        b"\n".join(lines[6:16]),
+        b"  \n".join(lines[10:]),
+        b"short\nlines",
+        b"",
+    ]
+    side = ValidationSide(Documents(validation, tmp_path / "validation"))
+    assert side.leave_out([*validation, b" " + validation[0], *train]) == (train[2:], 2)
+    assert side.leave_out([]) == ([], 0)
+    short = ValidationSide(Documents([b"short"], tmp_path / "short"))
+    assert short.leave_out([b"short", *train]) == (train, 0)
+
+
+def test_documents_come_back_whole_up_to_a_limit(tmp_path):
+    left = iter(["one\n", " \n", "", "tw\ud800", "one", "five", "six"])  # JSON can hold lone surrogates
+    found = Documents(encoded(left, 14), tmp_path / "s")
+    assert list(found.texts([2, 0, 1])) == [b"one", b"one\n", b"tw?"]
+    assert found.lengths.tolist() == [4, 3, 3, 4]
+    assert list(left) == ["six"]
+    assert found.hashes[0] == found.hashes[2] != found.hashes[1]

@@ -1,3 +1,5 @@
+"""Data sets, tokenisers and models of Hugging Face: from a folder, from the hub, from its local cache."""
+
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,80 +11,74 @@ from tokenizers import Tokenizer, models
 
 from ablate.base.errors import UserError
 from ablate.data import hub, identify, open_tokens, prepare
-from ablate.run.config import DataConfig
+from ablate.data.hub import config_folder, find_tokenizer, hf_digest
+from ablate.run.config import DataConfig, ModelConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def local(tmp_path, write_json, texts):
-    pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
-    folder = tmp_path / "my-data-set"
-    write_json(folder / "train.jsonl", texts[:50], field="body")
-    write_json(folder / "validation.jsonl", texts[45:], field="body")
-    return DataConfig(source="hub", paths=[str(folder)], text_field="body")
-
-
-@pytest.fixture
-def saved(texts, tmp_path):
-    """Return a function that saves the texts by ``datasets`` into a folder, and the data section for it."""
+def saved(texts, tmp_path, write_json):
+    """Return a function that writes the texts into a folder in some form; it returns the data section."""
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
-    train = datasets.Dataset.from_dict({"id": list(range(50)), "body": texts[:50]})
-    validation = datasets.Dataset.from_dict({"id": list(range(15)), "body": texts[45:]})
+    parts = {"train": texts[:50], "validation": texts[45:]}
+    sets = {name: datasets.Dataset.from_dict({"body": part}) for name, part in parts.items()}
 
     def save(form):
         folder = tmp_path / form
         if form == "one":
-            train.save_to_disk(folder)
+            sets["train"].save_to_disk(folder)
         elif form == "splits":
-            datasets.DatasetDict({"train": train, "validation": validation}).save_to_disk(folder)
+            datasets.DatasetDict(sets).save_to_disk(folder)
+        elif form == "jsonl":
+            for name, part in parts.items():
+                write_json(folder / f"{name}.jsonl", part, field="body")
         else:
             folder.mkdir()
-            train.to_parquet(folder / "train-00000-of-00001.parquet")
-            validation.to_parquet(folder / "validation-00000-of-00001.parquet")
+            for name, one in sets.items():
+                one.to_parquet(folder / f"{name}-00000-of-00001.parquet")
         return DataConfig(source="hub", paths=[str(folder)], text_field="body")
 
     return save
 
 
-def documents_of(files):
-    return [bytes(tokens.astype(np.uint8)).decode().split("\0")[:-1] for tokens in open_tokens(files)]
-
-
 @pytest.mark.parametrize("form", ["one", "splits", "parquet"])
 def test_what_datasets_wrote_is_read(saved, tmp_path, texts, form):
-    train, validation = documents_of(prepare(saved(form), tmp_path / "cache"))
+    def documents(data):
+        both = open_tokens(prepare(data, tmp_path / "cache"))
+        return [bytes(tokens.astype(np.uint8)).decode().split("\0")[:-1] for tokens in both]
+
+    data = saved(form)
+    train, validation = documents(data)
     assert sorted(train + validation) == sorted(texts[:50])
     assert train == [text for text in texts[:50] if text in train]
+    if form != "one":
+        assert documents(replace(data, validation_paths=["validation"])) == [texts[:45], texts[45:]]
 
 
-@pytest.mark.parametrize("form", ["splits", "parquet"])
-def test_another_split_is_the_validation_text_and_left_out_of_training(saved, tmp_path, texts, form):
-    data = replace(saved(form), validation_paths=["validation"])
-    assert identify(data).digest != identify(replace(data, validation_paths=[])).digest
-    assert documents_of(prepare(data, tmp_path / "cache")) == [texts[:45], texts[45:]]
+@pytest.mark.parametrize(
+    ("form", "changes", "said"),
+    [
+        ("one", {"validation_paths": ["test"]}, r"one: has no split 'test' \(splits here: train\)"),
+        ("one", {"paths": ["en"]}, "one: what save_to_disk wrote has no configurations"),
+        ("one", {"text_field": "text"}, r"one:1: no text in field 'text' \(fields here: body"),
+        ("jsonl", {"text_field": "text"}, r"jsonl:1: no text in field 'text' \(fields here: body, url"),
+        ("jsonl", {"validation_paths": ["valid"]}, "jsonl' cannot be read: .*the split 'valid'"),
+    ],
+)
+def test_what_a_data_set_does_not_have_is_named(saved, tmp_path, form, changes, said):
+    data = saved(form)
+    changes = {key: data.paths + more if key == "paths" else more for key, more in changes.items()}
+    with pytest.raises(UserError, match=said):
+        prepare(replace(data, **changes), tmp_path / "cache")
 
 
-def test_what_a_saved_data_set_does_not_have_is_named(saved, tmp_path):
-    one = saved("one")
-    wrong = {
-        r"one: has no split 'test' \(splits here: train\)": replace(one, validation_paths=["test"]),
-        r"one: what save_to_disk wrote has no configurations": replace(one, paths=[*one.paths, "en"]),
-        r"one:1: no text in field 'text' \(fields here: id, body": replace(one, text_field="text"),
-    }
-    for message, data in wrong.items():
-        with pytest.raises(UserError, match=message):
-            prepare(data, tmp_path / "cache")
-
-
-@pytest.mark.parametrize("form", ["one", "parquet", "jsonl"])
-@pytest.mark.parametrize("max_bytes", [None, 30_000])
-def test_a_stream_that_broke_goes_on_behind_the_last_whole_piece(
-    saved, local, tmp_path, form, max_bytes, monkeypatch
+@pytest.mark.parametrize(("form", "max_bytes"), [("one", None), ("parquet", 30_000), ("jsonl", None)])
+def test_a_stream_that_broke_goes_on_behind_the_last_whole_line(
+    saved, tmp_path, form, max_bytes, monkeypatch
 ):
-    data = replace(local if form == "jsonl" else saved(form), max_bytes=max_bytes)
+    data = replace(saved(form), max_bytes=max_bytes)
     whole = prepare(data, tmp_path / "whole")
-    monkeypatch.setattr(hub, "_PIECE_BYTES", 4000)
     real, rows = hub.text_of, []
 
     def count(row, field, name, number):
@@ -94,20 +90,14 @@ def test_a_stream_that_broke_goes_on_behind_the_last_whole_piece(
     monkeypatch.setattr(hub, "text_of", count)
     with pytest.raises(UserError, match="cannot be read: the network is gone"):
         prepare(data, tmp_path / "cache")
+    (fetched,) = (tmp_path / "cache").glob(".*/scratch/fetched.part")
+    fetched.write_bytes(fetched.read_bytes()[:-5])  # as a kill leaves it
     again = len(rows)
     files = prepare(data, tmp_path / "cache")
-    assert rows[again] == 21  # five pieces of four rows are whole
+    assert rows[again] == 22
     assert len(rows) - again < 32
     for name in ("train.bin", "validation.bin"):
         assert (files.folder / name).read_bytes() == (whole.folder / name).read_bytes()
-
-
-def test_a_missing_field_and_a_missing_split_are_named(local, tmp_path):
-    with pytest.raises(UserError, match=r"my-data-set:1: no text in field 'text' \(fields here: body, url"):
-        prepare(DataConfig(source="hub", paths=local.paths), tmp_path / "cache")
-    wrong = replace(local, validation_paths=["valid"])
-    with pytest.raises(UserError, match=r"my-data-set' cannot be read: .*the split 'valid'"):
-        prepare(wrong, tmp_path / "cache")
 
 
 @pytest.fixture
@@ -130,30 +120,27 @@ def digest(*paths, **fields):
     return identify(DataConfig(source="hub", paths=list(paths), **{"max_bytes": 1000, **fields})).digest
 
 
-def test_the_commit_stands_for_the_content(remote):
+def test_the_commit_stands_for_the_content_and_pinned_it_plans_offline(remote):
     first = digest("someone/texts")
-    assert digest("someone/texts") == first
-    remote.commit = COMMIT[::-1]
-    assert digest("someone/texts") != first
-    assert remote.asked == [("someone/texts", None)] * 3
-
-
-def test_a_pinned_data_set_plans_offline(remote):
-    unpinned = digest("someone/texts")
-    remote.error = ConnectionError("offline")
-    assert digest(f"someone/texts@{COMMIT}") == unpinned
-
-
-def test_configuration_split_and_size_count(remote):
-    variants = [
-        digest("someone/texts"),
+    others = [
         digest("someone/others"),
         digest("someone/texts", "en"),
         digest("someone/texts", validation_paths=["validation"]),
         digest("someone/texts", max_bytes=2000),
         digest("someone/texts", text_field="body"),
     ]
-    assert len(set(variants)) == len(variants)
+    remote.commit = COMMIT[::-1]
+    others.append(digest("someone/texts"))
+    assert len({first, *others}) == 7
+    assert remote.asked[-1] == ("someone/texts", None)
+    remote.error = ConnectionError("cannot resolve\nhuggingface.co")
+    assert digest(f"someone/texts@{COMMIT}") == first
+    with pytest.raises(UserError) as error:
+        digest("someone/texts")
+    assert str(error.value) == (
+        "hub data set 'someone/texts' cannot be read: cannot resolve (check the name and the connection; "
+        "pinned as someone/texts@<40-digit commit> it plans offline)"
+    )
 
 
 def test_the_stream_is_of_the_commit_that_was_identified(remote, monkeypatch, tmp_path, texts):
@@ -171,23 +158,15 @@ def test_the_stream_is_of_the_commit_that_was_identified(remote, monkeypatch, tm
     assert 10_000 <= files.train_tokens + files.validation_tokens < 12_000
 
 
-def test_errors(remote, monkeypatch):
+@pytest.mark.usefixtures("remote")
+def test_a_data_set_that_cannot_be_meant_is_refused(monkeypatch):
     with pytest.raises(UserError, match=r"data\.max_bytes is missing, but data\.source: hub needs it"):
-        identify(DataConfig(source="hub", paths=["someone/texts"]))
-    with pytest.raises(
-        UserError, match=r"hub takes one data set \(paths: \[name\] or \[name, configuration\]"
-    ):
-        identify(DataConfig(source="hub", paths=["a", "b", "c"], max_bytes=1))
-    remote.error = ConnectionError("cannot resolve\nhuggingface.co")
-    with pytest.raises(UserError) as error:
-        digest("someone/texts")
-    assert str(error.value) == (
-        "hub data set 'someone/texts' cannot be read: cannot resolve (check the name and the connection; "
-        "pinned as someone/texts@<40-digit commit> it plans offline)"
-    )
+        digest("someone/texts", max_bytes=None)
+    with pytest.raises(UserError, match=r"hub takes one data set \(paths: \[name\] or \[name, conf"):
+        digest("a", "b", "c")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"needs the package 'datasets' \(pip install -e '\.\[hub\]'\)"):
-        hub.find_data_set(DataConfig(source="hub", paths=["x"], max_bytes=1))
+        digest("x")
 
 
 # Tokenisers
@@ -203,103 +182,126 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_and_its_file_are_the_same_tokenizer(folder):
-    by_folder = hub.find_tokenizer(str(folder))
-    by_file = hub.find_tokenizer(str(folder / "tokenizer.json"))
-    assert by_folder.identity() == by_file.identity()
-    assert (by_folder.vocab_size, by_folder.end_of_text) == (4, "<|fin|>")
-
-
-def test_usual_end_tokens_are_known_without_a_configuration(folder):
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(UserError, match=r"tokenizer\.json: the tokenizer has no end-of-text token"):
-        hub.find_tokenizer(str(folder))
+def add_token(folder, token):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.add_special_tokens([token])
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert hub.find_tokenizer(str(folder)).end_of_text == "</s>"
+
+
+def test_a_tokenizer_is_its_content_and_its_end_token(folder, tmp_path):
+    found = find_tokenizer(str(folder))
+    assert (found.vocab_size, found.end_of_text) == (4, "<|fin|>")
+    assert find_tokenizer(str(folder / "tokenizer.json")).identity() == found.identity()
+    other = folder.rename(tmp_path.with_name("other"))
+    assert find_tokenizer(str(other)).identity() == found.identity()
+    (other / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json: the tokenizer has no end-of-text token"):
+        find_tokenizer(str(other))
+    add_token(other, "</s>")
+    again = find_tokenizer(str(other))
+    assert (again.end_of_text, again.content_hash == found.content_hash) == ("</s>", False)
 
 
 def test_a_unigram_vocabulary_is_a_list(tmp_path):
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("</s>", -2.0)], unk_id=0))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert hub.find_tokenizer(str(tmp_path)).vocab_size == 3
-
-
-def test_identity_follows_content_not_place(folder, tmp_path, write_texts):
-    corpus = write_texts(tmp_path / "corpus")
-
-    def digest(path):
-        data = DataConfig(source="text", paths=[str(corpus)], tokenizer="hf", tokenizer_path=str(path))
-        return identify(data).digest
-
-    other = tmp_path / "other"
-    other.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (other / name).write_bytes((folder / name).read_bytes())
-    first = digest(folder)
-    assert digest(other) == first
-    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
-    tokenizer.add_special_tokens(["<|more|>"])
-    tokenizer.save(str(other / "tokenizer.json"))
-    assert digest(other) != first
+    assert find_tokenizer(str(tmp_path)).vocab_size == 3
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": 3}}'])
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
+    for name, said in (
+        ("nothing.json", "no such tokenizer file or folder"),
+        ("", r"no such file \(only fast"),
+    ):
+        with pytest.raises(UserError, match=said):
+            find_tokenizer(str(tmp_path / name))
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"tokenizer\.json: is not a tokenizer \(expected the file"):
-        hub.find_tokenizer(str(tmp_path))
+        find_tokenizer(str(tmp_path))
 
 
-def test_missing_paths_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"no such tokenizer file or folder"):
-        hub.find_tokenizer(str(tmp_path / "nothing.json"))
-    with pytest.raises(UserError, match=r"tokenizer\.json: no such file \(only fast tokenizers"):
-        hub.find_tokenizer(str(tmp_path))
-
-
-@pytest.fixture
-def tokenizer_hub(monkeypatch, folder):
-    """Return what was asked of a hub that has the tokeniser of ``folder`` as someone/some-model."""
+def test_a_tokenizer_of_the_hub_is_taken_from_its_cache_first(monkeypatch, folder):
     asked = []
 
     def model_info(_self, name, *, timeout=None):
-        asked.append(("info", name))
         if name != "someone/some-model":
             raise ConnectionError("no route\nto host")
 
-    def download(name, file, *, local_files_only=False):
-        asked.append((file, "local" if local_files_only else "remote"))
+    def download(_name, file, *, local_files_only=False):
+        asked.append((file, local_files_only))
         if local_files_only and not (folder / "cached").exists():
             raise FileNotFoundError("not cached")
-        if not (folder / file).exists():
-            raise LookupError("404")
         return str(folder / file)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    return asked
-
-
-def test_offline_a_name_says_what_to_do(tokenizer_hub):
     with pytest.raises(UserError) as error:
-        hub.find_tokenizer("someone/elsewhere")
+        find_tokenizer("someone/elsewhere")
     assert str(error.value) == (
         "tokenizer 'someone/elsewhere' is neither a path nor to be had from the hub: no route "
         "(check the name and the connection, or give the path of a tokenizer.json)"
     )
-    assert ("tokenizer.json", "remote") not in tokenizer_hub  # that would retry for half a minute
-
-
-def test_a_name_is_downloaded_with_its_configuration(tokenizer_hub, folder):
-    assert hub.find_tokenizer("someone/some-model").identity() == hub.find_tokenizer(str(folder)).identity()
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(UserError, match="has no end-of-text token"):
-        hub.find_tokenizer("someone/some-model")
-
-
-def test_a_name_in_the_local_hub_cache_needs_no_network(tokenizer_hub, folder):
+    assert ("tokenizer.json", False) not in asked  # that would retry for half a minute
+    assert find_tokenizer("someone/some-model").identity() == find_tokenizer(str(folder)).identity()
     (folder / "cached").touch()
-    assert hub.find_tokenizer("someone/some-model").identity() == hub.find_tokenizer(str(folder)).identity()
-    assert tokenizer_hub == [("tokenizer.json", "local"), ("tokenizer_config.json", "local")]
+    asked.clear()
+    find_tokenizer("someone/some-model")
+    assert asked == [("tokenizer.json", True), ("tokenizer_config.json", True)]
+
+
+# Models
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return path
+
+
+def model_digest(folder, **options):
+    return hf_digest(ModelConfig(hf=str(folder), **options))
+
+
+def test_a_models_digest_is_of_its_configuration_and_of_a_checkpoints_weights(model, tmp_path):
+    before = model_digest(model)
+    model = model.rename(tmp_path / "moved")
+    (model / "model.safetensors").write_bytes(b"weights")
+    assert model_digest(model) == before  # random weights
+    trained = model_digest(model, pretrained=True)
+    (model / "model.safetensors").write_bytes(b"other weights")
+    others = [model_digest(model, pretrained=True)]
+    (model / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    others.append(model_digest(model))
+    assert len({before, trained, *others}) == 4
+
+
+def test_a_cached_model_needs_no_network(model, tmp_path, monkeypatch):
+    commit = "a" * 40
+    cached = tmp_path / "hub" / "models--some--model"
+    for part in ("snapshots", "refs"):
+        (cached / part).mkdir(parents=True)
+    snapshot = model.rename(cached / "snapshots" / commit)
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert config_folder("some/model") == config_folder(f"some/model@{commit}") == snapshot
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "said"),
+    [
+        ("{tmp}/nowhere", False, "no such folder"),
+        ("./nowhere", False, "no such folder"),
+        ("{tmp}", False, "no config.json in"),
+        ("{tmp}/model", True, r"no \*.safetensors in"),
+        ("not/cached-anywhere", False, "'not/cached-anywhere' is neither a folder nor cached, nor to be had"),
+    ],
+)
+@pytest.mark.usefixtures("model")
+def test_a_model_that_is_not_there_is_one_line(tmp_path, monkeypatch, name, weights, said):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=said) as caught:
+        config_folder(name.format(tmp=tmp_path), weights=weights)
+    assert "\n" not in str(caught.value)
