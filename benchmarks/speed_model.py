@@ -15,9 +15,17 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ablate.modelled.measured import CALIBRATION, FP8, LOW_POWER, NVFP4, TimedStep
 from ablate.modelled.speed import BACKWARD, LLAMA_8B, Workload, token_time
-from ablate.modelled.spread import kernel_spread, seconds_range, speed_up
+from ablate.modelled.spread import (
+    CALIBRATION,
+    FP8,
+    LOW_POWER,
+    NVFP4,
+    TimedStep,
+    kernel_spread,
+    seconds_range,
+    speed_up,
+)
 from ablate.recipes import PRESETS, GemmPolicy, LayerRecipe, LayerRule, OperandPolicy, Recipe
 from ablate.reports.read.mllog import read_mllog
 from ablate.run.config import ModelConfig

@@ -1,9 +1,12 @@
 """*Modelled* peak memory of a training step on one device, by part, so that users know in advance what fits.
 
 The peak is the largest of the step's moments: the loss, each stage of each block's backward pass, and the
-embedding. ``activations`` counts the tensors that autograd keeps, this module what a linear layer's GEMMs
-allocate (``ablate.layers.linear`` and the back ends). Several devices (FSDP2) share weights, gradients and
-moments evenly; two blocks at a time are gathered, and the weights outside the blocks for the whole step.
+embedding. Counted are, tensor by tensor, what a block of ``ablate.models.decoder`` keeps by torch's autograd,
+and what a linear layer's GEMMs allocate (``ablate.layers.linear`` and the back ends). Two operations differ
+by device: attention is written out with its scores on the CPU and fused on a GPU; the root mean square norm
+is fused on a GPU only. ``torch.compile`` may keep less than counted here. Several devices (FSDP2) share
+weights, gradients and moments evenly; two blocks at a time are gathered, and the weights outside the blocks
+for the whole step.
 ``docs/planning.md`` says what is not counted. A test compares the result with the measured peak on the CPU.
 
 Only the built-in models are supported. How it fails: unknown hardware raises ``KeyError``.
@@ -11,11 +14,10 @@ Only the built-in models are supported. How it fails: unknown hardware raises ``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import lru_cache, partial
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from ablate.modelled.activations import Pass, block_stages, norm_backward
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import has_unit, operand_bytes
 from ablate.models.arithmetic import model_size
@@ -27,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.modelled.hardware import Peaks
-    from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy
-    from ablate.run.config import ArmConfig, ResourcesConfig
+    from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
+    from ablate.run.config import ArmConfig, ModelConfig, ResourcesConfig
 
 Part = Literal["loss", "blocks", "embedding"]
 
-_BF16, _FP32 = 2, 4
+_BF16, _FP32, _INT64 = 2, 4, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +105,7 @@ class _Step:
         sequences = training.micro_batch_size or max(1, training.batch_size // devices)
         self._accumulates = training.batch_size > sequences * devices
         self._twice = resources.activation_checkpointing
-        self._pass = Pass(
+        self._pass = _Pass(
             model=model,
             sequences=sequences,
             seq_len=training.seq_len,
@@ -118,7 +120,7 @@ class _Step:
                 default=1,
             ),
         )
-        kept, self._stages = block_stages(self._pass)
+        kept, self._stages = _block_stages(self._pass)
         self._kept = self._pass.rows(model.width) if self._twice else kept  # per block, until its backward
         self._logits = sequences * training.seq_len * vocab_size
         self._sharded = devices > 1
@@ -140,21 +142,18 @@ class _Step:
         reduced = (_FP32 if training.reduction == "fp32" else _BF16) * (1 if self._pass.on_gpu else 2)
         self._reducing_block = self._sharded * (reduced * of_block + self._gradients_of_block)
         self._reducing_outside = self._sharded * reduced * outside
+        followed = 0  # by de-oscillation: two sums, the last value and its quantised one of each weight
+        if recipe.deoscillate is not None:
+            followed = sum(
+                layer.inputs * layer.outputs
+                for name, layer in self._layers.items()
+                if any(p.recipe.fprop.right.has_fixed_grid for p in phases_of(recipe, self._places[name]))
+            )
         self._held = Memory(
             weights=self._master * (parameters // devices + (outside if self._sharded else 0)),
-            optimizer=2 * self._master * parameters // devices + self._deoscillation() // devices,
+            optimizer=2 * self._master * parameters // devices
+            + (3 * _FP32 + self._master) * followed // devices,
         )
-
-    def _deoscillation(self) -> int:
-        """Return the bytes of two sums, the last value and its quantised one of each weight followed."""
-        if self._recipe.deoscillate is None:
-            return 0
-        followed = sum(
-            layer.inputs * layer.outputs
-            for name, layer in self._layers.items()
-            if any(p.recipe.fprop.right.has_fixed_grid for p in phases_of(self._recipe, self._places[name]))
-        )
-        return (3 * _FP32 + self._master) * followed
 
     def loss(self) -> Iterator[Memory]:
         """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
@@ -166,7 +165,8 @@ class _Step:
         yield self._at(above + (_FP32 + _BF16) * self._logits)
         for moment in self._gemms(HEAD, work.tokens)[0]:
             yield self._at(above + _BF16 * self._logits) + moment
-        yield self._at(kept + norm_backward(work), finished=self._head - self._waiting, working=self._waiting)
+        finished = self._head - self._waiting
+        yield self._at(kept + _norm_backward(work), finished=finished, working=self._waiting)
 
     def blocks(self) -> Iterator[Memory]:
         """Yield the moments of the blocks' backward pass."""
@@ -217,6 +217,150 @@ class _Step:
         return moments, at_use * layer.inputs * layer.outputs
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """One forward and backward pass on a device: ``sequences`` of ``seq_len`` tokens."""
+
+    model: ModelConfig
+    sequences: int
+    seq_len: int
+    on_gpu: bool
+    rows_multiple: int = 1
+    """The number of rows of an expert's input is padded to a multiple of this."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the pass."""
+        return self.sequences * self.seq_len
+
+    def rows(self, width: int) -> int:
+        """Return the bytes of a bf16 matrix of this width with one row per token."""
+        return _BF16 * self.tokens * width
+
+    @property
+    def norm(self) -> int:
+        """Bytes that a norm keeps in addition to its result."""
+        inputs = self.rows(self.model.width)
+        if self.model.architecture == "llama" and not self.on_gpu:
+            return 4 * inputs  # the input and the normalised input, both in fp32
+        return inputs + _FP32 * self.tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """A moment of a block's backward pass: the bytes of the block alive, and the layer whose GEMMs run.
+
+    ``live`` counts kept tensors that are still needed, and gradients of activations. It excludes the memory
+    that the GEMMs of ``layer`` (its name within the block) allocate for ``rows`` rows.
+    """
+
+    live: int
+    layer: str | None = None
+    rows: int = 0
+
+
+def _block_stages(work: _Pass) -> tuple[int, list[_Stage]]:
+    """Return the bytes that a block keeps, and the stages of its backward pass in order."""
+    attention_kept, attention_stages = _attention(work)
+    residual = work.rows(work.model.width)  # the gradient that flows past both halves
+    if work.model.experts is None:  # SwiGLU or GELU after its norm
+        kept, stages = _dense(work.model, "ffn", work.tokens, work.rows(work.model.ffn))
+        in_norm = work.norm + residual
+        ffn_kept, ffn_stages = in_norm + kept, [*_above(in_norm, stages), _Stage(live=_norm_backward(work))]
+    else:
+        ffn_kept, ffn_stages = _experts(work)
+    below = attention_kept + residual
+    return attention_kept + ffn_kept, [*_above(below, ffn_stages), *_above(residual, attention_stages)]
+
+
+def _norm_backward(work: _Pass) -> int:
+    """Return the bytes alive in a norm's backward pass: kept tensors, gradients and their products."""
+    inputs = work.rows(work.model.width)
+    if work.model.architecture == "llama" and not work.on_gpu:
+        return work.norm + inputs + 3 * 2 * inputs  # in fp32
+    return work.norm + 2 * inputs
+
+
+def _above(below: int, stages: list[_Stage]) -> list[_Stage]:
+    """Return stages with more bytes alive."""
+    return [replace(stage, live=below + stage.live) for stage in stages]
+
+
+def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, list[_Stage]]:
+    """Return the bytes kept in addition to the input, and the stages down to the input's gradient.
+
+    ``ffn``: bytes of a matrix with these rows and the inner width. Kept: the first layer's result and the
+    second layer's input; SwiGLU also keeps silu(gate).
+    """
+    if model.architecture == "gpt":
+        return 2 * ffn, [
+            _Stage(live=2 * ffn, layer=f"{name}.down", rows=rows),
+            _Stage(live=3 * ffn),  # the first layer's result, and the gradients before and after GELU
+            _Stage(live=ffn, layer=f"{name}.up", rows=rows),
+        ]
+    return 4 * ffn, [
+        _Stage(live=4 * ffn, layer=f"{name}.down", rows=rows),
+        _Stage(live=6 * ffn),  # gate, up and silu(gate), the product's gradient and those of its two factors
+        _Stage(live=2 * ffn, layer=f"{name}.gate_up", rows=rows),
+    ]
+
+
+def _experts(work: _Pass) -> tuple[int, list[_Stage]]:
+    """Return the bytes and stages of a mixture of experts and its norm; experts share the tokens evenly."""
+    model = work.model
+    assert model.experts is not None
+    width = work.rows(model.width)
+    seen = work.tokens * min(model.experts_per_token, model.experts) // model.experts
+    filled = seen + (work.rows_multiple - 1) // 2
+    taken, padded = _BF16 * seen * model.width, _BF16 * filled * model.width
+    inner = _BF16 * filled * model.ffn
+    dense, _ = _dense(model, "", filled, inner)
+    # Per expert: its padded input, its result, the weighted result, and the indices of its tokens.
+    expert = dense + 2 * padded + taken + 2 * _INT64 * seen
+    router = 2 * width + 3 * _FP32 * work.tokens * model.experts  # the router's input and output, in fp32
+    below = work.norm + router
+    # Gradients of the experts' sum and of their common input; of an expert's input and result.
+    flowing = 2 * width + 2 * padded
+    stages = [
+        stage
+        for index in reversed(range(model.experts))
+        for stage in _above(
+            below + index * expert + flowing, _dense(model, f"ffn.experts.{index}", filled, inner)[1]
+        )
+    ]
+    stages += [_Stage(live=below + 3 * width), _Stage(live=_norm_backward(work))]
+    return below + model.experts * expert, stages
+
+
+def _attention(work: _Pass) -> tuple[int, list[_Stage]]:
+    """Return the bytes that attention and its norm keep, and its stages down to the block's input."""
+    model, width = work.model, work.rows(work.model.width)
+    head_dim = model.width // model.heads
+    kv_heads = model.heads if model.kv_heads is None else model.kv_heads
+    keys = work.rows(kv_heads * head_dim)
+    all_heads = width + 2 * keys
+    rotated = width + keys if model.architecture == "llama" else 0
+    below = work.norm + width  # the norm, and the input of q, k and v
+    if work.on_gpu:
+        # v (and GPT's q and k) are views of the whole result of one layer, which therefore stays in memory.
+        core = all_heads + rotated + _FP32 * work.sequences * model.heads * work.seq_len
+        backward = core + width + width + 2 * width + 2 * keys  # out and its gradient, dq in fp32, dk, dv
+    else:
+        # Batched products keep copies of q, k and v, except for a single sequence; then each key and value
+        # head is still copied for every head that shares it.
+        one = rotated + (2 * width if keys < width else all_heads)
+        scores = _BF16 * work.sequences * model.heads * work.seq_len**2
+        core = (3 * width if work.sequences > 1 else one) + scores
+        backward = core + 2 * width + 2 * scores  # of out and v, of the probabilities and the scores
+    return below + core + width, [
+        _Stage(live=below + core + width, layer="attention.out", rows=work.tokens),
+        _Stage(live=below + backward),
+        _Stage(live=below + 2 * width + 2 * all_heads),  # gradients of q, k, v, joined and rotated back
+        _Stage(live=below + all_heads, layer="attention.qkv", rows=work.tokens),
+        _Stage(live=_norm_backward(work)),
+    ]
+
+
 @lru_cache(maxsize=1024)
 def _moments(
     recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
@@ -228,12 +372,30 @@ def _moments(
     native = {name: peaks is not None and has_unit(recipe.gemm(name), peaks) for name in GEMMS}
 
     def copy(gemm: Gemm, policy: OperandPolicy, elements: int) -> int:
-        return round(_copy_bytes(policy, native=native[gemm]) * elements)
+        """Return the bytes of an operand's copy for its GEMM."""
+        if policy.is_untouched:
+            return 0
+        emulated = _FP32 if policy.is_fp32 else _BF16
+        return round(((operand_bytes(policy) if native[gemm] else emulated) + policy.mask) * elements)
 
     def scratch(gemm: Gemm, elements: int) -> int:
-        return 0 if native[gemm] else _scratch_bytes(recipe.gemm(gemm), on_gpu=peaks is not None) * elements
+        """Return what an emulated GEMM's result takes before a factor is applied; on a GPU and after it."""
+        sides = (recipe.gemm(gemm).left, recipe.gemm(gemm).right)
+        if native[gemm]:
+            return 0
+        if any(side.has_tensor_scale for side in sides):
+            return (_BF16 if peaks is None else 2 * _FP32) * elements
+        is_scaled = any(side.prescale != 1 and side.undo == "accumulator" for side in sides)
+        return _BF16 * is_scaled * elements
 
-    back = partial(_back_bytes, on_gpu=peaks is not None)
+    def back(forward: OperandPolicy, *, doubly: bool) -> int:
+        """Return the bytes per element for taking a gradient back through a forward operand's quantiser."""
+        masked = _BF16 + 1 if forward.mask else 0
+        rotated = doubly and forward.hadamard
+        if peaks is None:
+            return masked + (_BF16 if forward.mask or rotated else 0)
+        return masked + (4 * _FP32 if rotated else 0)
+
     cast = 0 if at_use == _BF16 else _BF16 * n * k
     dgrad, wgrad, fprop = recipe.dgrad, recipe.wgrad, recipe.fprop
     dx, dw = _BF16 * m * k, _BF16 * n * k
@@ -256,30 +418,3 @@ def _moments(
     if at_use != _BF16:
         moments.append(in_wgrad + Memory(weights=cast, gradients=at_use * n * k))
     return tuple(moments)
-
-
-def _copy_bytes(policy: OperandPolicy, *, native: bool) -> float:
-    """Return the bytes per element of an operand's copy for its GEMM; 0 if the operand is used unchanged."""
-    if policy.is_untouched:
-        return 0.0
-    if native:
-        return operand_bytes(policy) + policy.mask
-    return (_FP32 if policy.is_fp32 else _BF16) + policy.mask
-
-
-def _scratch_bytes(gemm: GemmPolicy, *, on_gpu: bool) -> int:
-    """Return the scratch bytes per element of an emulated GEMM's result, before a factor is applied."""
-    sides = (gemm.left, gemm.right)
-    whole = any(side.has_tensor_scale for side in sides)
-    if whole and on_gpu:
-        return 2 * _FP32  # in fp32 before and after the factor
-    return _BF16 if whole or any(side.prescale != 1 and side.undo == "accumulator" for side in sides) else 0
-
-
-def _back_bytes(forward: OperandPolicy, *, doubly: bool, on_gpu: bool) -> int:
-    """Return the bytes per element for taking a gradient back through a forward operand's quantiser."""
-    masked = _BF16 + 1 if forward.mask else 0
-    rotated = doubly and forward.hadamard
-    if not on_gpu:
-        return masked + (_BF16 if forward.mask or rotated else 0)
-    return masked + (4 * _FP32 if rotated else 0)

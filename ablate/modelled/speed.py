@@ -5,7 +5,7 @@ GEMMs of every linear layer, at the rate of the wider of the two operands' forma
 (each tensor is read once in bf16, twice if its scale needs the tensor's largest value first, and written once
 for each GEMM that takes it in low precision; a Hadamard rotation happens in the same pass); and what no
 recipe changes: attention, norms, activations, residuals and the optimizer.
-Communication and launches cost nothing. ``spread`` says from public measurements (``measured``) how far off a
+Communication and launches cost nothing. ``spread`` says from public measurements how far off a
 time may be.
 
 Only the built-in models are supported. How it fails: hardware without a unit for a format gives None;
@@ -49,7 +49,7 @@ RATES: dict[Rate, float] = {
 
 ``gemm16``, ``gemm8``, ``gemm4`` and ``memory`` are geometric means over the kernels of
 ``benchmarks/speed_model.py``; ``memory`` is that of quantising, for all that is only moved. ``attention16``
-(of the bf16 peak) and ``attention8`` (of the FP8 peak): so that of the steps of ``measured.CALIBRATION`` with
+(of the bf16 peak) and ``attention8`` (of the FP8 peak): so that of the steps of ``spread.CALIBRATION`` with
 such attention the median one is as long as measured.
 """
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ablate.backends import emulated
 from ablate.backends.cpu_bf16 import multiplies_bf16
-from ablate.modelled.memory import Memory, _moments, _Step, step_memory
+from ablate.modelled.memory import _moments, _Step, step_memory
 from ablate.models import decoder as built_in
 from ablate.models.arithmetic import model_size
 from ablate.recipes import (
@@ -91,11 +91,14 @@ def test_so_are_blocks_that_are_computed_twice(monkeypatch, vocab_size):
 
 
 BF16 = Recipe()
+FDW = PRESETS["amd-fdw"].recipe
 SOME_RUN = benchmark.CASES["llama, bf16"].config()
+PARAMETERS = model_size(LLAMA_8B, vocab_size=128_256, seq_len=8192).parameters
+ALONE = ResourcesConfig(gpus=1)
 
 
-def step(recipe=BF16, *, resources=EIGHT, training=LONG, hardware="B200", model=LLAMA_8B, vocab_size=128_256):
-    parts = {"model": model, "vocab_size": vocab_size, "training": training, "recipe": recipe}
+def step(recipe=BF16, *, resources=EIGHT, training=LONG, hardware="B200", vocab_size=128_256):
+    parts = {"model": LLAMA_8B, "vocab_size": vocab_size, "training": training, "recipe": recipe}
     return step_memory(replace(SOME_RUN, **parts), resources, hardware=hardware)
 
 
@@ -104,86 +107,73 @@ def memory(recipe=BF16, **more):
 
 
 def test_what_is_held_all_along_is_shared_among_the_devices():
-    parameters = model_size(LLAMA_8B, vocab_size=128_256, seq_len=8192).parameters
-    alone = memory(resources=ResourcesConfig(gpus=1))
-    assert alone.optimizer == 8 * parameters
-    assert alone.weights >= 4 * parameters
-    assert alone.gradients >= 4 * parameters
-    shared = memory()
-    assert shared.optimizer == parameters
+    alone, shared = memory(resources=ALONE), memory()
+    assert alone.optimizer == 8 * PARAMETERS
+    assert min(alone.weights, alone.gradients) >= 4 * PARAMETERS
+    assert shared.optimizer == PARAMETERS
     outside, block = 2 * 128_256 * 4096 + 4096, 218_112_000
     assert step().at == "loss"  # no block is gathered there
-    assert shared.weights == parameters // 2 + 4 * outside
+    assert shared.weights == PARAMETERS // 2 + 4 * outside
     few = step(vocab_size=256)
     assert few.at == "blocks"
     outside = 2 * 256 * 4096 + 4096
     assert few.peak.weights == (32 * block + outside) // 2 + 4 * outside + 2 * 2 * block
     assert shared.activations == alone.activations
     narrow = memory(training=replace(LONG, master_weights="bf16"))
-    assert narrow.optimizer == parameters // 2
+    assert narrow.optimizer == PARAMETERS // 2
     assert narrow.total < shared.total
+    with pytest.raises(KeyError):
+        memory(hardware="H1000")
 
 
 def test_de_oscillation_holds_four_values_of_each_weight_that_it_follows():
-    parameters = model_size(LLAMA_8B, vocab_size=128_256, seq_len=8192).parameters
     in_blocks = 32 * 218_103_808  # without the norms; the head is in high precision
-    asked = resolve(RecipeSpec(gemms=["fprop"], deoscillate={}))
-    alone = ResourcesConfig(gpus=1)
-    assert memory(asked, resources=alone).optimizer == 8 * parameters + 16 * in_blocks
-    assert memory(asked).optimizer == parameters + 2 * in_blocks
-    narrow = memory(asked, resources=alone, training=replace(LONG, master_weights="bf16"))
-    assert narrow.optimizer == 4 * parameters + 14 * in_blocks
-    last_in_bf16 = resolve(
-        RecipeSpec(gemms=["fprop"], layers=[{"last": 1, "recipe": "bf16"}], deoscillate={})
+    asked, last_in_bf16 = (
+        resolve(RecipeSpec(gemms=["fprop"], layers=layers, deoscillate={}))
+        for layers in ([], [{"last": 1, "recipe": "bf16"}])
     )
-    assert memory(last_in_bf16, resources=alone).optimizer == 8 * parameters + 16 * in_blocks * 31 // 32
+    assert memory(asked, resources=ALONE).optimizer == 8 * PARAMETERS + 16 * in_blocks
+    assert memory(asked).optimizer == PARAMETERS + 2 * in_blocks
+    narrow = memory(asked, resources=ALONE, training=replace(LONG, master_weights="bf16"))
+    assert narrow.optimizer == 4 * PARAMETERS + 14 * in_blocks
+    assert memory(last_in_bf16, resources=ALONE).optimizer == 8 * PARAMETERS + 16 * in_blocks * 31 // 32
 
 
 def test_a_gpu_keeps_no_scores_and_checkpointing_one_tensor_a_block():
+    once = memory()
     longer = replace(LONG, seq_len=2 * LONG.seq_len)
-    assert memory(training=longer).activations == pytest.approx(2 * memory().activations, rel=0.01)
+    assert memory(training=longer).activations == pytest.approx(2 * once.activations, rel=0.01)
     assert memory(hardware=None).activations > 32 * 2 * 32 * 8192**2  # of each block, of each head
     twice = memory(resources=replace(EIGHT, activation_checkpointing=True))
-    assert twice.activations < memory().activations / 3
-    assert twice.activations > 32 * 2 * 8192 * 4096
-    assert (twice.weights, twice.optimizer) == (memory().weights, memory().optimizer)
+    assert 32 * 2 * 8192 * 4096 < twice.activations < once.activations / 3
+    assert (twice.weights, twice.optimizer) == (once.weights, once.optimizer)
 
 
 def test_packed_copies_are_smaller_than_emulated_ones():
-    found = {name: step(PRESETS["amd-fdw"].recipe, hardware=name) for name in ("MI355X", "H100")}
+    packed, emulated = (step(FDW, hardware=name) for name in ("MI355X", "H100"))
     elements = 2 * 14_336 * (8192 + 4096)  # Dgrad of the widest layer, gate and up: dy and w
-    assert found["MI355X"].largest_copies == elements * (4 / 8 + 1 / 32)
-    assert found["H100"].largest_copies == elements * 2
+    assert packed.largest_copies == elements * (4 / 8 + 1 / 32)
+    assert emulated.largest_copies == elements * 2
     assert step().largest_copies == 0
-    assert [one.at for one in found.values()] == ["loss", "loss"]  # where no copy is alive
-    assert found["H100"].peak.quantised == 0
-    few = TrainingConfig(seq_len=128, batch_size=1)
-    packed, emulated = (
-        step(
-            PRESETS["amd-fdw"].recipe,
-            hardware=name,
-            training=few,
-            resources=ResourcesConfig(),
-            vocab_size=256,
-        )
-        for name in ("MI355X", "H100")
-    )
+    assert (packed.at, emulated.at, emulated.peak.quantised) == ("loss", "loss", 0)  # no copy is alive there
+    few = {"training": TrainingConfig(seq_len=128, batch_size=1), "resources": ALONE, "vocab_size": 256}
+    packed, emulated = (step(FDW, hardware=name, **few) for name in ("MI355X", "H100"))
     assert emulated.at == "blocks"
     assert emulated.peak.quantised > packed.peak.quantised
 
 
 def test_a_layers_gemms_take_its_gradients_and_casts():
     m, n, k = 8, 16, 32
-    moments = list(_moments(BF16, m, n, k, 4, None))
-    assert {one.activations for one in moments} == {2 * m * k}  # dx
-    assert (
-        max(one.gradients for one in moments) == (2 + 4) * n * k
-    )  # dw in bf16, and in what the weight is in
-    assert max(one.weights for one in moments) == 2 * n * k
-    gathered = list(_moments(BF16, m, n, k, 2, None))
-    assert max(one.gradients for one in gathered) == 2 * n * k
-    assert {one.weights for one in gathered} == {0}
-    mxfp4 = list(_moments(PRESETS["amd-fdw"].recipe, m, n, k, 4, None))
+
+    def most(moments):
+        return [
+            max(getattr(one, part) for one in moments) for part in ("activations", "gradients", "weights")
+        ]
+
+    # dx; dw in bf16, and in what the weight is in; the weight's cast
+    assert most(_moments(BF16, m, n, k, 4, None)) == [2 * m * k, (2 + 4) * n * k, 2 * n * k]
+    assert most(_moments(BF16, m, n, k, 2, None)) == [2 * m * k, 2 * n * k, 0]
+    mxfp4 = _moments(FDW, m, n, k, 4, None)
     assert {one.quantised for one in mxfp4} >= {2 * (m * n + n * k), 2 * (m * n + m * k), 2 * m * n}
 
 
@@ -191,20 +181,11 @@ def test_experts_rows_are_padded_for_every_phase_of_their_own_recipe():
     model = ModelConfig(width=256, layers=1, heads=4, ffn=256, experts=8)
     wide = OperandPolicy(format="mxfp4", hadamard=128)
     rotated = LayerRecipe(wgrad=GemmPolicy(left=wide, right=wide))
-
-    def multiple(**parts):
+    for parts, multiple in (
+        ({}, 1),
+        ({"phases": (Phase(from_tokens=1 << 20, recipe=rotated),)}, 128),
+        ({"rules": (LayerRule(match="*.attention.*", recipe=rotated),)}, 1),
+        ({"rules": (LayerRule(match="*.down", recipe=rotated),)}, 128),
+    ):
         run = replace(SOME_RUN, model=model, recipe=Recipe(**parts))
-        return _Step(run, EIGHT, "B200")._pass.rows_multiple
-
-    assert multiple() == 1
-    assert multiple(phases=(Phase(from_tokens=1 << 20, recipe=rotated),)) == 128
-    assert multiple(rules=(LayerRule(match="*.attention.*", recipe=rotated),)) == 1
-    assert multiple(rules=(LayerRule(match="*.down", recipe=rotated),)) == 128
-
-
-def test_parts_add_up():
-    one = Memory(weights=1, gradients=2, optimizer=3, activations=4, quantised=5)
-    assert one.total == 15
-    assert (one + one).total == 30
-    with pytest.raises(KeyError):
-        memory(hardware="H1000")
+        assert _Step(run, EIGHT, "B200")._pass.rows_multiple == multiple

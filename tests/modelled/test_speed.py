@@ -1,12 +1,15 @@
-"""The modelled step time: what must hold of any roofline, and the published figures beside it."""
+"""The modelled step time: what must hold of any roofline, the published figures beside it, and its range."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from ablate.modelled.hardware import PEAKS, peaks_of
 from ablate.modelled.speed import (
@@ -15,55 +18,58 @@ from ablate.modelled.speed import (
     HARDWARE,
     LLAMA_8B,
     RATES,
+    TokenTime,
     Workload,
     fp4_share,
     token_time,
     workload_of,
 )
+from ablate.modelled.spread import CALIBRATION, Range, kernel_spread, seconds_range, speed_up
 from ablate.models.arithmetic import model_size
 from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, resolve
 from ablate.run.config import ModelConfig, TrainingConfig
 
 BF16 = Recipe()
+FDW, DHT, FP8, NVFP4 = (
+    PRESETS[name].recipe for name in ("amd-fdw", "amd-fdw-dht16", "te-hybrid-fp8", "nvidia-nvfp4")
+)
+BIG = replace(LLAMA_8B, vocab_size=1)
 
 
-def recipe(**spec):
-    return resolve(RecipeSpec(**spec))
+def gemm(left, right=None, **more):
+    return GemmPolicy(
+        left=OperandPolicy(format=left, **more), right=OperandPolicy(format=right or left, **more)
+    )
 
 
 def test_bf16_gemms_take_the_flops_of_the_model_at_the_assumed_share_of_the_peak():
     time = token_time(LLAMA_8B, BF16, "B200")
     size = model_size(LLAMA_8B.model, vocab_size=LLAMA_8B.vocab_size, seq_len=LLAMA_8B.seq_len)
-    attention = 6 * 32 * 4096 * 8192
-    linear = size.flops_per_token - attention
-    assert time.of("fprop", "dgrad", "wgrad") == pytest.approx(
-        linear / (PEAKS["B200"].bf16 * 1e12 * RATES["gemm16"])
-    )
+    linear = size.flops_per_token - 6 * 32 * 4096 * 8192  # without attention
+    assert time.of("fprop", "dgrad", "wgrad") == pytest.approx(linear / (2250e12 * RATES["gemm16"]))
     assert time.of("quantise_forward", "quantise_backward") == 0
 
 
 def test_every_part_of_a_step_by_hand():
     model = ModelConfig(width=1024, layers=1, heads=8, kv_heads=2, ffn=4096, tied_head=False)
     work = Workload(model=model, vocab_size=1, seq_len=2048, tokens_per_step=2 * 65_536, devices=2)
-    time = token_time(work, PRESETS["amd-fdw"].recipe, "MI355X")
+    time = token_time(work, FDW, "MI355X")
     memory = 8e12 * RATES["memory"]
     # q, k, v: 1024 × (1024 + 2 · 256); out: 1024²; gate and up: 1024 × 8192; down: 4096 × 1024; head: 1024.
     x, dy = 3 * 1024 + 4096, 1536 + 1024 + 8192 + 1024
     blocks = 1024 * (1536 + 1024 + 8192) + 4096 * 1024
     four, copy = 10_066e12 * RATES["gemm4"], 0.5 + 1 / 32
-    assert time.by_kernel("fprop")["gemm4"] == pytest.approx(2 * blocks / four)
-    assert time.by_kernel("quantise_backward") == pytest.approx({"quantise4": dy * (2 + 2 * copy) / memory})
-    assert time.of("quantise_forward") == pytest.approx((x + blocks / 65_536) * (2 + 2 * copy) / memory)
     attention, moved = 2 * 1024 * 2048, 2 * (10 * 1024 + 2 * (1024 + 256) + 3 * 4096 + 2 * 1)
-    assert time.by_kernel("rest_forward") == pytest.approx(
-        {"attention16": attention / (2517e12 * RATES["attention16"]), "pointwise": moved / memory}
-    )
-    assert time.by_kernel("rest_backward")["attention16"] == pytest.approx(
-        2.5 * attention / (2517e12 * RATES["attention16"])
-    )
-    assert time.by_kernel("optimizer") == pytest.approx(
-        {"pointwise": (blocks + 1024) / 2 * 30 / memory / 65_536}
-    )
+    attend = attention / (2517e12 * RATES["attention16"])
+    for part, expected in {
+        "quantise_backward": {"quantise4": dy * (2 + 2 * copy) / memory},
+        "quantise_forward": {"quantise4": (x + blocks / 65_536) * (2 + 2 * copy) / memory},
+        "rest_forward": {"attention16": attend, "pointwise": moved / memory},
+        "rest_backward": {"attention16": 2.5 * attend, "pointwise": 2 * moved / memory},
+        "optimizer": {"pointwise": (blocks + 1024) / 2 * 30 / memory / 65_536},
+    }.items():
+        assert time.by_kernel(part) == pytest.approx(expected)
+    assert time.by_kernel("fprop")["gemm4"] == pytest.approx(2 * blocks / four)
     assert time.total == pytest.approx(time.of(*FORWARD) + time.of(*BACKWARD) + time.of("optimizer"))
 
 
@@ -78,84 +84,76 @@ def test_attention_in_fp8_has_a_rate_of_its_own():
 
 
 def test_in_fp4_the_gemms_of_the_blocks_are_faster_by_the_peaks_and_their_shares():
-    big = replace(LLAMA_8B, vocab_size=1)
-    fp8, fp4 = (token_time(big, PRESETS[name].recipe, "B200") for name in ("te-hybrid-fp8", "amd-fdw"))
-    for gemm in ("fprop", "dgrad", "wgrad"):
-        assert fp8.of(gemm) / fp4.of(gemm) == pytest.approx(2 * RATES["gemm4"] / RATES["gemm8"], rel=1e-3)
+    fp8, fp4 = (token_time(BIG, recipe, "B200") for recipe in (FP8, FDW))
+    for name in ("fprop", "dgrad", "wgrad"):
+        assert fp8.of(name) / fp4.of(name) == pytest.approx(2 * RATES["gemm4"] / RATES["gemm8"], rel=1e-3)
     for part in ("rest_forward", "rest_backward", "optimizer"):
         assert fp8.of(part) == fp4.of(part)
 
 
-@pytest.mark.parametrize("hardware", ["B200", "B300", "MI355X"])
+@pytest.mark.parametrize("hardware", ["B200", "MI355X"])
 def test_each_further_gemm_in_fp4_makes_a_large_model_faster(hardware):
-    names = ("te-hybrid-fp8", "amd-f", "amd-fd", "amd-fdw")
-    totals = [token_time(LLAMA_8B, PRESETS[name].recipe, hardware).total for name in names]
-    assert totals == sorted(totals, reverse=True)
-    assert len(set(totals)) == 4
+    recipes = [FP8, *(PRESETS[name].recipe for name in ("amd-f", "amd-fd", "amd-fdw"))]
+    totals = [token_time(LLAMA_8B, recipe, hardware).total for recipe in recipes]
+    assert totals == sorted(set(totals), reverse=True)
 
 
 def test_a_tiny_model_moves_more_than_it_computes_and_gains_nothing():
     tiny = workload_of(SimpleNamespace(model=ModelConfig(), vocab_size=256, training=TrainingConfig()))
-    bf16, fp4 = (token_time(tiny, recipe, "B200") for recipe in (BF16, PRESETS["amd-fdw"].recipe))
-    assert fp4.total == token_time(tiny, PRESETS["amd-fdw"].recipe, "B300").total  # whose FP4 unit is faster
-    large = [token_time(LLAMA_8B, recipe, "B200").total for recipe in (BF16, PRESETS["amd-fdw"].recipe)]
-    assert bf16.total / fp4.total < 1.1 < large[0] / large[1]
+    bf16, fp4 = (token_time(tiny, recipe, "B200").total for recipe in (BF16, FDW))
+    assert fp4 == token_time(tiny, FDW, "B300").total  # whose FP4 unit is faster
+    large = [token_time(LLAMA_8B, recipe, "B200").total for recipe in (BF16, FDW)]
+    assert bf16 / fp4 < 1.1 < large[0] / large[1]
 
 
-def test_no_time_without_the_unit():
-    mxfp4 = PRESETS["amd-fdw"].recipe
-    assert token_time(LLAMA_8B, mxfp4, "H100") is None
-    assert token_time(LLAMA_8B, BF16, "H100") is not None
-    assert token_time(LLAMA_8B, PRESETS["nvidia-nvfp4"].recipe, "MI355X") is None
-    assert token_time(LLAMA_8B, PRESETS["nvidia-nvfp4"].recipe, "B200") is not None
-    e3m0 = OperandPolicy(format="fp4_e3m0")
-    assert token_time(LLAMA_8B, Recipe(fprop=GemmPolicy(left=e3m0, right=e3m0)), "B200") is None
+@pytest.mark.parametrize(
+    ("recipe", "hardware", "has"),
+    [
+        (FDW, "H100", False),
+        (BF16, "H100", True),
+        (NVFP4, "MI355X", False),
+        (NVFP4, "B200", True),
+        (Recipe(fprop=gemm("fp4_e3m0")), "B200", False),
+    ],
+)
+def test_no_time_without_the_unit(recipe, hardware, has):
+    assert (token_time(LLAMA_8B, recipe, hardware) is not None) is has
     with pytest.raises(KeyError):
-        token_time(LLAMA_8B, BF16, "a toaster")
+        token_time(LLAMA_8B, recipe, "a toaster")
 
 
 def test_a_gemm_runs_at_the_rate_of_its_wider_operand():
-    four, eight = OperandPolicy(format="mxfp4"), OperandPolicy(format="mxfp8")
-    mixed = Recipe(fprop=GemmPolicy(left=eight, right=four))
-    plain = Recipe(fprop=GemmPolicy(left=eight, right=eight))
-    big = replace(LLAMA_8B, vocab_size=1)
-    assert token_time(big, mixed, "B200").of("fprop") == pytest.approx(
-        token_time(big, plain, "B200").of("fprop")
+    mixed, plain = Recipe(fprop=gemm("mxfp8", "mxfp4")), Recipe(fprop=gemm("mxfp8"))
+    times = [token_time(BIG, recipe, "B200").of("fprop") for recipe in (mixed, plain)]
+    assert times[0] == pytest.approx(times[1])
+    assert fp4_share(BIG, mixed) == 0
+
+
+def test_a_scale_over_the_whole_tensor_costs_a_second_read_and_a_small_rotation_nothing():
+    def quantising(recipe):
+        return token_time(LLAMA_8B, recipe, "B200").of("quantise_forward")
+
+    whole, delayed = (
+        quantising(Recipe(fprop=one, dgrad=one, wgrad=one))
+        for one in (gemm("fp8_e4m3", scale=scale) for scale in ("tensor", "delayed"))
     )
-    assert fp4_share(big, mixed) == 0
-
-
-def test_a_scale_over_the_whole_tensor_costs_a_second_read():
-    def quantising(scale):
-        policy = OperandPolicy(format="fp8_e4m3", scale=scale)
-        same = GemmPolicy(left=policy, right=policy)
-        return token_time(LLAMA_8B, Recipe(fprop=same, dgrad=same, wgrad=same), "B200").of("quantise_forward")
-
-    # One read of 2 bytes and two copies of 1 each, against two reads.
-    assert quantising("tensor") / quantising("delayed") == pytest.approx(6 / 4)
-
-
-def test_a_rotation_that_is_small_hides_behind_memory():
-    plain, rotated = PRESETS["amd-fdw"].recipe, PRESETS["amd-fdw-dht16"].recipe
-    assert token_time(LLAMA_8B, plain, "B200") == token_time(LLAMA_8B, rotated, "B200")
-    wide = recipe(gemms=["fprop", "dgrad", "wgrad"], stabiliser="dht", hadamard_size=256)
-    narrow = recipe(gemms=["fprop", "dgrad", "wgrad"], stabiliser="dht", hadamard_size=16)
-    slow, quick = (token_time(LLAMA_8B, one, "B200") for one in (wide, narrow))
-    assert slow.of("quantise_forward") > quick.of("quantise_forward")
+    assert whole / delayed == pytest.approx(6 / 4)  # two copies of 1 byte each, and 2 bytes a read
+    assert token_time(LLAMA_8B, FDW, "B200") == token_time(LLAMA_8B, DHT, "B200")
+    wide, narrow = (
+        quantising(resolve(RecipeSpec(gemms=["fprop", "dgrad"], stabiliser="dht", hadamard_size=size)))
+        for size in (256, 16)
+    )
+    assert wide > narrow
 
 
 def test_fp4_share():
-    tseng = PRESETS["tseng"].recipe
-    assert fp4_share(LLAMA_8B, tseng) > 0.5  # "more than half of the training FLOPs", 2502.20586, abstract
-    assert fp4_share(LLAMA_8B, PRESETS["amd-fdw"].recipe) == pytest.approx(1.5 * fp4_share(LLAMA_8B, tseng))
+    tseng = fp4_share(LLAMA_8B, PRESETS["tseng"].recipe)
+    assert tseng > 0.5  # "more than half of the training FLOPs", 2502.20586, abstract
+    assert fp4_share(LLAMA_8B, FDW) == pytest.approx(1.5 * tseng)
     assert fp4_share(LLAMA_8B, BF16) == 0
-
-
-def test_the_documents_give_these_shares():
     page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
-    shares = [f"{fp4_share(LLAMA_8B, PRESETS[name].recipe):.0%}" for name in ("tseng", "amd-fdw")]
-    assert f"runs {shares[0]} of the training FLOPs".replace("%", " %") in page
-    assert f"AMD's {shares[1]}.".replace("%", " %") in page
+    assert f"runs {100 * tseng:.0f} % of the training FLOPs" in page
+    assert f"AMD's {150 * tseng:.0f} %." in page
 
 
 def test_the_optimizer_is_shared_by_the_devices_and_paid_once_a_step():
@@ -163,10 +161,34 @@ def test_the_optimizer_is_shared_by_the_devices_and_paid_once_a_step():
     assert alone.of("optimizer") == pytest.approx(8 * token_time(LLAMA_8B, BF16, "B200").of("optimizer"))
 
 
-def test_every_hardware_of_the_report_is_known():
-    assert set(HARDWARE) <= set(PEAKS)
-
-
 def test_a_device_has_the_peaks_of_its_whole_name():
-    assert peaks_of("NVIDIA GB200") == PEAKS["GB200"]
-    assert peaks_of("NVIDIA B200") == PEAKS["B200"]
+    assert set(HARDWARE) <= set(PEAKS)
+    assert [peaks_of(f"NVIDIA {name}") for name in ("GB200", "B200")] == [PEAKS["GB200"], PEAKS["B200"]]
+
+
+# Its range
+
+T = stats.t.ppf(0.975, len(CALIBRATION) - 2)
+
+
+def test_the_spread_is_that_of_the_calibrated_steps():
+    squares = []
+    for step in CALIBRATION:
+        parts = np.array(list(step.time.by_kernel().values()))
+        shares = parts / parts.sum()
+        squares.append(np.log(step.tokens_per_sec * parts.sum()) ** 2 / (shares @ shares))
+    assert kernel_spread() == pytest.approx(math.sqrt(sum(squares) / (len(squares) - 2)))
+
+
+def test_a_time_is_off_by_the_squares_of_its_shares_and_a_speed_up_by_what_differs():
+    found = seconds_range(TokenTime(seconds={("fprop", "gemm4"): 3.0, ("rest_forward", "pointwise"): 1.0}))
+    reach = math.exp(T * kernel_spread() * math.sqrt(0.75**2 + 0.25**2))
+    assert (found.estimate, found.high, found.low) == pytest.approx((4, 4 * reach, 4 / reach), rel=1e-3)
+    assert found.times(2) == Range(estimate=8.0, low=2 * found.low, high=2 * found.high)
+    slow = {"gemm8": 2.0, "pointwise": 2.0}
+    found = speed_up(slow, {"gemm4": 1.0, "pointwise": 1.0})
+    assert found.estimate == 2.0
+    assert math.log(found.high / 2) == pytest.approx(T * kernel_spread() * math.sqrt(0.5), rel=0.01)
+    same = [slow, token_time(LLAMA_8B, FDW, "MI355X").by_kernel()]
+    for one, other in zip(same, [slow, token_time(LLAMA_8B, DHT, "MI355X").by_kernel()], strict=True):
+        assert speed_up(one, other) == Range(estimate=1.0, low=1.0, high=1.0)
