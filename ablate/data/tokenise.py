@@ -175,8 +175,12 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
 
 def _documents(files: Sequence[SourceFile], text_field: str | None, report: Report) -> Iterator[str]:
     before = 0
+
+    def report_file(position: int) -> None:
+        report(before + position)
+
     for file in files:
-        yield from file_documents(file, text_field, lambda position, before=before: report(before + position))
+        yield from file_documents(file, text_field, report_file)
         before += file.size
 
 
