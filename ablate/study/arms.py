@@ -1,8 +1,7 @@
 """The arms of a study: built, checked, and folded where their configurations are equal.
 
 Two equal named arms are a mistake. Equal cells of a grid are normal (without an FP4 GEMM the Hadamard size
-has no effect): they are listed, and run once. Recipes are compared by the phases of each layer, so rules
-and phases without effect do not make a new arm.
+has no effect): they are listed, and run once.
 
 How it fails: faults are added to the collector. An arm with a broken or circular chain of ``from`` is not
 checked any further.
@@ -10,15 +9,12 @@ checked any further.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.base.errors import likely
 from ablate.data.identity import field_faults
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, SenselessRecipe, describe, read_recipe, resolve
-from ablate.recipes.place import phases_of
-from ablate.run.architecture import model_places
 from ablate.store.plan_file import DroppedCell
 from ablate.study import checks
 from ablate.study.checks import Misfit
@@ -29,11 +25,9 @@ from ablate.study.source import KEY, get
 from ablate.study.study import FoldedCell, ResolvedArm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path as FilePath
 
-    from ablate.recipes import Phase, RecipeSpec
-    from ablate.run.config import ModelConfig
+    from ablate.recipes import RecipeSpec
     from ablate.study.faults import Faults
     from ablate.study.grid import Cell
     from ablate.study.layers import Layer, Layers
@@ -51,7 +45,6 @@ class Arms:
         self.sections = Sections(faults.source, folder)
         self._faults, self._source = faults, faults.source
         self._written = dict(items(get(self._source.data, "arms")))
-        self._chains: dict[str, Layers] = {}
         self._by_content: dict[tuple[str, ...], str] = {}
         self._rotates: dict[Path, bool] = {}
         base = self._stack(("base",))
@@ -60,12 +53,10 @@ class Arms:
             base = (*base, (("search", "budgets", 0), ("training", "tokens")))
         self.base: Layers = (base,)
 
-        for name in self._written:
-            self._chain(name, ())
-            self._parent(("arms", name, "from"))
-        for name in self._written:
-            if name in self._chains:
-                self._add_named(name)
+        self._chains = {name: self._layers(name) for name in self._written}
+        for name, layers in self._chains.items():
+            if layers is not None:
+                self._add_named(name, layers)
         if isinstance(get(self._source.data, "grid"), dict):
             self._add_cells()
         for at, is_used in self._rotates.items():
@@ -73,37 +64,33 @@ class Arms:
                 hint = "write stabiliser: rht or dht beside it, or leave it out"
                 faults.add(at, "expected a Hadamard in an arm with this size, got none", hint)
 
-    # ---- inheritance -------------------------------------------------------------------------------------
-
     def _stack(self, where: Path) -> tuple[Layer, ...]:
         written = items(get(self._source.data, *where))
         return tuple(((*where, key), (key,)) for key, _ in written if key in SECTIONS)
 
-    def _parent(self, at: Path) -> str | None:
+    def _known(self, at: Path) -> str | None:
+        """Return the named arm that ``from`` names; None if it is missing, or is no arm, which is a fault."""
         name = get(self._source.data, *at)
-        if not isinstance(name, str):
-            return None
-        if name not in self._written:
-            self._faults.add(
-                at, f"no arm {self._source.got(at)} to inherit from", likely(name, self._written, None)
-            )
-        return name
+        if name in self._written or not isinstance(name, str):
+            return name if isinstance(name, str) else None
+        what = f"no arm {self._source.got(at)} to inherit from"
+        self._faults.add(at, what, likely(name, self._written, None))
+        return None
 
-    def _chain(self, name: str, trail: tuple[str, ...]) -> Layers | None:
-        """Return an arm's layers; None if the chain is broken."""
-        if name in self._chains or name not in self._written:
-            return self._chains.get(name)
-        if name in trail:
-            circle = trail[trail.index(name) :]
-            start = circle.index(min(circle, key=list(self._written).index))
-            circle = (*circle[start:], *circle[: start + 1])
-            self._faults.add(("arms", circle[0], "from"), f"arms inherit in a circle: {' → '.join(circle)}")
-            return None
-        source = get(self._written[name], "from")
-        under = self._chain(source, (*trail, name)) if isinstance(source, str) else self.base
-        if under is not None:
-            self._chains[name] = (*under, self._stack(("arms", name)))
-        return self._chains.get(name)
+    def _layers(self, name: str) -> Layers | None:
+        """Return the parts that make a named arm; None if its chain of ``from`` is broken."""
+        chain = [name]
+        while isinstance(get(self._written[chain[-1]], "from"), str):
+            parent = self._known(("arms", chain[-1], "from"))
+            if parent is None:
+                return None
+            if parent in chain:
+                if parent == name == min(chain, key=list(self._written).index):
+                    circle = " → ".join([*chain, name])
+                    self._faults.add(("arms", name, "from"), f"arms inherit in a circle: {circle}")
+                return None
+            chain.append(parent)
+        return (*self.base, *(self._stack(("arms", one)) for one in reversed(chain)))
 
     # ---- one arm ---------------------------------------------------------------------------------------
 
@@ -124,19 +111,29 @@ class Arms:
             if _is_cell(layers) and get(self._source.data, "grid", "senseless") == "drop":
                 self.dropped.append(DroppedCell(name=name, reason=str(recipe)))
                 return None
-            self._add_senseless(name, layers, recipe)
+            hint = "exclude the cell, or set grid.senseless: drop" if _is_cell(layers) else recipe.hint
+            parts = ("recipe", *map(str, recipe.path))
+            ways = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+            there = [field for field in ways if locate(self._source, layers, field) is not None]
+            self.add_fault(name, layers, Misfit(str(recipe), hint, tuple(there[:1])))
             recipe = None
         if "hadamard_size" in built["recipe"][1]:
             place = locate(self._source, layers, "recipe.hadamard_size")
             assert place is not None
             is_used = recipe is None or any(policy.hadamard for *_, policy in recipe.operands())
             self._rotates[place[0]] = self._rotates.get(place[0], False) or is_used
-        for misfit in _misfits(config, recipe, built["model"][1]):
+        model, data, training, resources = (config[key] for key in ("model", "data", "training", "resources"))
+        misfits = [] if model is None else list(checks.model_misfits(model, built["model"][1]))
+        if recipe is not None and model is not None and not misfits and model.describes(config["trainer"]):
+            misfits += checks.shape_misfits(model, recipe)
+        if training is not None:
+            misfits += checks.budget_misfits(training, recipe)
+            misfits += () if resources is None else checks.device_misfits(training, resources)
+        for what, keys, hint in () if data is None else field_faults(data):
+            misfits.append(Misfit(what, hint, tuple(f"data.{key}" for key in keys)))
+        for misfit in misfits:
             self.add_fault(name, layers, misfit)
-        optional = ("trainer", "fork")
-        if spec is None or recipe is None:
-            return None
-        if any(found is None for section, found in config.items() if section not in optional):
+        if spec is None or recipe is None or None in (model, data, training, resources, config["backend"]):
             return None
         description = None if _is_cell(layers) else get(self._written[name], "description")
         return ResolvedArm(
@@ -149,20 +146,13 @@ class Arms:
             **config,
         )
 
-    def _add_senseless(self, name: str, layers: Layers, error: SenselessRecipe) -> None:
-        hint = "exclude the cell, or set grid.senseless: drop" if _is_cell(layers) else error.hint
-        parts = ("recipe", *map(str, error.path))
-        ways = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        found = [field for field in ways if locate(self._source, layers, field) is not None]
-        self.add_fault(name, layers, Misfit(str(error), hint, tuple(found[:1])))
-
     # ---- named arms and cells --------------------------------------------------------------------------
 
-    def _add_named(self, name: str) -> None:
+    def _add_named(self, name: str, layers: Layers) -> None:
         """Add a named arm; an arm equal to another is a fault."""
         if rule := name_rule(name):
             self._faults.add(("arms", name, KEY), "cannot name an arm", rule)
-        arm = self._build(name, self._chains[name])
+        arm = self._build(name, layers)
         if arm is None:
             return
         self._check_recipe_of_name(arm)
@@ -192,8 +182,10 @@ class Arms:
 
     def _add_cells(self) -> None:
         cells = expand(self._faults)
-        source = self._parent(("grid", "from"))
-        under = self.base if source is None else self._chains.get(source)
+        source = get(self._source.data, "grid", "from")
+        under = (
+            self._chains.get(self._known(("grid", "from")) or "") if isinstance(source, str) else self.base
+        )
         if under is not None:
             self.cells += [(cell, self._add_cell(cell, under)) for cell in cells]
 
@@ -202,10 +194,8 @@ class Arms:
         if cell.excluded:
             self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
             return None
-        levels = sorted(
-            cell.levels, key=lambda level: level.factor.count(".")
-        )  # inner fields after outer ones
-        own = tuple((level.where, tuple(level.factor.split("."))) for level in levels)
+        outer_first = sorted(cell.levels, key=lambda level: len(level.path))
+        own = tuple((level.where, level.path) for level in outer_first)
         arm = self._build(cell.name, (*under, own))
         if arm is None:
             return None
@@ -247,43 +237,7 @@ def _resolved(spec: RecipeSpec) -> Recipe | SenselessRecipe:
         return error
 
 
-def _misfits(config: dict[str, Any], recipe: Recipe | None, given: dict[str, Any]) -> Iterable[Misfit]:
-    """Yield what does not fit in the sections that could be built; ``given``: the model's keys."""
-    model, data, training, resources = (config[name] for name in ("model", "data", "training", "resources"))
-    of_model = [] if model is None else list(checks.model_misfits(model, given))
-    yield from of_model
-    if training is not None:
-        yield from checks.budget_misfits(training, recipe)
-        if resources is not None:
-            yield from checks.device_misfits(training, resources)
-    if data is not None:
-        for what, keys, hint in field_faults(data):
-            yield Misfit(what, hint, tuple(f"data.{key}" for key in keys))
-    is_described = model is not None and not of_model and model.describes(config["trainer"])
-    if is_described and recipe is not None:
-        yield from checks.shape_misfits(model, recipe)
-
-
 def content_of(arm: ResolvedArm) -> tuple[str, ...]:
     """Return what tells an arm from others, but for its fork."""
-    recipe = arm.recipe.text
-    if arm.model.describes(arm.trainer) and (arm.recipe.rules or arm.recipe.phases):
-        recipe = _effect(arm.model, arm.recipe)
-    parts = (arm.model, arm.data, arm.training)
-    return (arm.backend, arm.trainer or "", recipe, *(part.text for part in parts))
-
-
-@cache
-def _effect(model: ModelConfig, recipe: Recipe) -> str:
-    """Return the recipe without rules and phases if they have no effect in this model, else its phases."""
-    plain = replace(recipe, rules=(), phases=())
-    own, without = (
-        str({name: _merged(phases_of(one, place)) for name, place in model_places(model).items()})
-        for one in (recipe, plain)
-    )
-    return plain.text if own == without else f"{own} {recipe.deoscillate}"
-
-
-def _merged(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Drop phases that repeat the recipe of the phase before."""
-    return tuple(phase for i, phase in enumerate(phases) if i == 0 or phase.recipe != phases[i - 1].recipe)
+    parts = (arm.recipe, arm.model, arm.data, arm.training)
+    return (arm.backend, arm.trainer or "", *(part.text for part in parts))

@@ -10,7 +10,7 @@ that is wrong.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.recipes import features_fault
 from ablate.recipes.place import names_layer, phases_of
@@ -33,99 +33,95 @@ class Misfit(NamedTuple):
     fields: tuple[str, ...]
 
 
+def _of(section: str, *rules: tuple[Any, str, str | None, str]) -> Iterator[Misfit]:
+    """Yield the rules that are broken: whether one is, what is wrong, a hint, and the keys at fault."""
+    for is_broken, what, hint, keys in rules:
+        if is_broken:
+            yield Misfit(what, hint, tuple(f"{section}.{key}" for key in keys.split()))
+
+
 def model_misfits(model: ModelConfig, given: Collection[str]) -> Iterator[Misfit]:
     """Check a model; ``given``: the fields that are written."""
+    own = "hf" if model.hf is not None else "function"
     if model.hf is not None and model.function is not None:
         yield Misfit("a second model: hf beside function", "give one of them", ("model.function",))
     elif not model.is_built_in:
-        own = "hf" if model.hf is not None else "function"
-        kept = {own, "options", "allow", *(["pretrained"] if own == "hf" else [])}
+        kept = {own, "options", "allow", "pretrained"} - ({"pretrained"} if own == "function" else set())
         for key in [key for key in given if key not in kept and getattr(model, key, None) is not None][:1]:
             hint = "options: {…} changes its configuration or its arguments"
             yield Misfit(f"{key} belongs to the built-in model, not to {own}", hint, (f"model.{key}",))
     else:
-        yield from _built_in_misfits(model)
-
-
-def _built_in_misfits(model: ModelConfig) -> Iterator[Misfit]:
-    for key in ("pretrained", "options", "allow"):
-        if getattr(model, key):
-            yield Misfit(
-                f"{key} needs hf{'' if key == 'pretrained' else ' or function'}", None, (f"model.{key}",)
-            )
-    width, heads, is_llama = model.width, model.heads, model.architecture == "llama"
-    for key in ("kv_heads", "experts"):
-        if not is_llama and getattr(model, key) is not None:
-            yield Misfit(f"architecture gpt takes no {key}", None, (f"model.{key}", "model.architecture"))
-    if model.experts is not None and model.experts_per_token > model.experts:
-        what = f"experts_per_token {model.experts_per_token} exceeds experts {model.experts}"
-        yield Misfit(what, None, ("model.experts_per_token", "model.experts"))
-    if width % heads:
-        hint = f"the nearest width is {_nearest(width, heads * (2 if is_llama else 1))}"
-        yield Misfit(
-            f"width {width} is not a multiple of heads {heads}", hint, ("model.heads", "model.width")
-        )
-    elif is_llama and width // heads % 2:
-        what = f"head dimension {width // heads} (width / heads) is odd"
-        yield Misfit(what, "rotary positions need it even", ("model.heads", "model.width"))
-    if model.kv_heads is not None and heads % model.kv_heads:
-        what = f"heads {heads} is not a multiple of kv_heads {model.kv_heads}"
-        yield Misfit(what, None, ("model.kv_heads", "model.heads"))
-
-
-def training_misfits(training: TrainingConfig) -> Iterator[Misfit]:
-    """Check batch, schedule and evaluation against the budget."""
-    budget, every, decay = training.tokens, training.eval_every_tokens, training.decay_tokens
-    schedule, micro_batch = training.schedule, training.micro_batch_size
-    rules: tuple[tuple[object, str, str | None, tuple[str, ...]], ...] = (
-        (
-            micro_batch and training.batch_size % micro_batch,
-            f"batch_size {training.batch_size} is not a multiple of micro_batch_size {micro_batch}",
-            None,
-            ("micro_batch_size", "batch_size"),
-        ),
-        (
-            schedule == "wsd" and not decay,
-            "schedule wsd needs decay_tokens",
-            "the tokens of its decay",
-            ("decay_tokens", "schedule"),
-        ),
-        (
-            schedule != "wsd" and decay,
-            f"decay_tokens {decay} with schedule {schedule}",
-            "only wsd decays at the end; set decay_tokens: 0",
-            ("decay_tokens", "schedule"),
-        ),
-        (
-            training.warmup_tokens + decay > budget,
-            f"warmup_tokens {training.warmup_tokens} + decay_tokens {decay} exceeds the budget of {budget}",
-            None,
-            ("warmup_tokens", "decay_tokens", "tokens"),
-        ),
-        (
-            every > budget,
-            f"eval_every_tokens {every} exceeds the budget of {budget} tokens",
-            f"training.eval_every_tokens: {budget} at most",
-            ("eval_every_tokens", "tokens"),
-        ),
-        (
-            training.eval_tokens < training.seq_len,
-            f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}",
-            None,
-            ("eval_tokens", "seq_len"),
-        ),
-    )
-    for is_wrong, what, hint, keys in rules:
-        if is_wrong:
-            yield Misfit(what, hint, tuple(f"training.{key}" for key in keys))
+        width, heads, is_llama = model.width, model.heads, model.architecture == "llama"
+        experts, each, kv_heads = model.experts, model.experts_per_token, model.kv_heads
+        nearest, even = _nearest(width, heads * (2 if is_llama else 1)), "rotary positions need it even"
+        is_odd = is_llama and width % heads == 0 and width // heads % 2
+        yield from _of(
+            "model",
+            (model.pretrained, "pretrained needs hf", None, "pretrained"),
+            (model.options, "options needs hf or function", None, "options"),
+            (model.allow, "allow needs hf or function", None, "allow"),
+            (not is_llama and kv_heads, "architecture gpt takes no kv_heads", None, "kv_heads architecture"),
+            (not is_llama and experts, "architecture gpt takes no experts", None, "experts architecture"),
+            (
+                experts is not None and each > experts,
+                f"experts_per_token {each} exceeds experts {experts}", None, "experts_per_token experts",
+            ),
+            (
+                width % heads, f"width {width} is not a multiple of heads {heads}",
+                f"the nearest width is {nearest}", "heads width",
+            ),
+            (is_odd, f"head dimension {width // heads} (width / heads) is odd", even, "heads width"),
+            (
+                kv_heads and heads % kv_heads,
+                f"heads {heads} is not a multiple of kv_heads {kv_heads}", None, "kv_heads heads",
+            ),
+        )  # fmt: skip
 
 
 def budget_misfits(training: TrainingConfig, recipe: Recipe | None) -> Iterator[Misfit]:
     """Check batch, schedule, evaluation and what a recipe does later against the budget."""
-    yield from training_misfits(training)
-    if recipe is not None:
-        yield from phase_misfits(recipe, training.tokens)
-        yield from deoscillation_misfits(recipe, training)
+    budget, every, decay = training.tokens, training.eval_every_tokens, training.decay_tokens
+    micro, warmup, is_wsd = training.micro_batch_size, training.warmup_tokens, training.schedule == "wsd"
+    yield from _of(
+        "training",
+        (
+            micro and training.batch_size % micro,
+            f"batch_size {training.batch_size} is not a multiple of micro_batch_size {micro}", None,
+            "micro_batch_size batch_size",
+        ),
+        (
+            is_wsd and not decay, "schedule wsd needs decay_tokens", "the tokens of its decay",
+            "decay_tokens schedule",
+        ),
+        (
+            decay and not is_wsd, f"decay_tokens {decay} with schedule {training.schedule}",
+            "only wsd decays at the end; set decay_tokens: 0", "decay_tokens schedule",
+        ),
+        (
+            warmup + decay > budget,
+            f"warmup_tokens {warmup} + decay_tokens {decay} exceeds the budget of {budget}", None,
+            "warmup_tokens decay_tokens tokens",
+        ),
+        (
+            every > budget, f"eval_every_tokens {every} exceeds the budget of {budget} tokens",
+            f"training.eval_every_tokens: {budget} at most", "eval_every_tokens tokens",
+        ),
+        (
+            training.eval_tokens < training.seq_len,
+            f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}", None,
+            "eval_tokens seq_len",
+        ),
+    )  # fmt: skip
+    if recipe is None:
+        return
+    yield from phase_misfits(recipe, training.tokens)
+    if (spec := recipe.deoscillate) is not None:
+        plan = plan_steps(training)
+        # The first window begins with the weights of the first step at or after its start.
+        first = max(1, -(-spec.start(plan.tokens) // plan.tokens_per_step))
+        if first + spec.window > plan.steps:
+            what = f"a window of {spec.window} steps from step {first} on, but the run has {plan.steps} steps"
+            yield _of_recipe(what, "no window would ever end", "deoscillate")
 
 
 def device_misfits(training: TrainingConfig, resources: ResourcesConfig) -> Iterator[Misfit]:
@@ -157,76 +153,55 @@ def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
     fields = {model.ffn: ("model.ffn",), model.width: ("model.width",)}
     found: dict[tuple[str, ...], Misfit] = {}
     for layer in layers:
-        for outputs in fused.get(layer.name.rpartition(".")[2], (layer.outputs,)):
+        outputs = fused.get(layer.name.rpartition(".")[2], (layer.outputs,))
+        for sizes in ((layer.inputs, 0), *((0, size) for size in outputs)):
             for phase in phases_of(recipe, where[layer.name]):
-                for sizes in ((layer.inputs, 0), (0, outputs)):
-                    fault = features_fault(phase.recipe, layer.name, inputs=sizes[0], outputs=sizes[1])
-                    if fault is None:
-                        continue
+                fault = features_fault(phase.recipe, layer.name, inputs=sizes[0], outputs=sizes[1])
+                if fault is not None:
                     what, size, divisor = fault
                     at = fields.get(size, ("model.kv_heads", "model.heads", "model.width"))
                     found.setdefault(at, Misfit(what, f"{_nearest(size, divisor)} would fit", at))
     return (*found.values(), *rule_misfits(where, recipe))
 
 
-def rule_misfits(where: Mapping[str, LayerPlace], recipe: Recipe) -> list[Misfit]:
-    """Return the rules that decide nothing in a model, and rules that leave the recipe itself no layer."""
-    if not recipe.rules:
-        return []
+def rule_misfits(where: Mapping[str, LayerPlace], recipe: Recipe) -> Iterator[Misfit]:
+    """Yield the rules that decide nothing in a model, and rules that leave the recipe itself no layer."""
     naming = {
         name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
         for name, place in where.items()
     }
     names = list(where)
-    found = []
     for index, rule in enumerate(recipe.rules):
         if not any(index in rules for rules in naming.values()):
             what = f"no layer of this model is called '{rule.match}'"
             if rule.match is None:
                 what = f"the model has no {'head' if rule.head else 'blocks of layers'}"
-            found.append(
-                _misfit(what, f"its layers are {names[0]} … {names[-2]} and {names[-1]}", f"layers.{index}")
-            )
+            hint = f"its layers are {names[0]} … {names[-2]} and {names[-1]}"
+            yield _of_recipe(what, hint, f"layers.{index}")
         elif not any(rules[:1] == [index] for rules in naming.values()):
             what = "an entry that decides nothing: an earlier one names every layer that it names"
-            found.append(_misfit(what, "put it first", f"layers.{index}"))
-    if (
-        all(naming[name] for name, place in where.items() if not place.is_head)
-        and not recipe.is_high_precision
-    ):
+            yield _of_recipe(what, "put it first", f"layers.{index}")
+    is_left = any(not naming[name] for name, place in where.items() if not place.is_head)
+    if recipe.rules and not (is_left or recipe.is_high_precision):
         blocks = next(iter(where.values())).num_blocks
         what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
-        found.append(_misfit(what, hint, "layers"))
-    return found
+        yield _of_recipe(what, hint, "layers")
 
 
-def phase_misfits(recipe: Recipe, tokens: int) -> list[Misfit]:
-    """Return the phases that begin after a budget of ``tokens``, or not after the phase before."""
-    found, before = [], 0
+def phase_misfits(recipe: Recipe, tokens: int) -> Iterator[Misfit]:
+    """Yield the phases that begin after a budget of ``tokens``, or not after the phase before."""
+    before = 0
     for index, phase in enumerate(recipe.phases):
         start = phase.start(tokens)
         if start >= tokens:
             what = f"a phase from token {start} on, but the budget is {tokens} tokens"
-            found.append(_misfit(what, "it would never begin", f"phases.{index}"))
+            yield _of_recipe(what, "it would never begin", f"phases.{index}")
         elif start <= before:
             what = f"a phase from token {start} on, not after the one before it ({before})"
-            found.append(_misfit(what, "phases stand in the order of their starts", f"phases.{index}"))
+            yield _of_recipe(what, "phases stand in the order of their starts", f"phases.{index}")
         before = max(before, start)
-    return found
 
 
-def deoscillation_misfits(recipe: Recipe, training: TrainingConfig) -> Iterator[Misfit]:
-    """Check that a window of de-oscillation ends within the budget."""
-    if (spec := recipe.deoscillate) is None:
-        return
-    plan = plan_steps(training)
-    # The first window begins with the weights of the first step at or after its start.
-    first = max(1, -(-spec.start(plan.tokens) // plan.tokens_per_step))
-    if first + spec.window > plan.steps:
-        what = f"a window of {spec.window} steps from step {first} on, but the run has {plan.steps} steps"
-        yield _misfit(what, "no window would ever end", "deoscillate")
-
-
-def _misfit(what: str, hint: str, key: str) -> Misfit:
+def _of_recipe(what: str, hint: str, key: str) -> Misfit:
     return Misfit(what, hint, (f"recipe.{key}", "recipe.preset", "recipe"))

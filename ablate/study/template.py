@@ -20,53 +20,70 @@ from ablate.run.presets import PRESETS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_WORD = re.compile(r"[A-Za-z](?:[\w +-]*\w)?", re.ASCII)
-_NOT_TEXT = ("null", "true", "false", "yes", "no", "on", "off")
 BUILT_IN = "built-in"
-BASELINE = "bf16"
 SEEDS = 3
 
 _SMALL = {"width": 128, "layers": 2, "heads": 4, "ffn": 384}
 """A Llama that a CPU trains; every published recipe's blocks divide its widths."""
 
-_ALL = ["fprop", "dgrad", "wgrad"]
+_STUDY = """\
+# Written by `ablate init`. `ablate plan {file}` shows what this would run, and starts nothing.
+# docs/spec.md explains every key.
+name: {name}  # the name of the folder of its results
+description: "What FP4 costs: {what}."  # free text
+baseline: bf16  # the arm that every other arm is compared with
 
+# The validation loss that the arms are to reach: `ablate pilot {file}` says which to take.
+# null: none yet, and the report compares final losses.
+target: null
 
-def _stabilised(stabiliser: str) -> dict[str, Any]:
-    return {"from": "all three", "recipe": {"stabiliser": stabiliser}}
+# Runs of each arm, with seeds 0, 1, …: the pilot says how many find a cost of which size.
+seeds: {seeds}
 
-
-_LADDER: dict[str, tuple[Any, str]] = {
-    "fp8": ({"recipe": "fp8"}, "all three GEMMs in FP8"),
-    "fprop": ({"recipe": {"gemms": ["fprop"]}}, "MXFP4 in the forward GEMM alone"),
-    "fprop+dgrad": ({"recipe": {"gemms": ["fprop", "dgrad"]}}, "and in the gradient of the activations"),
-    "all three": ({"recipe": {"gemms": _ALL}}, "and in the gradient of the weights"),
-    "all three + sr": (_stabilised("sr"), "stochastic rounding"),
-    "all three + rht": (_stabilised("rht"), "a random Hadamard rotation"),
-    "all three + dht": (_stabilised("dht"), "a deterministic Hadamard rotation"),
-}
-_LAST = [{"last": 1, "recipe": "bf16"}]
-_PUBLISHED: dict[str, tuple[Any, str]] = {
-    "FP8 hybrid": ({"recipe": "te-hybrid-fp8"}, "FP8 as Transformer Engine does it"),
-    "AMD DHT16": ({"recipe": "amd-fdw-dht16"}, "MXFP4, arXiv 2605.09825"),
-    "Tseng": ({"recipe": "tseng"}, "MXFP4 in the backward pass, arXiv 2502.20586"),
-    "Quartet": ({"recipe": "quartet"}, "MXFP4, arXiv 2505.14669"),
-    "TetraJet": ({"recipe": "tetrajet"}, "MXFP4, arXiv 2502.20853"),
-    "Primus-Turbo": ({"recipe": "primus-turbo"}, "MXFP4, AMD's library"),
-    "NVIDIA NVFP4": (
-        {"recipe": {"preset": "nvidia-nvfp4", "layers": _LAST}},
-        "arXiv 2509.25149",
-    ),
-    "Four over Six": (
-        {"recipe": {"preset": "fouroversix", "layers": _LAST}},
-        "arXiv 2512.02010",
-    ),
-}
-_GRID: dict[str, Any] = {
-    "recipe.gemms": {"F": ["fprop"], "F+D": ["fprop", "dgrad"], "F+D+W": _ALL},
-    "recipe.stabiliser": ["none", "sr", "rht", "dht"],
-}
-_NAMED = {"ladder": _LADDER, "published": _PUBLISHED}
+base:  # what all arms share
+{about_model}
+  model: {model}
+{about_data}
+  data: {data}
+  training:
+{about_tokens}
+    tokens: {tokens}  # training tokens of each run
+    seq_len: {seq_len}  # tokens of a sequence
+    batch_size: {batch_size}  # sequences of an optimizer step
+    learning_rate: {learning_rate}  # AdamW's highest rate; `tune:` finds each arm's own (docs/tuning.md)
+    schedule: {schedule}  # after the warm-up, so that a crossing of the target does not depend on the budget
+    warmup_tokens: {warmup_tokens}  # tokens over which the rate rises from zero
+    eval_every_tokens: {eval_every_tokens}  # tokens between two evaluations; 20 of them draw a curve
+    eval_tokens: {eval_tokens}  # {about_eval}
+{resources}
+arms:
+  bf16: {{recipe: bf16}}  # all GEMMs in BF16
+{arms}"""
+_LADDER = """\
+  fp8: {recipe: fp8}  # all three GEMMs in FP8
+  fprop: {recipe: {gemms: [fprop]}}  # MXFP4 in the forward GEMM alone
+  fprop+dgrad: {recipe: {gemms: [fprop, dgrad]}}  # and in the gradient of the activations
+  all three: {recipe: {gemms: [fprop, dgrad, wgrad]}}  # and in the gradient of the weights
+  all three + sr: {from: all three, recipe: {stabiliser: sr}}  # stochastic rounding
+  all three + rht: {from: all three, recipe: {stabiliser: rht}}  # a random Hadamard rotation
+  all three + dht: {from: all three, recipe: {stabiliser: dht}}  # a deterministic Hadamard rotation
+"""
+_PUBLISHED = """\
+  FP8 hybrid: {recipe: te-hybrid-fp8}  # FP8 as Transformer Engine does it
+  AMD DHT16: {recipe: amd-fdw-dht16}  # MXFP4, arXiv 2605.09825
+  Tseng: {recipe: tseng}  # MXFP4 in the backward pass, arXiv 2502.20586
+  Quartet: {recipe: quartet}  # MXFP4, arXiv 2505.14669
+  TetraJet: {recipe: tetrajet}  # MXFP4, arXiv 2502.20853
+  Primus-Turbo: {recipe: primus-turbo}  # MXFP4, AMD's library
+  NVIDIA NVFP4: {recipe: {preset: nvidia-nvfp4, layers: [{last: 1, recipe: bf16}]}}  # arXiv 2509.25149
+  Four over Six: {recipe: {preset: fouroversix, layers: [{last: 1, recipe: bf16}]}}  # arXiv 2512.02010
+"""
+_GRID = """
+grid:  # and every combination of these, in MXFP4
+  factors:
+    recipe.gemms: {F: [fprop], F+D: [fprop, dgrad], F+D+W: [fprop, dgrad, wgrad]}
+    recipe.stabiliser: [none, sr, rht, dht]
+"""
 ARMS = {
     "ladder": "MXFP4 in one, two and all three GEMMs, then three stabilisers",
     "published": "published FP4 recipes side by side",
@@ -120,89 +137,49 @@ def known_arms(word: str) -> str:
     return word
 
 
+def _arms(word: str | None) -> dict[str, str]:
+    """Return the line of each arm but the baseline; none for a grid."""
+    lines = {"ladder": _LADDER, "published": _PUBLISHED}.get(word or "", "").splitlines()
+    return {line.partition(":")[0].strip(): line for line in lines}
+
+
 def named_arms(word: str | None) -> tuple[str, ...]:
     """Return the names of the arms but the baseline; none for a grid."""
-    return tuple(_NAMED.get(word or "", {}))
+    return tuple(_arms(word))
 
 
 def starter_text(starter: Starter) -> str:
     """Return the text of the study file, with a comment for each line that asks for a decision."""
-    file, about = starter.file, starter.about
-    what = ARMS.get(starter.arms or "", "")
-    lines = [
-        f"# Written by `ablate init`. `ablate plan {file}` shows what this would run, and starts nothing.",
-        "# docs/spec.md explains every key.",
-        f"name: {_flow(starter.name)}  # the name of the folder of its results",
-        f"description: {_flow(f'What FP4 costs: {what}.')}  # free text",
-        f"baseline: {BASELINE}  # the arm that every other arm is compared with",
-        "",
-        f"# The validation loss that the arms are to reach: `ablate pilot {file}` says which to take.",
-        "# null: none yet, and the report compares final losses.",
-        "target: null",
-        "",
-        "# Runs of each arm, with seeds 0, 1, …: the pilot says how many find a cost of which size.",
-        f"seeds: {SEEDS}",
-        "",
-        "base:  # what all arms share",
-        *_comment(about["model"], "  "),
-        f"  model: {_flow(starter.model)}",
-        *_comment(about["data"], "  "),
-        f"  data: {_flow(starter.data)}",
-        "  training:",
-        *(f"    {line}" for line in _training(starter)),
+    left_out, about = starter.left_out or {}, starter.about
+    arms = [
+        _comment(f"{name} is left out: {left_out[name]}", "  ") if name in left_out else line
+        for name, line in _arms(starter.arms).items()
     ]
-    if starter.gpus:
-        lines.append(f"  resources: {{gpus: {starter.gpus}}}  # GPUs of each run")
-    lines += ["", "arms:", f"  {BASELINE}: {{recipe: bf16}}  # all GEMMs in BF16"]
-    return "\n".join([*lines, *_arms(starter), ""])
+    return _STUDY.format(
+        file=starter.file,
+        name=_flow(starter.name),
+        what=ARMS.get(starter.arms or "", ""),
+        seeds=SEEDS,
+        model=_flow(starter.model),
+        data=_flow(starter.data),
+        about_model=_comment(about["model"], "  "),
+        about_data=_comment(about["data"], "  "),
+        about_tokens=_comment(about["tokens"], "    "),
+        about_eval=about["eval_tokens"],
+        resources=f"  resources: {{gpus: {starter.gpus}}}  # GPUs of each run\n" if starter.gpus else "",
+        arms="".join(f"{line}\n" for line in arms) + (_GRID if starter.arms == "grid" else ""),
+        **{key: _flow(value) for key, value in starter.training.items()},
+    )
 
 
-def _training(starter: Starter) -> list[str]:
-    training, about = starter.training, starter.about
-    said = {
-        "tokens": "training tokens of each run",
-        "seq_len": "tokens of a sequence",
-        "batch_size": "sequences of an optimizer step",
-        "learning_rate": "AdamW's highest rate; `tune:` finds each arm's own (docs/tuning.md)",
-        "schedule": "after the warm-up, so that a crossing of the target does not depend on the budget",
-        "warmup_tokens": "tokens over which the rate rises from zero",
-        "eval_every_tokens": "tokens between two evaluations; 20 of them draw a curve",
-        "eval_tokens": about["eval_tokens"],
-    }
-    return [
-        *_comment(about["tokens"]),
-        *(f"{key}: {_flow(training[key])}  # {text}" for key, text in said.items()),
-    ]
-
-
-def _arms(starter: Starter) -> list[str]:
-    left_out = starter.left_out or {}
-    if starter.arms == "grid":
-        factors = [f"    {path}: {_flow(values)}" for path, values in _GRID.items()]
-        return ["", "grid:  # and every combination of these, in MXFP4", "  factors:", *factors]
-    arms = _NAMED.get(starter.arms or "", {})
-    lines = []
-    for name, (arm, what) in arms.items():
-        if name in left_out:
-            lines += _comment(f"{name} is left out: {left_out[name]}", "  ")
-        else:
-            lines += [f"  {_flow(name)}: {_flow(arm)}  # {what}"]
-    return lines
-
-
-def _comment(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+def _comment(text: str, indent: str) -> str:
+    return textwrap.indent("\n".join(textwrap.wrap(text, 98 - len(indent))), f"{indent}# ")
 
 
 def _flow(value: Any) -> str:
-    """Return a value in YAML's flow style, on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(key)}: {_flow(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, str):
-        is_word = _WORD.fullmatch(value) and value.lower() not in _NOT_TEXT
-        return value if is_word else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:_}"
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    """Return a value in YAML's flow style, on one line: JSON with words unquoted and digits in groups."""
+    text = json.dumps(value, ensure_ascii=False)
+    words = re.sub(
+        r'(?<!\\)"(?!(?:null|true|false|yes|no|on|off)")([a-zA-Z][\w-]*)"', r"\1", text, flags=re.IGNORECASE
+    )
+    return f"{value:_}" if type(value) is int else words
