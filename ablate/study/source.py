@@ -21,7 +21,7 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from ablate.base.errors import Problem, UserError, likely
+from ablate.base.errors import Problem, UserError, first_line, likely
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -123,115 +123,104 @@ def read_source(path: FilePath, shown: str) -> Source:
     return parse(content, shown)
 
 
-def parse(content: bytes, shown: str) -> Source:
-    """Parse the bytes of a file; see ``read_source``."""
+def parse(content: bytes, shown: str, path: Path = ()) -> Source:
+    """Parse the bytes of a file, or of a value that is to stand at ``path``; see ``read_source``."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line, column = _place(content[: error.start].decode("utf-8", "replace"))
         what = f"not UTF-8 text (byte 0x{content[error.start]:02x})"
-        raise UserError(Problem(file=shown, line=line, column=column, what=what)) from None
-    return _parse(text, shown)
-
-
-def _parse(text: str, shown: str, path: Path = ()) -> Source:
-    """Parse a file, or a value that is to stand at ``path``."""
+        raise _error(shown, what, before=content[: error.start].decode("utf-8", "replace")) from None
     yaml = YAML(typ="safe", pure=True)
-    root = _compose(yaml, text, shown)
-    if root is None:
-        raise UserError(Problem(file=shown, line=1, column=1, what="the file is empty"))
+    yaml.composer.warn_double_anchors = False  # YAML allows it, and the warning would not name a place
+    if (root := _compose(yaml, text, shown)) is None:
+        raise _error(shown, "the file is empty")
     source = Source(file=shown)
-    source.data = _Builder(yaml, source).build(root, path)
+    source.data = _Builder(yaml.constructor, source).build(root, path)
     if not path and not isinstance(source.data, dict):
-        line, column, _ = source.places[()]
-        what = "a study is a mapping of keys to values"
-        raise UserError(Problem(file=shown, line=line, column=column, what=what))
+        raise _error(shown, "a study is a mapping of keys to values", mark=root.start_mark)
     return source
 
 
-def _compose(yaml: YAML, text: str, shown: str) -> Any:
-    yaml.composer.warn_double_anchors = False  # YAML allows it, and the warning would not name a place
-    try:
-        return yaml.compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what, hint = _wording(error)
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-    except ReaderError as error:
-        line, column = _place(text[: error.position])
-        what, hint = f"a character that YAML does not allow: {text[error.position]!r}", None
-    except RecursionError:
-        line, column, what, hint = 1, 1, f"nested more than {MAX_DEPTH} deep", None
-    except Exception as error:  # ruamel lets other errors through, such as ValueError for "\\U00110000"
-        escape = re.search(r"\\U(?!0010|000)[0-9a-fA-F]{8}", text)
-        line, column = _place(text[: escape.start()] if escape else "")
-        what = "not valid YAML: an escape that is no character" if escape else "not valid YAML"
-        hint = f"{type(error).__name__}: {error}".splitlines()[0][:80]
-    raise UserError(Problem(file=shown, line=line, column=column, what=what, hint=hint))
-
-
-def _place(before: str) -> tuple[int, int]:
-    """Return line and column, from 1, of what follows a text."""
-    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+def _error(file: str, what: str, hint: str | None = None, *, before: str = "", mark: Any = None) -> UserError:
+    """Make the error of what stands after a text, or at ruamel's mark."""
+    line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
+    if mark is not None:
+        line, column = mark.line, mark.column
+    return UserError(Problem(file=file, line=line + 1, column=column + 1, what=what, hint=hint))
 
 
 _HINTS = {
+    "'\\t'": "indent with spaces",
+    "another document": "a study file holds one",
     "mapping values are not allowed here": "a ': ' inside a text needs quotes; or check "
     "the indentation, and the line before for a ':' without a space",
     "found character": "quote the text",
     "found undefined alias": "a text that starts with '*' needs quotes",
 }
-"""What to do, by the start of ruamel's message."""
+"""What to do, by a part of ruamel's message."""
 
 
-def _wording(error: MarkedYAMLError) -> tuple[str, str | None]:
-    problem = str(error.problem or error.context or "cannot be parsed").strip()
-    if "'\\t'" in problem:
-        return "not valid YAML: a tab where only spaces may indent", "indent with spaces"
-    if problem == "but found another document":
-        return "a second YAML document", "a study file holds one"
-    context = str(error.context) if error.context else None
-    if context and error.context_mark:
-        context += f" on line {error.context_mark.line + 1}"
-    hint = next((hint for start, hint in _HINTS.items() if problem.startswith(start)), context)
-    return f"not valid YAML: {problem}", hint
+def _compose(yaml: YAML, text: str, shown: str) -> Any:
+    try:
+        return yaml.compose(text)
+    except MarkedYAMLError as error:
+        problem = str(error.problem or error.context or "cannot be parsed").strip()
+        context = str(error.context) if error.context else None
+        if context and error.context_mark:
+            context += f" on line {error.context_mark.line + 1}"
+        hint = next((hint for part, hint in _HINTS.items() if part in problem), context)
+        mark = error.problem_mark or error.context_mark
+        raise _error(shown, f"not valid YAML: {problem}", hint, mark=mark) from None
+    except ReaderError as error:
+        what = f"a character that YAML does not allow: {text[error.position]!r}"
+        raise _error(shown, what, before=text[: error.position]) from None
+    except RecursionError:
+        raise _error(shown, f"nested more than {MAX_DEPTH} deep") from None
+    except Exception as error:  # ruamel lets other errors through, such as ValueError for "\\U00110000"
+        escape = re.search(r"\\U(?!0010|000)[0-9a-fA-F]{8}", text)
+        hint = f"{type(error).__name__}: {first_line(error)}"[:80]
+        raise _error(shown, "not valid YAML", hint, before=text[: escape.start()] if escape else "") from None
 
 
 class _Builder:
     """Builds plain data from composed nodes, and notes their places in the source."""
 
-    def __init__(self, yaml: YAML, source: Source) -> None:
-        self._constructor = yaml.constructor
+    def __init__(self, constructor: Any, source: Source) -> None:
+        self._constructor = constructor
         self._source = source
         self._open: set[int] = set()  # ids, because ruamel's nodes may not be hashable
         self._num_nodes = 0
 
     def build(self, node: Any, path: Path) -> Any:
         self._num_nodes += 1
-        if self._num_nodes > MAX_NODES:
-            raise UserError(self._problem(node, f"more than {MAX_NODES} values; are there nested aliases?"))
-        if len(self._open) > MAX_DEPTH:
-            raise UserError(self._problem(node, f"nested more than {MAX_DEPTH} deep"))
-        if id(node) in self._open:
-            raise UserError(self._problem(node, f"{show_path(path)}: an alias that contains itself"))
-        mark, text = node.start_mark, str(node.value) if isinstance(node, ScalarNode) else ""
+        for is_wrong, what in (
+            (self._num_nodes > MAX_NODES, f"more than {MAX_NODES} values; are there nested aliases?"),
+            (len(self._open) > MAX_DEPTH, f"nested more than {MAX_DEPTH} deep"),
+            (id(node) in self._open, f"{show_path(path)}: an alias that contains itself"),
+        ):
+            if is_wrong:
+                raise _error(self._source.file, what, mark=node.start_mark)
+        is_scalar, mark = isinstance(node, ScalarNode), node.start_mark
+        text = str(node.value) if is_scalar else ""
         self._source.places[path] = Place(mark.line + 1, mark.column + 1, text)
         self._open.add(id(node))
         try:
-            if isinstance(node, ScalarNode):
+            if is_scalar:
                 return self._scalar(node, path, text)
-            self._refuse_tag(node, path, "seq" if isinstance(node, SequenceNode) else "map")
-            if isinstance(node, SequenceNode):
+            is_list = isinstance(node, SequenceNode)
+            self._refuse_tag(node, path, "seq" if is_list else "map")
+            if is_list:
                 return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
             return self._mapping(node, path)
         finally:
             self._open.discard(id(node))
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        pairs = [(key, value, str(key.tag) == _TAG + "merge") for key, value in node.value]
         merged: list[Any] = []
-        for key_node, value_node in node.value:
-            if str(key_node.tag) == _TAG + "merge":
-                merged += value_node.value if isinstance(value_node, SequenceNode) else [value_node]
+        for _, value, is_merge in pairs:
+            if is_merge:
+                merged += value.value if isinstance(value, SequenceNode) else [value]
         found: dict[str, Any] = {}
         for source in reversed(merged):  # the mapping's own keys win, then the source named first
             if isinstance(source, MappingNode):
@@ -239,27 +228,24 @@ class _Builder:
                 found |= self.build(source, path)
                 self._source.places[path] = place
             else:
-                self._add(source, f"{show_path((*path, '<<'))}: expected an alias of a mapping")
-        own: dict[str, Place] = {}
-        for key_node, value_node in node.value:
-            if str(key_node.tag) == _TAG + "merge":
+                self._add(source, (*path, "<<"), "expected an alias of a mapping")
+        own: dict[str, int] = {}
+        for key_node, value_node, is_merge in pairs:
+            key, mark = str(key_node.value), key_node.start_mark
+            if is_merge:
                 continue
             if not isinstance(key_node, ScalarNode):
-                self._add(key_node, f"{show_path((*path, '?'))}: a key must be text")
+                self._add(key_node, (*path, "?"), "a key must be text")
                 continue
-            key, mark = str(key_node.value), key_node.start_mark
-            shown = show_path((*path, key))
             if str(key_node.tag) not in (_TAG + "str", _TAG + "timestamp", _TAG + "value"):
-                self._add(key_node, f"{shown}: the key {key or 'null'} is not text", "quote it")
+                self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", "quote it")
             self._check_unicode(key_node, path, key)
             if key in own:
-                self._add(key_node, f"{shown}: key given twice", f"first on line {own[key].line}")
+                self._add(key_node, (*path, key), "key given twice", f"first on line {own[key]}")
                 continue
-            own[key] = self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
-            if (
-                isinstance(value_node, ScalarNode)
-                and value_node.start_mark.index == value_node.end_mark.index
-            ):
+            own[key] = mark.line + 1
+            self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
+            if not value_node.value and value_node.start_mark.index == value_node.end_mark.index:
                 value_node.start_mark = mark  # an empty value has the place of its key, not of the next line
             found[key] = self.build(value_node, (*path, key))
         return found
@@ -273,7 +259,7 @@ class _Builder:
                 value: bool | float = getattr(self._constructor, f"construct_yaml_{kind}")(node)
             except (ValueError, KeyError, IndexError):
                 noun = "a yes or no" if kind == "bool" else "a number"
-                self._add(node, f"{show_path(path)}: {text[:40]!r} is not {noun} that can be read")
+                self._add(node, path, f"{text[:40]!r} is not {noun} that can be read")
                 return text
             return value
         self._refuse_tag(node, path, "str")
@@ -282,22 +268,19 @@ class _Builder:
 
     def _check_unicode(self, node: ScalarNode, path: Path, text: str) -> None:
         if any("\ud800" <= char <= "\udfff" for char in text):  # half of a surrogate pair, by an escape
-            self._add(node, f"{show_path(path)}: an escape that is no character: {text[:40]!r}")
+            self._add(node, path, f"an escape that is no character: {text[:40]!r}")
 
     def _refuse_tag(self, node: Any, path: Path, expected: str) -> None:
         # YAML 1.2's core schema has no dates and no '=': both are text.
         if str(node.tag).removeprefix(_TAG) not in (expected, "timestamp", "value", "merge"):
             tag = str(node.tag).replace(_TAG, "!!")
-            self._add(node, f"{show_path(path)}: the tag {tag} has no meaning here", "leave it out")
+            self._add(node, path, f"the tag {tag} has no meaning here", "leave it out")
 
-    def _add(self, node: Any, what: str, hint: str | None = None) -> None:
-        problem, problems = self._problem(node, what, hint), self._source.problems
+    def _add(self, node: Any, path: Path, what: str, hint: str | None = None) -> None:
+        error = _error(self._source.file, f"{show_path(path)}: {what}", hint, mark=node.start_mark)
+        (problem,), problems = error.problems, self._source.problems
         if not any((p.line, p.column) == (problem.line, problem.column) for p in problems):
             problems.append(problem)  # only once: an alias leads to the same place again
-
-    def _problem(self, node: Any, what: str, hint: str | None = None) -> Problem:
-        line, column = node.start_mark.line + 1, node.start_mark.column + 1
-        return Problem(file=self._source.file, line=line, column=column, what=what, hint=hint)
 
 
 # ---- --set --------------------------------------------------------------------------------------------
@@ -325,7 +308,10 @@ def put_settings(source: Source, settings: Iterable[str]) -> None:
 def _put(source: Source, key: str, text: str, number: int) -> None:
     under, path, parts = source.data, _ROOT, key.split(".")
     while True:
-        step, parts = _next_key(under, parts, path)
+        # Names of arms and factors may have dots: the longest that is there, else one part, or a new factor.
+        there = [length for length in range(len(parts), 0, -1) if ".".join(parts[:length]) in under]
+        length = (there or [len(parts) if path == ("grid", "factors") else 1])[0]
+        step, parts = ".".join(parts[:length]), parts[length:]
         if path == ("arms",) and step not in under:
             listed = f"arms: {', '.join(under)}" if under else "the study has none"
             raise _refused(f"{key}: no arm '{step}'", likely(step, under, listed))
@@ -342,7 +328,7 @@ def _put(source: Source, key: str, text: str, number: int) -> None:
     if not text.strip():
         raise _refused(f"{key}: no value", "write null for none")
     try:
-        parsed = _parse(text, "--set", path)
+        parsed = parse(text.encode("utf-8", "surrogatepass"), "--set", path)
         problems: Sequence[Problem] = parsed.problems
     except UserError as error:
         problems = error.problems
@@ -352,15 +338,6 @@ def _put(source: Source, key: str, text: str, number: int) -> None:
         del source.places[old]
     under[step] = parsed.data
     source.places |= {at: place._replace(line=0, column=number) for at, place in parsed.places.items()}
-
-
-def _next_key(under: dict[str, Any], parts: list[str], path: Path) -> tuple[str, list[str]]:
-    """Return the key that comes next, and the parts after it: names of arms and factors may have dots."""
-    for length in range(len(parts), 0, -1):
-        if (key := ".".join(parts[:length])) in under:
-            return key, parts[length:]
-    length = len(parts) if path == ("grid", "factors") else 1
-    return ".".join(parts[:length]), parts[length:]
 
 
 def _refused(what: str, hint: str | None = None) -> UserError:
