@@ -27,8 +27,6 @@ from ablate.study.study import Study, again_name
 from ablate.study.tuning import check_tune
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ablate.study.source import Source
 
 MAX_RUNS = 1_000_000
@@ -43,7 +41,7 @@ def shipped_studies() -> dict[str, Path]:
 
 def find_file(path_or_name: str | Path) -> Path:
     """Return a study's file. Raises ``UserError`` with the likely name if there is no such file."""
-    path = Path(path_or_name)
+    path, shipped = Path(path_or_name), shipped_studies()
     is_name = isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
     try:
         if path.is_file() or path.is_fifo():
@@ -51,17 +49,16 @@ def find_file(path_or_name: str | Path) -> Path:
         is_folder = path.is_dir()
     except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
         raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
-    shipped = shipped_studies()
     if is_name and path.name in shipped:
         return shipped[path.name]
     if is_folder:
         raise UserError("a folder, not a study file", file=path)
     starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
-    beside = [str(path.with_suffix(suffix)) for suffix in (".yaml", ".yml")]
-    there = next((f"did you mean '{name}'?" for name in beside if Path(name).is_file()), None)
-    close = there or likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
+    names = [f"{str(path).removesuffix(path.suffix)}{suffix}" for suffix in (".yaml", ".yml")]
+    beside = [f"did you mean '{name}'?" for name in names if Path(name).is_file()]
+    close = likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
     what = "no such file, and no shipped study of that name" if is_name else "no such file"
-    raise UserError(what, file=path, hint=close)
+    raise UserError(what, file=path, hint=next(iter(beside), close))
 
 
 def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Study:
@@ -96,56 +93,63 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
     except ValidationError as error:
         faults.add_validation(error, (), section=StudyFile)
     found = Arms(faults, path.absolute().parent)
-    names = list(
-        dict.fromkeys([*dict(items(source.data.get("arms"))), *(cell.name for cell, _ in found.cells)])
-    )
+    cells = (cell.name for cell, _ in found.cells)
+    names = list(dict.fromkeys([*dict(items(source.data.get("arms"))), *cells]))
     baseline = _baseline(found, names, faults)
     if not ("grid" in source.data or names or faults.any_within("arms")):
         faults.add(("arms",), "a study needs at least one arm", "under 'arms', or through a 'grid'")
     if file is not None:
-        _check_file(file, found, again_name(baseline) if again_name(baseline) in names else None, faults)
+        _check_file(file, found, faults)
+        if file.baseline_again and (again := again_name(baseline)) in names:
+            what = f"an arm of the name '{again}' is there already"
+            faults.add(("baseline_again",), what, "the baseline's second arm takes that name")
     resolve_forks(found, names, baseline, faults)
     tune = None if file is None else check_tune(file, found, faults)
     search = check_search(file, found, faults)
-    _check_settings(found, faults)
+    for at, place in source.places.items():  # a setting of the base that every arm overrides
+        if place.line or at[:1] != ("base",) or isinstance(get(source.data, *at), dict | list):
+            continue
+        above = {".".join(map(str, at[1:length])) for length in range(2, len(at) + 1)}
+        if found.arms and all(above & arm.factors.keys() for arm in found.arms.values()):
+            faults.add(at, "changes nothing: every arm has a value of its own")
     if faults:
         raise UserError(*faults.problems())
 
     assert file is not None
     training, _ = found.sections.build("training", found.base)
+    kept = (
+        "name",
+        "description",
+        "paired_seeds",
+        "intervals",
+        "baseline_again",
+        "diagnostics",
+        "keep_weights",
+    )
     return Study(
-        name=file.name,
-        description=file.description,
+        **{name: getattr(file, name) for name in kept},
         baseline=baseline,
         target=None if file.target is None else _target(file.target),
         seeds=tuple(file.every_seed) if search is None else (search.seed,),
-        paired_seeds=file.paired_seeds,
-        intervals=file.intervals,
-        baseline_again=file.baseline_again,
         waive=tuple(dict.fromkeys(file.waive)),
         stop=_stop_rule(file),
         training=training,
         arms=tuple(found.arms.values()),
         folded=tuple(found.folded),
         dropped=tuple(found.dropped),
-        diagnostics=file.diagnostics,
         path=path.absolute(),
         source=source,
         settings=settings,
-        keep_weights=file.keep_weights,
         tune=tune,
         search=search,
     )
 
 
-def _check_file(file: StudyFile, found: Arms, again: str | None, faults: Faults) -> None:
-    """Check parts of the file against each other; ``again``: the repeated baseline's name if it is taken."""
+def _check_file(file: StudyFile, found: Arms, faults: Faults) -> None:
+    """Check parts of the file against each other."""
     if file.target is None and (file.search is not None or isinstance(file.seeds, SeedsSection)):
         asks = "search" if file.search is not None else "seeds until settled"
         faults.add(("target",), f"{asks} needs a target", "write {val_loss: …} or {perplexity: …}")
-    if file.baseline_again and again is not None:
-        what = f"an arm of the name '{again}' is there already"
-        faults.add(("baseline_again",), what, "the baseline's second arm takes that name")
     seeds = len(file.every_seed)
     if len(found.arms) * seeds > MAX_RUNS:
         what = f"{len(found.arms)} arms × {seeds} seeds are too many runs"
@@ -153,10 +157,10 @@ def _check_file(file: StudyFile, found: Arms, again: str | None, faults: Faults)
     if file.stop is not None and file.stop.diverged >= seeds:
         hint = f"at most {seeds - 1}" if seeds > 1 else "add seeds"
         faults.add(("stop", "diverged"), f"with {seeds} seeds nothing is left to be stopped then", hint)
-    own = [arm.name for arm in found.arms.values() if arm.trainer is not None] if file.keep_weights else []
-    for name in own:
-        what = f"arm '{name}' has a trainer of its own, whose weights ablate cannot know"
-        faults.add(("keep_weights",), what, "let that trainer write them")
+    for arm in found.arms.values():
+        if file.keep_weights and arm.trainer is not None:
+            what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
+            faults.add(("keep_weights",), what, "let that trainer write them")
     first: dict[Recipe, int] = {}
     for index, spec in enumerate(file.diagnostics.what_if if file.diagnostics is not None else ()):
         at = ("diagnostics", "what_if", index)
@@ -169,19 +173,7 @@ def _check_file(file: StudyFile, found: Arms, again: str | None, faults: Faults)
         if all(policy.is_untouched for part in recipe.parts for *_, policy in part.operands()):
             faults.add(at, "it quantises nothing, so that there is nothing to measure")
         elif first.setdefault(recipe, index) != index:
-            word = get(faults.source.data, *at[:2], first[recipe])
-            shown = f"'{word}'" if isinstance(word, str) else f"what_if[{first[recipe]}]"
-            faults.add(at, f"the same recipe as {shown}")
-
-
-def _check_settings(found: Arms, faults: Faults) -> None:
-    """Add a fault for each setting of the base that every arm overrides: it would change nothing."""
-    for path, place in faults.source.places.items():
-        if place.line or path[:1] != ("base",) or isinstance(get(faults.source.data, *path), dict | list):
-            continue
-        above = {".".join(map(str, path[1:length])) for length in range(2, len(path) + 1)}
-        if found.arms and all(above & arm.factors.keys() for arm in found.arms.values()):
-            faults.add(path, "changes nothing: every arm has a value of its own")
+            faults.add(at, f"the same recipe as what_if[{first[recipe]}]")
 
 
 def _stop_rule(file: StudyFile) -> StopRule | None:
@@ -203,17 +195,16 @@ def _target(section: TargetSection) -> Target:
     return Target(kind=kind, value=getattr(section, kind), crossing=section.crossing, within=margin)
 
 
-def _baseline(found: Arms, names: Iterable[str], faults: Faults) -> str:
+def _baseline(found: Arms, names: list[str], faults: Faults) -> str:
     """Return the baseline arm's name; the name of a folded cell stands for the arm that it equals."""
     name = get(faults.source.data, "baseline")
     if not isinstance(name, str):
         return ""
     name = {cell.name: cell.into for cell in found.folded}.get(name, name)
     dropped = {cell.name: cell.reason for cell in found.dropped}
-    if name not in found.arms:
-        if name in dropped:
-            faults.add(("baseline",), f"the baseline '{name}' was dropped", dropped[name])
-        elif name not in names and names and not faults.any_within("grid"):
-            listed = f"arms: {', '.join(list(names)[:8])}"
-            faults.add(("baseline",), f"no arm '{name}'", likely(name, names, listed))
+    if name in dropped and name not in found.arms:
+        faults.add(("baseline",), f"the baseline '{name}' was dropped", dropped[name])
+    elif names and name not in (*names, *found.arms) and not faults.any_within("grid"):
+        hint = likely(name, names, f"arms: {', '.join(names[:8])}")
+        faults.add(("baseline",), f"no arm '{name}'", hint)
     return name
