@@ -7,12 +7,8 @@ likely word. The look-ups run only for files with faults.
 from __future__ import annotations
 
 import re
-from dataclasses import fields, is_dataclass
-from functools import cache
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from ablate.base.errors import Problem, likely, one_of
 from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
@@ -78,16 +74,14 @@ class Faults:
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""
-        found = [
-            Problem(
-                file=self.source.file,
-                line=line,
-                column=column,
-                what=f"{show_path(path)}: {what}" if path else what,
-                hint=_with_arms(hint, arms),
-            )
-            for (line, column, what), (path, hint, arms) in self._found.items()
-        ]
+        found = []
+        for (line, column, said), (path, hint, arms) in self._found.items():
+            first, shown = next(iter(arms)), ""
+            if None not in arms:  # else the place names the arm
+                shown = f"in arm '{first}'" if len(arms) == 1 else f"in {len(arms)} arms, first '{first}'"
+            told = "; ".join(filter(None, (hint, shown))) or None
+            what = f"{show_path(path)}: {said}" if path else said
+            found.append(Problem(file=self.source.file, line=line, column=column, what=what, hint=told))
         return sorted([*self.source.problems, *found], key=lambda p: (p.line or 0, p.column or 0, p.what))
 
     def add_validation(self, error: ValidationError, path: Path, *, skip: int = 0, section: Any) -> None:
@@ -96,9 +90,8 @@ class Faults:
         ``section``: the validated type, from which the expected words are taken.
         """
         for fault in error.errors(include_url=False, include_input=False):
-            full = tuple(
-                part for part in fault["loc"] if part == _KEYS or str(part)[:1] != "["
-            )  # tags of a union
+            loc = fault["loc"]  # with tags of unions in brackets
+            full = tuple(part for part in loc if part == _KEYS or str(part)[:1] != "[")
             self._add_one(fault, full, (*path, *(part for part in full[skip:] if part != _KEYS)), section)
 
     def _add_one(self, fault: ErrorDetails, full: Path, wanted: Path, section: Any) -> None:
@@ -113,19 +106,16 @@ class Faults:
         elif kind == "said":
             _, below = follow(value, context["key"])
             self.add((*path, *context["key"][:below]), context["what"], context["hint"])
-        elif full[-1:] == (_KEYS,):
-            words = re.findall(r"'([^']+)'", context["expected"])
-            key = str(full[-2])
-            self.add((*path, KEY), f"expected {one_of(words)}, got '{key}'", likely(key, words, None))
         elif path == ("target",) and kind == "dataclass_type":
             loss = value if isinstance(value, int | float) else 3.3
             hint = f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
             self.add(path, "a target needs its unit", hint)
         elif kind == "literal_error":
             words = context.get("words") or [w.strip("'") for w in re.split(", | or ", context["expected"])]
-            what, close = f"expected {one_of(words)}, got {got}", None
-            if isinstance(value, str):
-                close = likely(value, words, None)
+            if full[-1:] == (_KEYS,):
+                path, value, got = (*path, KEY), full[-2], f"'{full[-2]}'"
+            what = f"expected {one_of(words)}, got {got}"
+            close = likely(value, words, None) if isinstance(value, str) else None
             noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
             if noun in ("recipe", "preset"):  # too many words to list
                 what = f"unknown {noun} {got}"
@@ -135,14 +125,6 @@ class Faults:
             limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
             what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}, got {got}"
             self.add(path, what, _mend(kind, value, self.source.place(path).text))
-
-
-def _with_arms(hint: str | None, arms: dict[str | None, None]) -> str | None:
-    if None in arms:
-        return hint  # the place already names the arm
-    first = next(iter(arms))
-    shown = f"in arm '{first}'" if len(arms) == 1 else f"in {len(arms)} arms, first '{first}'"
-    return f"{hint}; {shown}" if hint else shown
 
 
 def _space(text: str) -> str | None:
@@ -197,21 +179,8 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
 
 def children(section: Any) -> dict[str, Any]:
     """Return a section's keys and their types; empty for any other type."""
-    section = bare(section)
-    return _children(section) if isinstance(section, type) and is_dataclass(section) else {}
-
-
-@cache
-def _children(section: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(section, include_extras=True)
-    said = {name: info.description for name, info in section.__pydantic_fields__.items()}
-    return {
-        one.name.rstrip("_"): Annotated[
-            hints[one.name],
-            Field(**{**one.metadata, "alias": None, "description": said[one.name]}),
-        ]
-        for one in fields(section)
-    }
+    found = getattr(bare(section), "__pydantic_fields__", {})
+    return {info.alias or name: info.annotation for name, info in found.items()}
 
 
 def bare(annotation: Any) -> Any:

@@ -7,7 +7,6 @@ half a design would mislead.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,30 +81,21 @@ def _factors(faults: Faults) -> dict[str, list[Level]]:
             hint = likely(factor, factor_paths(), "a field of base, such as training.learning_rate")
             faults.add((*at, KEY), "unknown factor", hint)
             continue
-        keys = list(
-            values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
-        )
+        keys = range(len(values)) if isinstance(values, list) else [key for key, _ in items(values)]
         if not keys:
             faults.add(at, "expected a list of values, or {label: value}")
             continue
+        factors[factor] = []
         for key in keys:
             check_value(path, (*at, key), faults)
-        factors[factor] = [
-            Level(
-                factor, (*at, key), key if isinstance(key, str) else _label(factor, (*at, key), faults.source)
-            )
-            for key in keys
-        ]
+            label = key if isinstance(key, str) else _label(factor, (*at, key), faults.source)
+            factors[factor].append(Level(factor, (*at, key), label))
     return factors
 
 
 def items(value: Any) -> list[tuple[str, Any]]:
     """Return a mapping's items; none of any other value."""
     return list(value.items()) if isinstance(value, dict) else []
-
-
-def _content(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 def _label(factor: str, where: Path, source: Source) -> str:
@@ -138,8 +128,7 @@ def factor_paths() -> list[str]:
     for section in SECTIONS:
         paths.append(section)
         for key, annotation in children(type_at(BaseSection, (section,))).items():
-            paths.append(f"{section}.{key}")
-            paths += [f"{section}.{key}.{below}" for below in children(annotation)]
+            paths += [f"{section}.{key}", *(f"{section}.{key}.{below}" for below in children(annotation))]
     return paths
 
 
@@ -154,46 +143,39 @@ def _axes(factors: dict[str, list[Level]], faults: Faults) -> list[list[tuple[Le
             faults.add(at, "a group to zip needs at least two factors")
             continue
         for index, name in enumerate(named):
-            if name not in factors:
-                _unknown((*at, index), name, factors, faults)
-            elif len(group_of[name]) > 1:
+            if _is_known((*at, index), name, factors, faults) and len(group_of[name]) > 1:
                 faults.add((*at, index), f"'{name}' is zipped twice")
         lengths = {name: len(factors[name]) for name in named if name in factors}
         if len(lengths) == len(named) and len(set(lengths.values())) > 1:
             shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             faults.add(at, "zipped factors need equally many values", shown)
         group_of |= dict.fromkeys(lengths, tuple(lengths))
-    return [
-        list(zip(*(factors[name] for name in group), strict=False))
-        for group in dict.fromkeys(group_of.values())
-    ]
+    groups = dict.fromkeys(group_of.values())
+    return [list(zip(*(factors[name] for name in group), strict=False)) for group in groups]
 
 
-def _unknown(at: Path, name: str, factors: dict[str, list[Level]], faults: Faults) -> None:
+def _is_known(at: Path, name: str, factors: dict[str, list[Level]], faults: Faults) -> bool:
     if name not in dict(items(get(faults.source.data, *_FACTORS))):  # else its own fault says enough
         faults.add(at, f"'{name}' is no factor of this grid", likely(name, factors, None))
+    return name in factors
 
 
 def _rules(factors: dict[str, list[Level]], faults: Faults) -> Iterator[tuple[Path, dict[str, list[Level]]]]:
     """Yield each rule's place and the levels that it names, by factor (more than one only if equal)."""
-    written = get(faults.source.data, "grid", "exclude")
+    data = faults.source.data
+    written = get(data, "grid", "exclude")
     for number, rule in enumerate(written if isinstance(written, list) else ()):
         at: Path = ("grid", "exclude", number)
         if rule == {}:
             faults.add(at, "an empty rule would exclude every cell")
         wanted: dict[str, list[Level]] = {}
         for name, value in items(rule):
-            if name not in factors:
-                _unknown((*at, name, KEY), name, factors, faults)
+            if not _is_known((*at, name, KEY), name, factors, faults):
                 continue
-            content = _content(value)
-            wanted[name] = [
-                level
-                for level in factors[name]
-                if level.label == value or _content(get(faults.source.data, *level.where)) == content
-            ]
+            levels = factors[name]
+            wanted[name] = [one for one in levels if value in (one.label, get(data, *one.where))]
             if not wanted[name]:
-                labels = ", ".join(level.label for level in factors[name][:10])
+                labels = ", ".join(level.label for level in levels[:10])
                 what = f"no value of the factor '{name}', got {faults.source.got((*at, name))}"
                 faults.add((*at, name), what, f"its values: {labels}")
         if wanted:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ablate.base.user_functions import is_file
 from ablate.recipes import GEMMS, SHORT_RECIPES, RecipeSpec
@@ -145,30 +145,29 @@ class Sections:
         if name == "fork" and merged is None:
             return None, {}
         try:
-            built = _adapter(name).validate_python({} if not layers else merged)
-        except ValidationError:
+            built = _TYPES[name](**(merged or {}))
+        except (ValidationError, TypeError):  # it is no mapping, or has keys of its own
             return None, {}
         return self._resolved(built), merged or {}
 
     def _resolved(self, built: Any) -> Any:
         """Resolve paths against the study's folder; names on the hub and of modules are kept."""
-        if isinstance(built, ModelConfig) and not built.is_built_in:
-            hf, function = built.hf, built.function
-            return replace(
-                built, hf=hf and self._join_existing(hf), function=function and self._join_code(function)
-            )
         if isinstance(built, ForkSection):
             return ForkPoint(arm=built.from_ or "", tokens=built.at or 1)
+        if isinstance(built, ModelConfig) and not built.is_built_in:
+            hf, function = built.hf, built.function
+            hf, function = hf and self._join_existing(hf), function and self._join_code(function)
+            return replace(built, hf=hf, function=function)
         if not isinstance(built, DataConfig):
             return built
-        paths, validation = built.paths, [self._join(path) for path in built.validation_paths]
-        if built.source == "hub":  # [data set, configuration]
-            paths = [self._join_existing(path) for path in paths[:1]] + paths[1:]
-        else:
-            paths = [self._join(path) for path in paths]
-        tokenizer = built.tokenizer_path
-        tokenizer = tokenizer and self._join_existing(tokenizer)
-        return replace(built, paths=paths, validation_paths=validation, tokenizer_path=tokenizer)
+        paths, validation, tokenizer = built.paths, built.validation_paths, built.tokenizer_path
+        of_hub = built.source == "hub"  # [data set, configuration]
+        return replace(
+            built,
+            paths=[*map(self._join_existing, paths[:1]), *paths[1:]] if of_hub else [*map(self._join, paths)],
+            validation_paths=[*map(self._join, validation)],
+            tokenizer_path=tokenizer and self._join_existing(tokenizer),
+        )
 
     def _join_code(self, reference: str) -> str:
         place, colon, name = reference.partition(":")
@@ -185,8 +184,3 @@ class Sections:
         with contextlib.suppress(RuntimeError):  # no such user (~nobody): keep the path as it is
             given = given.expanduser()
         return str(self._folder / given)
-
-
-@cache
-def _adapter(section: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_TYPES[section])
