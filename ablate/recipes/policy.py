@@ -10,15 +10,15 @@ the policy says otherwise. A contradictory policy raises ``ValueError``, which n
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict, StrictBool
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
-from ablate.base.config_base import Section
+from ablate.base.config_base import Section, key, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -332,31 +332,42 @@ class LayerRecipe:
             yield gemm, right, self.gemm(gemm).right
 
 
+def _count_or_share(value: Any) -> Any:
+    if (type(value) is int and value >= 0) or (type(value) is float and 0 < value < 1):
+        return value
+    raise PydanticCustomError("count_or_share", "neither")
+
+
+CountOrShare = Annotated[int | float, BeforeValidator(_count_or_share, json_schema_input_type=int | float)]
+
+
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class LayerRule:
-    """Layers with their own recipe, chosen by name, by position (first or last blocks), or as the head.
+class SomeLayers:
+    """Layers chosen by name, by position, or as the head. A share of the blocks is rounded up."""
 
-    ``match`` is a shell pattern on the layer's whole name (``*.ffn.down``). ``last`` below 1 is a share of
-    the blocks, rounded up.
-    """
-
-    match: str | None = None
-    first: int = 0
-    last: int | float = 0
-    head: bool = False
-    recipe: LayerRecipe = LayerRecipe()
+    match: str | None = key(None, "shell pattern on the layer's name, e.g. '*.ffn.down'")
+    first: int = key(0, "the first n blocks", ge=0, strict=True)
+    last: CountOrShare = key(0, "the last n blocks, or a share of them such as 0.15")
+    head: StrictBool = key(False, "the output head")
 
     def __post_init__(self) -> None:
         if not (self.match or self.first or self.last or self.head):
-            raise ValueError("an entry of layers names none: give match, first, last or head")
+            raise said("an entry of layers names none: give match, first, last or head", None, "match")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CLOSED)
+class LayerRule(SomeLayers):
+    """Layers with their own recipe."""
+
+    recipe: LayerRecipe = LayerRecipe()
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class Later:
-    """What begins at a token count or at a fraction of the budget; without either, with the run."""
+    """What begins in the course of the run; without either of the two, with the run."""
 
-    from_tokens: int | None = None
-    from_fraction: float | None = None
+    from_tokens: int | None = key(None, "training tokens seen", ge=0, strict=True)
+    from_fraction: float | None = key(None, "share of the token budget", gt=0, lt=1, strict=True)
 
     def start(self, total_tokens: int | None) -> int:
         """Return the first token from which it holds.
@@ -390,14 +401,19 @@ class Deoscillate(Later):
     more. What the layers do with it is in ``ablate.layers.deoscillation``.
     """
 
-    window: int = 200
-    threshold: float = 4.0
+    window: int = key(200, "optimizer steps between two resets", gt=0, strict=True)
+    threshold: float = key(
+        4.0,
+        "resets weights whose quantised value moved this many times as far as they did",
+        gt=0,
+        strict=True,
+        allow_inf_nan=False,
+    )
 
     def __post_init__(self) -> None:
         if self.from_tokens is not None and self.from_fraction is not None:
-            raise ValueError("deoscillate starts at from_tokens or at from_fraction: give one of them")
-        if self.window < 1 or not 0 < self.threshold < math.inf:
-            raise ValueError(f"window {self.window} and threshold {self.threshold} (both above 0)")
+            what = "deoscillate starts at from_tokens or at from_fraction: give one of them"
+            raise said(what, None, "from_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)

@@ -35,6 +35,7 @@ from ablate.recipes.policy import (
     GemmPolicy,
     Hadamard,
     HadamardSize,
+    Later,
     LayerRecipe,
     LayerRule,
     OperandPolicy,
@@ -43,6 +44,7 @@ from ablate.recipes.policy import (
     Rounding,
     Scale,
     Signs,
+    SomeLayers,
     Source,
     Undo,
 )
@@ -170,52 +172,18 @@ LayerRecipeEntry = Annotated[
 ]
 
 
-def _count_or_share(value: Any) -> Any:
-    if (type(value) is int and value >= 0) or (type(value) is float and 0 < value < 1):
-        return value
-    raise PydanticCustomError("count_or_share", "neither")
-
-
-_CountOrShare = Annotated[int | float, BeforeValidator(_count_or_share, json_schema_input_type=int | float)]
-
-
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class LayerSpec:
+class LayerSpec(SomeLayers):
     """Layers that follow a recipe of their own; the first entry that names a layer decides."""
 
-    match: str | None = key(None, "shell pattern on the layer's name, e.g. '*.ffn.down'")
-    first: int = key(0, "the first n blocks", ge=0, strict=True)
-    last: _CountOrShare = key(0, "the last n blocks, or a share of them such as 0.15")
-    head: StrictBool = key(False, "the output head")
     recipe: LayerRecipeEntry
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class LaterSpec:
-    """From which point of the run on; one of the two."""
-
-    from_tokens: int | None = key(None, "training tokens seen", gt=0, strict=True)
-    from_fraction: float | None = key(None, "share of the token budget", gt=0, lt=1, strict=True)
-
-
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class PhaseSpec(LaterSpec):
+class PhaseSpec(Later):
     """What the layers without a rule follow from a point of the run on; give one of the two starts."""
 
     recipe: LayerRecipeEntry
-
-
-@dataclass(frozen=True, kw_only=True, config=_CLOSED)
-class DeoscillateSpec(LaterSpec):
-    """Setting oscillating weights to their quantised value; without a start from the beginning on."""
-
-    window: int = key(200, "optimizer steps between two resets", gt=0, strict=True)
-    threshold: float = key(
-        4.0,
-        "resets weights whose quantised value moved this many times as far as they did",
-        gt=0,
-        strict=True,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
@@ -224,7 +192,7 @@ class RecipeSpec(Section, LayerRecipeSpec):
 
     layers: list[LayerSpec] | None = key(None, "layers that differ; default: the preset's, else none")
     phases: list[PhaseSpec] | None = key(None, "later parts of the run; default: the preset's, else none")
-    deoscillate: DeoscillateSpec | None = key(
+    deoscillate: Deoscillate | None = key(
         None, "reset weights that oscillate between two quantised values; default: the preset's, else none"
     )
 
@@ -285,8 +253,8 @@ def resolve(spec: RecipeSpec) -> Recipe:
     """
     layer = _layer(spec)
     preset = _published(spec.preset) if spec.preset else Recipe()
-    later: dict[str, Any] = {"deoscillate": preset.deoscillate}
-    for name, kind, first in (("layers", LayerRule, "match"), ("phases", Phase, "from_tokens")):
+    later: dict[str, Any] = {"deoscillate": spec.deoscillate or preset.deoscillate}
+    for name, kind in (("layers", LayerRule), ("phases", Phase)):
         field, entries = name.replace("layers", "rules"), getattr(spec, name)
         if entries is None:
             own = getattr(preset, field)
@@ -296,11 +264,8 @@ def resolve(spec: RecipeSpec) -> Recipe:
         for index, entry in enumerate(entries):
             with _at(name, index, "recipe"):
                 recipe = _layer(entry.recipe)
-            with _at(name, index, first):
+            with _at(name, index, "from_tokens"):
                 later[field] += (kind(**vars(entry) | {"recipe": recipe}),)
-    if spec.deoscillate is not None:
-        with _at("deoscillate", "from_tokens"):
-            later["deoscillate"] = Deoscillate(**vars(spec.deoscillate))
     with _at("deoscillate"):
         found = Recipe(**vars(layer), **later)
     if found.deoscillate and not any(part.fprop.right.has_fixed_grid for part in found.parts):

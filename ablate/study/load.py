@@ -1,7 +1,7 @@
 """``load_study``: from a file's name to a validated study, or to all of its faults at once.
 
 The order: syntax (source), shape of each part (sections), inheritance, grid and checks within each arm
-(arms), checks between arms (forks, tuning, search). A stage continues past the faults of earlier stages where
+(arms), checks between arms (forks, searches). A stage continues past the faults of earlier stages where
 it can, so that one reading of the file shows them all.
 """
 
@@ -20,11 +20,10 @@ from ablate.study.arms import Arms
 from ablate.study.faults import Faults
 from ablate.study.forks import resolve_forks
 from ablate.study.grid import items
-from ablate.study.search_section import check_search
+from ablate.study.searches import check_search, check_tune
 from ablate.study.sections import SeedsSection, StudyFile, TargetSection
 from ablate.study.source import follow, get, parse, put_settings, read_source
 from ablate.study.study import Study, again_name
-from ablate.study.tuning import check_tune
 
 if TYPE_CHECKING:
     from ablate.study.source import Source

@@ -41,6 +41,9 @@ class Range:
         """The number of different values."""
         return self.high - self.low + 1 if self.whole else math.inf
 
+    def __contains__(self, value: float | None) -> bool:
+        return value is not None and self.low <= value <= self.high
+
     def at(self, place: float) -> float:
         """Return the value at a place from 0 to 1."""
         if self.log:
@@ -72,6 +75,9 @@ class Choices:
     def count(self) -> float:
         """The number of different values."""
         return len(self.values)
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.values
 
     def at(self, place: float) -> Any:
         """Return the value at a place from 0 to 1."""

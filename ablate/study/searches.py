@@ -1,0 +1,213 @@
+"""The sections of a study file that search: ``tune:`` (each arm's own rates) and ``search:`` (recipes).
+
+**Tune**: the fields that each arm may set for itself before the seeds run, and the budget. Every value that
+the search may try must hold for every arm, at the trials' budget and at the arm's own; the arms' checks
+therefore run at the lowest and the highest values. A field that would change what is compared (the batch, the
+evaluation, the budget) is refused.
+
+**Search**: recipes are compared at equal data, model and training, so its arms and factors set recipes alone.
+Its budgets replace ``training.tokens``; the arms are checked at the first budget, which is the smallest.
+
+How it fails: each fault is added at its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ablate.base.errors import likely
+from ablate.run.config import TrainingConfig
+from ablate.store.plan_file import GroupTuning
+from ablate.study import checks
+from ablate.study.arms import content_of
+from ablate.study.grid import check_value, items
+from ablate.study.search_space import Choices, Range, Search, SearchCell, Tune, tuned_name
+from ablate.study.sections import MAX_TRIALS, SECTIONS, RangeSection, StudyFile, TuneSection
+from ablate.study.source import KEY, get
+
+if TYPE_CHECKING:
+    from ablate.study.arms import Arms
+    from ablate.study.faults import Faults
+    from ablate.study.search_space import Space
+    from ablate.study.source import Path
+
+FIRST_TRIAL_SEED = 1_000_000
+"""Far from the seeds that people choose: a study that gets more seeds keeps its tuned values."""
+_NOT_OF_A_SEARCH: dict[Path, str] = {
+    **dict.fromkeys(
+        [
+            ("paired_seeds",), ("intervals",), ("baseline_again",), ("tune",), ("stop",), ("diagnostics",),
+            ("keep_weights",), ("base", "fork"),
+        ],
+        "it belongs to a study",
+    ),
+    ("seeds",): "search.seed is the seed of its runs",
+    ("base", "training", "tokens"): "search.budgets says it",
+}  # fmt: skip
+
+
+# ---- tune ---------------------------------------------------------------------------------------------
+
+
+def check_tune(file: StudyFile, found: Arms, faults: Faults) -> Tune | None:
+    """Return the study's search for values; None if it has none or the section has a fault."""
+    if (section := file.tune) is None:
+        return None
+    fields = {name: _values(name, values, faults) for name, values in section.fields.items()}
+    trials = section.trials or 0
+    if not faults.any_within("tune"):
+        there = math.prod(field.count for field in fields.values())
+        if section.sampler == "grid":
+            trials = int(there)
+            if trials > MAX_TRIALS:
+                what = f"the grid has {trials} combinations"
+                faults.add(("tune", "fields", KEY), what, f"at most {MAX_TRIALS}")
+        elif trials > there:
+            what = f"{trials} trials, but only {there:.0f} combinations"
+            faults.add(("tune", "trials"), what, "or sampler: grid, which takes every one once")
+    groups = _groups(found, section, faults)
+    if faults.any_within("tune"):
+        return None
+    _check_arms(fields, groups, found, faults)
+    _check_budget(section, found, faults)
+    first = max(file.every_seed) + 1
+    used = {*file.every_seed, *(range(first, first + len(file.every_seed)) if file.baseline_again else ())}
+    free = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used)
+    return Tune(
+        study=f"{file.name} tune",
+        fields=fields,
+        trials=trials,
+        seeds=tuple(itertools.islice(free, section.seeds)),
+        groups=tuple(
+            GroupTuning(name=name, arms=arms, shared=_own(fields, found, arms[0]), trials=(), chosen=None)
+            for name, arms in groups.items()
+        ),
+        **{name: getattr(section, name) for name in ("tokens", "sampler", "at_once", "prune")},
+    )
+
+
+def _own(fields: Space, found: Arms, arm: str) -> dict[str, Any]:
+    return {name: getattr(found.arms[arm].training, name) for name in fields}
+
+
+def _values(name: str, values: RangeSection | list[Any], faults: Faults) -> Range | Choices:
+    at: Path = ("tune", "fields", name)
+    is_range = isinstance(values, RangeSection)
+    for key in ("low", "high") if is_range else range(len(values)):
+        check_value(("training", name), (*at, key), faults)
+    if is_range:
+        return Range(**vars(values), whole=name in ("warmup_tokens", "decay_tokens"))
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            faults.add((*at, index), f"value {faults.source.got((*at, index))} given twice")
+    if len(values) < 2:
+        faults.add(at, "expected at least two values", "one value belongs in base.training")
+    return Choices(values=tuple(values))
+
+
+def _groups(found: Arms, section: TuneSection, faults: Faults) -> dict[str, tuple[str, ...]]:
+    """Return the arms of each group in the order of the study; any other arm has a group of its own."""
+    folded = {cell.name: cell.into for cell in found.folded}
+    group_of: dict[str, str] = {}
+    for name, members in section.groups.items():
+        for index, member in enumerate(members):
+            at, arm = ("tune", "groups", name, index), folded.get(member, member)
+            if arm not in found.arms:
+                hint = likely(arm, found.arms, f"arms: {', '.join(list(found.arms)[:8])}")
+                faults.add(at, f"no arm '{member}'", hint)
+            elif group_of.setdefault(arm, name) != name:
+                faults.add(at, f"arm '{arm}' is in a group already", f"'{group_of[arm]}'")
+    for name in section.groups:
+        if name in found.arms and group_of.get(name) != name:
+            faults.add(("tune", "groups", name, KEY), f"an arm that is not in it is called '{name}', too")
+    groups: dict[str, tuple[str, ...]] = {}
+    for arm in found.arms:
+        name = group_of.get(arm, arm)
+        groups[name] = (*groups.get(name, ()), arm)
+    return groups
+
+
+def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms, faults: Faults) -> None:
+    """Check the tuned arms' names, that their own values may be tried, and that they differ in more."""
+    blank = {name: getattr(TrainingConfig(), name) for name in fields}
+    first: dict[tuple[str, ...], str] = {}
+    for arm in found.arms.values():
+        if tuned_name(arm.name) in found.arms:
+            what = f"an arm of the name '{tuned_name(arm.name)}' is there already"
+            faults.add(("tune",), what, f"'{arm.name}' at the values found for it takes that name")
+        for name, own in _own(fields, found, arm.name).items():
+            if own not in fields[name]:
+                what = f"the study's own {name}, {own}, is not among the values"
+                hint = "it is always tried, so that tuning can only gain"
+                faults.add(("tune", "fields", name), what, hint, arm=arm.name)
+        content = content_of(replace(arm, training=replace(arm.training, **blank)))
+        if (same := first.setdefault(content, arm.name)) != arm.name:
+            what = f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"
+            faults.add(("tune", "fields", KEY), what, "tuned, they would be one arm")
+    for group, arms in groups.items():
+        start = _own(fields, found, arms[0])
+        for other in [arm for arm in arms if _own(fields, found, arm) != start][:1]:
+            what = f"arms '{arms[0]}' and '{other}' of one group start from other values"
+            faults.add(("tune", "groups", group), what, "give each a group of its own")
+
+
+def _check_budget(section: TuneSection, found: Arms, faults: Faults) -> None:
+    """Check every arm at the trials' budget with the lowest and with the highest values."""
+    for arm in found.arms.values():
+        if section.tokens > arm.training.tokens:
+            what = f"{section.tokens} tokens a trial exceed the {arm.training.tokens} of a run"
+            faults.add(("tune", "tokens"), what, "trials are shorter than runs", arm=arm.name)
+            return
+    at: Path = ("tune", "fields")
+    for end, key in enumerate(("low", "high")):
+        tried: list[tuple[Path, Path]] = [(("tune", "tokens"), ("training", "tokens"))]
+        for name, values in items(get(faults.source.data, *at)):
+            place: str | int = key
+            if isinstance(values, list):
+                rising = sorted(
+                    range(len(values)), key=lambda one: -math.inf if values[one] is None else values[one]
+                )
+                place = rising[-end]
+            tried.append(((*at, name, place), ("training", name)))
+        for arm in found.arms.values():
+            layers = (*arm.layers, tuple(tried))
+            training, _ = found.sections.build("training", layers)
+            for misfit in checks.budget_misfits(training, arm.recipe):
+                found.add_fault(arm.name, layers, misfit)
+
+
+# ---- search -------------------------------------------------------------------------------------------
+
+
+def check_search(file: StudyFile | None, found: Arms, faults: Faults) -> Search | None:
+    """Return the search that a file describes, None for an ordinary study; adds faults."""
+    data = faults.source.data
+    if "search" not in data:
+        return None
+    for path, hint in _NOT_OF_A_SEARCH.items():
+        if get(data, *path) is not None:
+            faults.add((*path, KEY), f"a search has no '{path[-1]}'", hint)
+    arms = dict(items(data.get("arms")))
+    for name, arm in arms.items():
+        for section, _ in items(arm):  # resources change no result
+            if section in SECTIONS and section not in ("recipe", "resources"):
+                what = f"a search compares recipes: '{name}' must not set {section}"
+                faults.add(("arms", name, section, KEY), what, "set it in base, for all of them")
+    for factor, _ in items(get(data, "grid", "factors")):
+        if factor.split(".")[0] != "recipe":
+            what = f"a search compares recipes: '{factor}' is no part of one"
+            faults.add(("grid", "factors", factor, KEY), what)
+    if file is None or file.search is None:
+        return None
+    labels: dict[str, dict[str, None]] = {}
+    cells = []
+    for cell, arm in found.cells:
+        levels = {level.factor: level.label for level in cell.levels}
+        cells += [SearchCell(levels=levels, arm=arm)] if arm is not None else []
+        for factor, label in levels.items():
+            labels.setdefault(factor, {})[label] = None
+    factors = {factor: tuple(own) for factor, own in labels.items()}
+    return Search(**vars(file.search), factors=factors, cells=tuple(cells), named=tuple(arms))
