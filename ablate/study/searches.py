@@ -95,10 +95,9 @@ def _own(fields: Space, found: Arms, arm: str) -> dict[str, Any]:
 
 def _values(name: str, values: RangeSection | list[Any], faults: Faults) -> Range | Choices:
     at: Path = ("tune", "fields", name)
-    is_range = isinstance(values, RangeSection)
-    for key in ("low", "high") if is_range else range(len(values)):
+    for key in ("low", "high") if isinstance(values, RangeSection) else range(len(values)):
         check_value(("training", name), (*at, key), faults)
-    if is_range:
+    if isinstance(values, RangeSection):
         return Range(**vars(values), whole=name in ("warmup_tokens", "decay_tokens"))
     for index, value in enumerate(values):
         if value in values[:index]:
