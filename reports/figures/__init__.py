@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.reports.figures.canvas import Drawing
-from ablate.reports.figures.convergence import draw_convergence
+from ablate.reports.figures.curves import draw_convergence, draw_sensitivity, draw_trials
 from ablate.reports.figures.forest import draw_forest
 from ablate.reports.figures.panels import draw_difference, draw_reached, draw_sweep
-from ablate.reports.figures.sensitivity import draw_sensitivity, draw_trials
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
@@ -39,16 +38,13 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
 
 def drawn_arms(analysis: Analysis) -> Analysis:
     """Return the analysis with as many arms as a figure can show."""
-    if len(analysis.arms) <= _MOST_ARMS:
-        return analysis
 
     def cost(arm: ArmResult) -> float:
         return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
 
     names = {analysis.baseline, *(arm.name for arm in sorted(analysis.others, key=cost)[: _MOST_ARMS - 1])}
-    return replace(
-        analysis,
-        arms=tuple(arm for arm in analysis.arms if arm.name in names),
-        curves=tuple(curve for curve in analysis.curves if curve.arm in names),
-        curves_in_bf16=tuple(curve for curve in analysis.curves_in_bf16 if curve.arm in names),
-    )
+    curves = {
+        name: tuple(curve for curve in getattr(analysis, name) if curve.arm in names)
+        for name in ("curves", "curves_in_bf16")
+    }
+    return replace(analysis, arms=tuple(arm for arm in analysis.arms if arm.name in names), **curves)

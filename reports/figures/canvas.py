@@ -24,6 +24,8 @@ from ablate.reports.words.format import NBSP, percent, tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from ablate.reports.findings.results import Analysis
+
 T = TypeVar("T")
 Look = dict[str, Any]
 """How an arm is drawn, the same in every figure: its colour, line and marker, as matplotlib calls them."""
@@ -65,7 +67,11 @@ _RC: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A finished figure. ``alt`` says in words what it shows; ``axes``: where its scales lie in the SVG."""
+    """A finished figure. ``alt`` says in words what it shows.
+
+    ``axes``: of each panel its left, top, right and bottom edge in the SVG's units (``box``), and the values
+    at the edges (``x``, ``y``).
+    """
 
     name: str
     title: str
@@ -73,16 +79,7 @@ class Drawing:
     alt: str
     svg: bytes
     png: bytes
-    axes: tuple[Scales, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scales:
-    """One panel: its left, top, right and bottom edge in the SVG's units, and the values at the edges."""
-
-    box: tuple[float, ...]
-    x: tuple[float, float]
-    y: tuple[float, float]
+    axes: tuple[dict[str, tuple[float, ...]], ...]
 
 
 def drawing(
@@ -121,16 +118,20 @@ def to_png(figure: Any) -> bytes:
     return png.getvalue()
 
 
-def _scales(axis: Any) -> Scales:
+def _scales(axis: Any) -> dict[str, tuple[float, ...]]:
     width, height = 72 * axis.figure.get_size_inches()
-    place = axis.get_position()
-    edges = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
-    (x0, x1), (y0, y1) = axis.get_xlim(), axis.get_ylim()
+    (x0, y0), (x1, y1) = axis.get_position().get_points().tolist()
+    edges = (x0 * width, (1 - y1) * height, x1 * width, (1 - y0) * height)
     box = tuple(round(float(edge), 3) for edge in edges)
-    return Scales(box=box, x=(float(x0), float(x1)), y=(float(y0), float(y1)))
+    return {"box": box} | {x: tuple(map(float, getattr(axis, f"get_{x}lim")())) for x in "xy"}
 
 
-def looks(arms: Iterable[str], baseline: str) -> dict[str, Look]:
+def looks_of(analysis: Analysis) -> dict[str, Look]:
+    """Return the look of each arm of a study."""
+    return looks((arm.name for arm in analysis.arms), analysis.baseline)
+
+
+def looks(arms: Iterable[str], baseline: str = "") -> dict[str, Look]:
     """Return each arm's look: the baseline in ink, the others through hues and then through line styles."""
     result = {baseline: {"color": INK, "linestyle": "-", "marker": "o", "linewidth": 2.4}}
     dashes = itertools.cycle(itertools.product(DASHES, HUES))
@@ -200,12 +201,22 @@ def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tup
 
     Near: no further out than the range of the points, which counts as ``least`` at least.
     """
-    known = [value for value in points if np.isfinite(value)]
-    near = [value for value in edges if np.isfinite(value)]
+    known, near = ([value for value in values if np.isfinite(value)] for values in (points, edges))
     low, high = min(known), max(known)
     extent = max(high - low, least)
     low, high = max(min([low, *near]), low - extent), min(max([high, *near]), high + extent)
     return low - 0.1 * extent, high + 0.2 * extent
+
+
+def scale_about_zero(
+    axes: Mapping[str, Any], points: Iterable[float], edges: Iterable[float], least: float
+) -> Any:
+    """Draw the line at zero in panels of one scale, and set that; returns the first of them."""
+    for axis in axes.values():
+        axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
+    first = next(iter(axes.values()))
+    first.set_ylim(limits(points, edges, least))
+    return first
 
 
 def short(name: str, length: int = 26) -> str:

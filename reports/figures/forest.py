@@ -29,7 +29,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     arms = analysis.others
     if all(arm.token_cost.kind == "none" for arm in arms):
         return None
-    style = canvas.looks((arm.name for arm in analysis.arms), analysis.baseline)
+    style = canvas.looks_of(analysis)
     figure, axis = _draw(
         [arm.name for arm in arms],
         [
@@ -64,7 +64,7 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
     if not arms:
         return None
     names = (found.left, found.right)
-    style = canvas.looks(("", *names), "")
+    style = canvas.looks(("", *names))
     figure, axis = _draw(
         [arm.name for arm in arms],
         [

@@ -20,7 +20,7 @@ from ablate.reports.words.format import (
     tokens,
 )
 from ablate.results.cost import Cost
-from ablate.results.losses import common_grid, difference_bands
+from ablate.results.losses import difference_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Line, Trend
     from ablate.reports.findings.results import Analysis
     from ablate.results.losses import Band, Curve
-
-
-def _style(analysis: Analysis) -> dict[str, canvas.Look]:
-    return canvas.looks((arm.name for arm in analysis.arms), analysis.baseline)
 
 
 @canvas.drawing("difference", "Difference to the baseline")
@@ -42,7 +38,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         return None
     in_bf16 = _bands(analysis, analysis.curves_in_bf16)
     figure, axes = canvas.panels(bands, "training tokens", "loss difference (nats/token)")
-    style = _style(analysis)
+    style = canvas.looks_of(analysis)
     points, edges = [0.0], []
     for name, axis in axes.items():
         band = bands[name]
@@ -55,13 +51,11 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         # An interval over a mixture of runs that learn and runs that diverge would mean nothing.
         low, high = (np.full(len(end), np.nan) if diverged else end for end in (band.low, band.high))
         canvas.band(axis, style[name], band.tokens, band.difference, low, high)
-        axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
         canvas.note(axis, counts(band) + f", {diverged} diverged" * bool(diverged))
         late = slice(len(band.tokens) // 4, None)
         points += [] if diverged else band.difference[late].tolist()
         edges += [*low[late].tolist(), *high[late].tolist()]
-    some = next(iter(axes.values()))
-    some.set_ylim(canvas.limits(points, edges, least=1e-4))
+    some = canvas.scale_about_zero(axes, points, edges, least=1e-4)
     some.set_xlim(0, 1.01 * max(float(band.tokens[-1]) for band in bands.values()))
     canvas.count_ticks(some, 4)
     for axis in axes.values():
@@ -105,59 +99,33 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps or analysis.plan.target is None:
         return None
-    style = _style(analysis)
+    style = canvas.looks_of(analysis)
     figure, axes = canvas.panels(sweeps, "target (nats/token)", "token cost")
     points, edges = [0.0], []
     for name, axis in axes.items():
         sweep = sweeps[name]
         rows = np.array([(one.estimate, one.low, one.high) for one in sweep.costs], dtype=float)
         canvas.band(axis, style[name], sweep.targets, *rows.T)
-        axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
         axis.axvline(analysis.plan.target.val_loss, color=canvas.FAINT, linewidth=0.9, linestyle=":")
         canvas.note(axis, counts(sweep), 0.015)
         later = rows[len(rows) // 2 :]
         points += later[:, 0].tolist()
         edges += later[:, 1:].ravel().tolist()
-    some = next(iter(axes.values()))
-    some.set_ylim(canvas.limits(points, edges, least=0.01))
+    some = canvas.scale_about_zero(axes, points, edges, least=0.01)
     canvas.percent_ticks(some.yaxis)
-    low, high = some.get_xlim()
-    for name, axis in axes.items():
-        falls = _loss_where_rate_falls(analysis, name)
-        if falls > low:
-            axis.axvspan(low, falls, color=canvas.SHADE, linewidth=0, zorder=0)
-    some.set_xlim(high, low)
+    some.invert_xaxis()
     caption = (
         f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
         f"its pointwise {coverage(analysis.plan.stop)} band, over the losses that every run of both "
         "passes; training goes to the right. Dotted: the study's target. A cost that depends on the target "
         f"is no single number. The scale follows the later half.{forked(analysis.others)}"
     )
-    if analysis.decay_begins is not None:
-        caption += (
-            f" Grey ground: targets that the arm, or {analysis.baseline}, meets only while the learning rate "
-            f"falls, from {tokens(analysis.decay_begins)} tokens on; costs there are not those of a steady "
-            "rate."
-        )
     without = ", ".join(arm.name for arm in analysis.others if arm.name not in sweeps)
     if without:
         caption += f" No range in common, or diverged: {without}."
     ends = (f"{name} {percent(sweep.costs[-1].estimate)}" for name, sweep in sweeps.items())
     alt = f"Small line charts of token cost over the target loss. At the last target: {', '.join(ends)}."
     return figure, caption, alt
-
-
-def _loss_where_rate_falls(analysis: Analysis, arm: str) -> float:
-    """Return the loss under which the arm or the baseline is in its decay; 0 without one.
-
-    It is the greater of their mean losses where the rate begins to fall.
-    """
-    begins, found = analysis.decay_begins, [0.0]
-    for name in (arm, analysis.baseline):
-        grid = common_grid([curve for curve in analysis.curves if curve.arm == name])
-        if begins is not None and len(grid.tokens) and grid.tokens[0] <= begins < grid.tokens[-1]:
-            found.append(float(np.interp(begins, grid.tokens, grid.mean)))
-    return max(found)
 
 
 @canvas.drawing("reached", "Runs that reached the target")
@@ -167,18 +135,15 @@ def draw_reached(analysis: Analysis) -> canvas.Picture | None:
     hits = [arm.hit for arm in analysis.arms]
     if not any(hits) or hits == [arm.n for arm in analysis.arms]:
         return None
-    style = _style(analysis)
+    style = canvas.looks_of(analysis)
     figure, axes = canvas.panels(curves, "training tokens", "runs at the target")
     end = max(max(curve.end, curve.tokens[-1]) for curve in curves.values())
     for arm in (arm for arm in analysis.arms if arm.name in curves):
-        axis, look = axes[arm.name], style[arm.name]
-        for name in dict.fromkeys((analysis.baseline, arm.name)):
-            curve = curves.get(name, curves[arm.name])
-            at, reached = [*curve.tokens, end], [*curve.share, curve.share[-1]]
-            color = look["color"] if name == arm.name else canvas.CONTEXT
-            axis.step(at, reached, where="post", color=color, linewidth=look["linewidth"])
+        axis, curve, color = axes[arm.name], curves[arm.name], style[arm.name]["color"]
+        for one, shade in ((curves.get(analysis.baseline, curve), canvas.CONTEXT), (curve, color)):
+            axis.step([*one.tokens, end], [*one.share, one.share[-1]], where="post", color=shade, linewidth=2)
         low, high = (np.array([*part, part[-1]], dtype=float) for part in (curve.low, curve.high))
-        axis.fill_between(at, low, high, step="post", color=color, alpha=0.2, linewidth=0)
+        axis.fill_between([*curve.tokens, end], low, high, step="post", color=color, alpha=0.2, linewidth=0)
         left = [run.tokens for run in arm.runs if run.end == "censored"]
         shares = [curve.share[np.searchsorted(curve.tokens, at, side="right") - 1] for at in left]
         axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=color, zorder=4)
@@ -205,7 +170,7 @@ def draw_trend(found: Trend) -> canvas.Picture | None:
     lines = {arm.name: arm.cost for arm in found.arms if arm.cost is not None}
     if not lines:
         return None
-    style = canvas.looks(("", *lines), "")
+    style = canvas.looks(("", *lines))
     figure, axes = canvas.panels(lines, UNITS[found.axis], "token cost")
     points, edges = [0.0], []
     for name, axis in axes.items():
@@ -221,15 +186,13 @@ def draw_trend(found: Trend) -> canvas.Picture | None:
             points.append(one.estimate)
             edges += bounds
         points += fitted.tolist()
-        axis.axhline(0, color=canvas.INK, linewidth=0.9, zorder=1.5)
         canvas.note(axis, f"{percents(line.change)} per tenfold", 0.02)
-    some = next(iter(axes.values()))
+    some = canvas.scale_about_zero(axes, points, edges, least=0.01)
     some.set_xscale("log")
     some.margins(x=0.1)
     some.set_xticks(sorted({found.places[0], found.places[-1]}))
     some.minorticks_off()
     some.xaxis.set_major_formatter(lambda place, _: tokens(place))
-    some.set_ylim(canvas.limits(points, edges, least=0.01))
     canvas.percent_ticks(some.yaxis)
     numbers = dict.fromkeys(counts(one) for line in lines.values() for _, one in _known(found, line))
     caption = (

@@ -1,11 +1,11 @@
-"""A search's figures: the front over modelled step time, and the factors' importances."""
+"""A search's figure: the front over modelled step time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ablate.reports.figures import canvas
-from ablate.reports.words.format import NBSP, share
+from ablate.reports.words.format import NBSP
 from ablate.reports.words.search import time_text, value_text
 from ablate.search.halving import short_tokens
 
@@ -50,37 +50,3 @@ def draw_front(found: Found) -> canvas.Picture | None:
     )
     front = "; ".join(f"{one.name}: {value_text(found, one)} at {time_text(one)}" for one in rungs[-1].front)
     return figure, caption, f"{found.value_words} over modelled step time. Front: {front}."
-
-
-@canvas.drawing("importances", "Which factors mattered")
-def draw_importances(found: Found) -> canvas.Picture | None:
-    """Draw the share of each objective's variance by factor; None with too few trials."""
-    pairs = zip((found.value_words, "modelled step time"), found.importances, strict=True)
-    shown = {name: shares for name, shares in pairs if shares is not None}
-    if not shown:
-        return None
-    factors = list(found.factors)
-    figure = canvas.sheet(8, 1.2 + 0.62 * len(factors))
-    axis = figure.subplots()
-    for i, (name, shares) in enumerate(shown.items()):
-        bars = axis.barh(
-            [row + 0.36 * i for row in range(len(factors))], [shares[factor] for factor in factors],
-            height=0.32, color=canvas.HUES[i], label=name,
-        )  # fmt: skip
-        axis.bar_label(bars, [share(shares[factor]) for factor in factors], padding=4, fontsize=8)
-    axis.set_yticks(range(len(factors)), [canvas.short(factor, 30) for factor in factors])
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-    axis.set_xlim(0, 1)
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axis.set_xlabel("share of the variance explained")
-    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
-    caption = (
-        f"Share of each objective's variance that a factor explains (fANOVA), over the {found.weighed} "
-        "trials of the first budget with a level and a result. Few trials make the shares rough."
-    )
-    listed = "; ".join(
-        f"{name}: " + ", ".join(f"{factor} {share(shares[factor])}" for factor in factors)
-        for name, shares in shown.items()
-    )
-    return figure, caption, f"Bars of importances. {listed}."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.forest import draw_comparison
 from ablate.reports.figures.panels import draw_trend
-from ablate.reports.figures.search import draw_front, draw_importances
+from ablate.reports.figures.search import draw_front
 from ablate.reports.pages.document import comparison_document, search_document, trend_document
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search
@@ -91,5 +91,4 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
         (folder / CONFIRM).unlink(missing_ok=True)
     else:
         write_bytes_atomic(folder / CONFIRM, confirm.encode())
-    drawings = (draw_front(found), draw_importances(found))
-    return write_pages(folder, "search", values, search_document(found), drawings)
+    return write_pages(folder, "search", values, search_document(found), [draw_front(found)])

@@ -10,8 +10,11 @@ How it fails: a damaged run is named in the report's warnings; only a plan that 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ablate.base.files import parse_json, write_bytes_atomic
 from ablate.reports.figures import draw_figures, drawn_arms
@@ -20,13 +23,13 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import target_text
 from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.reports.pages.document import arm_frame, csv_text, report_document, run_frame
-from ablate.reports.pages.live import live_data
 from ablate.reports.pages.render import definitions, latex, write_pages
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import caveats, cost_tables, tables
+from ablate.reports.words import format as words
 from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
-from ablate.reports.words.format import moment
 from ablate.reports.words.verdict import Verdict, write_verdict
+from ablate.results.cost import mean_tokens
 from ablate.results.frames import load_frames
 
 if TYPE_CHECKING:
@@ -37,9 +40,11 @@ if TYPE_CHECKING:
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
     from ablate.reports.words.format import Table
+    from ablate.run.outcome import Outcome
     from ablate.store import StudyStore
 
 
+_MOST_POINTS = 200
 _QUESTION = ("baseline", "target", "paired_seeds", "intervals")
 """Keys of ``report.json`` whose values two reports must share to answer one question."""
 
@@ -112,12 +117,12 @@ def write_report(
         "warnings": warnings,
         "matrices": matrices,
         "sections": sections,
-        "live": curves and live_data(drawn_arms(analysis), curves),
+        "live": curves and _live_data(drawn_arms(analysis), curves),
         "refresh_sec": refresh_sec,
         "arms": tables.design_table(analysis),
         "definitions": definitions(analysis),
         "target": target_text(analysis.plan.target),
-        "ended": moment(analysis.last_ended_unix),
+        "ended": words.moment(analysis.last_ended_unix),
     }
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
     kept = _keep_another_question(folder, document) if out is None else ()
@@ -161,6 +166,49 @@ def _keep_another_question(report: Path, document: Mapping[str, Any]) -> tuple[s
     kept = report.rename(folder / str(max(numbers, default=0) + 1))
     place = (kept / "report.html").relative_to(report.parents[1])
     return (f"The report of another question is kept: {place}.",)
+
+
+def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
+    """Return what the page's script looks up of a convergence figure, which is of the arms of this analysis.
+
+    Every number is computed here, as the report's own are. ``runs``: arm, seed, tokens and losses, thinned,
+    because they are for pointing at. ``moved``: of each arm tokens to target, token cost and ends, as text,
+    at each of the ``targets``, without intervals: of a target that was picked from the curves there are none.
+    ``own``: the place of the study's.
+    """
+    names = [arm.name for arm in analysis.arms]
+    found = {arm.name: arm.moved for arm in analysis.others if arm.moved and not arm.counted_from}
+    # Arms that were stopped early have fewer runs of the baseline beside them.
+    most = max(found.values(), key=lambda one: len(one.base_ends[0]), default=None)
+    targets = most.targets if most else ()
+
+    def figures(ends: Sequence[Outcome], cost_text: str) -> list[str]:
+        counts = (str(sum(run.end == end for run in ends)) for end in ("hit", "censored", "diverged"))
+        texts = (words.interval(mean_tokens(ends), words.tokens), cost_text)
+        return [*(text.partition(" [")[0] for text in texts), " / ".join(counts)]
+
+    moved = {name: [[words.DASH] * 3 for _ in targets] for name in names}
+    for name, one in found.items():
+        moved[name] = [
+            figures(ends, words.cost(cost)) for ends, cost in zip(one.ends, one.costs, strict=True)
+        ]
+    if most:
+        moved[analysis.baseline] = [figures(ends, "baseline") for ends in most.base_ends]
+    own = analysis.plan.target.val_loss if analysis.plan.target else 0.0
+    runs = []
+    for curve in analysis.curves:
+        shown = slice(None, None, 1 + len(curve.tokens) // _MOST_POINTS)
+        losses = np.nan_to_num(curve.loss[shown], posinf=0.0).round(4).tolist()
+        runs.append([names.index(curve.arm), curve.seed, curve.tokens[shown].tolist(), losses])
+    return {
+        "arms": names,
+        "axes": drawing.axes,
+        "runs": runs,
+        "targets": targets,
+        "labels": [f"{at:.4f} nats/token (perplexity {math.exp(at):.4g})" for at in targets],
+        "own": min(range(len(targets)), key=lambda i: abs(targets[i] - own), default=0),
+        "moved": moved,
+    }
 
 
 def _sections(

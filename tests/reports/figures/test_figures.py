@@ -11,7 +11,7 @@ from synthetic_study import line
 from ablate.reports import figures
 from ablate.reports.figures import draw_figures, forest
 from ablate.reports.figures.canvas import SHADE, limits, looks, shade_decay, short
-from ablate.reports.figures.convergence import _window
+from ablate.reports.figures.curves import _window
 from ablate.reports.findings.analyse import analyse
 from ablate.results.cost import Cost
 from ablate.results.frames import load_frames
@@ -72,7 +72,7 @@ def test_where_the_rate_falls_the_ground_is_grey(make_study, decay):
         model={"width": 64, "layers": 1},
     )
     drawn = figures_of(store)
-    for name in ("convergence", "difference", "sweep"):
+    for name in ("convergence", "difference"):
         assert (SHADE.encode() in drawn[name].svg) == (decay > 0)
         assert ("from 350 tokens on" in drawn[name].caption) == (decay > 0)
 

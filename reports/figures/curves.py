@@ -1,0 +1,188 @@
+"""Loss over tokens, each seed and the mean, and final loss over the learning rate.
+
+Of convergence the late part is enlarged. An arm far off, or a run that diverged, may leave that part, for
+else nothing could be told apart; the legend has every arm's final loss. Of learning rates a study with one
+rate an arm, and no trials, has no figure; a rate at which a run diverged has a cross at the top in place of a
+mean, one whose trial was ended early a triangle.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ablate.reports.figures import canvas
+from ablate.reports.findings.tuning import RATE
+from ablate.reports.words.format import DASH, coverage, loss, plural, tokens
+from ablate.results.losses import common_grid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ablate.reports.findings.results import Analysis, RateCurve
+    from ablate.results.losses import Curve
+
+_LATE = 0.6
+_TARGET = {"color": canvas.INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
+
+
+@canvas.drawing("convergence", "Convergence")
+def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
+    """Draw validation loss over tokens; None where no run has an evaluation after a token.
+
+    Each part of an arm has an id, ``arm0-…`` on, by which the page's script hides it.
+    """
+    curves = [curve for curve in analysis.curves if len(curve.tokens)]
+    if not any(curve.tokens.any() for curve in curves):
+        return None
+    caption = (
+        "Validation loss (nats/token) over training tokens, "
+        f"{plural(sum(curve.end != 'missing' for curve in curves), 'result')} of "
+        f"{plural(len(analysis.arms), 'arm')}, each with its mean final loss. Thin: each seed; × where a run "
+        "diverged; dotted: no result (yet). Thick: the mean over seeds, drawn as far as all runs of the arm "
+        "go. Dashed across: the target. Right: the late part, enlarged."
+    )
+    style, numbers = canvas.looks_of(analysis), itertools.count()
+
+    def part(name: str) -> str:
+        return f"arm{[arm.name for arm in analysis.arms].index(name)}-{next(numbers)}"
+
+    figure = canvas.sheet(11, max(4.4, 1.2 + 0.2 * len(style)))
+    axes = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    target = None if analysis.plan.target is None else analysis.plan.target.val_loss
+    crossings = [run.tokens_to_target for arm in analysis.arms for run in arm.runs if run.tokens_to_target]
+    end = max(float(curve.tokens[-1]) for curve in curves)
+    start = max(min([_LATE * end, *(0.9 * at for at in crossings)]), 0.2 * end)
+    first = max(float(curve.loss[0]) for curve in curves)
+    scales = ((0.0, (_window(curves, 0.0, target)[0], 1.02 * first)), (start, _window(curves, start, target)))
+    for i, (axis, (left, (low, high))) in enumerate(zip(axes, scales, strict=True)):
+        for curve in curves:
+            look = style[curve.arm]
+            diverged = curve.end == "diverged"
+            axis.plot(
+                curve.tokens, np.minimum(curve.loss, high) if diverged else curve.loss, color=look["color"],
+                linewidth=0.8, linestyle=(0, (1, 1.5)) if curve.end == "missing" else "-", alpha=0.45,
+                marker="x" if diverged else "." * (len(curve.tokens) == 1), markevery=[-1],
+                gid=part(curve.arm),
+            )  # fmt: skip
+        for name, look in reversed(style.items()):  # the baseline on top
+            grid = common_grid([curve for curve in curves if curve.arm == name])
+            if len(grid.tokens):
+                every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
+                thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3, "gid": part(name)}
+                axis.plot(grid.tokens, grid.mean, **thick)
+        if target is not None:
+            axis.axhline(target, **_TARGET, zorder=1.5, gid=f"target-{i}")
+        axis.set_xlim(left, max(end * 1.01, left + 1))
+        axis.set_ylim(low, high)
+        canvas.count_ticks(axis)
+        axis.set_xlabel("training tokens")
+        canvas.shade_decay(axis, analysis.decay_begins)
+    axes[0].set_ylabel("validation loss (nats/token)")
+    axes[0].set_title("whole run")
+    axes[1].set_title("late part, enlarged")
+    ends = {arm.name: loss(arm.final_loss.estimate) for arm in analysis.arms}
+    named = sorted(ends, key=lambda name: (ends[name] == DASH, ends[name]))
+    lines = {f"{ends[name]}  {name}": style[name] for name in named}
+    told = canvas.legend(figure, lines | ({f"{target:.4g}  target": _TARGET} if target else {}))
+    for name, line, text in zip(named, told.get_lines(), told.get_texts(), strict=False):
+        line.set_gid(part(name))
+        text.set_gid(part(name))
+    alt = f"Line chart of validation loss over training tokens. Mean final losses: {'; '.join(lines)}."
+    return figure, caption + canvas.decay_caption(analysis.decay_begins), alt
+
+
+def _window(curves: Sequence[Curve], start: float, target: float | None) -> tuple[float, float]:
+    """Return the losses from ``start`` on that lie near each other, with the target unless it is far off."""
+    late = [curve for curve in curves if curve.end != "diverged" and curve.tokens[-1] >= start] or curves
+    values = np.concatenate([curve.loss[curve.tokens >= start] for curve in late])
+    low, middle, high = (float(value) for value in np.quantile(values, (0, 0.5, 1)))
+    high = min(high, middle + 4 * max(middle - low, 0.02))
+    if target is not None and target > low - max(high - low, 0.1):
+        low, high = min(low, target), max(high, target)
+    room = 0.05 * (high - low) or 0.02
+    return low - room, high + room
+
+
+@canvas.drawing("learning-rate", "Learning rate")
+def draw_sensitivity(analysis: Analysis) -> canvas.Picture | None:
+    """Draw the curves; None where no arm was run at two rates."""
+    curves = [curve for curve in analysis.rate_curves if curve.best is not None]
+    if not curves:
+        return None
+    numbers = sorted({rate.n for curve in curves for rate in curve.rates})
+    best = "; ".join(
+        f"{curve.name} at {curve.best.learning_rate:g}" + " (the outermost tried)" * curve.best_is_outermost
+        for curve in curves
+        if curve.best is not None
+    )
+    caption = (
+        "Final validation loss over the peak learning rate, for arms that differ in it alone: means over "
+        f"seeds with their {coverage(analysis.plan.stop)} intervals, n = {numbers[0]} to {numbers[-1]} a "
+        f"point. Crosses: rates at which a run diverged. Lowest mean: {best}. Arms whose best rates differ "
+        "are not compared fairly at one rate."
+    )
+    figure, _ = _draw(curves, analysis.baseline)
+    return figure, caption, f"Line chart of the final loss over the learning rate. Lowest: {best}."
+
+
+@canvas.drawing("trials", "Trials")
+def draw_trials(analysis: Analysis) -> canvas.Picture | None:
+    """Draw the trials of a tuned study; None where no learning rate was tuned."""
+    tuning = analysis.tuning
+    curves = [] if tuning is None else [curve for curve in tuning.curves if curve.best is not None]
+    if tuning is None or not curves:
+        return None
+    chosen = {arm.group: float(arm.chosen[RATE]) for arm in tuning.arms}
+    base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)
+    figure, axis = _draw(curves, base, joined=len(tuning.plan.fields) == 1)
+    for shared in {float(arm.shared[RATE]) for arm in tuning.arms}:
+        axis.axvline(shared, color=canvas.FAINT, linestyle=":", linewidth=1, zorder=1)
+    for rate in (
+        rate for curve in curves for rate in curve.rates if rate.learning_rate == chosen[curve.name]
+    ):
+        if rate.loss.estimate is not None:
+            axis.plot(
+                rate.learning_rate, rate.loss.estimate, "o", color=canvas.INK, fillstyle="none", markersize=12
+            )
+    found = "; ".join(f"{group} at {rate:g}" for group, rate in chosen.items())
+    runs = max(rate.n for curve in curves for rate in curve.rates)
+    caption = (
+        "Final validation loss of the trials over the peak learning rate, "
+        f"{tokens(tuning.plan.tokens)} tokens each ({plural(runs, 'run')} a point); points are joined where "
+        "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. Dotted: the "
+        f"study's own rate. Rings: the rates found: {found}."
+    )
+    return figure, caption, f"Chart of the trials' final loss over the learning rate. Found: {found}."
+
+
+def _draw(curves: Sequence[RateCurve], baseline: str, *, joined: bool = True) -> tuple[Any, Any]:
+    """Return a figure with the curves, as lines if ``joined``, and its axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    style = canvas.looks((curve.name for curve in curves), baseline)
+    figure = canvas.sheet(8, 3.6)
+    axis = figure.subplots()
+    for curve in curves:
+        look = style[curve.name] | ({} if joined else {"linestyle": "none"})
+        known = [(rate.learning_rate, rate.loss) for rate in curve.rates if rate.loss.estimate is not None]
+        axis.plot([at for at, _ in known], [mean.estimate for _, mean in known], **look, markersize=5)
+        for at, mean in known:
+            if mean.low is not None and mean.high is not None:
+                axis.plot([at, at], [mean.low, mean.high], color=look["color"], linewidth=1, marker="_")
+        for rate in curve.rates:
+            if rate.loss.estimate is None:
+                axis.plot(
+                    rate.learning_rate, 0.97, color=look["color"], marker="x" if rate.diverged else "v",
+                    markersize=7, fillstyle="none", transform=axis.get_xaxis_transform(),
+                )  # fmt: skip
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_xlabel("peak learning rate")
+    axis.set_ylabel("final validation loss (nats/token)")
+    canvas.legend(figure, style)
+    return figure, axis
