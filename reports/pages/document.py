@@ -98,6 +98,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -116,11 +117,12 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.compare import Comparison, Line, Trend
     from ablate.reports.findings.diagnoses import ArmDiagnosis
-    from ablate.reports.findings.results import Analysis, TuningResult
+    from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import Found
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
+_ENDS = ("estimate", "low", "high")
 
 _KEYS = {
     "alpha": "nominal_level",
@@ -137,6 +139,7 @@ _KEYS = {
     "net": "net_speed",
     "run_id": "id",
     "speed": "step_speed_over_baseline",
+    "sweep": "target_sweep",
     "throughput": "throughput_over_baseline",
     "to_arm": "to",
 }
@@ -149,6 +152,7 @@ _LEFT_OUT = {
 _COMPUTED: dict[type, tuple[str, ...]] = {
     ArmResult: (
         "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
+        "sweep",
     ),
     RateCurve: ("best_is_outermost",),
     RunResult: ("end", "tokens_to_target", "interpolated", "fitted", "left_bound", "last_loss"),
@@ -165,49 +169,54 @@ def report_document(
 ) -> dict[str, Any]:
     """Return the content of ``report.json``."""
     plan = analysis.plan
+    target = plan.target and plain(plan.target) | {"val_loss": plan.target.val_loss}
     saved = {"tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped)}
     return {
         "format": FORMAT,
-        "study": plan.study,
-        "description": plan.description,
-        "baseline": plan.baseline,
-        "target": plan.target and plain(plan.target) | {"val_loss": plan.target.val_loss},
-        "take": verdict.take,
-        "verdict": list(verdict.sentences),
-        "findings": plain(verdict.findings),
-        "matrices": plain(analysis.matrices),
+        **_parts(
+            plan, "study", "description", "baseline", "paired_seeds", "intervals", "training", "dropped"
+        ),
+        "target": target,
+        **_parts(verdict, "take", "findings", verdict="sentences"),
         "notices": list(notices),
         "warnings": list(warnings),
-        "runs_planned": analysis.planned,
-        "runs_missing": analysis.missing,
-        "paired_seeds": plan.paired_seeds,
-        "intervals": plan.intervals,
         "stop": plan.stop and plain(plan.stop) | saved,
-        "timing": analysis.timing.kind,
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
-        "throughput": plain(analysis.throughput),
-        "evaluation_interval": plain(analysis.resolution),
-        "arms": plain(analysis.arms),
-        "steps": plain(analysis.steps),
-        "dropped": plain(plan.dropped),
-        "training": plan.training,
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
-        "effects": {
-            "log_tokens_to_target": plain(analysis.token_effects),
-            "final_loss": plain(analysis.loss_effects),
-        },
-        "waived": list(analysis.waived),
-        "not_pooled": plain(analysis.set_apart),
-        "learning_rate": plain(analysis.rate_curves),
-        "tuning": analysis.tuning and _tuning(analysis.tuning),
-        "failed_self_tests": analysis.failed_self_tests,
+        "effects": _parts(analysis, log_tokens_to_target="token_effects", final_loss="loss_effects"),
+        **_parts(
+            analysis,
+            *("matrices", "throughput", "arms", "steps", "waived", "failed_self_tests"),
+            runs_planned="planned",
+            runs_missing="missing",
+            timing="timing.kind",
+            evaluation_interval="resolution",
+            not_pooled="set_apart",
+            learning_rate="rate_curves",
+        ),
+        "tuning": analysis.tuning
+        and _parts(
+            analysis.tuning,
+            *("arms", "groups"),
+            **{key: f"plan.{key}" for key in ("study", "done", "sampler", "trials", "tokens")},
+            share_of_a_run="share",
+            tokens_of_all_trials="total_tokens",
+            tokens_of_the_runs_compared="run_tokens",
+            arms_at_shared_values="others",
+        )
+        | {"fields": list(analysis.tuning.plan.fields), "seeds": len(analysis.tuning.plan.seeds)},
         "diagnostics": [
-            {"arm": arm.arm, "what_if": arm.what_if, "runs": arm.runs, "gemms": plain(arm.gemms)}
-            | {"findings": list(diagnosis_sentences(arm))}
+            _parts(arm, "arm", "what_if", "runs", "gemms") | {"findings": list(diagnosis_sentences(arm))}
             for arm in diagnosed
         ],
     }
+
+
+def _parts(value: Any, /, *names: str, **renamed: str) -> dict[str, Any]:
+    """Return parts of a value as what JSON knows; ``renamed``: key → the part's name, or its path."""
+    paths = dict(zip(names, names, strict=True)) | renamed
+    return {key: plain(attrgetter(path)(value)) for key, path in paths.items()}
 
 
 def plain(value: Any) -> Any:
@@ -221,9 +230,8 @@ def plain(value: Any) -> Any:
         return [plain(one) for one in value]
     if not is_dataclass(value):
         return value
-    known = {key: one for key, one in vars(value).items() if key not in _LEFT_OUT}
-    known |= {key: getattr(value, key) for key in _COMPUTED.get(type(value), ())}
-    found = {_KEYS.get(key, key): plain(one) for key, one in known.items()}
+    names = {*vars(value), *_COMPUTED.get(type(value), ())} - _LEFT_OUT
+    found = _parts(value, **{_KEYS.get(name, name): name for name in sorted(names)})
     if isinstance(value, Interval):
         found.pop("figure", None)
         if not value.note:
@@ -232,44 +240,19 @@ def plain(value: Any) -> Any:
         found["final_loss"] = found.pop("loss")
     if isinstance(value, RateCurve):
         found["best"] = value.best and value.best.learning_rate
-    return found | _of_arm(value, found) if isinstance(value, ArmResult) else found
-
-
-def _of_arm(arm: ArmResult, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what an arm's object has beside its fields."""
-    planned = ("description", "differs", "folded", "fork")
-    loss = found["final_loss"]
-    stopped = {"runs_unused": arm.unused, "tokens_saved": arm.tokens_saved}
-    return {
-        **{key: plain(getattr(arm.planned, key)) for key in planned},
-        "baseline_again": arm.planned.again,
-        "final_loss": loss | {"mean": loss.pop("estimate"), "difference": found.pop("difference")},
-        "stopped": arm.stopped and found["stopped"] | stopped,
-        "target_sweep": plain(arm.sweep),
-        "text": {
-            "tokens_to_target": interval(arm.tokens_to_target, tokens),
-            "token_cost": cost(arm.token_cost),
-        },
-    }
+    if isinstance(value, ArmResult):
+        mean = found["final_loss"].pop("estimate")
+        found["final_loss"] |= {"mean": mean, "difference": found.pop("difference")}
+        if value.stopped:
+            found["stopped"] |= _parts(value, "tokens_saved", runs_unused="unused")
+        found |= _parts(value.planned, "description", "differs", "folded", "fork", baseline_again="again")
+        to_target = interval(value.tokens_to_target, tokens)
+        found["text"] = {"tokens_to_target": to_target, "token_cost": cost(value.token_cost)}
+    return found
 
 
 def _interval(value: Any) -> dict[str, Any]:
-    return {key: getattr(value, key) for key in ("estimate", "low", "high")}
-
-
-def _tuning(tuning: TuningResult) -> dict[str, Any]:
-    plan = tuning.plan
-    return {
-        **{key: getattr(plan, key) for key in ("study", "done", "sampler", "trials", "tokens")},
-        "fields": list(plan.fields),
-        "seeds": len(plan.seeds),
-        "share_of_a_run": tuning.share,
-        "tokens_of_all_trials": tuning.total_tokens,
-        "tokens_of_the_runs_compared": tuning.run_tokens,
-        "arms": plain(tuning.arms),
-        "groups": plain(tuning.groups),
-        "arms_at_shared_values": plain(tuning.others),
-    }
+    return _parts(value, *_ENDS)
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
@@ -292,26 +275,16 @@ def trend_document(found: Trend) -> dict[str, Any]:
     """Return the trends of arms over the size of the model or the budget; costs are fractions."""
 
     def line(one: Line | None) -> dict[str, Any] | None:
-        return (
-            None
-            if one is None
-            else {
-                "points": [point and _interval(point) for point in one.points],
-                "per_tenfold": vars(one.change),
-                "intercept": one.intercept,
-                "slope": one.slope,
-            }
-        )
+        return one and _parts(one, "intercept", "slope") | {
+            "points": [point and _interval(point) for point in one.points],
+            "per_tenfold": vars(one.change),
+        }
 
-    return {
-        "over": found.axis,
-        "studies": plain(found.studies),
+    return _parts(found, "studies", "left_out", over="axis", differ_in="differs") | {
         "coverage": coverage(*found.rules).replace(NBSP, " "),
-        "differ_in": plain(found.differs),
         "arms": [
             {"name": arm.name, "token_cost": line(arm.cost), "loss_gap": line(arm.gap)} for arm in found.arms
         ],
-        "left_out": dict(found.left_out),
     }
 
 
@@ -319,24 +292,17 @@ def search_document(found: Found) -> dict[str, Any]:
     """Return what a search found; step times are modelled."""
     value, time = found.importances
     same = ("number", "levels", "started_from", "end", "why", "on_front")
+    own = {"recipe": "name", "gemms": "recipe", "run": "run_id", "step_time_over_baseline": "time"}
     return {
-        "search": found.name,
-        **{key: getattr(found, key) for key in ("description", "objective", "baseline", "sampler", "seed")},
-        "step_time": {"figures_are": "modelled", "hardware": found.hardware, "shapes": found.shapes},
-        "done": found.is_done,
-        "recipes": found.candidates,
-        "to_try": found.wanted,
+        **_parts(found, "description", "objective", "baseline", "sampler", "seed"),
+        **_parts(found, search="name", done="is_done", recipes="candidates", to_try="wanted"),
+        "step_time": {"figures_are": "modelled", **_parts(found, "hardware", "shapes")},
         "findings": list(search_sentences(found)),
         "front": [one.name for one in found.last.front],
         "budgets": [
             {
                 "tokens": rung.tokens,
-                "trials": [
-                    {key: plain(getattr(one, key)) for key in same}
-                    | {"recipe": one.name, "gemms": one.recipe, "run": one.run_id}
-                    | {found.objective: one.value, "step_time_over_baseline": one.time}
-                    for one in rung.points
-                ],
+                "trials": [_parts(one, *same, **own) | {found.objective: one.value} for one in rung.points],
             }
             for rung in found.rungs
         ],
@@ -358,17 +324,13 @@ RUN_FIGURES = (
 
 def arm_frame(analysis: Analysis) -> pd.DataFrame:
     """Return the headline table with full precision, one row an arm."""
-    rows = []
-    for arm in analysis.arms:
-        row: dict[str, Any] = {"arm": arm.name, "recipe": arm.recipe}
-        row |= {name: getattr(arm, name) for name in ("n", "hit", "censored", "diverged", "missing")}
-        parts = {name: getattr(arm, name) for name in ("tokens_to_target", "token_cost", "final_loss")}
-        for name, part in (parts | {"loss_difference": arm.difference}).items():
-            row |= {f"{name}_{end}": value for end, value in _interval(part).items()}
-        row |= {"token_cost_kind": arm.token_cost.kind, "loss_difference_tokens": arm.difference.tokens}
-        row["counted_from_tokens"] = arm.counted_from
-        rows.append(row)
-    return pd.DataFrame(rows, dtype=object)
+    parts = {name: name for name in ("tokens_to_target", "token_cost", "final_loss")}
+    parts["loss_difference"] = "difference"
+    columns = {name: name for name in ("recipe", "n", "hit", "censored", "diverged", "missing")}
+    columns |= {f"{key}_{end}": f"{name}.{end}" for key, name in parts.items() for end in _ENDS}
+    columns |= {"token_cost_kind": "token_cost.kind", "loss_difference_tokens": "difference.tokens"}
+    columns["counted_from_tokens"] = "counted_from"
+    return pd.DataFrame([_parts(arm, arm="name", **columns) for arm in analysis.arms], dtype=object)
 
 
 def run_frame(analysis: Analysis) -> pd.DataFrame:
