@@ -40,7 +40,6 @@ from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.rebase import read_against, target_after
 from ablate.reports.words import format as words
 from ablate.reports.words import tables
-from ablate.reports.words.cost_tables import evaluation_table
 from ablate.reports.words.format import Table
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 STUDIES = Path(__file__).parents[1] / "studies" / "findings"
 BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-TABLES = {"effects": tables.effect_table, "evaluation": evaluation_table}
+TABLES = {"effects": tables.effect_table, "evaluation": tables.evaluation_table}
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.reports.pages.document import arm_frame, csv_text, report_document, run_frame
 from ablate.reports.pages.render import definitions, latex, write_pages
 from ablate.reports.read.rebase import read_against
-from ablate.reports.words import caveats, cost_tables, tables
+from ablate.reports.words import caveats, tables
 from ablate.reports.words import format as words
 from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
 from ablate.reports.words.verdict import Verdict, write_verdict
@@ -216,8 +216,8 @@ def _sections(
 ) -> tuple[PageSection, ...]:
     """Make every table and figure of a report. ``prices``: USD for a device-hour by the hardware's name."""
     drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
-    measured = cost_tables.measured_table(analysis, prices)
-    modelled = cost_tables.modelled_table(analysis, prices)
+    measured = tables.measured_table(analysis, prices)
+    modelled = tables.modelled_table(analysis, prices)
     diagnosed_table = diagnosis_table(diagnosed)
     sentences = tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm))
     found = (
@@ -226,13 +226,13 @@ def _sections(
         PageSection("steps", "What each further GEMM adds", tables.step_table(analysis)),
         PageSection("effects", "Effects of the factors", tables.effect_table(analysis)),
         PageSection("power", "What the seeds could show", tables.power_table(analysis)),
-        PageSection("evaluation", "Learnt or inferred", cost_tables.evaluation_table(analysis)),
-        PageSection("tuning", "Tuning", cost_tables.tuning_table(analysis)),
+        PageSection("evaluation", "Learnt or inferred", tables.evaluation_table(analysis)),
+        PageSection("tuning", "Tuning", tables.tuning_table(analysis)),
         *(PageSection(one.name, one.title, drawing=one) for one in drawings),
         PageSection("diagnostics", "What the diagnostics found", diagnosed_table, sentences=sentences),
         PageSection("measured", "Cost and break-even: measured speed", measured),
         PageSection("modelled", "Cost and break-even: modelled speed", modelled),
-        PageSection("published", "Published figures beside ours", cost_tables.published_table(analysis)),
+        PageSection("published", "Published figures beside ours", tables.published_table(analysis)),
         PageSection("runs", "Every run", tables.run_table(analysis)),
     )
     return tuple(one for one in found if one.drawing or (one.table and one.table.rows))

@@ -6,7 +6,7 @@ Each is one line, and each is computed, so that a report never carries a caution
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from ablate.reports.read.imported import PRECISION
@@ -45,8 +45,7 @@ def notices(analysis: Analysis) -> Iterator[str]:
 
 def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cautions that apply to these figures."""
-    parts = (_resolution, _samples, _budgets, _tuning, _crossings, _schedule, _runs, _throughput)
-    found = [warning for part in parts for warning in part(analysis)]
+    found = [*_of_costs(analysis), *_of_crossings(analysis), *_of_runs(analysis)]
     return (*found, *(f"Left out: {fault}" for fault in faults))
 
 
@@ -61,7 +60,8 @@ def _budget(arm: ArmResult) -> int:
     return max((run.budget for run in arm.runs if run.end not in ("missing", "unused")), default=0)
 
 
-def _resolution(analysis: Analysis) -> Iterator[str]:
+def _of_costs(analysis: Analysis) -> Iterator[str]:
+    """Say what the costs rest on: the evaluation interval, few results, unequal budgets, short trials."""
     part = analysis.resolution.share_of_tokens_to_target
     base = analysis.baseline_arm
     whole = (base.tokens_to_target.estimate or 0.0) + base.counted_from
@@ -79,12 +79,9 @@ def _resolution(analysis: Analysis) -> Iterator[str]:
             f"of those left after a fork): the token cost of {', '.join(below)}. It rests on interpolation "
             "between evaluations: evaluate more often."
         )
-
-
-def _samples(analysis: Analysis) -> Iterator[str]:
     # An arm that was stopped early has so few results on purpose.
-    sizes = {arm.name: arm.n for arm in analysis.arms if arm.n and arm.stopped is None}
-    least = min(sizes.values(), default=0) if analysis.others else 0
+    sizes = {arm.name: arm.n for arm in analysis.arms if arm.n and arm.stopped is None and analysis.others}
+    least = min(sizes.values(), default=0)
     if least == 1:
         single = [name for name, n in sizes.items() if n == 1]
         yield f"One result only, so no interval: {', '.join(single)}. Add seeds."
@@ -93,34 +90,26 @@ def _samples(analysis: Analysis) -> Iterator[str]:
             "With 2 results an arm the intervals lean on the normal distribution and, where moderated, on "
             "the other arms' spread: an arm that spreads otherwise is hardly seen. Add seeds."
         )
-
-
-def _budgets(analysis: Analysis) -> Iterator[str]:
-    """Name differences that are read early, and costs that unequal budgets alone may make."""
-    early = {arm.name: at for arm in analysis.others if (at := early_difference(arm, analysis)) is not None}
+    early = [
+        f"{arm.name} at {tokens(at)}" for arm in analysis.others if (at := early_difference(arm, analysis))
+    ]
     if early:
-        places = ", ".join(f"{name} at {tokens(at)}" for name, at in early.items())
         yield (
-            f"Not the final loss difference: {places}, the last evaluation that all runs of both have. What "
-            "came after is left out."
+            f"Not the final loss difference: {', '.join(early)}, the last evaluation that all runs of both "
+            "have. What came after is left out."
         )
-    base, unequal = _budget(analysis.baseline_arm), []
+    unequal = []
     tied = analysis.plan.training.get("schedule") not in ("constant", "wsd")
-    for arm in analysis.others if tied and base else ():
-        estimate, ratio = arm.token_cost.estimate, _budget(arm) / base
-        if estimate is None or not ratio or abs(ratio - 1) <= 1 - _WHOLE:
-            continue
-        if abs(math.log1p(estimate)) <= abs(math.log(ratio)):
-            unequal.append(f"{arm.name} ({percent(ratio - 1)} of budget, {percent(estimate)} of cost)")
+    for arm in analysis.others if tied else ():
+        cost, ratio = arm.token_cost.estimate, _budget(arm) / (_budget(base) or math.inf)
+        apart = math.log(ratio) if abs(ratio - 1) > 1 - _WHOLE and ratio else 0.0
+        if cost is not None and apart and abs(math.log1p(cost)) <= abs(apart):
+            unequal.append(f"{arm.name} ({percent(ratio - 1)} of budget, {percent(cost)} of cost)")
     if unequal:
         yield (
             f"The budgets differ and the cost is no greater than that: {', '.join(unequal)}. A schedule that "
             "is tied to the budget, or is not known, stretches the curve by as much, whatever the recipe."
         )
-
-
-def _tuning(analysis: Analysis) -> Iterator[str]:
-    """Say what the tuned values rest on, and which of them may lie further out."""
     tuning = analysis.tuning
     if tuning is None or not tuning.arms:
         return
@@ -142,18 +131,18 @@ def _tuning(analysis: Analysis) -> Iterator[str]:
         )
 
 
-def _crossings(analysis: Analysis) -> Iterator[str]:
-    """Name the arms whose target was met too early to be read, or where the learning rate already fell."""
+def _of_crossings(analysis: Analysis) -> Iterator[str]:
+    """Name arms whose target was met too early, or where the rate fell; say what the schedule means."""
     early, before, late = [], [], []
     base = analysis.baseline_arm
     for arm in analysis.arms:
         crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
         bounds = any(run.left_bound for run in arm.runs)
-        if arm.counted_from:
-            behind = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in base.runs)
-            before += [arm.name] * (arm is not base and (bounds or behind))
-        else:
+        if not arm.counted_from:
             early += [arm.name] * bounds
+        elif arm is not base:
+            behind = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in base.runs)
+            before += [arm.name] * (bounds or behind)
         falls = math.inf if arm.decay_begins is None else arm.decay_begins - arm.counted_from
         if count := sum(at > falls for at in crossings):
             late.append(f"{arm.name} {count} of {plural(len(crossings), 'crossing')}")
@@ -174,10 +163,6 @@ def _crossings(analysis: Analysis) -> Iterator[str]:
             "would not have had that rate. Take a target that is reached before, and the final loss for what "
             "is left after."
         )
-
-
-def _schedule(analysis: Analysis) -> Iterator[str]:
-    """Say what a schedule that is not known, or is tied to the budget, means for a crossing."""
     told, logged = analysis.plan.training, analysis.timing.kind == "logged"
     if logged and analysis.plan.target is not None and not any("schedule" in key for key in told):
         yield (
@@ -204,8 +189,8 @@ def _schedule(analysis: Analysis) -> Iterator[str]:
             )
 
 
-def _runs(analysis: Analysis) -> Iterator[str]:
-    """Say what runs differ in: where they ran, a self-test that failed, settings that are not compared."""
+def _of_runs(analysis: Analysis) -> Iterator[str]:
+    """Say where runs ran, which are not compared, and what was timed but does not count."""
     if len(analysis.environments) > 1:
         yield (
             f"The runs come from {len(analysis.environments)} different environments (see Method); "
@@ -223,14 +208,10 @@ def _runs(analysis: Analysis) -> Iterator[str]:
             f"others: {others}). To pool them all the same: waive: [{name}] in the study, or `ablate report "
             f"--waive {name}`."
         )
-
-
-def _throughput(analysis: Analysis) -> Iterator[str]:
-    """Say for which arms what ``ablate check STUDY --steps`` measured does not count, and why."""
     record = analysis.throughput
     if record is not None and record.not_used:
-        arms: dict[str, list[str]] = {}
-        for arm, reason in record.not_used.items():
-            arms.setdefault(reason, []).append(arm)
+        arms = defaultdict(list)
+        for name, reason in record.not_used.items():
+            arms[reason].append(name)
         why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
         yield f"`ablate check STUDY --steps` ({timed_alone(record)}) gives no speed-up: {why}."

@@ -56,7 +56,6 @@ TONES: dict[Tone, str] = {
 }
 """What was found on an arm, in words."""
 _LOSS_TONES = TONES | {"fewer": "below it", "more": "above it"}
-_MOST_REASONS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +270,24 @@ def _judge_loss(arm: ArmResult, analysis: Analysis) -> Finding:
 
 def _notes(analysis: Analysis) -> Iterator[str]:
     """Say how the figures are to be taken, and what else follows from them."""
-    yield from _target_notes(analysis)
+    target, reached = analysis.plan.target, analysis.reached_by_all
+    if target is None and analysis.has_curves:
+        command = command_line("report", analysis.plan.study, target="VALUE", out="FOLDER")
+        yield f"No target was given, so that nothing is said of tokens: `{command}` takes one."
+    elif target is None:
+        yield "The logs hold final losses alone: that the runs went equally far is for their owners to vouch."
+    elif (
+        reached is not None
+        and reached > target.val_loss
+        and any(arm.token_cost.kind in ("bound", "none") for arm in analysis.others)
+    ):
+        steps, value = (10, math.exp(reached)) if target.kind == "perplexity" else (100, reached)
+        higher = replace(target, value=math.ceil(value * steps) / steps)
+        command = command_line("report", analysis.plan.study, target=f"{higher.value:g}", out="FOLDER")
+        yield (
+            f"All runs that have not diverged reach {target_text(higher)}: with that target (`{command}`) a "
+            "cost can be given."
+        )
     tuning = analysis.tuning
     if tuning is not None and tuning.arms:
         yield (
@@ -280,7 +296,22 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             f"{tokens(tuning.total_tokens)} tokens in all, beside {tokens(tuning.run_tokens)} in the runs "
             "compared."
         )
-    yield from _evaluation_notes(analysis)
+    for arm in analysis.others:
+        found = arm.in_bf16
+        alone = found and (found.loss_alone if target is None else found.tokens_alone)
+        if found is None or alone is None or (alone.low or 0) <= 0 <= (alone.high or 0):
+            continue
+        if target is None:
+            yield (
+                f"Of the loss difference of {arm.name}, {interval(alone, signed)} nats/token is its "
+                f"evaluation alone; evaluated in bf16 it is {interval(found.difference, signed)}."
+            )
+        else:
+            part = "" if found.share is None else f", {share(found.share)} of its log cost"
+            yield (
+                f"Evaluation alone changes the tokens of {arm.name} by {percents(alone)}{part}; evaluated "
+                f"in bf16 its token cost is {cost(found.token_cost)}."
+            )
     if len({step.gemm for step in analysis.steps}) > 1:
         greatest = greatest_step(analysis.steps)
         steps = [step for step in analysis.steps if step.gemm == greatest]
@@ -319,56 +350,6 @@ def _notes(analysis: Analysis) -> Iterator[str]:
         f"Brackets are {coverage(analysis.plan.stop)} intervals{moderated}, each for its own comparison, not "
         "adjusted for how many there are."
     )
-    yield from _stop_notes(analysis)
-    yield from _timing_notes(analysis)
-
-
-def _target_notes(analysis: Analysis) -> Iterator[str]:
-    """Say what no target means, or name one that all runs reach where an arm has a bound for want of one."""
-    target, reached = analysis.plan.target, analysis.reached_by_all
-    if target is None and analysis.has_curves:
-        command = command_line("report", analysis.plan.study, target="VALUE", out="FOLDER")
-        yield f"No target was given, so that nothing is said of tokens: `{command}` takes one."
-    elif target is None:
-        yield "The logs hold final losses alone: that the runs went equally far is for their owners to vouch."
-    elif (
-        reached is not None
-        and reached > target.val_loss
-        and any(arm.token_cost.kind in ("bound", "none") for arm in analysis.others)
-    ):
-        steps, value = (10, math.exp(reached)) if target.kind == "perplexity" else (100, reached)
-        higher = replace(target, value=math.ceil(value * steps) / steps)
-        command = command_line("report", analysis.plan.study, target=f"{higher.value:g}", out="FOLDER")
-        yield (
-            f"All runs that have not diverged reach {target_text(higher)}: with that target (`{command}`) a "
-            "cost can be given."
-        )
-
-
-def _evaluation_notes(analysis: Analysis) -> Iterator[str]:
-    """Say of each arm whose own evaluation differs how much of its cost that is, and what is left."""
-    for arm in analysis.others:
-        found = arm.in_bf16
-        if found is None:
-            continue
-        alone = found.loss_alone if analysis.plan.target is None else found.tokens_alone
-        if alone.low is None or alone.high is None or alone.low <= 0 <= alone.high:
-            continue
-        if analysis.plan.target is None:
-            yield (
-                f"Of the loss difference of {arm.name}, {interval(alone, signed)} nats/token is its "
-                f"evaluation alone; evaluated in bf16 it is {interval(found.difference, signed)}."
-            )
-        else:
-            part = "" if found.share is None else f", {share(found.share)} of its log cost"
-            yield (
-                f"Evaluation alone changes the tokens of {arm.name} by {percents(alone)}{part}; evaluated "
-                f"in bf16 its token cost is {cost(found.token_cost)}."
-            )
-
-
-def _stop_notes(analysis: Analysis) -> Iterator[str]:
-    """Say what early stops mean for the figures, and what they saved."""
     looked = None if analysis.plan.stop is None else analysis.plan.stop.settled
     if looked is not None:
         yield (
@@ -385,10 +366,6 @@ def _stop_notes(analysis: Analysis) -> Iterator[str]:
             f"Early stops saved {tokens(saved)} tokens ({share(of_all)} of the study's budget): "
             f"{plural(sum(arm.unused for arm in analysis.stopped), 'run')} not needed."
         )
-
-
-def _timing_notes(analysis: Analysis) -> Iterator[str]:
-    """Say what the timing of the runs allows to say of speed."""
     untimed = [arm for arm in analysis.others if arm.measured is None]
     if analysis.timing.kind == "logged":
         yield (
@@ -396,14 +373,12 @@ def _timing_notes(analysis: Analysis) -> Iterator[str]:
             "computed, is theirs to vouch for. Speed as logged, where it is given, is of the same kind and "
             "number of devices, and holds whatever else differs: software, clocks, network."
         )
-        untold = (
+        reasons = dict.fromkeys(
             analysis.timing.untold.get(arm.name, f"the logs tell no time to set {arm.name} beside it")
             for arm in untimed
         )
-        reasons = list(dict.fromkeys(untold))
         if reasons and analysis.plan.target is not None:
-            more = f"; and {len(reasons) - _MOST_REASONS} more" * (len(reasons) > _MOST_REASONS)
-            yield f"For other arms no claim on speed is made: {'; '.join(reasons[:_MOST_REASONS])}{more}."
+            yield f"For other arms no claim on speed is made: {'; '.join(reasons)}."
     elif len(untimed) == len(analysis.others):
         reason = timing_reasons(analysis.timing)
         yield f"The runs' own timing does not count, so no claim on speed is made: {reason}."

@@ -16,8 +16,7 @@ from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import ImportedRun, run_of_losses, tidied, write_study
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words.caveats import warnings
-from ablate.reports.words.cost_tables import measured_table
-from ablate.reports.words.tables import design_table
+from ablate.reports.words.tables import design_table, measured_table
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.frames import load_frames
 from ablate.store import StudyStore
