@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.reports.figures.canvas import Drawing
 from ablate.reports.figures.curves import draw_convergence, draw_sensitivity, draw_trials
@@ -43,7 +43,7 @@ def drawn_arms(analysis: Analysis) -> Analysis:
         return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
 
     names = {analysis.baseline, *(arm.name for arm in sorted(analysis.others, key=cost)[: _MOST_ARMS - 1])}
-    curves = {
+    curves: dict[str, Any] = {
         name: tuple(curve for curve in getattr(analysis, name) if curve.arm in names)
         for name in ("curves", "curves_in_bf16")
     }

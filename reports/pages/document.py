@@ -275,10 +275,10 @@ def trend_document(found: Trend) -> dict[str, Any]:
     """Return the trends of arms over the size of the model or the budget; costs are fractions."""
 
     def line(one: Line | None) -> dict[str, Any] | None:
-        return one and _parts(one, "intercept", "slope") | {
-            "points": [point and _interval(point) for point in one.points],
-            "per_tenfold": vars(one.change),
-        }
+        if one is None:
+            return None
+        points = [point and _interval(point) for point in one.points]
+        return _parts(one, "intercept", "slope") | {"points": points, "per_tenfold": vars(one.change)}
 
     return _parts(found, "studies", "left_out", over="axis", differ_in="differs") | {
         "coverage": coverage(*found.rules).replace(NBSP, " "),

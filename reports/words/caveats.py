@@ -211,7 +211,7 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
     record = analysis.throughput
     if record is not None and record.not_used:
         arms = defaultdict(list)
-        for name, reason in record.not_used.items():
-            arms[reason].append(name)
+        for unused, reason in record.not_used.items():
+            arms[reason].append(unused)
         why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
         yield f"`ablate check STUDY --steps` ({timed_alone(record)}) gives no speed-up: {why}."

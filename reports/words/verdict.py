@@ -298,8 +298,10 @@ def _notes(analysis: Analysis) -> Iterator[str]:
         )
     for arm in analysis.others:
         found = arm.in_bf16
-        alone = found and (found.loss_alone if target is None else found.tokens_alone)
-        if found is None or alone is None or (alone.low or 0) <= 0 <= (alone.high or 0):
+        if found is None:
+            continue
+        alone = found.loss_alone if target is None else found.tokens_alone
+        if (alone.low or 0) <= 0 <= (alone.high or 0):
             continue
         if target is None:
             yield (
@@ -314,12 +316,12 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             )
     if len({step.gemm for step in analysis.steps}) > 1:
         greatest = greatest_step(analysis.steps)
-        steps = [step for step in analysis.steps if step.gemm == greatest]
+        most = next((step for step in analysis.steps if step.gemm == greatest), None)
         yield (
-            f"{steps[0].gemm.capitalize()} adds most: from {steps[0].from_arm} to {steps[0].to_arm} "
-            f"{cost(steps[0].cost)}, above every other step."
-            if steps
-            else "Which GEMM adds most is not settled: the intervals of the steps overlap or are lacking."
+            "Which GEMM adds most is not settled: the intervals of the steps overlap or are lacking."
+            if most is None
+            else f"{most.gemm.capitalize()} adds most: from {most.from_arm} to {most.to_arm} "
+            f"{cost(most.cost)}, above every other step."
         )
     for arm in analysis.others:
         if arm.measured is not None and arm.measured.end_to_end.estimate is not None:
