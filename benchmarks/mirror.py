@@ -16,8 +16,7 @@ from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
 from ablate.store.plan_file import plan_from_json
 from ablate.track.mirror import Mirror
-from ablate.track.sink import Sink
-from ablate.track.uri import default_tracking_uri
+from ablate.track.sink import Sink, default_tracking_uri
 
 TARGET_MS_PER_RUN = 50.0
 SMALL_ROWS = 4

@@ -24,7 +24,7 @@ from ablate.store import StudyStore
 from ablate.store.plan_file import plan_from_json
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
-from ablate.track.uri import resolve_tracking_uri
+from ablate.track.sink import resolve_tracking_uri
 from ablate.train.loop import TrainResult
 
 

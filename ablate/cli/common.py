@@ -87,7 +87,7 @@ def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = 
 
 def _checked(_context: click.Context, _option: click.Parameter, uri: str | None) -> str | None:
     """Refuse an address that MLflow does not take, before anything is done."""
-    from ablate.track.uri import resolve_tracking_uri
+    from ablate.track.sink import resolve_tracking_uri
 
     resolve_tracking_uri(Path(), uri)
     return uri

@@ -296,18 +296,19 @@ def dashboard(
     from ablate.base.command_hints import redact
     from ablate.track.cursor import cursor_path, mirror_dir
     from ablate.track.mirror import Mirror
-    from ablate.track.uri import (
+    from ablate.track.sink import (
         default_tracking_uri,
         is_database,
-        is_http,
         resolve_tracking_uri,
+        scheme,
         sqlite_path,
     )
 
     store = find_study(storage, study)
     uri = resolve_tracking_uri(storage, tracking_uri)
+    is_http = scheme(uri) in ("http", "https")
     if not sync:
-        if not is_http(uri) and not is_database(uri):
+        if not is_http and not is_database(uri):
             raise UserError(f"no pages to open for '{redact(uri)}' (expected http(s)://… or a database)")
         database = sqlite_path(uri)
         if database and not database.exists() and uri != default_tracking_uri(storage):
@@ -334,7 +335,7 @@ def dashboard(
     if sync or experiment is None:
         click.echo(f"{report.runs_sent} runs looked at, {report.metrics_sent} metric points sent")
         return 1 if report.problem else 0
-    if is_http(uri):
+    if is_http:
         _show(page(uri, experiment), no_browser)
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):

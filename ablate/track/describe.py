@@ -14,13 +14,12 @@ import hashlib
 import json
 import math
 import re
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.base.files import read_json
 from ablate.recipes import GEMMS
 from ablate.run.config import ModelConfig
-from ablate.store.metrics import new_lines, parse_rows
+from ablate.store.metrics import new_lines, number_in, parse_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,9 +55,6 @@ RESULTS = _TOKENS, _COST = "tokens_to_target", "token_cost"
 """Metrics that the report gives: of a run, and with an arm's name after a slash of the run that holds it."""
 SUMMARY = "summary"
 """Stands for the run that holds the report, beside the ids of the others."""
-_CHART_ORDER = (
-    "val_loss", *RESULTS, "train_loss", "val_perplexity", "grad_norm", "tokens_per_sec", "learning_rate",
-)  # fmt: skip
 _MOST_CURVES = 40
 """Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
 _TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
@@ -79,13 +75,17 @@ class Point(NamedTuple):
 
 def points(row: Any) -> list[Point]:
     """Return the points of one row; empty if it is not a known row."""
-    if not isinstance(row, dict) or not _finite(row.get("tokens")) or not _finite(row.get("time_unix")):
+    if not isinstance(row, dict):
         return []
-    values = {name: float(row[key]) for key, name in _names(row).items() if _finite(row.get(key))}
-    if "val_loss" in values and values["val_loss"] < math.log(_MAX_PERPLEXITY):
+    tokens, time_unix = number_in(row, "tokens"), number_in(row, "time_unix")
+    if tokens is None or time_unix is None:
+        return []
+    values = {
+        name: number for key, name in _names(row).items() if (number := number_in(row, key)) is not None
+    }
+    if values.get("val_loss", math.inf) < math.log(_MAX_PERPLEXITY):
         values["val_perplexity"] = math.exp(values["val_loss"])
-    timestamp_ms, step = round(row["time_unix"] * 1000), int(row["tokens"])
-    return [Point(name, value, timestamp_ms, step) for name, value in values.items()]
+    return [Point(name, value, round(time_unix * 1000), int(tokens)) for name, value in values.items()]
 
 
 def _names(row: dict[str, Any]) -> dict[str, str]:
@@ -229,7 +229,7 @@ def summary_note(study: str, report: str) -> str:
 
 
 def view(plan: LockedPlan) -> str:
-    """Return the columns and charts of the study's page, in MLflow's format for shared views (JSON)."""
+    """Return the columns of the study's page, in MLflow's format for shared views (JSON)."""
     factors = list(dict.fromkeys(key for arm in plan.arms for key in arm.factors))
     columns = [
         "tags.`ablate.state`",
@@ -247,41 +247,6 @@ def view(plan: LockedPlan) -> str:
         "groupBy": group if many else None,
         "useGroupedValuesInCharts": True,
     }
-    whole = _compact(state | _charts())
-    return whole if len(whole) <= _MAX_TAG else _compact(state)
-
-
-def _charts() -> dict[str, Any]:
-    """Return our order of the charts: MLflow's own is by name, sections with a slash in their names first.
-
-    It adds the charts of other metrics itself, and shows none that have no values.
-    """
-    line = {"xAxisKey": "step", "scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0}
-    line |= {"range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "useGlobalXaxisKey": True}
-    cards = [
-        {
-            "uuid": name,
-            "metricKey": name,
-            "displayName": name,
-            "metricSectionId": "curves",
-            "isGenerated": True,
-        }
-        | ({"type": "BAR"} if name in RESULTS else {"type": "LINE", **line})
-        for name in _CHART_ORDER
-    ]
-    sections = {"Model metrics": True, **dict.fromkeys(RESULTS, False), "System metrics": True}
-    return {
-        "compareRunCharts": cards,
-        "compareRunSections": [
-            {"uuid": "curves" if name == "Model metrics" else name, "name": name, "display": is_open}
-            for name, is_open in sections.items()
-        ],
-        "isAccordionReordered": True,
-        "hideEmptyCharts": True,
-    }
-
-
-def _compact(state: dict[str, Any]) -> str:
     return json.dumps(state, separators=(",", ":"))
 
 
@@ -313,12 +278,7 @@ def _cut(value: str, length: int) -> str:
     return value if len(value) <= length else value[: length - 1] + "…"
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@lru_cache(maxsize=1)
-def read_results(report: Path, stamp: object) -> Results:  # noqa: ARG001 - by which the cache knows the file
+def read_results(report: Path) -> Results:
     """Return the figures of a ``report.json``.
 
     A run that hit the target has its tokens to target, and its token cost against the baseline's run of the
@@ -333,29 +293,24 @@ def read_results(report: Path, stamp: object) -> Results:  # noqa: ARG001 - by w
 
 def _results(report: dict[str, Any]) -> Results:
     tokens = {
-        (arm["name"], run["seed"]): run[_TOKENS]
+        (arm["name"], run["seed"]): number_in(run, _TOKENS)
         for arm in report["arms"]
         for run in arm["runs"]
-        if run[_TOKENS] and not run["at_or_before_first_evaluation"]
+        if not run["at_or_before_first_evaluation"]
     }
-    found: Results = {SUMMARY: {}}
+    found: Results = {
+        SUMMARY: {
+            # A slash makes a section of charts.
+            f"{name}/{_name(arm['name'])}": value
+            for arm in report["arms"]
+            for name in (_TOKENS, _COST)
+            if (value := number_in(arm[name], "estimate")) is not None
+        }
+    }
     for arm in report["arms"]:
-        for name in (_TOKENS, _COST):
-            _add(found[SUMMARY], _metric_name(f"{name}/{arm['name']}"), arm[name]["estimate"])
         for run in arm["runs"]:
             own, base = (tokens.get((name, run["seed"])) for name in (arm["name"], report["baseline"]))
-            figures = found[run["id"]] = {}
-            _add(figures, _TOKENS, own)
+            figures = found[run["id"]] = {_TOKENS: own} if own else {}
             if own and base and not arm["counted_from_tokens"] and arm["name"] != report["baseline"]:
-                _add(figures, _COST, own / base - 1)
+                figures[_COST] = own / base - 1
     return found
-
-
-def _add(figures: dict[str, float], name: str, value: Any) -> None:
-    if isinstance(value, int | float) and math.isfinite(value):
-        figures[name] = float(value)
-
-
-def _metric_name(name: str) -> str:
-    """Return a metric's name with what MLflow refuses replaced; a slash makes a section of charts."""
-    return "/".join(_name(part) for part in name.split("/", 1))

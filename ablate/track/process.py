@@ -26,13 +26,12 @@ from ablate.base.command_hints import redact
 from ablate.store import StudyStore
 from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir, pending
 from ablate.track.mirror import Mirror
-from ablate.track.uri import resolve_tracking_uri
+from ablate.track.sink import resolve_tracking_uri
 
 STOP_SEC = 30.0
 """The longest time without progress in the last pass."""
 LAST_PASS_SEC = 600.0
 """The longest time of the last pass: thousands of short runs are sent more slowly than executed."""
-_LOOK_SEC = 0.2
 _POLL_SEC = 2.0
 _MAX_POLL_SEC = 30.0
 _NICENESS = 10
@@ -48,39 +47,15 @@ class MirrorProcess:
     tracking_uri: str
     process: subprocess.Popen[bytes]
 
-    def stop(self, idle_sec: float = STOP_SEC, whole_sec: float = LAST_PASS_SEC) -> MirrorReport:
-        """Let the mirror send the rest and end; return what is left unsent.
-
-        It is killed after ``idle_sec`` without progress, or after ``whole_sec``.
-        """
+    def stop(self, longest_sec: float = LAST_PASS_SEC + STOP_SEC) -> MirrorReport:
+        """Let the mirror send the rest and end, kill it after a while; return what is left unsent."""
         self.process.terminate()
-        progress = MirrorProgress(self.store, self.tracking_uri)
-        give_up = time.monotonic() + whole_sec
-        while self.process.poll() is None:
-            if progress.idle_sec() > idle_sec or time.monotonic() > give_up:
-                self.process.kill()
-                self.process.wait()
-            time.sleep(_LOOK_SEC)
-        return pending(self.store, self.tracking_uri)
-
-
-class MirrorProgress:
-    """The time since the mirror last recorded progress, by this process's own clock."""
-
-    def __init__(self, store: StudyStore, tracking_uri: str) -> None:
-        self._cursor = cursor_path(store, tracking_uri)
-        self._seen: int | None = None
-        self._since = time.monotonic()
-
-    def idle_sec(self) -> float:
-        """Return the seconds since the cursor was last seen to change."""
         try:
-            now = self._cursor.stat().st_mtime_ns
-        except OSError:
-            now = None
-        if now != self._seen:
-            self._seen, self._since = now, time.monotonic()
-        return time.monotonic() - self._since
+            self.process.wait(longest_sec)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        return pending(self.store, self.tracking_uri)
 
 
 def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProcess:
@@ -116,7 +91,7 @@ def main() -> None:
     """Mirror the study in folder ``argv[1]`` until SIGTERM, or until process ``argv[2]`` is no parent."""
     study, parent = Path(sys.argv[1]), int(sys.argv[2])
     uri, store = resolve_tracking_uri(study.parent), StudyStore(study)
-    stopping = _watch(parent, MirrorProgress(store, uri))
+    stopping = _watch(parent, cursor_path(store, uri))
     os.nice(_NICENESS)
     sys.stdout, sys.stderr = _Redacted(sys.stdout), _Redacted(sys.stderr)
     logging.basicConfig(
@@ -124,28 +99,21 @@ def main() -> None:
     )
     _log.setLevel(logging.INFO)
     _log.info("mirroring %s to %s", study, uri)
-    mirror_until(stopping, Mirror(store, uri))
-
-
-def mirror_until(stopping: threading.Event, mirror: Mirror) -> None:
-    """Make passes until ``stopping`` is set, and one more."""
-    delay_sec = _POLL_SEC
-    last_problem: str | None = None
-    while True:
+    mirror, delay_sec, last_problem = Mirror(store, uri), _POLL_SEC, None
+    is_last = False
+    while not is_last:
         is_last = stopping.is_set()
         report = mirror.sync_once()
         if report.problem != last_problem:
             _log.info("all is sent again" if report.problem is None else f"will try again: {report.problem}")
             last_problem = report.problem
-        if is_last:
-            if not report.complete:
-                _log.warning("ended with %d unsent: %s", len(report.unsent), " ".join(report.unsent))
-            return
+        if is_last and not report.complete:
+            _log.warning("ended with %d unsent: %s", len(report.unsent), " ".join(report.unsent))
         delay_sec = _POLL_SEC if report.problem is None else min(2 * delay_sec, _MAX_POLL_SEC)
-        stopping.wait(delay_sec)
+        stopping.wait(0.0 if is_last else delay_sec)
 
 
-def _watch(parent: int, progress: MirrorProgress) -> threading.Event:
+def _watch(parent: int, cursor: Path) -> threading.Event:
     """Return an event that SIGTERM or the parent's end sets; a last pass that hangs ends the process.
 
     A separate thread takes the signal. The main thread may hang in a request, and setting an event inside a
@@ -155,13 +123,14 @@ def _watch(parent: int, progress: MirrorProgress) -> threading.Event:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def watch() -> None:
-        while signal.sigtimedwait({signal.SIGTERM}, 0.5) is None:
-            if os.getppid() != parent:
-                break
+        while signal.sigtimedwait({signal.SIGTERM}, 0.5) is None and os.getppid() == parent:
+            pass
         stopping.set()
-        give_up = time.monotonic() + LAST_PASS_SEC
-        progress.idle_sec()
-        while progress.idle_sec() < STOP_SEC and time.monotonic() < give_up:
+        start = progress = time.monotonic()
+        seen = None
+        while (now := time.monotonic()) < min(progress + STOP_SEC, start + LAST_PASS_SEC):
+            if cursor.exists() and (written := cursor.stat().st_mtime_ns) != seen:
+                seen, progress = written, now
             time.sleep(0.5)
         os._exit(1)  # nothing is lost: the cursor is written atomically
 

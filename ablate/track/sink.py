@@ -1,4 +1,4 @@
-"""The only module that talks to MLflow: its calls, its limits, its kinds of failure and its sqlite file.
+"""The only module that talks to MLflow: its address, calls, limits, kinds of failure and sqlite file.
 
 How it fails: ``Refused`` concerns one run, ``Away`` the whole store. MLflow's error texts can contain the
 address with its password, so they are redacted here first.
@@ -10,15 +10,14 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ablate.base.command_hints import redact
+from ablate.base.errors import UserError
 from ablate.track.describe import SUMMARY
-from ablate.track.uri import is_database, sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -77,12 +76,41 @@ def _translated() -> Iterator[None]:
         raise Away(line) from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """An MLflow run as it is there."""
+def scheme(uri: str) -> str:
+    """Return ``postgresql`` for ``postgresql+psycopg2://…``, and an empty text for a path."""
+    head, separator, _ = uri.partition(":")
+    return head.partition("+")[0].lower() if separator else ""
 
-    mlflow_id: str
-    params: Mapping[str, str] = field(default_factory=dict)
+
+def is_database(uri: str) -> bool:
+    """Whether the address is a database, whose pages need a server started by this package."""
+    return scheme(uri) in ("sqlite", "postgresql", "mysql", "mssql")
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file of a sqlite address, None for any other address."""
+    return Path(uri.split(":///", 1)[1]) if scheme(uri) == "sqlite" and ":///" in uri else None
+
+
+def default_tracking_uri(storage: Path) -> str:
+    """Return the address of the store in the studies' storage."""
+    return f"sqlite:///{storage.resolve() / 'mlflow.db'}"
+
+
+def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
+    """Return the option, else $MLFLOW_TRACKING_URI, else the default; relative sqlite paths become absolute.
+
+    Raises:
+        UserError: a plain folder or ``file:``, which MLflow refuses.
+    """
+    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(storage)
+    if scheme(uri) in ("", "file") and uri not in ("databricks", "uc"):
+        raise UserError(
+            f"MLflow keeps no runs in plain files: '{redact(uri)}' "
+            "(expected http(s)://host:port or sqlite:///path/to/mlflow.db)"
+        )
+    path = sqlite_path(uri)
+    return f"sqlite:///{path.resolve()}" if path else uri
 
 
 class Sink:
@@ -92,7 +120,6 @@ class Sink:
         self._uri = tracking_uri
         self._artifacts = storage.resolve() / "mlartifacts"
         self._opened: Any = None
-        self._artifact_uris: dict[str, str] = {}
 
     @_translated()
     def experiment(self, name: str, store_id: str) -> str:
@@ -123,25 +150,22 @@ class Sink:
     @_translated()
     def known_runs(
         self, experiment_id: str, store_id: str, preferred: Collection[str] = ()
-    ) -> dict[str, Known]:
-        """Return the study's runs by run id (``summary`` for the report), one of each.
+    ) -> dict[str, Any]:
+        """Return MLflow's runs of the study by run id (``summary`` for the report), one of each.
 
         A server that makes a run and loses the answer is asked again, and has two: all but one are deleted.
         The one that is kept is among ``preferred``, MLflow's ids, if one of them is.
         """
-        found: dict[str, list[Known]] = {}
+        found: dict[str, list[Any]] = {}
         for run in self._runs(experiment_id, store_id):
             tags = run.data.tags
             if key := SUMMARY if SUMMARY_TAG in tags else tags.get(RUN_TAG):
-                known = Known(mlflow_id=run.info.run_id, params=run.data.params)
-                found.setdefault(key, []).append(known)
-        kept = {}
-        for key, runs in found.items():
-            first, *others = sorted(runs, key=lambda run: (run.mlflow_id not in preferred, run.mlflow_id))
-            for other in others:
-                self._client().delete_run(other.mlflow_id)
-            kept[key] = first
-        return kept
+                found.setdefault(key, []).append(run)
+        for runs in found.values():
+            runs.sort(key=lambda run: (run.info.run_id not in preferred, run.info.run_id))
+            for other in runs[1:]:
+                self._client().delete_run(other.info.run_id)
+        return {key: runs[0] for key, runs in found.items()}
 
     def _runs(self, experiment_id: str, store_id: str) -> Iterator[Any]:
         ours, token = f"tags.`{STORE_TAG}` = '{store_id}'", None
@@ -152,16 +176,14 @@ class Sink:
                 return
 
     @_translated()
-    def create_run(self, experiment_id: str, start_unix: float | None, tags: Mapping[str, str]) -> str:
-        """Start an MLflow run and return its id; ``tags`` say whose it is (``STORE_TAG`` and another).
+    def create_run(self, experiment_id: str, start_unix: float | None, tags: Mapping[str, str]) -> Any:
+        """Start an MLflow run and return it; ``tags`` say whose it is (``STORE_TAG`` and another).
 
         MLflow's client asks again where no answer comes: there may then be two, until
         ``known_runs`` is called.
         """
         started = _milliseconds(start_unix)
-        run = self._client().create_run(experiment_id, start_time=started, tags=dict(tags))
-        self._artifact_uris[run.info.run_id] = run.info.artifact_uri
-        return str(run.info.run_id)
+        return self._client().create_run(experiment_id, start_time=started, tags=dict(tags))
 
     @_translated()
     def log(
@@ -199,27 +221,20 @@ class Sink:
             self._client().set_terminated(mlflow_id, status=status, end_time=_milliseconds(end_unix))
 
     @_translated()
-    def log_file(self, mlflow_id: str, path: Path) -> None:
-        """Store a file as an artifact."""
-        self._repository(mlflow_id).log_artifact(str(path))
+    def log_artifact(self, run: Any, path: Path) -> None:
+        """Store a file, or a folder under its name; MLflow's client would query the run each time."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    @_translated()
-    def log_folder(self, mlflow_id: str, path: Path, name: str) -> None:
-        """Store a folder's files as artifacts under ``name``."""
-        self._repository(mlflow_id).log_artifacts(str(path), artifact_path=name)
+        repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri)
+        if path.is_dir():
+            repository.log_artifacts(str(path), artifact_path=path.name)
+        else:
+            repository.log_artifact(str(path))
 
     @_translated()
     def delete_run(self, mlflow_id: str) -> None:
         """Move a run to MLflow's bin."""
         self._client().delete_run(mlflow_id)
-
-    def _repository(self, mlflow_id: str) -> Any:
-        """Return a run's artifact store; MLflow's client would query the run each time."""
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        if mlflow_id not in self._artifact_uris:
-            self._artifact_uris[mlflow_id] = self._client().get_run(mlflow_id).info.artifact_uri
-        return get_artifact_repository(self._artifact_uris[mlflow_id], tracking_uri=self._uri)
 
     def _client(self) -> Any:
         if self._opened is None:
