@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ablate.execute.checkpointing import Keeper
+from ablate.execute.beside import Keeper
 from ablate.recipes import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.store.metrics import MetricsWriter
 from ablate.train import train
+from ablate.train.group import ALONE
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def main() -> None:
     steps, saves = [], []
     with tempfile.TemporaryDirectory() as folder:
         with MetricsWriter(Path(folder) / "metrics.jsonl") as metrics:
-            keeper = Keeper(Path(folder) / "c", metrics, None, every_sec=0.0)
+            keeper = Keeper(Path(folder) / "c", metrics, None, every_sec=0.0, group=ALONE)
             ended = [time.perf_counter()]
 
             class Timed:

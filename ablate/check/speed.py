@@ -27,8 +27,8 @@ from ablate.models.arithmetic import model_size
 from ablate.numerics.philox import Key
 from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy, read_recipe
 from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
+from ablate.run.architecture import PRESETS
 from ablate.run.config import ModelConfig
-from ablate.run.presets import PRESETS
 from ablate.train.throughput import time_steps
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ def init(context: click.Context, /, file: Path, storage: Path, *, schema: bool, 
 
 def _asked(file: Path, given: dict[str, str]) -> dict[str, str]:
     """Ask what is not given; an answer that cannot be used is asked for again."""
-    from ablate.run.presets import PRESETS
+    from ablate.run.architecture import PRESETS
     from ablate.study.template import ARMS, known_arms, model_section
     from ablate.workflow.init import data_section, seconds_of
 

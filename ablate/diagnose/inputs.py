@@ -22,8 +22,8 @@ from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
 from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
 from ablate.diagnose.recipe_text import mapping_of, recipe_of
+from ablate.run.architecture import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
-from ablate.run.presets import PRESETS
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
 from ablate.store.checkpoints import load_newest

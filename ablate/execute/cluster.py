@@ -1,24 +1,35 @@
-"""The Ray cluster that runs are executed on: connection, token, head node, and what it can hold."""
+"""The Ray cluster that runs are executed on: connection, token, head node, what it can hold, and jobs.
+
+A job of ``ablate submit`` runs a study's driver on the cluster. Its id is a hash of the study file, this
+package and the storage, and the first two travel with it: the same submission again follows the job.
+
+How it fails: a cluster that cannot be reached or refuses is a ``UserError``, and so is one that takes jobs
+from everybody who reaches it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import functools
 import os
+import re
 import secrets
+import shlex
 import shutil
 import socket
 import stat
 import tempfile
 import time
+from http import HTTPStatus
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
-from ablate.base.files import changed_by_others
+from ablate.base.files import changed_by_others, hash_of
+from ablate.execute.environment import code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +41,10 @@ _LOOK_EVERY_SEC = 2.0
 _PATIENCE_SEC = 2.0
 _PREFIX = "ablate-ray-"
 _LONGEST_TEMP = 20
+_LIVE = ("PENDING", "RUNNING")
+_AGENT_SEC = 60.0
+_ANSWER_SEC = 10.0
+_NOT_THERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 """A socket's path has room for 107 letters, of which Ray's names take 65 and this process's folder 22."""
 
 
@@ -100,9 +115,16 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     already = ray.is_initialized()
     if not already:
-        folder = _private_folder() if address is None else None
+        # Ray opens its folder to everybody, so it lies within the private one.
+        own: dict[str, Any] = {} if address is not None else {"_temp_dir": str(_private_folder() / "r")}
         try:
-            _start(address, folder)
+            ray.init(
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **own,
+            )
         except Exception as error:  # Ray raises plain ones
             where = f"at {address}" if address else "on this machine"
             raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
@@ -116,32 +138,6 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
     finally:
         if not already:
             ray.shutdown()
-
-
-def _start(address: str | None, folder: Path | None) -> None:
-    """Connect to ``address``, or start a local Ray: twice if the machine is too busy for Ray's 30 s."""
-    import ray
-
-    children, programs = set(psutil.Process().children()), str(Path(ray.__file__).parent)
-    for again in (address is None, False):
-        try:
-            ray.init(
-                address=address or "local",
-                include_dashboard=False if address is None else None,
-                log_to_driver=False,
-                logging_level="ERROR",
-                # Ray opens this folder to everybody, so it lies within the private one.
-                **({} if folder is None else {"_temp_dir": str(folder / "r")}),
-            )
-        except Exception as error:
-            if not (again and "timed out during startup" in str(error)):
-                raise
-            for child in set(psutil.Process().children()) - children:
-                with contextlib.suppress(psutil.Error):  # it has ended
-                    if any(word.startswith(programs) for word in child.cmdline()):
-                        child.kill()  # not one of another thread's
-        else:
-            return
 
 
 def _folder_open_to_others() -> Path | None:
@@ -163,11 +159,8 @@ class Head:
     Ray itself waits for a minute and then ends the driver's process without a useful message.
     """
 
-    def __init__(self, address: str, *, gone_after_sec: float = GONE_AFTER_SEC) -> None:
-        host, _, port = address.rpartition(":")
+    def __init__(self, address: str) -> None:
         self.address = address
-        self._where = (host.strip("[]"), int(port))
-        self._gone_after_sec = gone_after_sec
         self._looked = time.monotonic()
         self._answered: float | None = None
 
@@ -180,10 +173,11 @@ class Head:
         if now - self._looked < _LOOK_EVERY_SEC:
             return False
         self._looked = now
+        host, _, port = self.address.rpartition(":")
         try:
-            socket.create_connection(self._where, timeout=_PATIENCE_SEC).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_SEC).close()
         except OSError:
-            return self._answered is not None and now - self._answered > self._gone_after_sec
+            return self._answered is not None and now - self._answered > GONE_AFTER_SEC
         self._answered = now
         return False
 
@@ -211,3 +205,106 @@ def gangs_at_once(runs: Sequence[RunRequest]) -> int:
         if one.devices_per_run > 1:
             at_once = max(at_once, int(places // one.devices_per_run))
     return at_once
+
+
+def submit(
+    address: str, path: Path, name: str, storage: str, environment: dict[str, str]
+) -> tuple[str, bool]:
+    """Submit a study to the cluster whose dashboard is at ``address``, unless its job is running there.
+
+    ``environment`` holds variables for the job, such as MLFLOW_TRACKING_URI. Returns the job's id, and
+    whether it was there.
+    """
+    client = client_at(address)
+    text = path.read_bytes()
+    digest = hash_of(b"\0".join((text, storage.encode(), code_digest().encode())))[:16]
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "study"
+    identity = f"ablate-{slug}-{digest}"
+    try:
+        if identity in {job.submission_id for job in client.list_jobs()}:
+            if str(client.get_job_status(identity).value) in _LIVE:
+                return identity, True
+            client.delete_job(identity)  # it has ended; `ablate run` finds the runs that are left
+        with tempfile.TemporaryDirectory() as folder:
+            work, package = Path(folder) / "work", Path(folder) / "ablate"
+            work.mkdir()
+            (work / "study.yaml").write_bytes(text)
+            # The package's links to backends, reports and studies become real folders.
+            shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
+            command = [
+                "python",
+                "-m",
+                "ablate",
+                "run",
+                "study.yaml",
+                "--address",
+                "auto",
+                "--storage",
+                storage,
+            ]
+            sent = {"working_dir": str(work), "py_modules": [str(package)], "env_vars": environment}
+            give_up = time.monotonic() + _AGENT_SEC
+            while True:
+                try:
+                    client.submit_job(
+                        entrypoint=shlex.join(command), submission_id=identity, runtime_env=sent
+                    )
+                    break
+                except RuntimeError as error:  # a head node that has just started has no agent yet
+                    if "No available agent" not in str(error) or time.monotonic() > give_up:
+                        raise
+                    time.sleep(1)
+    except RuntimeError as error:  # Ray's client has no other
+        raise UserError(f"{address}: the job was refused: {first_line(error)}") from None
+    return identity, False
+
+
+def check_server(address: str, *, insecure: bool) -> None:
+    """Look whether Ray's server of jobs is at ``address``; its own client looks for a minute.
+
+    ``insecure``: it may also answer somebody without a token.
+
+    Raises:
+        UserError: nobody, or somebody else, answers there, or it is open to all.
+    """
+    import requests
+
+    expected = "expected the dashboard of Ray's head node, as http://HOST:8265"
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"--address: {address} is no dashboard's address", hint=expected)
+    try:
+        answer = requests.get(f"{address.rstrip('/')}/api/jobs/", timeout=_ANSWER_SEC)
+    except requests.RequestException as error:
+        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None
+    if not answer.ok and answer.status_code not in _NOT_THERE:
+        return  # it asks for a token, or is not ready: Ray's client tells the rest
+    if not (answer.ok and answer.text.startswith("[")):
+        raise UserError(f"{address}: what answers there is no Ray dashboard that takes jobs", hint=expected)
+    if not insecure:
+        raise UserError(
+            f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "
+            "see docs/reliability.md, or take --insecure)"
+        )
+
+
+def follow(address: str, identity: str, show: Callable[[str], None]) -> str:
+    """Show what a job prints until it ends; return its state, such as ``SUCCEEDED``."""
+    client = client_at(address)
+
+    async def tail() -> None:
+        async for text in client.tail_job_logs(identity):
+            show(text)
+
+    asyncio.run(tail())
+    return str(client.get_job_status(identity).value)
+
+
+def client_at(address: str) -> Any:
+    """Return Ray's client for jobs of the cluster whose dashboard is at ``address``."""
+    from ray.exceptions import RayError
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, connection, gangs_at_once
 from ablate.execute.environment import git_commit
-from ablate.execute.pending_runs import DEFAULT_TRAINER
-from ablate.execute.prefixes import Prefixes
+from ablate.execute.pending_runs import DEFAULT_TRAINER, Prefixes
 from ablate.execute.queue import Queue, Workers
 from ablate.execute.worker import TaskEnd, on_signal
 from ablate.plan import configured_runs

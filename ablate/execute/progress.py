@@ -6,7 +6,6 @@ Each read continues where the last one ended in a run's metrics, so it costs onl
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ablate.store import RunDir, State, Status, StudyStore
     from ablate.store.plan_file import LockedArm, LockedRun
 
-_FIRST_LOOK_BYTES = 1 << 13
 _SHOWN = {"train": ("loss", "tokens_per_sec"), "eval": ("val_loss",)}
 _LEFT = ("pending", "interrupted", "damaged")
 
@@ -111,12 +109,8 @@ class ProgressReader:
         ]
 
     def _read(self, arm: LockedArm, planned: LockedRun, *, has_begun: bool) -> RunProgress:
-        shown: dict[str, Any] = {
-            "run_id": planned.id,
-            "arm": arm.name,
-            "seed": planned.seed,
-            "budget": arm.tokens or 0,
-        }
+        shown: dict[str, Any] = {"run_id": planned.id, "arm": arm.name, "seed": planned.seed}
+        shown["budget"] = arm.tokens or 0
         if not has_begun:
             return RunProgress(**shown, state="pending", tokens=0)
         run = self._store.run(planned.id)
@@ -141,14 +135,7 @@ class ProgressReader:
         except FileNotFoundError:
             return tail
         if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has its own file
-            # The last rows say it all, unless no evaluation is among them.
             tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
-            tail.offset = max(0, found.st_size - _FIRST_LOOK_BYTES)
-            if tail.offset:
-                tail.read(run.metrics_path)
-                if "val_loss" in tail.values:
-                    return tail
-                tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
         if found.st_size != tail.offset:
             tail.read(run.metrics_path)
         return tail
@@ -185,16 +172,13 @@ def seconds_to_end(runs: Iterable[RunProgress]) -> float | None:
         if run.pace is not None:
             by_arm.setdefault(run.arm, []).append(run.pace)
     paces = {arm: fmean(own) for arm, own in by_arm.items()}
-
-    def left(run: RunProgress) -> float:
-        pace = paces.get(run.arm, fmean(paces.values())) if run.pace is None else run.pace
-        return pace * max(0, run.budget - run.tokens)
-
     going = [run for run in runs if run.state == "running"]
     if not going or not paces:
         return None
-    free = [left(run) for run in going]
-    heapq.heapify(free)
-    for run in sorted((run for run in runs if run.state in _LEFT), key=lambda run: run.seed):
-        heapq.heapreplace(free, free[0] + left(run))
-    return max(free)
+    usual = fmean(paces.values())
+
+    def left(run: RunProgress) -> float:
+        return (run.pace or paces.get(run.arm, usual)) * max(0, run.budget - run.tokens)
+
+    waiting = sum(left(run) for run in runs if run.state in _LEFT)
+    return max(*(left(run) for run in going), (sum(map(left, going)) + waiting) / len(going))

@@ -23,8 +23,7 @@ from ablate.store.leases import Leases, end_holder
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.execute.pending_runs import RunRequest
-    from ablate.execute.prefixes import Prefixes
+    from ablate.execute.pending_runs import Prefixes, RunRequest
     from ablate.store import State
 
 _POLL_SEC = 0.3

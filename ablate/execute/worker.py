@@ -137,7 +137,7 @@ def _train(
     task: RunRequest, run: RunDir, lease: Lease, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether it was preempted."""
-    from ablate.execute.watchdog import Watch, sampled
+    from ablate.execute.beside import Watch, sampled
 
     resources, terminated = task.resources, threading.Event()
 
@@ -281,7 +281,7 @@ def _call_trainer(
     """Call the study's trainer, or ours, which alone knows of layouts and observers."""
     from ablate.data import load, open_tokens
     from ablate.execute import own_trainer
-    from ablate.execute.checkpointing import Keeper
+    from ablate.execute.beside import Keeper
     from ablate.train import train
 
     name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)

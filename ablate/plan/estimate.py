@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ablate.base.t_quantile import student
 from ablate.plan.plan import configured_runs
-from ablate.run.schedule import evaluated_in
-from ablate.run.shared_steps import shared_prefixes
+from ablate.run.schedule import evaluated_in, shared_prefixes
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ablate.plan.estimate import SPREAD, cost_found, estimate
-from ablate.run.local_fit import LocalFit
-from ablate.run.outcome import outcomes
+from ablate.run.outcome import LocalFit, outcomes
 from ablate.run.schedule import decay_begins, steady_spans
 from ablate.store.plan_file import LockedRun
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ablate.results.losses import Curve
-from ablate.run.local_fit import LocalFit
-from ablate.run.outcome import End, Outcome, outcome
+from ablate.run.outcome import End, LocalFit, Outcome, outcome
 from ablate.run.schedule import steady_spans
 
 if TYPE_CHECKING:

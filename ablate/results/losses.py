@@ -25,7 +25,7 @@ from ablate.results.intervals import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.run.local_fit import LocalFit
+    from ablate.run.outcome import LocalFit
 
     Sides = tuple[Sequence["Curve"], Sequence["Curve"]]
     """Curves of an arm, and of the baseline that it is compared with."""

@@ -1,20 +1,32 @@
-"""Batch arithmetic and the learning rate, as pure functions of the configuration and the step.
+"""The steps of a run: batch arithmetic, the learning rate, and the first steps that runs have in common.
 
 Budgets, warm-up and evaluation intervals are given in tokens. They are rounded to whole optimizer steps only
 here, so that planning and training agree.
+
+Training is exact: runs of one seed that agree in all that is used up to a step have the same state and the
+same rows there, to the bit. They part at a fork, or at what begins later in one of them (``Recipe.later``).
+So one of them trains those steps, and the others begin with its checkpoint. The last common step is the one
+before the first that differs, because the evaluation after that step already uses the recipe of the next.
+Runs that may differ share nothing: with a trainer of their own, on other devices, or with delayed scales,
+whose history belongs to one recipe.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from ablate.recipes import Deoscillate, Phase, Recipe
 
-    from ablate.run.config import ArmConfig, TrainingConfig
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ablate.run.config import ArmConfig, ResourcesConfig, RunConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,3 +128,118 @@ def divergence_bound(divergence_loss: float | None, vocab_size: int) -> float:
     The default is 1.5 times the loss of a uniform guess.
     """
     return divergence_loss or 1.5 * math.log(vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefix:
+    """The first ``step`` steps, ``tokens`` tokens, that runs have in common. ``key``: a hash of all they use.
+
+    ``holder``: the id of the run that trains them first.
+    """
+
+    key: str
+    step: int
+    tokens: int
+    holder: str
+
+
+def shared_prefixes(
+    runs: Iterable[tuple[str, RunConfig, ResourcesConfig]],
+    *,
+    salt: str = "",
+    is_there: Callable[[str], bool] = lambda _key: False,
+    can_hold: Callable[[str, int], bool] = lambda _run, _step: True,
+) -> dict[str, Prefix]:
+    """Return the longest prefix that each run has in common with one before it, or whose state is there.
+
+    ``salt``: what else must be equal, for the keys. ``is_there``: whether the state of a key is there
+    already. ``can_hold`` tells of a run's id and a step whether that run can give its state after the step to
+    others.
+    """
+    known = {run_id: (config, resources) for run_id, config, resources in runs if _is_plain(config)}
+    cuts: dict[int, set[int]] = {}
+    for config, _ in known.values():
+        cuts.setdefault(config.seed, set()).update(_last_common_steps(config))
+    holders: dict[str, str] = {}
+    found: dict[str, Prefix] = {}
+    for run_id, (config, resources) in known.items():
+        batches = plan_steps(config.training)
+        keys = {
+            step: _key(config, resources, step, salt)
+            for step in sorted(cuts[config.seed], reverse=True)
+            if step < batches.steps
+        }
+        for step, key in keys.items():
+            if key in holders or is_there(key):
+                tokens, holder = step * batches.tokens_per_step, holders.get(key, run_id)
+                found[run_id] = Prefix(key=key, step=step, tokens=tokens, holder=holder)
+                break
+        for step, key in keys.items():
+            if key not in holders and can_hold(run_id, step):
+                holders[key] = run_id
+    return found
+
+
+def kept_by(prefixes: Mapping[str, Prefix]) -> dict[str, dict[int, str]]:
+    """Return for each holder the steps after which it keeps its state, with their keys."""
+    kept: dict[str, dict[int, str]] = {}
+    for prefix in prefixes.values():
+        kept.setdefault(prefix.holder, {})[prefix.step] = prefix.key
+    return kept
+
+
+def _is_plain(config: RunConfig) -> bool:
+    recipes = [config.recipe] if config.fork is None else [config.recipe, config.fork.recipe]
+    return config.trainer is None and not any(map(_has_history, recipes))
+
+
+@lru_cache(maxsize=4096)
+def _has_history(recipe: Recipe) -> bool:
+    return any(policy.scale == "delayed" for part in recipe.parts for _, _, policy in part.operands())
+
+
+def _last_common_steps(config: RunConfig) -> Iterator[int]:
+    """Yield the last step before each change of a run."""
+    per_step, fork = plan_steps(config.training).tokens_per_step, config.fork
+    starts = _starts(config.recipe, plan_steps(config.training).tokens)
+    if fork is not None:
+        earlier = _starts(fork.recipe, plan_steps(fork.training).tokens)
+        starts = [
+            fork.tokens,
+            *(start for start in starts if start > fork.tokens),
+            *(start for start in earlier if start < fork.tokens),
+        ]
+    yield from (step for start in starts if (step := math.ceil(start / per_step) - 1) > 0)
+
+
+def _starts(recipe: Recipe, total_tokens: int) -> list[int]:
+    return [one.start(total_tokens) for one in recipe.later]
+
+
+def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) -> str:
+    """Return a hash of all that a run's first steps use."""
+    tokens = step * plan_steps(config.training).tokens_per_step
+    whole, fork = config, ""
+    if config.fork is not None:
+        if tokens < config.fork.tokens:
+            assert config.parent is not None
+            whole = config.parent
+        else:
+            fork = config.fork.text
+    content = [
+        salt, step, whole.seed, whole.model.text, whole.data_digest, whole.vocab_size, whole.code_digest,
+        whole.backend, whole.training.text, fork,
+        _until(whole.recipe, plan_steps(whole.training).tokens, tokens).text,
+        resources.devices_per_run, resources.cpus, resources.gpus,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
+    """Return a recipe with that alone of its later parts which has begun after so many tokens, by tokens."""
+    begun = [one for one in recipe.later if one.start(total_tokens) <= tokens]
+    parts = [replace(one, from_tokens=one.start(total_tokens), from_fraction=None) for one in begun]
+    phases = tuple(part for part in parts if isinstance(part, Phase))
+    deoscillate = next((part for part in parts if isinstance(part, Deoscillate)), None)
+    return replace(recipe, phases=phases, deoscillate=deoscillate) if recipe.later else recipe

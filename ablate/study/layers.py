@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from ablate.base.user_functions import is_file
 from ablate.recipes import GEMMS, SHORT_RECIPES, RecipeSpec
+from ablate.run.architecture import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
-from ablate.run.presets import PRESETS
 from ablate.store.plan_file import ForkPoint
 from ablate.study.sections import ForkSection
 from ablate.study.source import follow, get

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from ablate.base.config_base import key, said
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import RecipeSpec
+from ablate.run.architecture import Preset  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run.config import (
     BackendName,
     DataConfig,
@@ -29,7 +30,6 @@ from ablate.run.config import (
     TrainingConfig,
 )
 from ablate.run.diagnostics import AnyRecipe, Diagnostics
-from ablate.run.presets import Preset  # noqa: TC001  pydantic reads the annotation at run time
 
 MAX_SEEDS = 10_000
 MAX_LOOKS = 50

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, likely, one_of
-from ablate.run.presets import PRESETS
+from ablate.run.architecture import PRESETS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,7 @@ from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
 
 from ablate.data import prepare
 from ablate.execute.driver import execute_study
-from ablate.execute.pending_runs import RunRequest, copy_results
-from ablate.execute.prefixes import Prefixes
+from ablate.execute.pending_runs import Prefixes, RunRequest, copy_results
 from ablate.execute.worker import execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
@@ -108,7 +107,7 @@ def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(storage, arms,
     for name, code, began in (("late", "other", 0), ("forked", None, FORK - 1)):
         with monkeypatch.context() as patch:
             if code:
-                patch.setattr("ablate.execute.prefixes.code_digest", lambda code=code: code)
+                patch.setattr("ablate.execute.pending_runs.code_digest", lambda code=code: code)
             here = Here(storage, "study", [arms[name]], planned)
             here.execute(arms[name])
         assert here.began_at(arms[name]) == began

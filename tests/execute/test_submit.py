@@ -19,7 +19,7 @@ from heads import environment_with_token, free_port, ray_head
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.execute import submit as submitting
+from ablate.execute import cluster
 from tests.waiting import wait_until
 
 STUDY = """\
@@ -115,7 +115,7 @@ class FakeClient:
 @pytest.fixture
 def client(monkeypatch):
     made = FakeClient()
-    monkeypatch.setattr(submitting, "client_at", lambda _address: made)
+    monkeypatch.setattr(cluster, "client_at", lambda _address: made)
     return made
 
 
@@ -143,8 +143,8 @@ def call(tmp_path):
 
 
 def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_again(call, client, monkeypatch):
-    monkeypatch.setattr(submitting, "check_server", lambda *_, **__: None)
-    monkeypatch.setattr(submitting.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(cluster, "check_server", lambda *_, **__: None)
+    monkeypatch.setattr(cluster.time, "sleep", lambda _seconds: None)
     client.starting = 2
     assert "submitted." in call("x", "--no-follow")
     (job,) = client.submitted
@@ -207,7 +207,7 @@ def test_what_answers_is_looked_at_before_rays_client_waits(call, client, status
 
 
 def test_what_cannot_be_submitted_is_one_line(call, client, monkeypatch):
-    monkeypatch.setattr(submitting, "_ANSWER_SEC", 0.1)
+    monkeypatch.setattr(cluster, "_ANSWER_SEC", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         for where, options, said in (

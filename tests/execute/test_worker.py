@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ablate.execute import checkpointing
-from ablate.execute.checkpointing import Keeper
-from ablate.execute.watchdog import sampled
+from ablate.execute import beside
+from ablate.execute.beside import Keeper, sampled
 from ablate.execute.worker import execute_run
 from ablate.run.diagnostics import Diagnostics
 from ablate.store import RunDir
@@ -18,6 +17,7 @@ from ablate.store.checkpoints import load_newest
 from ablate.store.metrics import MetricsWriter
 from ablate.track.describe import points
 from ablate.train import Snapshot
+from ablate.train.group import ALONE
 from tests.execute.kill import task_of, tiny_config
 from tests.waiting import wait_until
 
@@ -64,7 +64,9 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
 @pytest.fixture
 def keeper(tmp_path):
     with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
-        yield lambda **options: Keeper(tmp_path / "c", [metrics], None, **{"every_sec": 60.0} | options)
+        yield lambda **options: Keeper(
+            tmp_path / "c", [metrics], None, **{"every_sec": 60.0, "group": ALONE} | options
+        )
 
 
 def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(keeper, monkeypatch):
@@ -72,7 +74,7 @@ def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(keeper, mo
     asked = (64, 99, 100, 164, 228, 292, 420)
     assert [tokens for tokens in asked if every.due(tokens)] == [100, 228, 420]
     now = [0.0]
-    monkeypatch.setattr(checkpointing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(beside.time, "monotonic", lambda: now[0])
     every = keeper(every_sec=10.0)
     for cost, time, due in ((0.0, 0.0, False), (0.0, 10.0, True), (1.0, 49.9, False), (1.0, 50.1, True)):
         every._cost_sec, now[0] = cost, time

@@ -28,8 +28,8 @@ from ablate.recipes import (
     RecipeSpec,
     resolve,
 )
+from ablate.run.architecture import PRESETS as MODELS
 from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
-from ablate.run.presets import PRESETS as MODELS
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "memory_model.py"
 spec = importlib.util.spec_from_file_location("memory_model", SOURCE)

@@ -24,8 +24,7 @@ from ablate.results.contrasts import contrasts
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.results.intervals import difference, mean_estimate, t_interval
 from ablate.results.stop_rule import levels_of
-from ablate.run.local_fit import LocalFit
-from ablate.run.outcome import Outcome, outcome
+from ablate.run.outcome import LocalFit, Outcome, outcome
 from ablate.store.plan_file import Settled
 
 TARGET = 2.2

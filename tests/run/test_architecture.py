@@ -7,9 +7,8 @@ import pytest
 from ablate.layers.linear import QuantLinear
 from ablate.models.arithmetic import model_size
 from ablate.models.decoder import Decoder
-from ablate.run.architecture import layer_places, linear_layers, part_of
+from ablate.run.architecture import PRESETS, layer_places, linear_layers, part_of
 from ablate.run.config import ModelConfig
-from ablate.run.presets import PRESETS
 
 MODELS = {
     "grouped": ModelConfig(width=64, heads=4, kv_heads=2, ffn=96, layers=3),

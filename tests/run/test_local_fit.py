@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ablate.run.local_fit import WIDTH, LocalFit
-from ablate.run.outcome import find_crossing, outcome
+from ablate.run.outcome import WIDTH, LocalFit, find_crossing, outcome
 
 ALWAYS = ((0.0, math.inf),)
 TOKENS = np.exp(np.linspace(9, 13, 40))

@@ -8,7 +8,7 @@ import pytest
 
 from ablate.recipes import RecipeSpec
 from ablate.run.config import Fork, ResourcesConfig
-from ablate.run.shared_steps import kept_by, shared_prefixes
+from ablate.run.schedule import kept_by, shared_prefixes
 
 STEP = 512
 ALL = ["fprop", "dgrad", "wgrad"]

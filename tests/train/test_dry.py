@@ -46,7 +46,7 @@ def test_llama_8b_in_seconds_and_little_memory():
     code = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
-from ablate.run.presets import PRESETS
+from ablate.run.architecture import PRESETS
 from test_dry import ModelConfig, config, dry_run
 model = ModelConfig(**PRESETS["llama3.1-8b"])
 recipe = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"}

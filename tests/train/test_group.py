@@ -15,14 +15,14 @@ from pydantic import TypeAdapter
 from torch import distributed
 
 from ablate.diagnose.recorder import Recorder
-from ablate.execute.checkpointing import Keeper
+from ablate.execute.beside import Keeper
 from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig, TrainingConfig
 from ablate.run.diagnostics import Diagnostics
 from ablate.store.checkpoints import load_newest
 from ablate.store.metrics import MetricsWriter
 from ablate.train import train
-from ablate.train.group import Layout, join_group
+from ablate.train.group import ALONE, Layout, join_group
 
 ALL = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 NVFP4 = {"preset": "nvidia-nvfp4", "layers": [{"last": 1, "recipe": "bf16"}]}
@@ -147,7 +147,7 @@ def together(gangs):
             start, _ = load_newest(folder / "c")
             rows = []
             with MetricsWriter(folder / "metrics", start.rows["metrics"] if start else 0) as metrics:
-                keeper = Keeper(folder / "c", [metrics], start, every_sec=1e9)
+                keeper = Keeper(folder / "c", [metrics], start, every_sec=1e9, group=ALONE)
                 result = train(config, rows.append, tokens=tokens, checkpoints=keeper, **options)
             return result.state, result.step, clean(rows)
         # A file of its own for each group: an old group writes into its file once more when it is collected.
