@@ -16,7 +16,7 @@ from ablate.backends.device import device_of
 from ablate.backends.protocol import Support
 from ablate.base.errors import first_line, one_of
 from ablate.recipes import GEMMS, LayerRecipe, describe_gemm
-from ablate.run.config import BUILT_IN, backend_names, registered
+from ablate.run import BUILT_IN, backend_names, registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

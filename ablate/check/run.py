@@ -46,7 +46,7 @@ from ablate.check.record import (
 from ablate.check.speed import bandwidth, rates, steps
 from ablate.check.training import linear_gradients, training
 from ablate.execute.environment import code_digest, cpu_name, fingerprint, other_work
-from ablate.run.config import backend_names
+from ablate.run import backend_names
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device

@@ -22,7 +22,7 @@ from ablate.cli.common import (
     storage_option,
 )
 from ablate.cli.times import FORMATS, known_backend, time_gemms, time_steps
-from ablate.run.config import backend_names
+from ablate.run import backend_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

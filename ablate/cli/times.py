@@ -12,7 +12,7 @@ import click
 from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError
 from ablate.cli.common import deliver, table_of
-from ablate.run.config import backend_names
+from ablate.run import backend_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

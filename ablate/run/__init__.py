@@ -1,1 +1,23 @@
-"""What one run is: its configuration, its identity, its schedule, and how it ended."""
+"""What one run is: its configuration, identity, schedule and end; and the names of back ends."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+BUILT_IN = {
+    "emulated": "ablate.backends.emulated:EmulatedBackend",
+    "reference": "ablate.backends.reference:ReferenceBackend",
+    "torch": "ablate.backends.scaled:TorchBackend",
+    "triton": "ablate.backends.scaled:TritonBackend",
+}
+"""The import path of each built-in back end's class, by name."""
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return every valid name: auto, the built-in back ends, and those of entry points."""
+    return ("auto", *BUILT_IN, *registered())
+
+
+def registered() -> dict[str, str]:
+    """Return the import paths of other packages' back ends, by the name of their entry point."""
+    return {one.name: one.value for one in entry_points(group="ablate.backends") if one.name not in BUILT_IN}

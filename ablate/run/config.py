@@ -8,7 +8,6 @@ token counts are counts of predicted tokens.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter
@@ -17,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from ablate.base.config_base import Section, key
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
+from ablate.run import BUILT_IN, backend_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -212,25 +212,6 @@ class ResourcesConfig(Section):
     allow_failed_self_test: StrictBool = key(
         False, "train on although a back end failed its self-test; the record says so"
     )
-
-
-BUILT_IN = {
-    "emulated": "ablate.backends.emulated:EmulatedBackend",
-    "reference": "ablate.backends.reference:ReferenceBackend",
-    "torch": "ablate.backends.scaled:TorchBackend",
-    "triton": "ablate.backends.scaled:TritonBackend",
-}
-"""The import path of each built-in back end's class, by name."""
-
-
-def backend_names() -> tuple[str, ...]:
-    """Return every valid name: auto, the built-in back ends, and those of entry points."""
-    return ("auto", *BUILT_IN, *registered())
-
-
-def registered() -> dict[str, str]:
-    """Return the import paths of other packages' back ends, by the name of their entry point."""
-    return {one.name: one.value for one in entry_points(group="ablate.backends") if one.name not in BUILT_IN}
 
 
 def _known_backend(name: str) -> str:

@@ -35,6 +35,6 @@ def test_its_back_ends_are_found_by_their_entry_points_and_its_tests_pass(tmp_pa
 
 
 def test_without_it_nobody_knows_them():
-    from ablate.run.config import backend_names
+    from ablate.run import backend_names
 
     assert backend_names() == ("auto", "emulated", "reference", "torch", "triton")

@@ -25,15 +25,8 @@ from ablate.backends.testing.suite import both
 from ablate.base.errors import UserError
 from ablate.execute.worker import _one_line
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
-from ablate.run import config as run_config
-from ablate.run.config import (
-    DataConfig,
-    ModelConfig,
-    ResourcesConfig,
-    RunConfig,
-    TrainingConfig,
-    backend_names,
-)
+from ablate.run import backend_names
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 
 NAMES = ("bf16", "fp8_e4m3", "fp8_e4m3 row", "mxfp4", "mxfp4 stochastic 0.75", "nvfp4")
 BF16, FP8, ROW, MXFP4, SR, NVFP4 = POLICIES = policies_of("\n".join(NAMES))
@@ -118,7 +111,7 @@ def test_a_users_own_back_end_by_entry_point(monkeypatch):
     def register(name, where):
         entry = EntryPoint(name=name, value=where, group="ablate.backends")
         monkeypatch.setattr(
-            run_config, "entry_points", lambda group: EntryPoints([entry]).select(group=group)
+            ablate.run, "entry_points", lambda group: EntryPoints([entry]).select(group=group)
         )
         select.load_backend.cache_clear()
 

@@ -13,7 +13,7 @@ from ablate.backends.scaled import swizzled
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing.suite import both
 from ablate.recipes import OperandPolicy
-from ablate.run.config import backend_names
+from ablate.run import backend_names
 
 MXFP4 = OperandPolicy(format="mxfp4")
 SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
