@@ -110,9 +110,7 @@ class OwnBackend(EmulatedBackend):
 def test_a_users_own_back_end_by_entry_point(monkeypatch):
     def register(name, where):
         entry = EntryPoint(name=name, value=where, group="ablate.backends")
-        monkeypatch.setattr(
-            ablate.run, "entry_points", lambda group: EntryPoints([entry]).select(group=group)
-        )
+        monkeypatch.setattr("ablate.run.entry_points", lambda group: EntryPoints([entry]).select(group=group))
         select.load_backend.cache_clear()
 
     register("own", f"{__name__}:OwnBackend")
