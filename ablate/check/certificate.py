@@ -4,7 +4,6 @@
    gets a cause. Codes and scales must be the same; the sign of zero and a last bit of the output may differ.
 2. Figures of each operand on four kinds of data, with standard errors over tensors. For a function they must
    be the definition's within 5 standard errors.
-3. Figures of each GEMM's product, for a recipe.
 
 How it fails: ``UserError``, from ``claims``; undefined figures are None.
 """
@@ -16,29 +15,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ablate.backends.select import Selection
 from ablate.backends.testing.inputs import KINDS, corners, made_up
 from ablate.backends.testing.suite import one_thread
 from ablate.check.claims import Claim, ClaimedOperand, without_rotation
 from ablate.check.differences import HARMLESS, Differences, compare, defined, definition_of, in_words
-from ablate.check.figures import BOUND, Estimate, RoundingFigures, Sums, ratios
-from ablate.diagnose.recorder import Tapped, diagnose_product
-from ablate.layers.linear import QuantLinear
-from ablate.layers.state import Position, RecipeState
+from ablate.check.figures import RoundingFigures, Sums
 from ablate.numerics.rotate import rotate
-from ablate.recipes import GEMMS, block_shape
+from ablate.recipes import block_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
-    from ablate.recipes import Gemm, Recipe
-
 SIDE = 512
 """Rows and columns of a tensor whose rounding is measured."""
-PRODUCT_SIDE = 256
-"""M, N and K of the products."""
 COMPARED = 2
 """Tensors of each kind that are held against the definition bit by bit."""
 
@@ -74,28 +63,12 @@ class OperandCertificate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductCertificate:
-    """One GEMM's product on one kind of data, means over made-up tensors.
-
-    ``unbiased``: the product's expectation is the exact product, within the bound and one rounding to bf16.
-    """
-
-    gemm: Gemm
-    kind: str
-    gain: Estimate
-    relative_error: Estimate
-    bias_share: Estimate
-    unbiased: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Certificate:
     """What was found about a claim."""
 
     claim: Claim
     draws: int
     operands: tuple[OperandCertificate, ...]
-    products: tuple[ProductCertificate, ...]
 
     @property
     def holds(self) -> bool:
@@ -105,8 +78,7 @@ class Certificate:
 
 def work(claim: Claim, draws: int) -> int:
     """Return how many tensors ``certify`` measures: the length of a progress bar."""
-    products = _product_sets(draws) if claim.recipe is not None else 0
-    return len(KINDS) * (len(claim.operands) * draws + products)
+    return len(KINDS) * len(claim.operands) * draws
 
 
 @torch.no_grad()
@@ -126,10 +98,7 @@ def certify(
     """
     with one_thread():
         operands = tuple(_operand(claim, operand, draws, seed, done) for operand in claim.operands)
-        products: tuple[ProductCertificate, ...] = ()
-        if claim.recipe is not None:
-            products = tuple(_products(claim, claim.recipe, draws, seed, done))
-    return Certificate(claim=claim, draws=draws, operands=operands, products=products)
+    return Certificate(claim=claim, draws=draws, operands=operands)
 
 
 def _operand(
@@ -137,7 +106,7 @@ def _operand(
 ) -> OperandCertificate:
     """Quantise made-up tensors of each kind, then the corner cases."""
     policy, axis = operand.policy, operand.axis
-    is_function = claim.recipe is None
+    is_function = claim.is_function
     # A recipe draws the words of its definition; a function has its own.
     random = operand.is_random and is_function
     counted: dict[str, Differences] = {}
@@ -195,49 +164,3 @@ def _disagreements(ours: RoundingFigures, theirs: RoundingFigures) -> list[str]:
         "independence of the noise": ours.largest_alike is None or theirs.largest_alike is not None,
     }
     return [name for name, agreed in agrees.items() if not agreed]
-
-
-def _product_sets(draws: int) -> int:
-    return max(draws // 2, 8)
-
-
-def _products(
-    claim: Claim, recipe: Recipe, draws: int, seed: int, done: Callable[[int], None]
-) -> list[ProductCertificate]:
-    """Measure every quantised GEMM of a recipe on made-up tensors of each kind."""
-    side = PRODUCT_SIDE
-    state = RecipeState(recipe=recipe, backend=Selection(claim.backend), seed=seed)
-    layer = QuantLinear(side, side, name="blocks.0.certified", state=state)
-    sums: dict[tuple[Gemm, str], list[tuple[Tensor, Tensor]]] = {
-        (gemm, kind): [] for gemm in GEMMS if not recipe.gemm(gemm).is_untouched for kind in KINDS
-    }
-    for kind in KINDS:
-        for number in range(_product_sets(draws)):
-            dy, x, w = (
-                made_up(kind, side, side, seed=seed, number=number, name=name).to(claim.device)
-                for name in ("dy", "x", "w")
-            )
-            at = Position(step=number, call=0, tokens=0)
-            tapped = Tapped(layer=layer, at=at, dy=dy, x=x, weight=w)
-            for (gemm, of), pairs in sums.items():
-                if of == kind:
-                    one, _ = diagnose_product(tapped, gemm, draws=2)
-                    found = (one.gain, one.relative_error, one.bias_share)
-                    values = torch.tensor([torch.nan if value is None else value for value in found])
-                    pairs.append((values, torch.ones(3)))
-            done(1)
-    products = []
-    for (gemm, kind), pairs in sums.items():
-        gain, error, bias = ratios(pairs)
-        # The bias share that rounding the output to bf16 has at most.
-        rounding = 2.0**-18 / error.value**2 if error.value else 1.0
-        is_small = (
-            bias.value is not None and bias.error is not None and bias.value <= rounding + BOUND * bias.error
-        )
-        products.append(
-            ProductCertificate(
-                gemm=gemm, kind=kind, gain=gain, relative_error=error, bias_share=bias,
-                unbiased=gain.is_at(1.0) and is_small,
-            )
-        )  # fmt: skip
-    return products

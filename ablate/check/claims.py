@@ -64,16 +64,20 @@ class Claim:
     """A recipe on a back end, or a function against a policy.
 
     ``quantise`` returns a stored matrix after quantising, fp32 [n, k] on the CPU, contraction last and
-    rotated. ``recipe``: whose products are measured too; None for a function.
+    rotated.
     """
 
     name: str
     operands: tuple[ClaimedOperand, ...]
     quantise: Callable[[Tensor, ClaimedOperand, Key], Tensor]
-    recipe: Recipe | None = None
-    backend: str = "auto"
-    device: str = "cpu"
+    backend: str | None = None
+    device: str | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function's, which no back end calls."""
+        return self.backend is None
 
 
 def of_function(
@@ -120,9 +124,8 @@ def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
     if not (operands := _operands(recipe)):
         raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
     return Claim(
-        name=name, operands=operands, quantise=quantise, recipe=replace(recipe, rules=(), phases=()),
-        backend=backend, device=device, notes=(_LEFT_OUT,),
-    )  # fmt: skip
+        name=name, operands=operands, quantise=quantise, backend=backend, device=device, notes=(_LEFT_OUT,)
+    )
 
 
 def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend: str, device: str) -> Claim:

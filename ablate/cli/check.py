@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.backends.device import Device
-    from ablate.check.certificate import Certificate, OperandCertificate, ProductCertificate
+    from ablate.check.certificate import Certificate, OperandCertificate
     from ablate.check.figures import Estimate, RoundingFigures
 
 _EXAMPLES = """\b
@@ -106,9 +106,9 @@ def command(
     RECIPE is a word or a mapping; or name STUDY with --arm. FUNCTION (file.py:function) takes a bf16 matrix
     [rows, k] with blocks along k, and seed=… if it has such a parameter, and returns the matrix dequantised.
     On made-up data of four kinds: gain with its standard error, by operand and by place in the block; the
-    relative error; the share of it that is bias; what becomes of ties, clipping, subnormals, NaN, Inf and ±0;
-    and of a recipe gain, error and bias of each GEMM's product. Every difference from the definition is
-    counted by its cause. That the definition itself is biased is no failure; the table says it.
+    relative error; the share of it that is bias; what becomes of ties, clipping, subnormals, NaN, Inf and ±0.
+    Every difference from the definition is counted by its cause. That the definition itself is biased is no
+    failure; the table says it. For a recipe's products see `ablate diagnose`.
 
     --time gives for each linear layer and GEMM the time to quantise both operands and to multiply, TFLOP/s
     and the share of the device's published peak, and the speed over bf16 and over FP8 (one scale a tensor,
@@ -248,18 +248,16 @@ def _quantiser(
             | {"corners": [corner._asdict() for corner in one.corners]}
         )
     content = {
-        "format": 1, "subject": claim.name, "backend": claim.backend if claim.recipe else None,
-        "device": claim.device if claim.recipe else None, "draws": found.draws, "seed": seed,
-        "holds": found.holds, "notes": claim.notes, "operands": operands,
-        "products": [asdict(one) for one in found.products],
+        "format": 1, "subject": claim.name, "backend": claim.backend, "device": claim.device,
+        "draws": found.draws, "seed": seed, "holds": found.holds, "notes": claim.notes, "operands": operands,
     }  # fmt: skip
     deliver(content, lambda: _certificate_lines(found), as_json=as_json, out=out)
     return int(not found.holds)
 
 
 def _certificate_lines(found: Certificate) -> Iterator[str]:
-    """Yield the figures, corners, products and differences as text, then the verdict."""
-    from ablate.check.certificate import PRODUCT_SIDE, SIDE
+    """Yield the figures, corners and differences as text, then the verdict."""
+    from ablate.check.certificate import SIDE
     from ablate.check.differences import HARMLESS
     from ablate.check.figures import BOUND
 
@@ -290,10 +288,6 @@ def _certificate_lines(found: Certificate) -> Iterator[str]:
             yield f"{_named(one)}: the noise of elements {neighbours} correlates by {_with_error(by, '.4f')}"
     rows = [(_named(one), *corner) for one in found.operands for corner in one.corners]
     yield f"\n{format_table(('operand', 'corner', 'what comes out', 'by definition'), rows)}"
-    if found.products:
-        rows = [(one.gemm.capitalize(), one.kind, *_figures(one)) for one in found.products]
-        header = ("GEMM", *header[1:-1], "expectation is exact")
-        yield f"\nProducts, M = N = K = {PRODUCT_SIDE}:\n{format_table(header, rows)}"
     compared = sum(one.compared for one in found.operands)
     rows = [
         (
@@ -314,7 +308,7 @@ def _certificate_lines(found: Certificate) -> Iterator[str]:
     yield f"{found.claim.name} is {'' if found.holds else 'NOT '}what it claims to be."
 
 
-def _figures(figures: RoundingFigures | ProductCertificate) -> tuple[str, ...]:
+def _figures(figures: RoundingFigures) -> tuple[str, ...]:
     return (
         _with_error(figures.gain, ".5f"),
         figure(figures.gain.off(1.0), "+.1f"),
