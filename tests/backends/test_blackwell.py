@@ -11,37 +11,30 @@ from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection
 from ablate.numerics import GemmPolicy, OperandPolicy, round_operand
 from ablate.recipes import RecipeSpec, describe, resolve
-from tests.numerics.strategies import KEY, normal
+from tests.numerics.strategies import normal
 
 NVFP4 = OperandPolicy(format="nvfp4")
 BLACKWELL = GemmPolicy(left=NVFP4, right=NVFP4, accumulate="blackwell")
 
 
-def to_fp32(exact, *, nearest):
-    """Round a fraction to 24 bits: to nearest even, or toward zero."""
+def to_fp32(exact, rounded):
+    """Round a fraction to 24 bits: by ``round``, to nearest even, or by ``int``, toward zero."""
     if exact == 0:
         return exact
     exponent = exact.numerator.bit_length() - exact.denominator.bit_length()
     exponent -= Fraction(2) ** exponent > abs(exact)
     place = Fraction(2) ** (exponent - 23)
-    units = exact / place
-    return (round(units) if nearest else int(units)) * place
-
-
-def fractions(values):
-    return [[Fraction(value) for value in row] for row in values.double().tolist()]
+    return rounded(exact / place) * place
 
 
 def by_the_book(a, b):
     """Return A Bᵀ: groups of 64 products rounded once to nearest, added in order toward zero."""
     result = []
-    for row, column in itertools.product(fractions(a), fractions(b)):
-        total = Fraction(0)
+    rows, columns = ([[Fraction(one) for one in row] for row in side.double().tolist()] for side in (a, b))
+    for row, column in itertools.product(rows, columns):
+        total, products = Fraction(0), [x * y for x, y in zip(row, column, strict=True)]
         for start in range(0, len(row), 64):
-            group = sum(
-                x * y for x, y in zip(row[start : start + 64], column[start : start + 64], strict=True)
-            )
-            total = to_fp32(total + to_fp32(group, nearest=True), nearest=False)
+            total = to_fp32(total + to_fp32(sum(products[start : start + 64]), round), int)
         result.append(float(total))
     return torch.tensor(result, dtype=torch.float64).view(len(a), len(b)).float()
 
@@ -75,7 +68,7 @@ def test_sums_that_fp64_does_not_hold_are_truncated_all_the_same():
     grid = torch.tensor([sign * place for place in places for sign in (1, -1)], dtype=torch.float64)
     one, other = (side.flatten() for side in torch.meshgrid(grid, grid, indexing="ij"))
     for a, b, ours in zip(one.tolist(), other.tolist(), add_toward_zero(one, other).tolist(), strict=True):
-        assert Fraction(ours) == to_fp32(Fraction(a) + Fraction(b), nearest=False), (a, b)
+        assert Fraction(ours) == to_fp32(Fraction(a) + Fraction(b), int), (a, b)
 
 
 def test_a_value_that_is_no_number_is_seen():
@@ -88,32 +81,33 @@ def test_a_value_that_is_no_number_is_seen():
 
 @pytest.mark.parametrize("name", ["auto", "emulated", "reference"])
 def test_a_gemm_that_asks_for_it_has_it_and_the_tensors_factor_once(name):
-    x, w = (normal(32, 128, seed=seed).bfloat16() for seed in (1, 2))
-    selection = Selection(name)
+    selection, sides = Selection(name), [normal(32, 128, seed=seed).bfloat16() for seed in (1, 2)]
     backend = selection.of(BLACKWELL, "cpu")
     assert backend is not selection.of(GemmPolicy(left=NVFP4, right=NVFP4), "cpu")
-    a, b = (backend.quantize(one, Draw(policy=NVFP4, key=KEY), axis=1) for one in (x, w))
-    left, right = (round_operand(one, NVFP4, axis=1) for one in (x, w))
+    product = backend.multiply(*(backend.quantize(x, Draw(policy=NVFP4), axis=1) for x in sides))
+    left, right = (round_operand(x, NVFP4, axis=1) for x in sides)
     factor = torch.tensor(left.descale) * torch.tensor(right.descale)
-    expected = (by_the_book(left.values, right.values) * factor).bfloat16()
-    assert torch.equal(backend.multiply(a, b), expected)
+    assert torch.equal(product, (by_the_book(left.values, right.values) * factor).bfloat16())
     assert "Blackwell" in backend.detail()
 
 
-def test_it_is_of_nvfp4_and_of_emulation():
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_a_device_adds_in_its_own_way(name):
+    with pytest.raises(ValueError, match="that is emulated"):
+        Selection(name).of(BLACKWELL, "cpu")
+
+
+def test_it_is_of_nvfp4():
     with pytest.raises(ValueError, match="accumulate 'blackwell' needs nvfp4 on both sides"):
         GemmPolicy(left=NVFP4, accumulate="blackwell")
     undone = OperandPolicy(format="nvfp4", rounding="stochastic", prescale=0.75, undo="operand")
     with pytest.raises(ValueError, match="undo"):
         GemmPolicy(left=undone, right=NVFP4, accumulate="blackwell")
-    for name in ("torch", "triton"):
-        with pytest.raises(ValueError, match="emulated"):
-            Selection(name).of(BLACKWELL, "cpu")
 
 
 def test_a_study_asks_for_it_by_one_key():
     recipe = resolve(RecipeSpec(preset="nvidia-nvfp4-switch", accumulate="blackwell"))
-    assert {gemm.accumulate for gemm in (recipe.fprop, recipe.dgrad, recipe.wgrad)} == {"blackwell"}
+    assert {one.accumulate for one in (recipe.fprop, recipe.dgrad, recipe.wgrad)} == {"blackwell"}
     assert recipe.phases[0].recipe.wgrad.accumulate == "blackwell"
     assert recipe.phases[0].recipe.fprop.accumulate == "fp32"  # bf16
     assert "Blackwell" in describe(recipe)

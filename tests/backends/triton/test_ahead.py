@@ -91,19 +91,10 @@ def oldest(tmp_path_factory):
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     folder = shared / "oldest-triton"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-compile",
-        "--target",
-        str(folder),
-    ]
+    options = ["-q", "--no-deps", "--no-compile", "--target", str(folder), f"triton=={OLDEST}"]
     with FileLock(shared / "oldest-triton.lock"):
-        if not folder.exists() and subprocess.run([*command, f"triton=={OLDEST}"], check=False).returncode:
+        pip = [sys.executable, "-m", "pip", "install", *options]
+        if not folder.exists() and subprocess.run(pip, check=False).returncode:
             pytest.skip(f"Triton {OLDEST} could not be installed: no package index")
     return folder
 
