@@ -5,31 +5,220 @@
 2. Figures of each operand on four kinds of data, with standard errors over tensors. For a function they must
    be the definition's within 5 standard errors.
 
-How it fails: ``UserError``, from ``claims``; undefined figures are None.
+What is certified: the operands of a recipe as a back end quantises them, or a function of the user's. That
+takes a matrix [rows, k] in bf16, with blocks along k, and returns it dequantised, in the same shape and in
+any float dtype. One with a parameter ``seed`` gets another whole number for each draw; torch's own generator is
+seeded with it, too. It is held against a policy that the user names, without that policy's rotation: a
+rotation is no part of a quantiser.
+
+How it fails: ``UserError`` for a recipe that quantises nothing, a policy that is not named exactly, and a
+function that raises or returns no such tensor; undefined figures are None.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+import inspect
+import re
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from ablate.backends.protocol import Draw, dequantised
+from ablate.backends.select import Selection
 from ablate.backends.testing.inputs import KINDS, corners, made_up
-from ablate.backends.testing.suite import one_thread
-from ablate.check.claims import Claim, ClaimedOperand, without_rotation
+from ablate.backends.testing.suite import both, one_thread
+from ablate.base.errors import UserError, first_line, likely
+from ablate.base.user_functions import load_function
 from ablate.check.differences import HARMLESS, Differences, compare, defined, definition_of, in_words
 from ablate.check.figures import RoundingFigures, Sums
+from ablate.diagnose.recipe_text import recipe_of
+from ablate.numerics.philox import Key
 from ablate.numerics.rotate import rotate
 from ablate.recipes import block_shape
+from ablate.recipes.policy import MS_EDEN, contracted_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ablate.recipes import OperandPolicy, Recipe
 
 SIDE = 512
 """Rows and columns of a tensor whose rounding is measured."""
 COMPARED = 2
 """Tensors of each kind that are held against the definition bit by bit."""
+_LEFT_OUT = (
+    "Checked are the quantisers of layers without a rule, before the first phase; of an operand that is "
+    "quantised twice the second time alone; without a permutation drawn anew each call."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedOperand:
+    """Operands of one policy that contract over the same axis of the stored matrix, by name: ``wgrad.dy``."""
+
+    names: tuple[str, ...]
+    policy: OperandPolicy
+    axis: int
+
+    @property
+    def is_random(self) -> bool:
+        """Whether two draws may differ, the rotation left aside."""
+        return self.policy.is_stochastic or self.policy.scale in MS_EDEN
+
+    def key(self, number: int, draw: int, seed: int) -> Key:
+        """Return the key of a tensor's draw; draws of one tensor share the rotation."""
+        gemm, _, operand = self.names[0].partition(".")
+        return Key(seed=seed, layer="certified", gemm=gemm, operand=operand, step=number, call=draw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A recipe on a back end, or a function against a policy.
+
+    ``quantise`` returns a stored matrix after quantising, fp32 [n, k] on the CPU, contraction last and
+    rotated.
+    """
+
+    name: str
+    operands: tuple[ClaimedOperand, ...]
+    quantise: Callable[[Tensor, ClaimedOperand, Key], Tensor]
+    backend: str | None = None
+    device: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function's, which no back end calls."""
+        return self.backend is None
+
+
+def of_function(
+    name: str, function: Callable[..., Any], operand: ClaimedOperand, notes: tuple[str, ...] = ()
+) -> Claim:
+    """Return the claim that a function is an operand's quantiser."""
+    try:
+        takes_seed = "seed" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        takes_seed = False
+
+    def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
+        last = stored.clone() if operand.axis == 1 else stored.t().contiguous()
+        seed = 2 * key.step + key.call
+        call = partial(function, seed=seed) if takes_seed else function
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(seed)
+            try:
+                done = call(last)
+            except Exception as error:  # the user's own code may raise anything
+                what = f"{name} raised {type(error).__name__}: {first_line(error)}"
+                hint = "it is called with a bf16 matrix [rows, k], and with seed=… if it has such a parameter"
+                raise UserError(what, hint=hint) from error
+        if not isinstance(done, Tensor) or done.shape != last.shape or not done.is_floating_point():
+            got = f"{done.dtype} {list(done.shape)}" if isinstance(done, Tensor) else type(done).__name__
+            hint = "it returns the dequantised matrix, in the shape that it was given"
+            raise UserError(f"{name} returned {got} for a bf16 matrix {list(last.shape)}", hint=hint)
+        return done.detach().to(torch.float32).cpu()
+
+    return Claim(name=name, operands=(operand,), quantise=quantise, notes=notes)
+
+
+def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
+    """Return the claim that a back end quantises as a recipe says."""
+    selection = Selection(backend)
+
+    def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
+        policy = operand.policy
+        by = selection.of(both(policy), device)
+        done = by.quantize(stored.to(device), Draw(policy=policy, key=key), axis=operand.axis)
+        found = dequantised(done).to(torch.float32).cpu()
+        return found if operand.axis == 1 else found.t().contiguous()
+
+    if not (operands := _operands(recipe)):
+        raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
+    return Claim(
+        name=name, operands=operands, quantise=quantise, backend=backend, device=device, notes=(_LEFT_OUT,)
+    )
+
+
+def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend: str, device: str) -> Claim:
+    """Return what the command line names.
+
+    Args:
+        subject: a recipe's word or mapping, a study (with ``arm``), or ``file.py:function``.
+        arm: the arm of the study.
+        held_against: for a function, the policy that it claims to be: ``RECIPE`` or ``RECIPE:wgrad.dy``.
+        backend: the back end that quantises a recipe's operands.
+        device: its torch device.
+    """
+    if arm is not None:
+        from ablate.study import load_study
+
+        arms = {one.name: one.recipe for one in load_study(subject).arms}
+        if arm not in arms:
+            hint = likely(arm, arms, f"arms: {', '.join(arms)}")
+            raise UserError(f"--arm: no arm '{arm}' in {subject} ({hint})")
+        return of_recipe(f"{subject}, arm '{arm}'", arms[arm], backend, device)
+    if ":" in subject and not subject.lstrip().startswith("{"):
+        if held_against is None:
+            hint = "such as --as mxfp4, or --as tseng:wgrad.dy"
+            raise UserError(f"--as: what does {subject} claim to be?", hint=hint)
+        return of_function(subject, load_function(subject), *_held_against(held_against))
+    if held_against is not None:
+        raise UserError(f"--as: '{subject}' is no function (expected file.py:function before --as)")
+    if subject.endswith((".yaml", ".yml")):
+        raise UserError(f"{subject}: which arm? Name it with --arm, or time all with --time")
+    return of_recipe(subject, recipe_of(subject, option="check"), backend, device)
+
+
+def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
+    """Return the quantised operands; those that nothing tells apart as one."""
+    found: dict[tuple[OperandPolicy, int], list[str]] = {}
+    for gemm, operand, policy in recipe.operands():
+        if policy.is_high_precision:
+            continue
+        # Signs anew each call are as those anew each step, and let two draws share them. A permutation
+        # without signs is drawn each call, and is left out.
+        signs = "step" if policy.signs in ("call", "backward") else policy.signs
+        permute = policy.permute and signs != "none"
+        plain = replace(policy, source="high_precision", mask=False, signs=signs, permute=permute)
+        found.setdefault((plain, contracted_axis(gemm, operand)), []).append(f"{gemm}.{operand}")
+    return tuple(
+        ClaimedOperand(names=tuple(names), policy=policy, axis=axis)
+        for (policy, axis), names in found.items()
+    )
+
+
+def _held_against(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
+    """Return the operand of ``--as``, without its rotation, and what there is to say of it."""
+    before, _, last = text.rpartition(":")
+    is_named = bool(before and re.fullmatch(r"\w+\.\w+", last))
+    known = _operands(recipe_of(before if is_named else text, option="--as"))
+    found = {without_rotation(one.policy): one for one in known if not is_named or last in one.names}
+    names = [name for one in known for name in one.names]
+    if not found:
+        quantised = ", ".join(names) or "nothing"
+        raise UserError(f"--as: {text} is not quantised", hint=f"its recipe quantises {quantised}")
+    if len(found) > 1:
+        hint = f"say which of {', '.join(names)}, as in --as {text}:{names[0]}"
+        raise UserError(f"--as: the operands of {text} differ", hint=hint)
+    ((policy, one),) = found.items()
+    if policy.hadamard:
+        what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
+        raise UserError(what, hint="check the recipe")
+    operand = replace(
+        one, names=(last if is_named else text,), policy=policy, axis=one.axis if is_named else 1
+    )
+    return operand, ("Held against the policy without its rotation.",)
+
+
+def without_rotation(policy: OperandPolicy) -> OperandPolicy:
+    """Return a policy that does not rotate; MS-EDEN, whose groups are those of its rotation, stays."""
+    if policy.scale in MS_EDEN:
+        return policy
+    return replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
 
 
 class Corner(NamedTuple):
@@ -62,20 +251,6 @@ class OperandCertificate:
         return not self.disagreements and all(one.cause in HARMLESS for one in self.differences)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """What was found about a claim."""
-
-    claim: Claim
-    draws: int
-    operands: tuple[OperandCertificate, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every operand is what it claims to be."""
-        return all(one.holds for one in self.operands)
-
-
 def work(claim: Claim, draws: int) -> int:
     """Return how many tensors ``certify`` measures: the length of a progress bar."""
     return len(KINDS) * len(claim.operands) * draws
@@ -84,8 +259,8 @@ def work(claim: Claim, draws: int) -> int:
 @torch.no_grad()
 def certify(
     claim: Claim, *, draws: int, seed: int = 0, done: Callable[[int], None] = lambda _: None
-) -> Certificate:
-    """Certify a claim.
+) -> tuple[OperandCertificate, ...]:
+    """Certify each operand of a claim.
 
     Args:
         claim: the recipe or function.
@@ -97,8 +272,7 @@ def certify(
         UserError: a function that cannot be called.
     """
     with one_thread():
-        operands = tuple(_operand(claim, operand, draws, seed, done) for operand in claim.operands)
-    return Certificate(claim=claim, draws=draws, operands=operands)
+        return tuple(_operand(claim, operand, draws, seed, done) for operand in claim.operands)
 
 
 def _operand(

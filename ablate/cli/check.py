@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.backends.device import Device
-    from ablate.check.certificate import Certificate, OperandCertificate
+    from ablate.check.certificate import Claim, OperandCertificate
     from ablate.check.figures import Estimate, RoundingFigures
 
 _EXAMPLES = """\b
@@ -225,22 +225,20 @@ def _quantiser(
     seed: int,
     **claimed: Any,
 ) -> int:
-    from ablate.check.claims import claim_of
+    from ablate.check.certificate import certify, claim_of, work
 
     names, backend = claimed.pop("names"), known_backend(claimed.pop("backend") or "auto")
     if len(names) > 1:
         raise UserError("--arm: one arm is checked at a time (--time takes several)")
     where, _ = chosen_device(device)
     claim = claim_of(subject, arm=names[0] if names else None, backend=backend, device=where, **claimed)
-    from ablate.check.certificate import certify, work
-
     try:
         with click.progressbar(length=work(claim, draws), label="tensors", hidden=as_json) as bar:
             found = certify(claim, draws=draws, seed=seed, done=bar.update)
     except ValueError as error:  # a back end that cannot do this recipe here
         raise UserError(f"{subject}: {error} (another --backend or --device?)") from None
-    operands = []
-    for one in found.operands:
+    holds, operands = all(one.holds for one in found), []
+    for one in found:
         own = asdict(one)
         operand = own.pop("operand")
         operands.append(
@@ -249,25 +247,25 @@ def _quantiser(
         )
     content = {
         "format": 1, "subject": claim.name, "backend": claim.backend, "device": claim.device,
-        "draws": found.draws, "seed": seed, "holds": found.holds, "notes": claim.notes, "operands": operands,
+        "draws": draws, "seed": seed, "holds": holds, "notes": claim.notes, "operands": operands,
     }  # fmt: skip
-    deliver(content, lambda: _certificate_lines(found), as_json=as_json, out=out)
-    return int(not found.holds)
+    deliver(content, lambda: _certificate_lines(claim, draws, found), as_json=as_json, out=out)
+    return int(not holds)
 
 
-def _certificate_lines(found: Certificate) -> Iterator[str]:
+def _certificate_lines(claim: Claim, draws: int, found: tuple[OperandCertificate, ...]) -> Iterator[str]:
     """Yield the figures, corners and differences as text, then the verdict."""
     from ablate.check.certificate import SIDE
     from ablate.check.differences import HARMLESS
     from ablate.check.figures import BOUND
 
     yield (
-        f"{found.claim.name}: {found.draws} tensors {SIDE}×{SIDE} in bf16 of each kind. ± is a standard "
+        f"{claim.name}: {draws} tensors {SIDE}×{SIDE} in bf16 of each kind. ± is a standard "
         f"error; what lies within {BOUND:.0f} of them counts as equal."
     )
-    yield from found.claim.notes
+    yield from claim.notes
     rows: list[tuple[str, ...]] = []
-    for one in found.operands:
+    for one in found:
         for kind, ours in one.figures.items():
             rows.append((_named(one), kind, *_figures(ours)))
             if (theirs := one.definition.get(kind)) is not None:
@@ -278,7 +276,7 @@ def _certificate_lines(found: Certificate) -> Iterator[str]:
         "Gain: the slope on the exact value; ± from 1: standard errors from 1. Error: relative. Bias: the "
         "share of the error's energy that two draws have in common."
     )
-    for one in found.operands:
+    for one in found:
         pattern, alike = one.figures["Gaussian"].pattern, one.figures["Gaussian"].largest_alike
         if pattern:
             shown = " ".join(f"{gain:.4f}" for gain in pattern)
@@ -286,15 +284,15 @@ def _certificate_lines(found: Certificate) -> Iterator[str]:
         if alike is not None:
             neighbours, by = alike
             yield f"{_named(one)}: the noise of elements {neighbours} correlates by {_with_error(by, '.4f')}"
-    rows = [(_named(one), *corner) for one in found.operands for corner in one.corners]
+    rows = [(_named(one), *corner) for one in found for corner in one.corners]
     yield f"\n{format_table(('operand', 'corner', 'what comes out', 'by definition'), rows)}"
-    compared = sum(one.compared for one in found.operands)
+    compared = sum(one.compared for one in found)
     rows = [
         (
             _named(one), each.cause, f"{each.count:,}", each.data, f"{each.row}, {each.column}",
             *(f"{value:.6g}" for value in (each.exact, each.expected, each.found)),
         )
-        for one in found.operands
+        for one in found
         for each in one.differences
     ]  # fmt: skip
     yield f"\nCauses of differences from the definition in {compared:,} values: {len(rows)}"
@@ -302,10 +300,10 @@ def _certificate_lines(found: Certificate) -> Iterator[str]:
         header = ("operand", "cause", "values", "first in", "at", "exact", "definition", "found")
         yield format_table(header, rows)
         yield f"{' and '.join(HARMLESS).capitalize()} do not count."
-    for one in found.operands:
+    for one in found:
         if one.disagreements:
             yield f"{_named(one)}: not the definition's figures: {'; '.join(one.disagreements)}"
-    yield f"{found.claim.name} is {'' if found.holds else 'NOT '}what it claims to be."
+    yield f"{claim.name} is {'' if all(one.holds for one in found) else 'NOT '}what it claims to be."
 
 
 def _figures(figures: RoundingFigures) -> tuple[str, ...]:

@@ -76,7 +76,9 @@ def check_values(x, policy, axis, key=KEY):
 
 @pytest.mark.parametrize(
     "check",
-    rest_exhaustive(list(checks(BACKEND, "cpu")), lambda check: check.name in USUAL, lambda check: check.name),
+    rest_exhaustive(
+        list(checks(BACKEND, "cpu")), lambda check: check.name in USUAL, lambda check: check.name
+    ),
 )
 def test_conformance(check):
     assert check.run()
