@@ -7,8 +7,8 @@
 
 What is certified: the operands of a recipe as a back end quantises them, or a function of the user's. That
 takes a matrix [rows, k] in bf16, with blocks along k, and returns it dequantised, in the same shape and in
-any float dtype. One with a parameter ``seed`` gets another whole number for each draw; torch's own generator is
-seeded with it, too. It is held against a policy that the user names, without that policy's rotation: a
+any float dtype. One with a parameter ``seed`` gets another whole number for each draw; torch's own generator
+is seeded with it, too. It is held against a policy that the user names, without that policy's rotation: a
 rotation is no part of a quantiser.
 
 How it fails: ``UserError`` for a recipe that quantises nothing, a policy that is not named exactly, and a
