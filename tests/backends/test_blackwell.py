@@ -49,15 +49,6 @@ def test_every_product_is_the_models_to_the_bit(k):
         assert (ours != (a.double() @ b.double().t()).float()).float().mean() > 0.1
 
 
-def test_a_group_is_64_products_rounded_once():
-    a, b = torch.zeros(4, 192), torch.ones(1, 192)
-    a[:, 0], b[:, 0] = 384.0, 256.0  # 1.5·2^16, whose last place is 2^-7
-    for row, column in enumerate((1, 63, 64, 128)):
-        a[row, column] = 0.75 * 2.0**-7
-    kept = summed(a.bfloat16(), b.bfloat16())[:, 0] - 1.5 * 2.0**16
-    assert kept.tolist() == [2.0**-7, 2.0**-7, 0, 0]  # to nearest inside of a group, else toward zero
-
-
 def test_sums_that_fp64_does_not_hold_are_truncated_all_the_same():
     largest = torch.full((2, 4096), 2688.0)  # a constant tensor: 2^36.8
     small = torch.full((1, 4096), 2.0**-10)
@@ -97,21 +88,14 @@ def test_a_device_adds_in_its_own_way(name):
         Selection(name).of(BLACKWELL, "cpu")
 
 
-def test_it_is_of_nvfp4():
+def test_it_is_of_nvfp4_codes():
     with pytest.raises(ValueError, match="accumulate 'blackwell' needs nvfp4 on both sides"):
         GemmPolicy(left=NVFP4, accumulate="blackwell")
-    undone = OperandPolicy(format="nvfp4", rounding="stochastic", prescale=0.75, undo="operand")
-    with pytest.raises(ValueError, match="undo"):
-        GemmPolicy(left=undone, right=NVFP4, accumulate="blackwell")
 
 
 def test_a_study_asks_for_it_by_one_key():
     recipe = resolve(RecipeSpec(preset="nvidia-nvfp4-switch", accumulate="blackwell"))
     assert {one.accumulate for one in (recipe.fprop, recipe.dgrad, recipe.wgrad)} == {"blackwell"}
-    assert recipe.phases[0].recipe.wgrad.accumulate == "blackwell"
-    assert recipe.phases[0].recipe.fprop.accumulate == "fp32"  # bf16
+    (phase,) = recipe.phases
+    assert (phase.recipe.fprop.accumulate, phase.recipe.wgrad.accumulate) == ("fp32", "blackwell")  # bf16
     assert "Blackwell" in describe(recipe)
-    some = resolve(RecipeSpec(gemms=["fprop"], format="nvfp4", rest="fp8", accumulate="blackwell"))
-    assert [some.fprop.accumulate, some.dgrad.accumulate] == ["blackwell", "fp32"]
-    with pytest.raises(ValueError, match="accumulate 'blackwell' with no GEMM whose operands are both nvfp4"):
-        resolve(RecipeSpec(gemms=["fprop"], accumulate="blackwell"))

@@ -196,20 +196,8 @@ def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(mo
     assert details == {"RuntimeError: CUDA error: an illegal memory access"}
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (
-            torch.OutOfMemoryError("CUDA out of memory.\nmore"),
-            "out of GPU memory (CUDA out of memory.); a smaller training.micro_batch_size needs less",
-        ),
-        (
-            RuntimeError("CUDA error: device-side assert triggered\nmore"),
-            "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it",
-        ),
-        (UnfitDeviceError("no such path"), "no such path"),
-        (KeyError("a"), "KeyError: 'a'"),
-    ],
-)
-def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out(error, line):
-    assert _one_line(error) == line
+def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
+    assert _one_line(RuntimeError("CUDA error: device-side assert triggered\nmore")) == (
+        "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it"
+    )
+    assert _one_line(UnfitDeviceError("no such path")) == "no such path"

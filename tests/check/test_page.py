@@ -1,14 +1,11 @@
 """The page of a record, and the records in docs/devices."""
 
-import dataclasses
-import re
 from pathlib import Path
 
 from ablate.backends.device import Device
 from ablate.check.record import Finding, Machine, Part, ProofRecord, page, read_proof
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-NATIVE = (DOCS / "native.md").read_text(encoding="utf-8")
 
 
 def test_the_docs_have_a_record_of_a_cpu_that_failed_nothing():
@@ -27,13 +24,3 @@ def test_a_page_warns_at_its_top_of_times_beside_other_work():
     part = Part(name="step times", state="passed", findings=(found,))
     record = ProofRecord(machine=machine, code="c0de", measured_unix=1.7e9, parts=(part,))
     assert "\n\nOther work in step times: 100 % busy. Times may be too long.\n" in page(record)
-
-
-def test_the_docs_have_every_field_of_a_record():
-    """Each field by name in the JSON of docs/native.md, and nothing that no record has."""
-    (text,) = re.findall(r"```json\n(.*?)```", NATIVE, re.DOTALL)
-    classes = (ProofRecord, Machine, Device, Part, Finding)
-    fields = {field.name for one in classes for field in dataclasses.fields(one)} | {"hash"}
-    values = set(re.findall(r'[:|] "([^"]+)"', text))
-    figure = set(re.findall(r'"figures": {"([^"]+)"', text))
-    assert set(re.findall(r'"([^"]+)"', text)) - values - figure == fields

@@ -113,17 +113,6 @@ def test_a_failure_stops_no_other_part(prove):
     assert torch.equal(saved["tensors"]["x"], torch.ones(1, 16))
 
 
-def test_a_part_that_cannot_make_its_tasks_has_failed(monkeypatch, tmp_path):
-    def broken(_setup):
-        yield Check(of="first", run=lambda: "fine")
-        raise ValueError("no such policy")
-
-    monkeypatch.setattr(run, "PARTS", {"broken": broken, "next": lambda _: iter(())})
-    record, _ = run.prove(SETUP, tmp_path, minutes=1)
-    assert findings(record)["tasks"] == ("failed", "ValueError: no such policy")
-    assert states(record) == {"broken": ("failed", None), "next": PASSED}
-
-
 @pytest.mark.parametrize(
     ("error", "again", "found"),
     [
@@ -143,3 +132,10 @@ def test_after_an_end_the_next_call_goes_on(prove, error, again, found):
     assert (result, detail[: len(found[1])]) == found
     assert states(record)["second"] == PASSED
     assert record.begun is None
+
+
+def test_a_part_that_cannot_make_its_checks_has_failed(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "PARTS", {"broken": lambda _: (1 / 0 for _ in "a")})
+    record, _ = run.prove(SETUP, tmp_path, minutes=1)
+    assert findings(record) == {"tasks": ("failed", "ZeroDivisionError: division by zero")}
+    assert states(record) == {"broken": ("failed", None)}
