@@ -114,6 +114,12 @@ class Kernel:
                 *(ctypes.cast(runtime[name], ctypes.c_void_p) for name in names)
             )
 
+    def _run(self, function: str, job: Any) -> int:
+        """Call a function of the library on a job, with torch's number of threads."""
+        threads = torch.get_num_threads() if job.rows * job.cols >= _THREADING_MIN_ELEMENTS else 1
+        found: int = getattr(self._library, f"ablate_{function}")(ctypes.byref(job), threads)
+        return found
+
     def quantize(self, x: Tensor, draw: Draw, *, axis: int, factor: float = 1.0) -> Quantized | BlockScaled:
         """Do the same as ``round_operand``, with the same bits and errors.
 
@@ -123,16 +129,15 @@ class Kernel:
         check_operand(x, policy, axis, draw.key)
         axis %= 2
         x = x if x.stride(1) == 1 else x.contiguous()
-        threads = torch.get_num_threads() if x.numel() >= _THREADING_MIN_ELEMENTS else 1
         signs, order = _of_groups(policy, draw.key, axis)
         job = self._job_of(x, policy, axis, draw.key)
         job.factor, job.signs, job.order = factor, _address(signs), _address(order)
         if policy.scale in _IN_TILES:
-            return self._in_tiles(job, x, policy, axis, threads)
+            return self._in_tiles(job, x, policy, axis)
         descale = 1.0 / policy.prescale
         if job.rule >= _TENSOR:
             if amax is None and policy.has_tensor_scale:
-                bits = self._library.ablate_amax_bits(ctypes.byref(job), threads)
+                bits = self._run("amax_bits", job)
                 amax = struct.unpack("<f", struct.pack("<I", bits))[0]
             encode, decode = (1.0, 1.0) if amax is None else tensor_scale(amax, policy)
             job.tensor_scale, job.tensor_descale, job.block_multiplier = encode, decode, encode
@@ -146,7 +151,7 @@ class Kernel:
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         mask = torch.empty(x.shape, dtype=torch.bool) if policy.mask else None
         job.dst, job.mask = out.data_ptr(), _address(mask)
-        self._library.ablate_quantise(ctypes.byref(job), threads)
+        self._run("quantise", job)
         return Quantized(values=out, descale=descale, mask=mask, axis=axis)
 
     def _job_of(self, x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Any:
@@ -158,8 +163,8 @@ class Kernel:
         return self._job(
             src=x.data_ptr(), rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0),
             src_bf16=x.dtype == torch.bfloat16, product_bf16=policy.source == "forward_bf16",
-            axis=axis, square=rows > 1, block=block,
-            hadamard=policy.hadamard, norm=_norm(policy), rotated_bf16=policy.rotated_bf16,
+            axis=axis, square=rows > 1, block=block, rotated_bf16=policy.rotated_bf16,
+            hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard or 1),
             rule=_DIVIDED_LEVEL if policy.format == "nvint4" else _RULES.get(policy.scale, 0),
             rounding=_ROUNDINGS.index(policy.rounding),
             mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
@@ -169,7 +174,7 @@ class Kernel:
             step=key.step & 0xFFFFFFFF if key else 0, call=key.call & 0xFFFFFFFF if key else 0,
         )  # fmt: skip
 
-    def _in_tiles(self, job: Any, x: Tensor, policy: OperandPolicy, axis: int, threads: int) -> BlockScaled:
+    def _in_tiles(self, job: Any, x: Tensor, policy: OperandPolicy, axis: int) -> BlockScaled:
         """Quantise with one fp32 scale for each row, 128 neighbours or tile."""
         tile = (1, x.shape[axis]) if policy.scale in ("row", "searched") else block_shape(policy)
         job.tile_rows, job.tile_cols = tile if axis == 1 else tile[::-1]
@@ -182,12 +187,12 @@ class Kernel:
         else:
             amax = torch.empty(x.shape[0] // job.tile_rows, x.shape[1] // job.tile_cols)
             job.dst = amax.data_ptr()
-            self._library.ablate_tile_amax_bits(ctypes.byref(job), threads)
+            self._run("tile_amax_bits", job)
             scale = fp32_scale(amax, policy)
             given, scales = scale.down, scale.up
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         job.dst, job.scales = out.data_ptr(), given.data_ptr()
-        self._library.ablate_quantise(ctypes.byref(job), threads)
+        self._run("quantise", job)
         return BlockScaled(elements=out, scales=scales, axis=axis)
 
     quantize_both = Backend.quantize_both
@@ -202,10 +207,9 @@ class Kernel:
         job = self._job(
             src=grad.data_ptr(), dst=out.data_ptr(), mask=_address(mask), signs=_address(signs),
             order=_address(order), rows=grad.shape[0], cols=grad.shape[1], src_stride=grad.shape[1],
-            src_bf16=True, factor=1.0, hadamard=policy.hadamard, norm=_norm(policy),
+            src_bf16=True, factor=1.0, hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard or 1),
         )  # fmt: skip
-        threads = torch.get_num_threads() if grad.numel() >= _THREADING_MIN_ELEMENTS else 1
-        self._library.ablate_way_back(ctypes.byref(job), threads)
+        self._run("way_back", job)
         return out
 
     def multiply(self, a: BlockScaled, b: BlockScaled) -> Tensor | None:
@@ -257,10 +261,6 @@ def _openmp_runtime() -> ctypes.CDLL | None:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _norm(policy: OperandPolicy) -> float:
-    return 1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0
 
 
 def _of_groups(

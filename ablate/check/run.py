@@ -10,6 +10,7 @@ proof ends there, and the next call goes on behind that check.
 from __future__ import annotations
 
 import io
+import itertools
 import platform
 import re
 import statistics
@@ -93,9 +94,8 @@ def machine_of(setup: Setup) -> Machine:
 
 
 def facts(setup: Setup) -> Iterator[Check]:
-    """Yield the device, its clocks, the fingerprint of its arithmetic, and its back ends."""
+    """Yield the device, the fingerprint of its arithmetic, and its back ends."""
     yield Check(of="device", run=partial(_device, setup))
-    yield Check(of="clocks", run=partial(_clocks, setup))
     yield _work_beside(setup)
     yield Check(of="arithmetic", run=lambda: Told(f"fingerprint {fingerprint(setup.where)}"))
     for name, backend in setup.backends.items():
@@ -110,38 +110,31 @@ def _work_beside(setup: Setup) -> Check:
 
 
 def _device(setup: Setup) -> Told:
-    if not setup.on_gpu:
-        return Told(f"{cpu_name()}, threads: {torch.get_num_threads()}")
-    found = torch.cuda.get_device_properties(setup.where)
-    figures = {"memory_GB": found.total_memory / 1e9, "processors": float(found.multi_processor_count)}
-    return Told(f"{found.name} ({setup.device.arch})", figures)
-
-
-def _clocks(setup: Setup) -> Told:
-    """Tell each clock that can be read; which cannot is told, too."""
+    """Tell the device, and each of its clocks that can be read; which cannot is told, too."""
     where, cuda = setup.where, torch.cuda
-    properties: Callable[[], Any] = partial(cuda.get_device_properties, where)
+    found: dict[str, float] = {}
     sources: dict[str, Callable[[], float]] = {
-        "largest_clock_MHz": lambda: properties().clock_rate / 1e3,
-        "clock_MHz": lambda: float(cuda.clock_rate(where)),
-        "power_W": lambda: cuda.power_draw(where) / 1e3,
-        "temperature_C": lambda: float(cuda.temperature(where)),
+        "clock_MHz": lambda: statistics.median(
+            map(float, re.findall(r"cpu MHz\s*:\s*([\d.]+)", _CPUS.read_text("utf-8")))
+        )
     }
-    if not setup.on_gpu:
-        clocks = re.findall(r"cpu MHz\s*:\s*([\d.]+)", _CPUS.read_text("utf-8"))
-        sources = {"clock_MHz": lambda: statistics.median(map(float, clocks))}
-    found, unknown = {}, []
-    for name, read in sources.items():
+    name = f"{cpu_name()}, threads: {torch.get_num_threads()}"
+    if setup.on_gpu:
+        about: Any = cuda.get_device_properties(where)
+        name = f"{about.name} ({setup.device.arch})"
+        found = {"memory_GB": about.total_memory / 1e9, "processors": float(about.multi_processor_count)}
+        sources = {
+            "largest_clock_MHz": lambda: about.clock_rate / 1e3,
+            "clock_MHz": lambda: float(cuda.clock_rate(where)),
+            "power_W": lambda: cuda.power_draw(where) / 1e3,
+            "temperature_C": lambda: float(cuda.temperature(where)),
+        }
+    for figure, read in sources.items():
         try:
-            found[name] = read()
+            found[figure] = read()
         except Exception as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
-            unknown.append(f"{name} ({in_short(error)})")
-    return Told(f"not known: {'; '.join(unknown) or 'none'}", found)
-
-
-def _timed_steps(setup: Setup) -> Iterator[Check]:
-    yield from steps(setup)
-    yield _work_beside(setup)
+            name += f"; not known: {figure} ({in_short(error)})"
+    return Told(name, found)
 
 
 def _suite(*kinds: str, quick: bool | None = None) -> Checks:
@@ -167,7 +160,7 @@ PARTS: dict[str, Checks] = {
     "quantiser bandwidth": bandwidth,
     "GEMM rates": rates,
     "quantised bits of other policies": _suite("quantised bits", quick=False),
-    "step times": _timed_steps,
+    "step times": lambda setup: itertools.chain(steps(setup), [_work_beside(setup)]),
 }
 """The parts, in their order. On a GPU each policy has kernels of its own, which take minutes to compile: the
 bits of a few policies come first, those of all others near the end."""
@@ -213,7 +206,11 @@ def prove(
         found = []
         for name in PARTS:
             findings = tuple(one for place, one in known.items() if place[0] == name)
-            found.append(_part(name, findings, whole=name in whole))
+            results, why = {one.result for one in findings}, None if name in whole else "time"
+            state: State = "failed" if "failed" in results else "not run" if why else "passed"
+            if results == {"skipped"} and why is None:
+                state, why = "skipped", findings[0].detail
+            found.append(Part(name=name, state=state, why=why, findings=findings))
         record = ProofRecord(
             machine=machine, code=code, measured_unix=time.time(), begun=begun, parts=tuple(found)
         )
@@ -257,14 +254,6 @@ def _all(make: Checks, setup: Setup) -> Iterator[Check]:
         yield from make(setup)
     except Exception as error:  # of a driver, say: the other parts still run
         yield Check(of="tasks", run=ending(error))
-
-
-def _part(name: str, findings: tuple[Finding, ...], *, whole: bool) -> Part:
-    results, why = {one.result for one in findings}, None if whole else "time"
-    state: State = "failed" if "failed" in results else "passed" if whole else "not run"
-    if whole and results == {"skipped"}:
-        state, why = "skipped", findings[0].detail
-    return Part(name=name, state=state, why=why, findings=findings)
 
 
 def _save(path: Path, place: tuple[str, str, str], fault: FaultError) -> str:
