@@ -16,10 +16,10 @@ from ablate.recipes.place import phases_of
 from ablate.recipes.policy import GEMMS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ablate.recipes.place import LayerPlace
-    from ablate.recipes.policy import Gemm, LayerRecipe, Recipe
+    from ablate.recipes.policy import Gemm, Recipe
 
 EVERYTHING = "*"
 ALLOW = "model.allow: "
@@ -86,22 +86,24 @@ class Coverage:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data: each GEMM's matrices and share of FLOPs in low precision, and ``uncovered``."""
-        content: dict[str, Any] = {"matrices": len(self.matrices)}
-        for gemm in GEMMS:
-            content[gemm] = {"matrices": self.count(gemm), "flops_share": self.share(gemm)}
-        return content | {"uncovered": dict(self.uncovered)}
+        gemms = {gemm: {"matrices": self.count(gemm), "flops_share": self.share(gemm)} for gemm in GEMMS}
+        return {"matrices": len(self.matrices), **gemms, "uncovered": dict(self.uncovered)}
 
     def __str__(self) -> str:
         by_share: dict[tuple[int, float], list[str]] = {}
         for gemm in GEMMS:
             by_share.setdefault((self.count(gemm), self.share(gemm)), []).append(gemm.capitalize())
-        every = "1 matrix" if len(self.matrices) == 1 else f"{len(self.matrices)} matrices"
+        every = _number(self.matrices)
         lines = [
             f"{', '.join(gemms)}: {count} of {every} in low precision, {share:.1%} of the FLOPs"
             for (count, share), gemms in by_share.items()
         ]
         lines += [f"  not {text}" for text in _with_reasons(self.matrices, self.uncovered)]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def _number(matrices: Sequence[Matrix]) -> str:
+    return "1 matrix" if len(matrices) == 1 else f"{len(matrices)} matrices"
 
 
 def coverage_of(
@@ -126,27 +128,14 @@ def coverage_of(
         elif matrix.out_of_reach is not None:
             uncovered[name] = f"{_BY_DEFAULT}; " * matrix.is_head + matrix.out_of_reach
         else:
-            low[name] = _low_gemms(phase.recipe for phase in phases_of(recipe, where[name]))
-            if not low[name]:
-                uncovered[name] = _why_high(recipe, matrix)
+            parts = [phase.recipe for phase in phases_of(recipe, where[name])]
+            operands = [one for part in parts for one in part.operands()]
+            found = {gemm for gemm, _, policy in operands if not policy.is_high_precision}
+            low[name] = tuple(gemm for gemm in GEMMS if gemm in found)
+            if not found:
+                why = _BY_DEFAULT if matrix.is_head else "a rule of the recipe keeps it in high precision"
+                uncovered[name] = why if recipe.is_ever_low else "the recipe is in high precision"
     return Coverage(matrices=known, low=low, uncovered=uncovered, notes=tuple(notes))
-
-
-def _low_gemms(parts: Iterable[LayerRecipe]) -> tuple[Gemm, ...]:
-    """Return the GEMMs with an operand in low precision in any part of a recipe."""
-    low = {gemm for part in parts for gemm, _, policy in part.operands() if not policy.is_high_precision}
-    return tuple(gemm for gemm in GEMMS if gemm in low)
-
-
-def _is_ever_low(recipe: Recipe) -> bool:
-    rules, phases = (rule.recipe for rule in recipe.rules), (phase.recipe for phase in recipe.phases)
-    return bool(_low_gemms((recipe, *rules, *phases)))
-
-
-def _why_high(recipe: Recipe, matrix: Matrix) -> str:
-    if not _is_ever_low(recipe):
-        return "the recipe is in high precision"
-    return _BY_DEFAULT if matrix.is_head else "a rule of the recipe keeps it in high precision"
 
 
 def coverage_faults(
@@ -167,10 +156,9 @@ def coverage_faults(
     yield from _idle_patterns("skip", skip, known, "matrix of the model")
     yield from _idle_patterns(key.rstrip("=: "), allow, out, "matrix that is out of a recipe's reach")
     hidden = [one for one in out if not (one.is_head or one.named_by(skip) or one.named_by(allow))]
-    if hidden and _is_ever_low(recipe):
-        number = "1 matrix" if len(hidden) == 1 else f"{len(hidden)} matrices"
-        reasons = {matrix.name: str(matrix.out_of_reach) for matrix in hidden}
-        what = f"the recipe does not reach {number} of the model: {'; '.join(_with_reasons(hidden, reasons))}"
+    if hidden and recipe.is_ever_low:
+        reasons = _with_reasons(hidden, {matrix.name: str(matrix.out_of_reach) for matrix in hidden})
+        what = f"the recipe does not reach {_number(hidden)} of the model: {'; '.join(reasons)}"
         patterns = in_short((matrix.name for matrix in hidden), "{}")
         yield what, f"if high precision is meant there: {key}{patterns}"
 

@@ -9,7 +9,6 @@ from ablate.recipes.policy import GEMMS, LayerRecipe
 if TYPE_CHECKING:
     from ablate.recipes.policy import (
         Deoscillate,
-        Gemm,
         GemmPolicy,
         Later,
         LayerRule,
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
         Recipe,
     )
 
-_LETTERS: dict[Gemm, str] = {"fprop": "Fprop", "dgrad": "Dgrad", "wgrad": "Wgrad"}
 _HADAMARD = {
     "none": "DHT", "fixed": "RHT(fixed)", "layer": "RHT(layer)", "step": "RHT", "call": "RHT(call)",
     "backward": "RHT(backward)",
@@ -27,7 +25,6 @@ _ROUNDING = {
     "stochastic": " SR", "stochastic_rocm": " SR(rocm)",
 }  # fmt: skip
 _SOURCE = {"high_precision": "", "forward": " from Fprop", "forward_bf16": " from Fprop in bf16"}
-_TSENG_PRESCALE = 0.75
 _USUAL = ("none", "floor", "tensor", "two_level")
 
 
@@ -38,7 +35,9 @@ def _operand(policy: OperandPolicy) -> str:
     if policy.block in ("16x16", "32x32"):
         label += f"[{policy.block}]"
     label += _ROUNDING[policy.rounding]
-    if policy.is_stochastic and policy.prescale != _usual_prescale(policy):
+    # SR alone implies Tseng's 3/4 under his paper's scale rule, else no prescale.
+    is_tseng = (policy.format, policy.scale, policy.rounding) == ("mxfp4", "floor", "stochastic")
+    if policy.is_stochastic and policy.prescale != (0.75 if is_tseng else 1.0):
         label += f"×{policy.prescale:.3g}"
     if policy.undo == "operand":
         label += " undone on operand"
@@ -47,12 +46,6 @@ def _operand(policy: OperandPolicy) -> str:
     parts = {"+perm": policy.permute, "+bf16": policy.rotated_bf16}
     parts |= {_SOURCE[policy.source]: True, " masked": policy.mask}
     return label + "".join(word for word, holds in parts.items() if holds)
-
-
-def _usual_prescale(policy: OperandPolicy) -> float:
-    """Return the prescale that SR implies: Tseng's 3/4 under his paper's scale rule, else 1."""
-    tseng = (policy.format, policy.scale, policy.rounding) == ("mxfp4", "floor", "stochastic")
-    return _TSENG_PRESCALE if tseng else 1.0
 
 
 def describe_gemm(policy: GemmPolicy) -> str:
@@ -66,10 +59,9 @@ def describe_layer(recipe: LayerRecipe) -> str:
     """Describe the three GEMMs in one line, e.g. ``Fprop+Dgrad fp8; Wgrad mxfp4 DHT16``."""
     groups: dict[str, list[str]] = {}
     for gemm in GEMMS:
-        groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(_LETTERS[gemm])
-    if len(groups) == 1:
-        return next(iter(groups))
-    return "; ".join(f"{'+'.join(names)} {label}" for label, names in groups.items())
+        groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(gemm.capitalize())
+    lines = [f"{'+'.join(names)} {label}" for label, names in groups.items()]
+    return "; ".join(lines if len(groups) > 1 else groups)
 
 
 def describe_place(rule: LayerRule) -> str:
@@ -86,26 +78,23 @@ def describe_place(rule: LayerRule) -> str:
 
 def describe(recipe: Recipe) -> str:
     """Describe a whole recipe in one line: its only rule or the number of rules, and that of phases."""
-    line = describe_layer(recipe)
-    if len(recipe.rules) == 1:
-        (rule,) = recipe.rules
-        line += f"; {describe_place(rule)} {describe_layer(rule.recipe)}"
-    for count, what in ((len(recipe.rules), "rule"), (len(recipe.phases), "phase")):
-        if count > (what == "rule"):
-            line += f"; {count} {what}{'s' if count > 1 else ''}"
+    parts, rules, phases = [describe_layer(recipe)], recipe.rules, recipe.phases
+    if len(rules) == 1:
+        parts.append(f"{describe_place(rules[0])} {describe_layer(rules[0].recipe)}")
+    elif rules:
+        parts.append(f"{len(rules)} rules")
+    if phases:
+        parts.append(f"{len(phases)} phase{'s' if len(phases) > 1 else ''}")
     if recipe.deoscillate is not None:
-        line += f"; de-oscillated {describe_deoscillate(recipe.deoscillate)}"
-    return line
+        parts.append(f"de-oscillated {describe_deoscillate(recipe.deoscillate)}")
+    return "; ".join(parts)
 
 
 def describe_deoscillate(found: Deoscillate) -> str:
     """Describe how weights are reset, e.g. ``every 200 steps at 4× from 10% of the budget on``."""
-    text = f"every {found.window} steps at {found.threshold:g}×"
-    return (
-        text
-        if found.from_tokens is None and found.from_fraction is None
-        else f"{text} {describe_start(found)}"
-    )
+    begins = found.from_tokens is not None or found.from_fraction is not None
+    start = f" {describe_start(found)}" if begins else ""
+    return f"every {found.window} steps at {found.threshold:g}×{start}"
 
 
 def describe_start(found: Later) -> str:

@@ -9,9 +9,6 @@ the policy says otherwise. A contradictory policy raises ``ValueError``, which n
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, StrictBool
@@ -454,7 +451,7 @@ class Recipe(Section, LayerRecipe):
         """The recipes that some layer may follow at some time: this one, those of its rules and phases."""
         return (self, *(rule.recipe for rule in self.rules), *(phase.recipe for phase in self.phases))
 
-    @cached_property
-    def text(self) -> str:
-        """The content as JSON, from which run ids are made."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    @property
+    def is_ever_low(self) -> bool:
+        """Whether some layer may follow low precision at some time."""
+        return not all(part.is_high_precision for part in self.parts)
