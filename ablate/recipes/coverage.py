@@ -86,7 +86,9 @@ class Coverage:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data: each GEMM's matrices and share of FLOPs in low precision, and ``uncovered``."""
-        gemms = {gemm: {"matrices": self.count(gemm), "flops_share": self.share(gemm)} for gemm in GEMMS}
+        gemms: dict[str, Any] = {
+            gemm: {"matrices": self.count(gemm), "flops_share": self.share(gemm)} for gemm in GEMMS
+        }
         return {"matrices": len(self.matrices), **gemms, "uncovered": dict(self.uncovered)}
 
     def __str__(self) -> str:

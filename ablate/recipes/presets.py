@@ -13,7 +13,7 @@ publication. Bits were *compared with* what ``benchmarks/oracles.py`` runs; what
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -53,14 +53,18 @@ class Preset:
 
 def _read() -> dict[str, Preset]:
     entries: dict[str, dict[str, Any]] = {}
-    presets = {}
     for name, own in PUBLISHED.items():
         usual = {"assumed": [], "checked": "read in the publication"}
-        entry = entries[name] = usual | entries.get(own.get("like", ""), {}) | own
-        source = Source(**{field.name: entry[field.name] for field in fields(Source)})
-        told = {key: entry[key] for key in ("summary", "published", "assumed", "checked")}
-        presets[name] = Preset(name=name, source=source, written=own["recipe"], **told)
-    return presets
+        entries[name] = usual | entries.get(own.get("like", ""), {}) | own
+    return {
+        name: Preset(
+            name=name,
+            source=Source(**entry["source"]),
+            written=entry["recipe"],
+            **{key: entry[key] for key in ("summary", "published", "assumed", "checked")},
+        )
+        for name, entry in entries.items()
+    }
 
 
 PRESETS = _read()

@@ -56,9 +56,8 @@ class Arms:
         self._chains = {name: self._layers(name) for name in self._written}
         for name, layers in self._chains.items():
             if layers is not None:
-                self._add_named(name, layers)
-        if isinstance(get(self._source.data, "grid"), dict):
-            self._add_cells()
+                self._add(name, layers)
+        self._add_cells()
         for at, is_used in self._rotates.items():
             if not is_used:
                 hint = "write stabiliser: rht or dht beside it, or leave it out"
@@ -71,7 +70,7 @@ class Arms:
     def _known(self, at: Path) -> str | None:
         """Return the named arm that ``from`` names; None if it is missing, or is no arm, which is a fault."""
         name = get(self._source.data, *at)
-        if name in self._written or not isinstance(name, str):
+        if not isinstance(name, str) or name in self._written:
             return name if isinstance(name, str) else None
         what = f"no arm {self._source.got(at)} to inherit from"
         self._faults.add(at, what, likely(name, self._written, None))
@@ -148,19 +147,29 @@ class Arms:
 
     # ---- named arms and cells --------------------------------------------------------------------------
 
-    def _add_named(self, name: str, layers: Layers) -> None:
-        """Add a named arm; an arm equal to another is a fault."""
-        if rule := name_rule(name):
-            self._faults.add(("arms", name, KEY), "cannot name an arm", rule)
+    def _add(self, name: str, layers: Layers) -> str | None:
+        """Add an arm, or fold a cell of the grid into an equal one; return the name of the arm that runs."""
+        is_cell, at = _is_cell(layers), _home(name, layers)
         arm = self._build(name, layers)
-        if arm is None:
-            return
-        self._check_recipe_of_name(arm)
-        same = self._by_content.setdefault(self._content(arm), name)
-        if same == name:
-            self.arms[name] = arm
+        label = "give the values labels: {label: value}"
+        if (rule := name_rule(name)) and (arm is not None or not is_cell):
+            what, hint = "cannot name an arm", f"{rule}; {label}" if is_cell else rule
+            self._faults.add(at, f"the values make names that {what}" if is_cell else what, hint)
+        if arm is None or (rule and is_cell):
+            return None
+        if not is_cell:
+            self._check_recipe_of_name(arm)
+        content = self._content(arm)
+        if (same := self._by_content.get(content)) is None:
+            if name in self.arms:
+                self._faults.add(at, f"two different arms would be called '{name}'", label)
+                return None
+            self.arms[name], self._by_content[content] = arm, name
+        elif is_cell:
+            self.folded.append(FoldedCell(name=name, into=same))
         else:
             self.refuse_same(arm, same)
+        return self._by_content[content]
 
     def refuse_same(self, arm: ResolvedArm, same: str) -> None:
         """Add the fault of an arm that equals another."""
@@ -181,37 +190,17 @@ class Arms:
         self._faults.add(("arms", arm.name, KEY), f"expected the recipe that its name says, got {got}", hint)
 
     def _add_cells(self) -> None:
-        cells = expand(self._faults)
         source = get(self._source.data, "grid", "from")
-        under = (
-            self._chains.get(self._known(("grid", "from")) or "") if isinstance(source, str) else self.base
-        )
-        if under is not None:
-            self.cells += [(cell, self._add_cell(cell, under)) for cell in cells]
-
-    def _add_cell(self, cell: Cell, under: Layers) -> str | None:
-        """Add a cell of the grid, folded into an equal arm if there is one; return the arm's name."""
-        if cell.excluded:
-            self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
-            return None
-        outer_first = sorted(cell.levels, key=lambda level: len(level.path))
-        own = tuple((level.where, level.path) for level in outer_first)
-        arm = self._build(cell.name, (*under, own))
-        if arm is None:
-            return None
-        at, hint = ("grid", "factors", KEY), "give the values labels: {label: value}"
-        if rule := name_rule(arm.name):
-            self._faults.add(at, "the values make names that cannot name an arm", f"{rule}; {hint}")
-            return None
-        content = self._content(arm)
-        if content in self._by_content:
-            self.folded.append(FoldedCell(name=arm.name, into=self._by_content[content]))
-        elif arm.name in self.arms:
-            self._faults.add(at, f"two different arms would be called '{arm.name}'", hint)
-        else:
-            self._by_content[content] = arm.name
-            self.arms[arm.name] = arm
-        return self._by_content.get(content)
+        parent = self._known(("grid", "from"))
+        under = self._chains.get(parent or "") if isinstance(source, str) else self.base
+        for cell in expand(self._faults) if under is not None else ():
+            if cell.excluded:
+                self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
+                self.cells.append((cell, None))
+                continue
+            outer_first = sorted(cell.levels, key=lambda level: len(level.path))
+            own = tuple((level.where, level.path) for level in outer_first)
+            self.cells.append((cell, self._add(cell.name, (*under, own))))
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
         content = content_of(arm)

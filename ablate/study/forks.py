@@ -9,7 +9,7 @@ How it fails: each fault is added at its place.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.base.errors import likely
 from ablate.run.schedule import plan_steps
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ablate.study.arms import Arms
     from ablate.study.faults import Faults
+    from ablate.study.source import Source
     from ablate.study.study import ResolvedArm
 
 _KEPT = (
@@ -38,29 +39,24 @@ def resolve_forks(found: Arms, names: Collection[str], baseline: str, faults: Fa
 
     ``names``: of all arms that the file has, also of those with faults.
     """
-    written = dict(found.arms)
+    written, source = dict(found.arms), faults.source
     folded = {cell.name: cell.into for cell in found.folded}
-    parents = {
-        arm.name: None if arm.fork is None else folded.get(arm.fork.arm, arm.fork.arm)
-        for arm in written.values()
-    }
-    forked = [arm for arm in written.values() if arm.fork is not None]
-    for arm in forked:
-        parent = written.get(parents[arm.name] or "")
-        misfits = list(_misfits(arm, written, parents, names, faults))
-        for misfit in misfits[:1]:
-            found.add_fault(arm.name, arm.layers, misfit)
-        fork = None
-        if not misfits and parent not in (None, arm):  # of itself, by inheritance: it is no fork
-            assert parent is not None
+    forked = {name: arm.fork.arm for name, arm in written.items() if arm.fork is not None}
+    parents = {name: folded.get(parent, parent) for name, parent in forked.items()}
+    for name in forked:
+        arm, parent, fork = written[name], written.get(parents[name]), None
+        misfit = next(_misfits(arm, written, parents, names, source), None)
+        if misfit is not None:
+            found.add_fault(name, arm.layers, misfit)
+        elif parent is not None and parent is not arm:  # of itself, by inheritance: it is no fork
             fork = ForkPoint(arm=parent.name, tokens=_whole_steps(arm))
             # The fold sees it only where the arm that is left stands before this one.
             if content_of(arm) == content_of(parent):
                 found.refuse_same(arm, parent.name)
-        found.arms[arm.name] = replace(arm, fork=fork)
+        found.arms[name] = replace(arm, fork=fork)
     if not forked or faults:
         return
-    if get(faults.source.data, "tune") is not None:
+    if get(source.data, "tune") is not None:
         hint = "tune them in a study of their own"
         faults.add(("tune",), "a study with forks cannot tune its arms", hint)
     base = found.arms[baseline]
@@ -86,47 +82,41 @@ def _whole_steps(arm: ResolvedArm) -> int:
 def _misfits(
     arm: ResolvedArm,
     written: dict[str, ResolvedArm],
-    parents: dict[str, str | None],
+    parents: dict[str, str],
     names: Collection[str],
-    faults: Faults,
+    source: Source,
 ) -> Iterator[Misfit]:
     """Yield what keeps an arm from its fork."""
     for key, meaning in (("from", "the arm that it leaves"), ("at", "after how many tokens")):
-        if locate(faults.source, arm.layers, f"fork.{key}") is None:
+        if locate(source, arm.layers, f"fork.{key}") is None:
             yield Misfit(f"missing key '{key}'", meaning, ("fork",))
     name = parents[arm.name]
-    assert name is not None
+    parent = written.get(name)
     if name == arm.name:
-        place = locate(faults.source, arm.layers, "fork.from")
-        if place is not None and place[0][:2] == ("arms", arm.name):
+        place = locate(source, arm.layers, "fork.from")
+        if place is not None and place[0][:2] == ("arms", name):
             yield Misfit("an arm cannot fork from itself", None, ("fork.from",))
-        return
-    if (parent := written.get(name)) is None:
+    elif parent is None:
         if name not in names:  # else it has faults of its own
             yield Misfit(f"no arm '{name}' to fork from", likely(name, names, None), ("fork.from",))
-        return
-    if (other := parents[name]) not in (None, name):
-        hint = "an arm that others fork from is trained from its beginning"
-        yield Misfit(f"'{name}' itself forks from '{other}'", hint, ("fork.from",))
-    if arm.trainer is not None or parent.trainer is not None:
-        hint = "its state is not known"
-        yield Misfit("a training function of your own cannot fork", hint, ("trainer", "fork"))
-    for path, own, others in _differences(arm, parent):
-        what = f"{path.rpartition('.')[2]} {own} cannot go on from '{name}', which has {others}"
-        yield Misfit(what, "a fork continues the same state and data", (path, "fork"))
-    tokens = _whole_steps(arm)
-    for one in (arm, parent):
-        if tokens >= (budget := plan_steps(one.training).tokens):
-            what = f"a fork after {tokens} tokens, but '{one.name}' trains {budget} tokens"
-            yield Misfit(what, "both in whole steps; fork before the end", ("fork.at",))
-
-
-def _differences(arm: ResolvedArm, parent: ResolvedArm) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the fields, with both values, in which an arm cannot go on where its parent is."""
-    for name in ("model", "data", "training"):
-        own, other = getattr(arm, name), getattr(parent, name)
-        for key in _KEPT if name == "training" else [field.name for field in fields(own)]:
-            if getattr(own, key) != getattr(other, key):
-                yield f"{name}.{key}", getattr(own, key), getattr(other, key)
-    if arm.backend != parent.backend:
-        yield "backend", arm.backend, parent.backend
+    else:
+        if (other := parents.get(name, name)) != name:
+            hint = "an arm that others fork from is trained from its beginning"
+            yield Misfit(f"'{name}' itself forks from '{other}'", hint, ("fork.from",))
+        if arm.trainer is not None or parent.trainer is not None:
+            what = "a training function of your own cannot fork"
+            yield Misfit(what, "its state is not known", ("trainer", "fork"))
+        pairs = [("backend", arm.backend, parent.backend)]
+        for part in ("model", "data", "training"):
+            own, others = vars(getattr(arm, part)), vars(getattr(parent, part))
+            keys = _KEPT if part == "training" else [field.name for field in fields(getattr(arm, part))]
+            pairs += [(f"{part}.{key}", own[key], others[key]) for key in keys]
+        for path, mine, theirs in pairs:
+            if mine != theirs:
+                what = f"{path.rpartition('.')[2]} {mine} cannot go on from '{name}', which has {theirs}"
+                yield Misfit(what, "a fork continues the same state and data", (path, "fork"))
+        tokens = _whole_steps(arm)
+        for one in (arm, parent):
+            if tokens >= (budget := plan_steps(one.training).tokens):
+                what = f"a fork after {tokens} tokens, but '{one.name}' trains {budget} tokens"
+                yield Misfit(what, "both in whole steps; fork before the end", ("fork.at",))

@@ -29,7 +29,10 @@ from ablate.run.config import (
     Setting,
     TrainingConfig,
 )
-from ablate.run.diagnostics import AnyRecipe, Diagnostics
+from ablate.run.diagnostics import (  # noqa: TC001  pydantic reads the annotations at run time
+    AnyRecipe,
+    Diagnostics,
+)
 
 MAX_SEEDS = 10_000
 MAX_LOOKS = 50
@@ -107,8 +110,8 @@ class SeedsSection:
             raise said(what, f"a look is taken after each from {self.at_least} on", "at_most")
 
 
-def _kind_of_seeds(value: Any) -> str:
-    return "[settled]" if isinstance(value, dict | SeedsSection) else "[list]"
+def _kind(value: Any) -> str:
+    return "[section]" if isinstance(value, dict | SeedsSection | RangeSection) else "[list]"
 
 
 SeedList = Annotated[
@@ -117,21 +120,9 @@ SeedList = Annotated[
     AfterValidator(_different),
 ]
 Seeds = Annotated[
-    Annotated[SeedList, Tag("[list]")] | Annotated[SeedsSection, Tag("[settled]")],
-    Discriminator(_kind_of_seeds),
+    Annotated[SeedList, Tag("[list]")] | Annotated[SeedsSection, Tag("[section]")], Discriminator(_kind)
 ]
 """The tags stand in the paths of pydantic's errors; no key begins with a bracket."""
-
-RecipeEntry = Annotated[
-    AnyRecipe,
-    Field(description="one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"),
-]
-Backend = Annotated[
-    BackendName,
-    Field(description="who quantises and multiplies; auto: the fastest that this machine has"),
-]
-Description = Annotated[str, Field(description="free text, shown in the report")]
-Crossing = Literal["confirmed", "first_eval"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
@@ -156,8 +147,12 @@ class BaseSection:
     model: ModelSection = Field(default_factory=ModelSection)
     data: DataConfig = Field(default_factory=DataConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    recipe: RecipeEntry = Field(default_factory=RecipeSpec)
-    backend: Backend = "auto"
+    recipe: AnyRecipe = key(
+        RecipeSpec, "one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"
+    )
+    backend: BackendName = key(
+        "auto", "who quantises and multiplies; auto: the fastest that this machine has"
+    )
     trainer: str | None = key(
         None, "your own training function instead: package.module:function or file.py:function"
     )
@@ -173,7 +168,7 @@ class ArmSection(BaseSection):
     """One arm: whatever it names is laid over what it inherits."""
 
     from_: str | None = key(None, "the arm to inherit from; default: the base", alias="from")
-    description: Description | None = None
+    description: str | None = key(None, "free text, shown in the report")
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -194,7 +189,7 @@ class TargetSection:
 
     val_loss: PositiveFloat | None = key(None, "validation loss in nats per token, e.g. 3.3")
     perplexity: float | None = key(None, "exp(val_loss), e.g. 27.1", gt=1, allow_inf_nan=False, strict=True)
-    crossing: Crossing = key(
+    crossing: Literal["confirmed", "first_eval"] = key(
         "confirmed",
         "confirmed: the first crossing that the next evaluation confirms, interpolated; "
         "first_eval: the first evaluation at or under the target, as MLPerf scores",
@@ -246,13 +241,9 @@ class RangeSection:
             raise said(f"a logarithmic range begins above 0, got {self.low:g}", None, "low")
 
 
-def _kind_of_values(value: Any) -> str:
-    return "[range]" if isinstance(value, dict | RangeSection) else "[values]"
-
-
 TunedValues = Annotated[
-    Annotated[RangeSection, Tag("[range]")] | Annotated[list[Any], Field(min_length=1), Tag("[values]")],
-    Discriminator(_kind_of_values),
+    Annotated[RangeSection, Tag("[section]")] | Annotated[list[Any], Field(min_length=1), Tag("[list]")],
+    Discriminator(_kind),
 ]
 if TYPE_CHECKING:
     Tunable = str
@@ -337,10 +328,11 @@ class StudyFile:
     target: TargetSection | None = key(
         ..., "the validation loss at which arms are compared; null: none yet, final losses are compared"
     )
-    description: Description | None = None
-    seeds: Annotated[
-        Seeds, Field(description="how many seeds (0, 1, …), a list of them, or as many as it takes")
-    ] = Field(default_factory=lambda: [0, 1])
+    description: str | None = key(None, "free text, shown in the report")
+    seeds: Seeds = Field(
+        default_factory=lambda: [0, 1],
+        description="how many seeds (0, 1, …), a list of them, or as many as it takes",
+    )
     paired_seeds: StrictBool = key(
         True, "compare arms seed by seed: equal seeds share initial weights and data order"
     )
