@@ -193,12 +193,6 @@ class OperandPolicy:
         return self.format in HIGH_FORMATS
 
     @property
-    def needs_fp32(self) -> bool:
-        """Whether its products are exact in fp32 alone, or scaled by a factor in fp32 afterwards."""
-        is_block_scaled = self.format.startswith("mx") and (self.prescale == 1.0 or self.undo == "operand")
-        return self.format != "bf16" and not is_block_scaled
-
-    @property
     def is_untouched(self) -> bool:
         """Whether the operand enters its GEMM in bf16, neither rounded nor rotated."""
         return self.format == "bf16" and not self.hadamard and self.source == "high_precision"

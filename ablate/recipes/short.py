@@ -300,11 +300,8 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
         hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
         raise SenselessRecipe(f"{name} beside preset '{spec.preset}', which says it already", name, hint=hint)
     own = {gemm: _given(getattr(spec, gemm) or GemmSpec()) for gemm in GEMMS}
-    keys = ("stabiliser", "hadamard_size", "scale", "signs", "prescale", "weight_block")
     whole: dict[Gemm, dict[str, Any]] = {
-        gemm: {"format": spec.format if gemm in spec.gemms else spec.rest}
-        | {name: getattr(spec, name) for name in keys}
-        | {name: value for name, value in own[gemm].items() if name not in STORED}
+        gemm: {**vars(spec), "format": spec.format if gemm in spec.gemms else spec.rest, **own[gemm]}
         for gemm in GEMMS
     }
     policies: dict[str, GemmPolicy] = {}
@@ -312,7 +309,7 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
         with _at(gemm):
             policies[gemm] = _policy(spec, gemm, own[gemm], whole[gemm])
     low = {gemm: one for gemm, one in whole.items() if _is_low(one["format"])}
-    for name in said.keys() - {"gemms", "format", "rest", "hadamard_size"}:
+    for name in [one for one in said if one not in ("gemms", "format", "rest", "hadamard_size")]:
         takes = [gemm for gemm in low if name not in own[gemm] and (name, gemm) != ("weight_block", "wgrad")]
         if not takes:
             hint = "name the GEMMs in gemms, or leave it out"
@@ -352,7 +349,7 @@ def _policy(spec: LayerRecipeSpec, gemm: Gemm, own: dict[str, Any], whole: dict[
     for name in ("stabiliser", "scale", "signs", "prescale") if not _is_low(whole["format"]) else ():
         if anew.get(name, "none") != "none":
             raise SenselessRecipe(f"{name} '{anew[name]}' on {gemm}, which is not in FP4")
-    for name in own.keys() & STORED.keys() - set(OPERANDS[gemm]):
+    for name in [one for one in STORED if one in own and one not in OPERANDS[gemm]]:
         raise SenselessRecipe(f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})")
     sides: dict[str, Any] = {}
     for side, name in zip(("left", "right"), OPERANDS[gemm], strict=True):

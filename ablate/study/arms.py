@@ -127,7 +127,7 @@ class Arms:
             misfits += checks.shape_misfits(model, recipe)
         if training is not None:
             misfits += checks.budget_misfits(training, recipe)
-            misfits += () if resources is None else checks.device_misfits(training, resources)
+            misfits += [] if resources is None else checks.device_misfits(training, resources)
         for what, keys, hint in () if data is None else field_faults(data):
             misfits.append(Misfit(what, hint, tuple(f"data.{key}" for key in keys)))
         for misfit in misfits:
@@ -193,7 +193,9 @@ class Arms:
         source = get(self._source.data, "grid", "from")
         parent = self._known(("grid", "from"))
         under = self._chains.get(parent or "") if isinstance(source, str) else self.base
-        for cell in expand(self._faults) if under is not None else ():
+        for cell in expand(self._faults):
+            if under is None:
+                return
             if cell.excluded:
                 self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
                 self.cells.append((cell, None))
