@@ -104,7 +104,7 @@ def test_other_recipes_must_fit_the_layers_of_every_arm(plan_of, tmp_path):
         ),
         (
             "{what_if: [mxfp4, {gemms: [fprop, dgrad, wgrad]}]}",
-            "9:32: diagnostics.what_if[1]: the same recipe as 'mxfp4'",
+            "9:32: diagnostics.what_if[1]: the same recipe as what_if[0]",
         ),
         (
             "{layers: ['*.down', block.1.ffn.down]}",
