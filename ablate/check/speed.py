@@ -7,6 +7,7 @@ then clock or product is wrong.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import statistics
 import time
@@ -23,7 +24,6 @@ from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.testing.suite import both
 from ablate.check.training import config_of, trained
 from ablate.modelled.hardware import peak_tflops
-from ablate.models.arithmetic import model_size
 from ablate.numerics.philox import Key
 from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy, read_recipe
 from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ablate.check import Setup
     from ablate.recipes import Format, Gemm, Recipe
 
-BF16 = read_recipe("bf16")
 MODELS: dict[str, ModelConfig] = {
     "llama-tiny": ModelConfig(**PRESETS["llama-tiny"]),
     "llama 150M": ModelConfig(
@@ -192,21 +191,18 @@ def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
 
 def rates(setup: Setup) -> Iterator[Check]:
     """Yield the rate of each format's GEMM at some shapes, by each back end that claims the format."""
-    shapes = [Shape(1024, 1024, 1024)]
-    if setup.on_gpu:
-        sizes = ((8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192))
-        shapes = [Shape(*size) for size in sizes]
-    for shape in shapes:
-        for policy in (OperandPolicy(format=fmt) for fmt in _FORMATS):
-            for name, backend in setup.backends.items():
-                if policy.is_high_precision and name != "emulated":
-                    continue  # bf16 is the device's own GEMM, whatever the back end
-                if backend.support(both(policy), setup.device).mode != "no":
-                    yield Check(
-                        backend=name,
-                        of=f"{policy.format} {shape.tokens}×{shape.outputs}×{shape.inputs}",
-                        run=partial(_rate, setup, name, policy, shape),
-                    )
+    large = (8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192)
+    shapes = itertools.starmap(Shape, large if setup.on_gpu else [(1024, 1024, 1024)])
+    for shape, fmt, (name, backend) in itertools.product(shapes, _FORMATS, setup.backends.items()):
+        policy = OperandPolicy(format=fmt)
+        # bf16 is the device's own GEMM, whatever the back end.
+        is_its_own = name == "emulated" or not policy.is_high_precision
+        if is_its_own and backend.support(both(policy), setup.device).mode != "no":
+            yield Check(
+                backend=name,
+                of=f"{fmt} {shape.tokens}×{shape.outputs}×{shape.inputs}",
+                run=partial(_rate, setup, name, policy, shape),
+            )
 
 
 def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
@@ -224,7 +220,7 @@ def steps(setup: Setup) -> Iterator[Check]:
 
     Each eager and compiled. On a CPU llama-tiny alone is timed.
     """
-    recipes = [("bf16", "emulated", BF16)]
+    recipes = [("bf16", "emulated", read_recipe("bf16"))]
     for backend, name, recipe in trained(setup):
         mode = overall_mode(Selection(backend).choices(recipe, setup.device))
         if backend == "emulated" or mode == "native":
@@ -233,13 +229,12 @@ def steps(setup: Setup) -> Iterator[Check]:
         if not setup.on_gpu and model != "llama-tiny":
             yield Check(of=model, run=ending(Skip("on a CPU llama-tiny alone is timed")))
             continue
-        for name, backend, recipe in recipes:
-            for compiled in (False, True):
-                yield Check(
-                    backend=backend,
-                    of=f"{model}, {name}, {'compiled' if compiled else 'eager'}",
-                    run=partial(_step, setup, model, recipe, backend, compiled=compiled),
-                )
+        for (name, backend, recipe), how in itertools.product(recipes, ("eager", "compiled")):
+            yield Check(
+                backend=backend,
+                of=f"{model}, {name}, {how}",
+                run=partial(_step, setup, model, recipe, backend, compiled=how == "compiled"),
+            )
 
 
 def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: bool) -> Told:
@@ -264,8 +259,4 @@ def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: b
     figures = {"step_ms": seconds * 1e3, "tokens_per_s": found.tokens_per_step / seconds}
     if found.peak_memory_bytes is not None:
         figures["peak_memory_GB"] = found.peak_memory_bytes / 1e9
-    peak = peak_tflops(setup.device.name, "bf16")
-    if peak is not None and recipe == BF16:
-        size = model_size(config.model, vocab_size=config.vocab_size, seq_len=positions)
-        figures["share_of_peak"] = size.flops_per_token * figures["tokens_per_s"] / (peak * 1e12)
     return Told(f"{sequences} × {positions} tokens", figures)

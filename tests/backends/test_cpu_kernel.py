@@ -14,7 +14,6 @@ from ablate.backends import cpu_build
 from ablate.backends.cpu_kernel import BlockScaled, Kernel, supports
 from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
-from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import POLICIES, awkward, label, policies_of
 from ablate.backends.testing.suite import KEY, difference, same_bits
 from ablate.base.files import hash_of, write_record
@@ -25,7 +24,7 @@ from tests.backends.near_ties import near_ties
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
 EMULATED = EmulatedBackend()
 MXFP4 = OperandPolicy(format="mxfp4")
-FP8_ROW, FP8_128, E5M2_128 = policies_of("fp8_e4m3 row\nfp8_e4m3 1x128\nfp8_e5m2 1x128")
+(FP8_ROW,) = policies_of("fp8_e4m3 row")
 FP32_SCALES = policies_of("""
 fp8_e4m3 row
 fp8_e5m2 row
@@ -101,21 +100,6 @@ def test_sums_of_128_are_scaled_and_added_in_fp32():
     scales = torch.tensor([[2.0**24, 1.0, 2.0**24, 3.0]])
     ones = torch.ones(1, 4)
     assert EMULATED.multiply(operand(a, scales, 1), operand(b, ones, 1)).item() == 3.0
-
-
-def test_the_share_of_results_that_are_not_the_exact_product_rounded_once():
-    """Scaling the sums of 128 products rounds less than scaling every value: 0.01 % against 0.03 %."""
-    if not cpu_build.loaded()[0].multiplies:
-        pytest.skip("this CPU has no products in bf16")
-    given = list(zip((normal(512, 1024), normal(512, 1024, seed=1)), (FP8_128, E5M2_128), strict=True))
-    ours, theirs = (
-        by.multiply(*(by.quantize(x, Draw(policy=policy), axis=1) for x, policy in given))
-        for by in (EMULATED, load_backend("reference"))
-    )
-    a, b = (round_operand(x, policy, axis=1).values.double() for x, policy in given)
-    off = [float((product != (a @ b.t()).to(torch.bfloat16)).double().mean()) for product in (ours, theirs)]
-    assert off[0] < 2e-4 < off[1] + 1e-4 < 6e-4
-    assert 1e-4 < float((ours != theirs).double().mean()) < 5e-4
 
 
 @pytest.mark.parametrize(("element", "scale"), [(448.0, 1.37 * 2.0**-74), (2.0**-9, 2.0**65)])

@@ -8,7 +8,7 @@ import torch
 from ablate.backends.device import Device, device_of
 from ablate.backends.emulated import EmulatedBackend
 from ablate.check import Setup, speed
-from ablate.check.speed import MODELS, bandwidth, rates, steps
+from ablate.check.speed import bandwidth, rates, steps
 from ablate.models.arithmetic import model_size
 from ablate.train.throughput import StepTimes
 
@@ -96,9 +96,6 @@ def test_steps_on_a_gpu_are_those_of_three_models_with_their_memory(monkeypatch)
     assert results["llama 150M, mxfp4 emulated, compiled"]["figures"] == {
         "step_ms": 200.0, "tokens_per_s": 5120.0, "peak_memory_GB": 3.0,
     }  # fmt: skip
-    flops = model_size(MODELS["llama 150M"], vocab_size=32_000, seq_len=2048).flops_per_token
-    share = results["llama 150M, bf16, eager"]["figures"]["share_of_peak"]
-    assert share == pytest.approx(flops * 5120 / 2250e12)
     assert results["llama3.2-1b, bf16, eager"] == {
         "result": "skipped", "detail": "out of the device's memory",
     }  # fmt: skip

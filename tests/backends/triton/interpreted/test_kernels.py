@@ -17,13 +17,13 @@ from triton.runtime import interpreter
 from ablate.backends.device import device_of
 from ablate.backends.packed import Packed, pack_nibbles, packed_by_torch, unpack_nibbles
 from ablate.backends.protocol import Draw
-from ablate.backends.select import Selection, load_backend
+from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import POLICIES, QUICK, awkward, label, policies_of
 from ablate.backends.testing.suite import KEY, both, checks, difference, same_bits
 from ablate.backends.triton import launch, policies
-from ablate.layers.linear import QuantLinear
-from ablate.numerics import RecipeState, round_operand
-from ablate.recipes import read_recipe
+from ablate.check import Setup
+from ablate.check.training import linear_gradients
+from ablate.numerics import round_operand
 from tests.backends.near_ties import near_ties
 from tests.exhaustive import rest_exhaustive
 
@@ -252,39 +252,15 @@ def test_nvfp4_products(monkeypatch):
         assert torch.allclose(ours, exact, rtol=2**-8, atol=1e-5 * exact.abs().max().item())
 
 
+LAYERS = Setup(where="cpu", device=device_of("cpu"), backends={"triton": BACKEND})
+
+
 @pytest.mark.parametrize(
-    "recipe",
-    [
-        {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"},
-        {"gemms": ["fprop", "dgrad", "wgrad"], "wgrad": {"stabiliser": "dht"}},
-        "mxfp8",
-        {"preset": "quartet", "layers": []},
-    ],
-    ids=str,
+    "check",
+    rest_exhaustive(linear_gradients(LAYERS), lambda check: check.name == "mxfp8", lambda check: check.name),
 )
-@pytest.mark.parametrize(
-    "shape", rest_exhaustive([(64, 96, 64), (128, 64, 160)], lambda shape: shape[0] == 64)
-)
-def test_a_linear_layer_with_all_three_gemms(recipe, shape):
-    tokens, inputs, outputs = shape
-    x, dy = normal(tokens, inputs).to(torch.bfloat16), normal(tokens, outputs, seed=1).to(torch.bfloat16)
-    operands, results = {}, {}
-    for backend in ("triton", "reference"):
-        state = RecipeState(recipe=read_recipe(recipe), backend=Selection(backend), seed=3, step=7)
-        seen = operands[backend] = {}
-        state.watch = lambda _, gemm, operand, done, seen=seen: seen.setdefault((gemm, operand), done)
-        weight = torch.nn.Parameter(normal(outputs, inputs, seed=2) * 0.1)
-        layer = QuantLinear(inputs, outputs, name="l", state=state, weight=weight)
-        given_x = x.clone().requires_grad_()
-        y = layer(given_x)
-        y.backward(dy)
-        results[backend] = (y.detach(), given_x.grad, layer.weight.grad)
-    for which, ours in operands["triton"].items():
-        assert difference(ours, operands["reference"][which]) is None, which
-    for ours, theirs in zip(*map(results.get, ("triton", "reference")), strict=True):
-        # Accumulated in another order: a sum may fall on the other side of a rounding boundary.
-        assert (ours != theirs).float().mean() < 0.01
-        assert torch.allclose(ours, theirs, rtol=2**-7, atol=1e-5 * theirs.abs().max().item())
+def test_a_linear_layer_with_all_three_gemms(check):
+    assert check.run()
 
 
 @pytest.mark.parametrize(
