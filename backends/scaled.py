@@ -122,8 +122,7 @@ class TorchBackend(PackedBackend):
         (m, k), n = a.shape, b.shape[0]
         if not m * n * k:
             return a.codes.new_zeros(m, n, dtype=torch.bfloat16)
-        hip = bool(torch.version.hip)
-        call = _fp8_arguments(a, b) if a.format in FP8 else scaled_mm_arguments(a, b, hip=hip)
+        call = scaled_mm_arguments(a, b, hip=bool(torch.version.hip))
         return F.scaled_mm(**call)[:m, :n].contiguous()
 
 
@@ -165,54 +164,42 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-_FP8_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-
-
-def _fp8_arguments(a: Packed, b: Packed) -> dict[str, Any]:
-    from torch.nn.functional import ScalingType
-
-    (m, k), n = a.shape, b.shape[0]
-    a_scale, b_scale = a.descale_on_device, b.descale_on_device
-    by_row = a_scale.numel() > 1 or b_scale.numel() > 1
-    k_up, n_up = _up(k, _ALIGNED), _up(n, _ALIGNED)
-    left, right = _padded(a.codes, m, k_up), _padded(b.codes, n_up, k_up)
-    if by_row:
-        a_scale = a_scale.expand(m).reshape(m, 1).contiguous()
-        b_scale = F.pad(b_scale.expand(n), (0, n_up - n)).reshape(1, n_up).contiguous()
-    recipe = ScalingType.RowWise if by_row else ScalingType.TensorWise
-    return {
-        "mat_a": left.view(_FP8_DTYPES[a.format]), "mat_b": right.view(_FP8_DTYPES[b.format]).t(),
-        "scale_a": a_scale, "scale_recipe_a": recipe, "scale_b": b_scale, "scale_recipe_b": recipe,
-        "output_dtype": torch.bfloat16, "use_fast_accum": False,
-    }  # fmt: skip
+_DTYPES = {
+    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "mxfp8": torch.float8_e4m3fn,
+    "mxfp4": torch.float4_e2m1fn_x2, "nvfp4": torch.float4_e2m1fn_x2,
+}  # fmt: skip
 
 
 def scaled_mm_arguments(a: Packed, b: Packed, *, hip: bool) -> dict[str, Any]:
     """Return the arguments of ``F.scaled_mm`` for packed operands: only shapes and layouts, no launch."""
     from torch.nn.functional import ScalingType, SwizzleType
 
-    assert a.scales is not None
-    assert b.scales is not None
-    fmt, block, (m, k) = a.format, BLOCK[a.format], a.shape
-    per_byte = k // a.codes.shape[1] if k else 1
-    # hipBLASLt requires tiles of 32 rows and 64 along K; cuBLASLt 16 columns of the output.
-    m_up, n_up = _up(m, 32) if hip else m, _up(b.shape[0], 32 if hip else _ALIGNED)
-    k_up = _up(k, 64 if hip else 32)
-    dtype = torch.float8_e4m3fn if fmt == "mxfp8" else torch.float4_e2m1fn_x2
-    scale_dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.float8_e8m0fnu
-    left, right = _padded(a.codes, m_up, k_up // per_byte), _padded(b.codes, n_up, k_up // per_byte)
-    scales = [_padded(a.scales, m_up, k_up // block), _padded(b.scales, n_up, k_up // block)]
-    if not hip:
-        scales = [swizzled(one) for one in scales]
-    recipe = [ScalingType.BlockWise1x16 if fmt == "nvfp4" else ScalingType.BlockWise1x32]
-    swizzle = [SwizzleType.NO_SWIZZLE if hip else SwizzleType.SWIZZLE_32_4_4]
-    scale_a, scale_b = ([one.view(scale_dtype)] for one in scales)
-    if fmt == "nvfp4":
-        recipe, swizzle = [*recipe, ScalingType.TensorWise], [*swizzle, SwizzleType.NO_SWIZZLE]
-        scale_a, scale_b = [*scale_a, a.descale_on_device], [*scale_b, b.descale_on_device]
-    return {
-        "mat_a": left.view(dtype), "mat_b": right.view(dtype).t(),
-        "scale_a": scale_a, "scale_recipe_a": recipe, "swizzle_a": swizzle,
-        "scale_b": scale_b, "scale_recipe_b": recipe, "swizzle_b": swizzle,
-        "output_dtype": torch.bfloat16,
-    }  # fmt: skip
+    fmt, block = a.format, BLOCK.get(a.format, _ALIGNED)
+    tiled = hip and fmt in BLOCK  # hipBLASLt requires tiles of 32 rows and 64 along K
+    k_up = _up(a.shape[1], 64 if tiled else 32 if fmt in BLOCK else _ALIGNED)
+    by_row = any(side.descale_on_device.numel() > 1 for side in (a, b))
+    call: dict[str, Any] = {"output_dtype": torch.bfloat16}
+    for name, side, multiple in (("a", a, 32 if tiled else 1), ("b", b, 32 if tiled else _ALIGNED)):
+        n, k = side.shape
+        rows, bytes_up = _up(n, multiple), k_up // (k // side.codes.shape[1])
+        codes = _padded(side.codes, rows, bytes_up).view(_DTYPES[side.format])
+        scales, recipe = [side.descale_on_device], [ScalingType.TensorWise]
+        swizzle = [SwizzleType.NO_SWIZZLE]
+        if by_row:
+            each = F.pad(scales[0].expand(n), (0, rows - n)).contiguous()
+            scales, recipe = [each[:, None] if name == "a" else each[None]], [ScalingType.RowWise]
+        if side.scales is not None:
+            of_blocks = _padded(side.scales, rows, k_up // block)
+            of_blocks = (of_blocks if hip else swizzled(of_blocks)).view(
+                torch.float8_e4m3fn if fmt == "nvfp4" else torch.float8_e8m0fnu
+            )
+            levels = 2 if fmt == "nvfp4" else 1
+            scales = [of_blocks, *scales][:levels]
+            kind = ScalingType.BlockWise1x16 if fmt == "nvfp4" else ScalingType.BlockWise1x32
+            recipe = [kind, *recipe][:levels]
+            swizzle = [SwizzleType.NO_SWIZZLE if hip else SwizzleType.SWIZZLE_32_4_4, *swizzle][:levels]
+        call |= {
+            f"mat_{name}": codes if name == "a" else codes.t(), f"scale_{name}": scales,
+            f"scale_recipe_{name}": recipe, f"swizzle_{name}": swizzle,
+        }  # fmt: skip
+    return call
