@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.base.command_hints import command_line
-from ablate.base.errors import UserError
 from ablate.cli.common import (
     PATH,
     address_option,
@@ -27,7 +25,7 @@ from ablate.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ablate.plan.pilot import Advice
@@ -65,51 +63,23 @@ def init(context: click.Context, /, file: Path, storage: Path, *, schema: bool, 
         click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
         return
     from ablate.cli.display import ConsoleListener
-    from ablate.plan.estimate import duration_text
-    from ablate.workflow.init import Answers, write_study
+    from ablate.run.architecture import PRESETS
+    from ablate.study.template import ARMS
+    from ablate.workflow.init import write_study
 
+    questions = {
+        "model": ("built-in", f"Model (built-in, {', '.join(PRESETS)}, hf:FOLDER or function:FILE.py:NAME)"),
+        "data": ("", "Text to train on: a file, folder or glob; empty for the standard library's"),
+        "arms": ("ladder", "Arms: " + "; ".join(f"{word} ({what})" for word, what in ARMS.items())),
+        "budget": ("30m", "Wall time of the whole study (30m, 2h, 1d)"),
+    }
     answers = {name: word for name, word in given.items() if word is not None}
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        answers |= _asked(file, answers)
-    written = write_study(file, Answers(**answers), storage, ConsoleListener())
-    click.echo(
-        f"{file}: {written.runs} runs of {written.tokens:,} tokens, about {duration_text(written.seconds)} "
-        f"in all ({written.ground})."
-    )
+    for name, (usual, question) in questions.items() if sys.stdin.isatty() and sys.stdout.isatty() else ():
+        if name not in answers and (word := click.prompt(question, default=usual, show_default=bool(usual))):
+            answers[name] = word
+    click.echo(write_study(file, storage, ConsoleListener(), **answers))
     click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
     click.echo(f"       {command_line('pilot', str(file), storage=storage)}")
-
-
-def _asked(file: Path, given: dict[str, str]) -> dict[str, str]:
-    """Ask what is not given; an answer that cannot be used is asked for again."""
-    from ablate.run.architecture import PRESETS
-    from ablate.study.template import ARMS, known_arms, model_section
-    from ablate.workflow.init import data_section, seconds_of
-
-    def data(place: str) -> Any:
-        return place and data_section(place, file.parent)
-
-    def checked(check: Callable[[str], Any], word: str) -> str:
-        try:
-            check(word)
-        except UserError as error:
-            raise click.UsageError(str(error)) from None
-        return word
-
-    listed = "\n".join(f"  {word:<10} {what}" for word, what in ARMS.items())
-    models = f"built-in, hf:FOLDER, function:FILE.py:NAME, or one of {', '.join(PRESETS)}"
-    questions: dict[str, tuple[str, str, Callable[[str], Any]]] = {
-        "model": (f"Model ({models})", "built-in", model_section),
-        "data": ("Text to train on (a file, folder or glob; empty: the standard library's)", "", data),
-        "arms": (f"{listed}\nArms", "ladder", known_arms),
-        "budget": ("Wall time of the whole study (30m, 2h, 1d)", "30m", seconds_of),
-    }
-    answers = {
-        name: click.prompt(text, default=usual, value_proc=partial(checked, check), show_default=bool(usual))
-        for name, (text, usual, check) in questions.items()
-        if name not in given
-    }
-    return {name: word for name, word in answers.items() if word}
 
 
 @click.command("plan")

@@ -13,7 +13,7 @@ import math
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
 from ablate.study.load import study_of
 from ablate.study.template import (
+    BUILT_IN,
     SEEDS,
     Starter,
     known_arms,
@@ -32,9 +33,7 @@ from ablate.study.template import (
 from ablate.workflow import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ablate.study import ResolvedArm
+    from collections.abc import Iterator, Mapping
 
 USED = 0.8
 """The share of the budget that is planned: runs side by side slow each other, and Ray has to start."""
@@ -51,31 +50,6 @@ _SIZES = (
 """Usual settings by the number of parameters below which they are taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """The answers to the questions of ``ablate init``, as words of the command line.
-
-    ``data``: None for the standard library's text.
-    """
-
-    model: str = "built-in"
-    data: str | None = None
-    arms: str = "ladder"
-    budget: str = "30m"
-
-
-def seconds_of(budget: str) -> float:
-    """Return the seconds of a duration such as ``90s``, ``30m``, ``2h`` or ``1.5d``.
-
-    Raises:
-        UserError: it is none, or zero.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", budget.lower())
-    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
-        raise UserError(f"'{budget}' is no time", hint="expected such as 30m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2]]
-
-
 def data_section(place: str | None, folder: Path) -> dict[str, Any]:
     """Return the section ``data`` for a file, folder or glob; None: the standard library's text.
 
@@ -90,8 +64,8 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
         return {"source": "stdlib", "tokenizer": "bytes"}
     if place.startswith("hub:") or place.lower().endswith(TOKEN_SUFFIXES):
         raise UserError(f"{place} is no text", hint="write the section data by hand, see docs/data.md")
-    path = Path(place).expanduser()
-    names = [name.lower() for _, _, files in os.walk(path) for name in files] or [place.lower()]
+    names = [name.lower() for _, _, files in os.walk(Path(place).expanduser()) for name in files]
+    names = names or [place.lower()]
     is_text = any(name.endswith(TEXT_SUFFIXES) for name in names)
     is_json = not is_text and any(name.endswith(JSON_SUFFIXES) for name in names)
     try:
@@ -109,21 +83,23 @@ def _from(place: str, folder: Path) -> str:
     return str(path) if path.is_absolute() else os.path.relpath(path, folder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """A study that was written: what it has planned for, in wall seconds, and how that is known."""
+def write_study(
+    path: Path,
+    storage: Path,
+    listener: Listener | None = None,
+    *,
+    model: str = BUILT_IN,
+    data: str | None = None,
+    arms: str = "ladder",
+    budget: str = "30m",
+) -> str:
+    """Write a first study to ``path``; return a line that says what it has planned.
 
-    runs: int
-    tokens: int
-    seconds: float
-    ground: str
-
-
-def write_study(path: Path, answers: Answers, storage: Path, listener: Listener | None = None) -> Written:
-    """Write a first study to ``path``. ``storage``: where a corpus's tokens are kept, as a run keeps them.
+    The other arguments are the words of the command line. ``storage``: where a corpus's tokens are kept, as a
+    run keeps them. ``data``: None for the standard library's text.
 
     Raises:
-        UserError: an answer that cannot be used, with its option; a file that is there already.
+        UserError: a word that cannot be used, with its option; a file that is there already.
     """
     listener = listener or Listener()
     if path.suffix not in (".yaml", ".yml"):
@@ -131,31 +107,38 @@ def write_study(path: Path, answers: Answers, storage: Path, listener: Listener 
     if path.exists():
         raise UserError("is there already, and is left as it is", file=path, hint="give another name")
     with _naming("--budget"):
-        seconds = seconds_of(answers.budget)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", budget.lower())
+        if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+            raise UserError(f"'{budget}' is no time", hint="expected such as 30m, 2h or 1d")
+        seconds = float(found[1]) * _UNITS[found[2]]
     with _naming("--arms"):
-        known_arms(answers.arms)
+        known_arms(arms)
     with _naming("--data"):
-        data = data_section(answers.data, path.parent)
-    draft = _Draft(path, answers, data)
+        section = data_section(data, path.parent)
+    said = "The text of --data, a token a byte; a part is held out for validation (docs/data.md)."
+    if data is None:
+        said = "Source text of Python's standard library, a token a byte. Your own: docs/data.md."
+    draft = _Draft(path, Starter(
+        name=path.stem, file=path.name, model={}, data=section, arms=arms, training={},
+        about={"model": "", "data": said, "tokens": "", "eval_tokens": ""},
+    ))  # fmt: skip
     with _naming("FILE"):
-        draft.baseline()
+        draft.plan(arms=None)
     with _naming("--model"):
-        draft.add_model(answers.model)
+        draft.add_model(model)
     with _naming("--data"):
-        there = draft.fit_corpus(storage, listener)
+        draft.fit_corpus(storage, listener)
     with _naming("--model"):
         draft.leave_out_arms()
     with _naming("--budget"):
-        written = draft.fit_budget(answers.budget, seconds, listener)
-    if (times := written.tokens / there) > 1:
-        draft.tell(tokens=f"{draft.starter.about['tokens']} A run sees the text {times:,.1f} times.")
+        written = draft.fit_budget(seconds, listener)
     draft.plan()
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(starter_text(draft.starter))
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror or error}", file=path) from None
-    return written
+    return f"{path}: {written}."
 
 
 @contextmanager
@@ -172,47 +155,30 @@ def _naming(option: str) -> Iterator[None]:
 class _Draft:
     """The study so far; it begins with settings that every model can be planned with."""
 
-    def __init__(self, path: Path, answers: Answers, data: dict[str, Any]) -> None:
-        said = "The text of --data, a token a byte; a part is held out for validation (docs/data.md)."
-        if answers.data is None:
-            said = "Source text of Python's standard library, a token a byte. Your own: docs/data.md."
-        self._path = path
-        self.starter = Starter(
-            name=path.stem,
-            file=path.name,
-            model={},
-            data=data,
-            arms=answers.arms,
-            training={},
-            about={"model": "", "data": said, "tokens": "", "eval_tokens": ""},
-        )
+    def __init__(self, path: Path, starter: Starter) -> None:
+        self._path, self.starter = path, starter
         self.train(2 * _FEWEST_STEPS, _SIZES[0][1] | {"schedule": "constant"})
 
-    def change(self, **values: Any) -> None:
-        self.starter = replace(self.starter, **values)
+    def change(self, about: Mapping[str, str] | None = None, **values: Any) -> None:
+        """Set parts of the study; ``about``: what comments say."""
+        self.starter = replace(self.starter, about={**self.starter.about, **(about or {})}, **values)
 
-    def train(self, steps: int, settings: dict[str, Any] | None = None) -> None:
+    def train(self, steps: int, settings: Mapping[str, Any] | None = None) -> None:
         """Set the keys of training, and those that follow from the number of optimizer steps."""
         training = {**self.starter.training, **(settings or {})}
         tokens = steps * training["seq_len"] * training["batch_size"]
         every = tokens // EVALUATIONS
-        own = {"tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every}
-        self.change(training=training | own)
-
-    def tell(self, **about: str) -> None:
-        """Set what comments say."""
-        self.change(about={**self.starter.about, **about})
+        self.change(
+            training=training | {"tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every}
+        )
 
     def plan(self, **changes: Any) -> Plan:
         return build_plan(study_of(starter_text(replace(self.starter, **changes)), self._path))
 
-    def baseline(self) -> ResolvedArm:
-        """Return the baseline without planning it."""
-        return study_of(starter_text(replace(self.starter, arms=None)), self._path).arms[0]
-
     def add_model(self, word: str) -> None:
         """Set the model, with what no recipe reaches in it, and settings for its size."""
         from ablate.models.arithmetic import parameters_text
+        from ablate.recipes.coverage import in_short
 
         model = model_section(word)
         for key in ("hf", "function"):
@@ -220,32 +186,27 @@ class _Draft:
             if place and Path(place).exists():
                 model[key] = f"{_from(place, self._path.parent)}{colon}{name}"
         self.change(model=model)
-        arm = self.baseline()
+        arm = self.plan(arms=None).arms[0]
+        assert arm.size is not None  # a starter has no trainer of its own
         said = "An output head and tables of embeddings keep high precision."
-        if not arm.model.is_built_in:
-            from ablate.models.custom_models import outline
-            from ablate.recipes.coverage import in_short
-
-            found = outline(arm.model, vocab_size=256, seq_len=arm.training.seq_len)
-            hidden = [one.name for one in found.matrices if one.out_of_reach is not None and not one.is_head]
-            if hidden:
-                self.change(model=model | {"allow": in_short(hidden, "{}")})
-                said = "No recipe reaches the matrices under allow: they keep high precision in every arm."
-        size = self.plan(arms=None).arms[0].size
-        assert size is not None  # a starter has no trainer of its own
-        self.train(2 * _FEWEST_STEPS, next(settings for bound, settings in _SIZES if size.parameters < bound))
+        matrices = () if arm.coverage is None else arm.coverage.matrices
+        if hidden := [one.name for one in matrices if one.out_of_reach is not None and not one.is_head]:
+            self.change(model=model | {"allow": in_short(hidden, "{}")})
+            said = "No recipe reaches the matrices under allow: they keep high precision in every arm."
+        size = arm.size.parameters
+        self.train(2 * _FEWEST_STEPS, next(settings for bound, settings in _SIZES if size < bound))
         what = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
         kind = next((text for key, text in what.items() if key in model), "A built-in decoder")
-        self.tell(model=f"{kind}, {parameters_text(size.parameters)} parameters. {said}")
+        self.change({"model": f"{kind}, {parameters_text(size)} parameters. {said}"})
 
-    def fit_corpus(self, storage: Path, listener: Listener) -> int:
-        """Set ``eval_tokens`` to what the corpus holds out; return how many training tokens it has."""
+    def fit_corpus(self, storage: Path, listener: Listener) -> None:
+        """Set ``eval_tokens`` to what the corpus holds out."""
         from ablate.data import identify, prepare
 
-        data, seq_len = self.baseline().data, self.starter.training["seq_len"]
-        self.tell(eval_tokens="validation tokens of an evaluation, the same for all runs")
-        if (num_bytes := identify(data).num_bytes) > _EXACT_BYTES:
-            return num_bytes
+        data, seq_len = self.plan(arms=None).arms[0].config.data, self.starter.training["seq_len"]
+        self.change({"eval_tokens": "validation tokens of an evaluation, the same for all runs"})
+        if identify(data).num_bytes > _EXACT_BYTES:
+            return
         with listener.preparing() as show:
             files = prepare(data, storage / "tokens", progress=lambda done, what: show("", done, what))
         there = (files.validation_tokens - 1) // seq_len * seq_len
@@ -254,7 +215,6 @@ class _Draft:
             raise UserError(f"{counts} hold no sequence of {seq_len}", hint="name more text")
         wanted = min(self.starter.training["eval_tokens"], there)
         self.change(training={**self.starter.training, "eval_tokens": wanted})
-        return files.train_tokens
 
     def leave_out_arms(self) -> None:
         """Leave out the arms that the model cannot take; raises ``UserError`` where nothing is left."""
@@ -271,21 +231,29 @@ class _Draft:
                 self.change(left_out=left_out)
             self.plan()
 
-    def fit_budget(self, budget: str, seconds: float, listener: Listener) -> Written:
-        """Set the tokens of a run to what the budget pays for; raises ``UserError`` for too few steps."""
-        from ablate.backends.device import default_device
+    def fit_budget(self, seconds: float, listener: Listener) -> str:
+        """Set the tokens of a run to what the budget pays for; return what that comes to.
 
-        if on_gpu := default_device() != "cpu":
-            self.change(gpus=1)
-        plan = self.plan()
-        speeds, ground = _speeds(plan, listener)
-        progress, cores = StudyProgress(states={}, tokens_per_sec=speeds), os.cpu_count() or 1
+        Raises:
+            UserError: too few steps.
+        """
+        from ablate.backends.device import default_device
+        from ablate.workflow.pilot import arm_speeds
+
+        self.change(gpus=int(default_device() != "cpu"))
+        plan, cores = self.plan(), os.cpu_count() or 1
+        base, progress = plan.arm(plan.baseline), StudyProgress(states={}, tokens_per_sec={})
+        modelled = estimate(plan, progress, cores=cores).run_seconds[base.name] / base.batches.steps
+        ground = "modelled as `ablate plan` does: an order of magnitude, and emulated formats take longer"
+        if timed := arm_speeds(plan, listener, seconds_per_step=modelled):
+            speeds, others = timed
+            progress = replace(progress, tokens_per_sec={one.arm: one.median for one in speeds})
+            beside = f", beside other work: {others}" if others else ""
+            ground = f"measured: two steps of each arm on this machine{beside}"
 
         def taken(steps: int) -> float:
             self.train(steps)
-            found = estimate(self.plan(), progress, cores=cores).wall_seconds
-            assert found is not None  # a starter has no trainer of its own
-            return found
+            return estimate(self.plan(), progress, cores=cores).wall_seconds or 0.0
 
         # Evaluations are as many in any budget: the time is a straight line over the steps.
         few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)
@@ -293,27 +261,10 @@ class _Draft:
         steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS
         runs = len(plan.arms) * SEEDS
         if steps < _FEWEST_STEPS:
-            least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)}"
+            least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)} ({ground})"
             hint = f"give {math.ceil(few / USED / 60)}m or more, or a smaller --model"
-            raise UserError(f"{least} ({ground}), more than {USED:.0%} of {budget}", hint=hint)
+            raise UserError(least, hint=hint)
         self.train(steps)
-        wall = few + per_step * (steps - _FEWEST_STEPS)
-        where = "a GPU" if on_gpu else f"{cores} cores"
-        said = f"{runs} runs of so many tokens take about {duration_text(wall)} on {where}"
-        self.tell(tokens=f"{said}, of {budget} asked for ({ground}).")
-        tokens = self.starter.training["tokens"]
-        return Written(runs=runs, tokens=tokens, seconds=wall, ground=ground)
-
-
-def _speeds(plan: Plan, listener: Listener) -> tuple[dict[str, float], str]:
-    """Return tokens per second by arm, none where they are not measured, and how they are known."""
-    from ablate.workflow.pilot import arm_speeds
-
-    base = plan.arm(plan.baseline)
-    costs = estimate(plan, StudyProgress(states={}, tokens_per_sec={}), cores=os.cpu_count() or 1)
-    found = arm_speeds(plan, listener, seconds_per_step=costs.run_seconds[base.name] / base.batches.steps)
-    if found is None:
-        return {}, "modelled as `ablate plan` does: an order of magnitude, and emulated formats take longer"
-    speeds, others = found
-    beside = f", beside other work: {others}" if others else ""
-    return {one.arm: one.median for one in speeds}, f"measured: two steps of each arm on this machine{beside}"
+        wall = f"about {duration_text(few + per_step * (steps - _FEWEST_STEPS))}"
+        self.change({"tokens": f"{runs} runs of so many tokens take {wall} here ({ground})."})
+        return f"{runs} runs of {self.starter.training['tokens']:,} tokens, {wall} in all ({ground})"
