@@ -15,11 +15,11 @@ from ablate.cli.common import (
     PATH,
     deliver,
     device_option,
-    figure,
     format_table,
     json_option,
     refuse_other_options,
     storage_option,
+    table_of,
 )
 from ablate.cli.times import FORMATS, known_backend, time_gemms, time_steps
 from ablate.run import backend_names
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from ablate.backends.device import Device
     from ablate.check.certificate import Claim, OperandCertificate
-    from ablate.check.figures import Estimate, RoundingFigures
 
 _EXAMPLES = """\b
 Examples:
@@ -264,60 +263,50 @@ def _certificate_lines(claim: Claim, draws: int, found: tuple[OperandCertificate
         f"error; what lies within {BOUND:.0f} of them counts as equal."
     )
     yield from claim.notes
-    rows: list[tuple[str, ...]] = []
-    for one in found:
+    named = [(_named(one), one) for one in found]
+    rows: list[dict[str, Any]] = []
+    for name, one in named:
         for kind, ours in one.figures.items():
-            rows.append((_named(one), kind, *_figures(ours)))
+            rows.append({"name": name, "kind": kind, "of": ours, "off": ours.gain.off(1.0)})
             if (theirs := one.definition.get(kind)) is not None:
-                rows.append(("", "  definition", *_figures(theirs)))
-    header: tuple[str, ...] = ("operand", "data", "gain", "± from 1", "error", "bias", "unbiased")
-    yield f"\n{format_table(header, rows)}"
+                rows.append({"name": "", "kind": "  definition", "of": theirs, "off": theirs.gain.off(1.0)})
+    yield "\n" + table_of(_FIGURES, rows)
     yield (
         "Gain: the slope on the exact value; ± from 1: standard errors from 1. Error: relative. Bias: the "
         "share of the error's energy that two draws have in common."
     )
-    for one in found:
-        pattern, alike = one.figures["Gaussian"].pattern, one.figures["Gaussian"].largest_alike
-        if pattern:
+    for name, one in named:
+        gaussian = one.figures["Gaussian"]
+        if pattern := gaussian.pattern:
             shown = " ".join(f"{gain:.4f}" for gain in pattern)
-            yield f"{_named(one)}: gain by place in the block, repeating: {shown}"
-        if alike is not None:
-            neighbours, by = alike
-            yield f"{_named(one)}: the noise of elements {neighbours} correlates by {_with_error(by, '.4f')}"
-    rows = [(_named(one), *corner) for one in found for corner in one.corners]
-    yield f"\n{format_table(('operand', 'corner', 'what comes out', 'by definition'), rows)}"
+            yield f"{name}: gain by place in the block, repeating: {shown}"
+        if gaussian.largest_alike is not None:
+            neighbours, by = gaussian.largest_alike
+            yield f"{name}: the noise of elements {neighbours} correlates by {by.value:.4f} ± {by.error:.4f}"
+    corners = [(name, *corner) for name, one in named for corner in one.corners]
+    yield "\n" + format_table(("operand", "corner", "what comes out", "by definition"), corners)
+    causes = [{"name": name, "one": each} for name, one in named for each in one.differences]
     compared = sum(one.compared for one in found)
-    rows = [
-        (
-            _named(one), each.cause, f"{each.count:,}", each.data, f"{each.row}, {each.column}",
-            *(f"{value:.6g}" for value in (each.exact, each.expected, each.found)),
-        )
-        for one in found
-        for each in one.differences
-    ]  # fmt: skip
-    yield f"\nCauses of differences from the definition in {compared:,} values: {len(rows)}"
-    if rows:
-        header = ("operand", "cause", "values", "first in", "at", "exact", "definition", "found")
-        yield format_table(header, rows)
+    yield f"\nCauses of differences from the definition in {compared:,} values: {len(causes)}"
+    if causes:
+        yield table_of(_CAUSES, causes)
         yield f"{' and '.join(HARMLESS).capitalize()} do not count."
-    for one in found:
+    for name, one in named:
         if one.disagreements:
-            yield f"{_named(one)}: not the definition's figures: {'; '.join(one.disagreements)}"
+            yield f"{name}: not the definition's figures: {'; '.join(one.disagreements)}"
     yield f"{claim.name} is {'' if all(one.holds for one in found) else 'NOT '}what it claims to be."
 
 
-def _figures(figures: RoundingFigures) -> tuple[str, ...]:
-    return (
-        _with_error(figures.gain, ".5f"),
-        figure(figures.gain.off(1.0), "+.1f"),
-        figure(figures.relative_error.value, ".2%"),
-        _with_error(figures.bias_share, ".2%"),
-        "yes" if figures.unbiased else "no",
-    )
-
-
-def _with_error(one: Estimate, form: str) -> str:
-    return f"{figure(one.value, form)} ± {figure(one.error, form)}"
+_FIGURES = {
+    "operand": "{name}", "data": "{kind}", "gain": "{of.gain.value:.5f} ± {of.gain.error:.5f}",
+    "± from 1": "{off:+.1f}", "error": "{of.relative_error.value:.2%}",
+    "bias": "{of.bias_share.value:.2%} ± {of.bias_share.error:.2%}", "unbiased": "{of.unbiased}",
+}  # fmt: skip
+_CAUSES = {
+    "operand": "{name}", "cause": "{one.cause}", "values": "{one.count:,}", "first in": "{one.data}",
+    "at": "{one.row}, {one.column}", "exact": "{one.exact:.6g}", "definition": "{one.expected:.6g}",
+    "found": "{one.found:.6g}",
+}  # fmt: skip
 
 
 def _named(one: OperandCertificate) -> str:

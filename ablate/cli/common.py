@@ -12,7 +12,6 @@ import signal
 import string
 import sys
 import textwrap
-import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,11 +224,6 @@ def writing_to(out: Path) -> Iterator[None]:
         raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
 
 
-def figure(value: float | None, form: str) -> str:
-    """Return a number in a format such as ``.2%``; a dash without one."""
-    return "–" if value is None else f"{value:{form}}"
-
-
 def names_text(names: Sequence[str]) -> str:
     """Return the first three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -254,16 +248,34 @@ def verdict_lines(written: ReportPaths) -> Iterator[str]:
     yield from verdict.notes
 
 
-class _Dashes(string.Formatter):
-    """Formats None, in any form, as a dash."""
+class _Cells(string.Formatter):
+    """Formats None as a dash, and truth as yes or no; also in the forms ``count`` and ``time`` (of seconds)."""
 
     def format_field(self, value: Any, form: str) -> str:
-        return "–" if value is None else str(super().format_field(value, form))
+        if value is None:
+            return "–"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if form == "count":
+            return count_text(value)
+        if form == "time":
+            from ablate.plan.estimate import duration_text
+
+            return duration_text(value)
+        return str(super().format_field(value, form))
+
+
+def count_text(n: float) -> str:
+    """Return a count in k, M or B: 1234567 → 1.23M."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= 0.9995 * size:  # three digits of 999,999 are 1M, not 1,000k
+            return f"{n / size:.3g}{unit}"
+    return f"{n:.0f}"
 
 
 def table_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a table as text. ``columns``: by its header what a column shows of a row, as ``{loss:.4f}``."""
-    form = _Dashes().vformat
+    form = _Cells().vformat
     return format_table(tuple(columns), [[form(text, (), row) for text in columns.values()] for row in rows])
 
 
@@ -273,7 +285,7 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width:
     Columns are as wide as their content; beyond ``width``, the terminal's columns, the widest wrap.
     """
     table = [header, *rows]
-    widths = [max(_cells(line) for row in table for line in row[i].split("\n")) for i in range(len(header))]
+    widths = [max(len(line) for row in table for line in row[i].split("\n")) for i in range(len(header))]
     room = (width or shutil.get_terminal_size((100, 24)).columns) - len(_GAP) * (len(header) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
@@ -283,19 +295,12 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width:
             [
                 part
                 for line in cell.split("\n")
-                for part in ([line] if _cells(line) <= size else textwrap.wrap(line, size))
+                for part in ([line] if len(line) <= size else textwrap.wrap(line, size))
             ]
             for cell, size in zip(row, widths, strict=True)
         ]
         for i in range(max(map(len, wrapped))):
             parts = [cell[i] if i < len(cell) else "" for cell in wrapped]
-            padded = [part + " " * (size - _cells(part)) for part, size in zip(parts, widths, strict=True)]
+            padded = (part.ljust(size) for part, size in zip(parts, widths, strict=True))
             lines.append(_GAP.join(padded).rstrip())
     return "\n".join(lines)
-
-
-def _cells(text: str) -> int:
-    """Return how many places a text takes on the screen; East Asian characters take two."""
-    if text.isascii():
-        return len(text)
-    return len(text) + sum(unicodedata.east_asian_width(char) in "WF" for char in text)

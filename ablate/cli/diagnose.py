@@ -17,13 +17,12 @@ from ablate.cli.common import (
     AT_LEAST_1,
     deliver,
     device_option,
-    figure,
     find_run,
-    format_table,
     json_option,
     names_text,
     out_option,
     storage_option,
+    table_of,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +39,12 @@ Examples:
   ablate diagnose 3f0c9d21 --layers "*.ffn.*" --json
 """
 _SHARE = 0.8
+# Short words: with those of one column longer, names of layers would break on 80 places.
+_RANKED = {
+    "layer": "{of.layer}", "GEMM": "{gemm}", "harm": "{of.harm:.2%}", "random": "{of.random:.2%}",
+    "loss": "{of.loss_change:+.4f}", "error": "{output.relative_error:.2%}", "gain": "{output.gain:.3f}",
+    "bias": "{output.bias_share:.3f}",
+}  # fmt: skip
 
 
 @click.command("diagnose", epilog=_EXAMPLES)
@@ -140,17 +145,8 @@ def _lines(content: dict[str, Any], ranked: list[Harm]) -> Iterator[str]:
     from ablate.recipes.coverage import in_short
 
     yield f"{content['model']}, {content['weights']}; {content['recipe']}; {content['tokens']:,} tokens\n"
-    # Short words: with those of one column longer, names of layers would break on 80 places.
-    header = ("layer", "GEMM", "harm", "random", "loss", "error", "gain", "bias")
-    rows = [
-        (
-            one.layer, one.gemm.capitalize(), figure(one.harm, ".2%"), figure(one.random, ".2%"),
-            f"{one.loss_change:+.4f}", figure(one.diagnosis.product.relative_error, ".2%"),
-            figure(one.diagnosis.product.gain, ".3f"), figure(one.diagnosis.product.bias_share, ".3f"),
-        )
-        for one in ranked
-    ]  # fmt: skip
-    yield format_table(header, rows)
+    rows = ({"of": one, "gemm": one.gemm.capitalize(), "output": one.diagnosis.product} for one in ranked)
+    yield table_of(_RANKED, rows)
     so_far = list(accumulate(max(one.harm, 0.0) for one in ranked if one.harm is not None))
     if so_far and (total := so_far[-1]):
         most = next(n for n, part in enumerate(so_far, 1) if part >= _SHARE * total)

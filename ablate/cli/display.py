@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from ablate.base.errors import safe_text
-from ablate.cli.common import figure, format_table, verdict_lines
+from ablate.cli.common import count_text, table_of, verdict_lines
 from ablate.execute.progress import ProgressReader, RunProgress, count_states, seconds_to_end
 from ablate.plan.estimate import duration_text
 from ablate.store import STATES, State
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
-_SHOWN_OF_AN_ID = 8
 # What moves comes first; a terminal has few lines and a study may have thousands of runs.
 _STYLES: dict[State, str] = {
     "running": "bold", "failed": "red", "damaged": "red", "diverged": "magenta", "interrupted": "yellow",
@@ -41,14 +40,18 @@ _STYLES: dict[State, str] = {
 _ORDER = list(_STYLES)
 
 
-def format_count(n: float | None) -> str:
-    """Return a count in k, M or B: 1234567 → 1.23M."""
-    if n is None:
-        return "–"
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= 0.9995 * size:  # three digits of 999,999 are 1M, not 1,000k
-            return f"{n / size:.3g}{unit}"
-    return f"{n:.0f}"
+_RUNS = {
+    "run": "{of.run_id:.8}", "arm": "{of.arm}", "seed": "{of.seed}", "state": "{of.state}",
+    "tokens": "{of.tokens:count}/{of.budget:count}", "train": "{of.loss:.4f}", "val": "{of.val_loss:.4f}",
+    "tok/s": "{of.tokens_per_sec:count}", "left": "{of.seconds_left:time}",
+}  # fmt: skip
+"""An id has as many letters as ``ablate logs`` asks for; losses are in nats."""
+_ARMS = {"arm": "{arm}", "runs": "{runs}", "tokens": "{tokens:count}/{budget:count}"}
+
+
+def runs_table(runs: Iterable[RunProgress]) -> str:
+    """Return a table with a line for each run."""
+    return safe_text(table_of(_RUNS, ({"of": run} for run in runs)), keep="\n")
 
 
 def arms_table(runs: Iterable[RunProgress]) -> str:
@@ -56,34 +59,11 @@ def arms_table(runs: Iterable[RunProgress]) -> str:
     by_arm: dict[str, list[RunProgress]] = defaultdict(list)
     for run in runs:
         by_arm[run.arm].append(run)
-    rows = [
-        (
-            safe_text(arm),
-            summary(own),
-            f"{format_count(sum(run.tokens for run in own))}/{format_count(sum(run.budget for run in own))}",
-        )
-        for arm, own in by_arm.items()
-    ]
-    return format_table(("arm", "runs", "tokens"), rows)
-
-
-def runs_table(runs: Iterable[RunProgress]) -> str:
-    """Return a table of runs; an id has as many letters as ``ablate logs`` asks for, losses are in nats."""
-    rows = [
-        (
-            run.run_id[:_SHOWN_OF_AN_ID],
-            safe_text(run.arm),
-            str(run.seed),
-            run.state,
-            f"{format_count(run.tokens)}/{format_count(run.budget)}",
-            figure(run.loss, ".4f"),
-            figure(run.val_loss, ".4f"),
-            format_count(run.tokens_per_sec),
-            "–" if run.seconds_left is None else duration_text(run.seconds_left),
-        )
-        for run in runs
-    ]
-    return format_table(("run", "arm", "seed", "state", "tokens", "train", "val", "tok/s", "left"), rows)
+    rows = []
+    for arm, own in by_arm.items():
+        tokens, budget = sum(run.tokens for run in own), sum(run.budget for run in own)
+        rows.append({"arm": arm, "runs": summary(own), "tokens": tokens, "budget": budget})
+    return safe_text(table_of(_ARMS, rows), keep="\n")
 
 
 def summary(runs: list[RunProgress]) -> str:
@@ -161,7 +141,7 @@ class LiveDisplay:
         for run in changed:
             self._states[run.run_id] = run.state
             detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} nats/token"
-            detail += f" at {format_count(run.tokens)} tokens" if run.tokens else ""
+            detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
             detail += f": {run.message}" if run.message else ""
             click.echo(safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}"), err=self._err)
         if changed or bool(end) > self._end_known or now - self._last_line >= _LINE_EVERY_SEC:

@@ -17,10 +17,10 @@ from ablate.cli.common import (
     address_option,
     deliver,
     ended_by_ctrl_c,
-    format_table,
     json_option,
     set_option,
     storage_option,
+    table_of,
     table_text,
     tracking_option,
 )
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from ablate.workflow import StudyEnd
 
 _LOG_LINES = 6
+_RECIPES = {
+    "recipe": "{name}",
+    "GEMMs": "{gemms}",
+    "step time": "{step_time_over_baseline:.3f}×",
+    "": "{first}",
+}
 
 
 def _seeds(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
@@ -240,24 +246,14 @@ def _search_plan(planned: SearchPlan) -> dict[str, Any]:
 
 
 def _search_lines(content: dict[str, Any]) -> Iterator[str]:
-    recipes, baseline = content["recipes"], content["baseline"]
-    rows = [
-        (
-            one["name"],
-            one["gemms"],
-            f"{one['step_time_over_baseline']:.3f}×",
-            "first" if one["name"] in content["first"] else "",
-        )
-        for one in recipes
-    ]
-    yield format_table(("recipe", "GEMMs", "step time", ""), rows)
+    baseline = content["baseline"]
+    rows = (one | {"first": "first" * (one["name"] in content["first"])} for one in content["recipes"])
+    yield table_of(_RECIPES, rows)
     shapes = f"{content['hardware']}, shapes of {content['shapes']}"
     yield f"\nstep time  over that of {baseline}, modelled on {shapes}"
     yield f"objective  {content['objective']}"
     for count, budget in zip(content["trials"], content["budgets"], strict=True):
-        yield f"budget     {budget:,} tokens: at most {count} trials of {len(recipes)} recipes"
+        yield f"budget     {budget:,} tokens: at most {count} trials of {len(content['recipes'])} recipes"
     yield f"rounds     {content['rounds']} at the first budget; {content['tokens']:,} tokens at most"
-    if content["dropped"]:
-        yield f"\ndropped: {len(content['dropped'])}"
-    for one in content["dropped"]:
-        yield f"  {one['name']}: {one['reason']}"
+    yield f"dropped    {len(content['dropped'])}"
+    yield from (f"  {one['name']}: {one['reason']}" for one in content["dropped"])

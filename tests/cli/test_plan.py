@@ -308,7 +308,6 @@ def test_a_table_that_is_too_wide_wraps_its_widest_column():
         "n  words         last\na  one two       xxxxxxxxxx\n   three four\n   five\nb                y"
     )
     assert format_table(("n", "m"), [("a\nb c", "x")], width=20) == "n    m\na    x\nb c"
-    assert format_table(("n", "m"), [("表", "x")], width=20) == "n   m\n表  x"
 
 
 def test_what_a_recipe_does_not_reach_is_refused_or_shown(tmp_path):

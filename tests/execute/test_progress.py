@@ -3,7 +3,8 @@ from datetime import UTC, datetime
 import pytest
 
 from ablate.base.files import append_line
-from ablate.cli.display import end_text, format_count, summary
+from ablate.cli.common import count_text
+from ablate.cli.display import end_text, summary
 from ablate.execute.progress import ProgressReader, RunProgress, seconds_to_end
 from ablate.store import Status
 
@@ -90,6 +91,6 @@ def test_the_end_of_a_study_counts_what_runs_beside_what():
 
 
 def test_formats():
-    assert [format_count(n) for n in (None, 999, 1234, 999_499, 999_999, 2.5e9)] == [
-        "–", "999", "1.23k", "999k", "1M", "2.5B",
+    assert [count_text(n) for n in (999, 1234, 999_499, 999_999, 2.5e9)] == [
+        "999", "1.23k", "999k", "1M", "2.5B",
     ]  # fmt: skip
