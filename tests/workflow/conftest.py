@@ -1,3 +1,3 @@
-from tests.workflow.fakes import executed
+from tests.workflow.fakes import executor
 
-__all__ = ["executed"]
+__all__ = ["executor"]

@@ -1,6 +1,8 @@
-"""A study that runs without Ray and MLflow: each run is written as a trainer would, along a known curve."""
+"""Studies without Ray and MLflow: each run is written as a trainer would, along a known curve."""
 
+import contextlib
 import math
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -33,33 +35,55 @@ def without_mlflow(monkeypatch):
     monkeypatch.setattr("ablate.track.process.start_mirror", start)
 
 
-def loss_at(tokens, seed):
+def loss_at(run, tokens):
     """A straight line in ln tokens."""
-    return 6 - 0.3 * math.log(tokens / (1 + 0.05 * seed))
+    return 6 - 0.3 * math.log(tokens / (1 + 0.05 * run.config.seed))
+
+
+class Executor:
+    """Runs in the place of Ray: (arm, seed) of what ran in each call, and what may go wrong."""
+
+    def __init__(self):
+        self.calls = []
+        self.stops_after = 1_000_000
+        self.problem = None
+        self.loss = loss_at
+        self.fails = lambda run: run.config.seed == 7
+        self.begins = lambda _store: None
+
+    @property
+    def ran(self):
+        return [run for call in self.calls for run in call]
+
+    def __call__(self, store, todo, **_):
+        self.begins(store)
+        self.calls.append([])
+        states = {}
+        for request in todo:
+            if len(self.ran) >= self.stops_after:
+                interrupted = self.problem is None
+                return driver.ExecutionEnd(states=states, interrupted=interrupted, problem=self.problem)
+            run, every = store.run(request.run_id), request.config.training.tokens // 20
+            run.create(asdict(request.config))
+            for step in range(1, 21):
+                row = {"tokens": every * step, "step": step, "time_unix": 1.7e9}
+                loss = self.loss(request, every * step)
+                append_line(run.metrics_path, row | {"kind": "eval", "val_loss": loss})
+                append_line(run.metrics_path, row | {"kind": "train", "tokens_per_sec": 5000.0})
+            states[request.run_id] = "failed" if self.fails(request) else "finished"
+            run.write_status(Status(state=states[request.run_id], attempt=1, message="no such luck"))
+            self.calls[-1].append((request.arm, request.config.seed))
+        return driver.ExecutionEnd(states=states, interrupted=False)
 
 
 @pytest.fixture
-def executed(tmp_path, monkeypatch):
-    """Write the study, and run studies without Ray; returns the (arm, seed) of each call. Seed 7 fails."""
+def executor(tmp_path, monkeypatch):
+    """Write the study, and run studies without Ray."""
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "tiny.yaml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
-    calls = []
-
-    def execute_study(store, runs, **_options):
-        calls.append([(run.arm, run.config.seed) for run in runs])
-        states = {}
-        for request in runs:
-            run, seed = store.run(request.run_id), request.config.seed
-            run.create({"seed": seed})
-            for at in range(1024, 20_481, 1024):
-                row = {"tokens": at, "step": at // 1024, "time_unix": 1.7e9}
-                append_line(run.metrics_path, row | {"kind": "eval", "val_loss": loss_at(at, seed)})
-                append_line(run.metrics_path, row | {"kind": "train", "tokens_per_sec": 5000.0})
-            states[request.run_id] = "failed" if seed == 7 else "finished"
-            run.write_status(Status(state=states[request.run_id], attempt=1, message="a fault"))
-        return driver.ExecutionEnd(states=states, interrupted=False)
-
-    monkeypatch.setattr(driver, "execute_study", execute_study)
+    fake = Executor()
+    monkeypatch.setattr(driver, "execute_study", fake)
+    monkeypatch.setattr("ablate.execute.cluster.connection", lambda *_: contextlib.nullcontext())
     without_mlflow(monkeypatch)
-    return calls
+    return fake

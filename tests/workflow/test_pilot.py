@@ -20,7 +20,7 @@ tune:
 """
 
 
-def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executed, tmp_path, monkeypatch):
+def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executor, tmp_path, monkeypatch):
     timed = [
         SimpleNamespace(arm=arm, median=speed, backend_mode="emulated")
         for arm, speed in (("bf16", 100.0), ("fp4", 25.0))
@@ -29,7 +29,7 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executed,
     (tmp_path / "tiny.yaml").write_text(TUNED)
     done = ablate("pilot", "tiny.yaml", "--write", cwd=tmp_path)
     assert done.code == 0, done
-    assert executed == [[("bf16", 0), ("bf16", 1)]]  # no trials, no other arm
+    assert executor.calls == [[("bf16", 0), ("bf16", 1)]]  # no trials, no other arm
     assert "seeds 0 and 1 reach 3.144 nats per token after" in done.out
     assert "pairs of runs spread by 3.5%" in done.out
     assert "the rest of the study, 3 seeds an arm: about" in done.out
@@ -40,7 +40,7 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executed,
     assert not (tmp_path / "runs/tiny/report").exists()
 
     again = ablate("pilot", "tiny.yaml", "--json", cwd=tmp_path)
-    assert len(executed) == 1  # the same runs, of a study that now has a target
+    assert len(executor.calls) == 1  # the same runs, of a study that now has a target
     advice = json.loads(again.out)
     assert advice["own"] == advice["take"]
     assert advice["take"]["val_loss"] == 3.144
@@ -49,7 +49,8 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executed,
     assert "--write: tiny.yaml has a target already" in said
 
 
-def test_without_a_target_the_report_compares_final_losses(executed, tmp_path):
+@pytest.mark.usefixtures("executor")
+def test_without_a_target_the_report_compares_final_losses(tmp_path):
     done = ablate("run", "tiny.yaml", cwd=tmp_path)
     assert done.code == 0, done
     assert "Final loss of 1 arm against bf16" in done.out

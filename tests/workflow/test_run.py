@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from random import Random
+
 import pytest
 
 from ablate.base.errors import UserError
 from ablate.store import StudyStore
 from ablate.workflow import Listener, Where
 from ablate.workflow.run import run_study
+from tests.cli.command import ablate
 from tests.workflow.fakes import STUDY
 
 
@@ -17,39 +22,39 @@ def where(tmp_path):
     return Where(storage=tmp_path / "runs")
 
 
-def test_a_plain_call_says_nothing_and_returns_how_it_ended(executed, where, capfd, monkeypatch):
+def test_a_plain_call_says_nothing_and_returns_how_it_ended(executor, where, capfd, monkeypatch):
     monkeypatch.setattr("ablate.workflow.run._report", lambda *_: "report.html")
     end = run_study("tiny.yaml", where, only=["fp4"])
-    assert executed[0] == [("fp4", 0), ("fp4", 7)]
-    assert [(run.arm, run.seed, run.message) for run in end.failed] == [("fp4", 7, "a fault")]
+    assert executor.calls[0] == [("fp4", 0), ("fp4", 7)]
+    assert [(run.arm, run.seed, run.message) for run in end.failed] == [("fp4", 7, "no such luck")]
     assert (end.num_failed, end.num_missing, end.is_done, end.report) == (1, 0, False, "report.html")
     end = run_study("tiny.yaml", where, seeds=[0])
-    assert executed[1] == [("bf16", 0)]
+    assert executor.calls[1] == [("bf16", 0)]
     assert (end.failed, end.is_done) == ((), True)
     run_study("tiny.yaml", where, only=["fp4"])
-    assert len(executed) == 2  # nothing was left to run
+    assert len(executor.calls) == 2  # nothing was left to run
     run_study("tiny.yaml", where, only=["fp4"], retry_failed=True)
-    assert executed[2] == [("fp4", 7)]
+    assert executor.calls[2] == [("fp4", 7)]
     assert capfd.readouterr().out == ""
 
 
-def test_what_cannot_be_done_is_refused_before_anything_is_made(executed, where, tmp_path):
+def test_what_cannot_be_done_is_refused_before_anything_is_made(executor, where, tmp_path):
     for asked, line in (({"only": ["fp5"]}, "no arm 'fp5'"), ({"seeds": [0, 8]}, "8 is not a seed")):
         with pytest.raises(UserError, match=f"{line}.* study 'tiny'"):
             run_study("tiny.yaml", where, **asked)
     with pytest.raises(UserError, match=r"cannot write to .*tiny.yaml: Not a directory"):
         run_study("tiny.yaml", Where(storage=tmp_path / "tiny.yaml"))
     assert not where.storage.exists()
-    assert executed == []
+    assert executor.calls == []
 
 
-def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_others(executed, where, tmp_path):
+def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_others(executor, where, tmp_path):
     said = Listener()
     said.say = (sentences := []).append
     (tmp_path / "tiny.yaml").write_text(STUDY.replace("null", "{val_loss: 3.0}"))
     run_study("tiny.yaml", where)
     run_study("tiny.yaml", where, said, settings=["seeds=3"])  # the same question, and every run is kept
-    assert executed[1] == [("bf16", 2), ("fp4", 2)]
+    assert executor.calls[1] == [("bf16", 2), ("fp4", 2)]
     assert sentences[-1] == f"MLflow:  ablate dashboard tiny --storage {where.storage}"
     for setting in ("base.training.learning_rate=1e-3", "target.val_loss=1.9"):
         with pytest.raises(UserError, match=r"^--set: \S+/tiny holds .* such as --set name=tiny-2\)$"):
@@ -57,7 +62,7 @@ def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_other
     renamed = ["base.training.learning_rate=1e-3", "name=slow one"]
     elsewhere = Where(storage=where.storage, tracking_uri="https://me:word@mlflow")
     run_study("tiny.yaml", elsewhere, said, settings=renamed)
-    assert len(executed[2]) == 4
+    assert len(executor.calls[2]) == 4
     there = f"--storage {where.storage} --tracking-uri 'https://***@mlflow'"
     assert sentences[-1] == f"MLflow:  ablate dashboard 'slow one' {there}"
     assert StudyStore(where.storage / "slow one").plan().settings == tuple(renamed)
@@ -68,3 +73,29 @@ def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_other
     run_study("tiny.yaml", where, said)  # an edited file is adopted, and what it leaves is said
     (left,) = [sentence for sentence in sentences if "stay in" in sentence]
     assert left.endswith("tiny, and do not count: 4.")
+
+
+def test_seeds_until_settled_begin_when_a_look_has_asked_for_them(executor, tmp_path):
+    text = STUDY.replace("null", "{val_loss: 2.6}").replace("seeds: 2", "seeds: {until: settled, at_most: 4}")
+    # Of equal losses there is no interval: such an arm is never settled.
+    (tmp_path / "tiny.yaml").write_text(text + "  like: {recipe: fp8}\n")
+
+    def loss(run, tokens):
+        bad = run.arm == "fp4"
+        pace = (0.6 if bad else 1.0) * (1 + 0.01 * Random(f"{run.config.seed} {bad}").random())
+        return 4.0 - 0.15 * pace * tokens / 1024
+
+    executor.loss = loss
+    done = ablate("run", "tiny.yaml", cwd=tmp_path)
+    assert done.code == 0, done
+    assert re.findall(r"(\d+) to run, ", done.out) == ["6", "2", "2"]
+    assert executor.calls[1:] == [[("bf16", seed), ("like", seed)] for seed in (2, 3)]
+    store = StudyStore(tmp_path / "runs/tiny")
+    (bad,) = [arm for arm in store.plan().arms if arm.name == "fp4"]
+    said = [store.run(run.id).status() for run in bad.runs]
+    assert [one.state for one in said] == ["finished", "finished", "stopped", "stopped"]
+    assert "settled after 2 of at most 4 seeds" in said[3].message
+    report = json.loads((store.path / "report/report.json").read_text())
+    assert {arm["name"]: arm["n"] for arm in report["arms"]} == {"bf16": 4, "fp4": 2, "like": 4}
+    assert (report["arms"][1]["stopped"]["kind"], report["runs_missing"]) == ("settled", 0)
+    assert "0 to run" in ablate("run", "tiny.yaml", cwd=tmp_path).out

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import asdict
-from types import SimpleNamespace
-
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.base.files import append_line
-from ablate.execute.driver import ExecutionEnd, request_stop
+from ablate.execute.driver import request_stop
 from ablate.reports.pages.document import search_document
 from ablate.search.ledger import Ledger, open_storage
 from ablate.search.plan import plan_search
 from ablate.search.spaces import seed_of
-from ablate.store import Status, StudyStore
+from ablate.store import StudyStore
 from ablate.study import load_study
 from ablate.workflow import Listener, Where
 from ablate.workflow.search import search_study
@@ -23,48 +18,10 @@ from tests.cli.searched import SEARCH
 from tests.exhaustive import rest_exhaustive
 
 
-class Executor:
-    """Runs in the place of Ray: writes what a trainer would."""
-
-    def __init__(self):
-        self.ran = []
-        self.stops_after = 1_000_000
-        self.problem = None
-        self.fails = lambda _run: False
-        self.begins = lambda _store: None
-
-    def __call__(self, store, todo, **_):
-        self.begins(store)
-        states = {}
-        for run in todo:
-            if len(self.ran) >= self.stops_after:
-                return ExecutionEnd(states=states, interrupted=self.problem is None, problem=self.problem)
-            folder = store.run(run.run_id)
-            folder.create(asdict(run.config))
-            states[run.run_id] = "failed" if self.fails(run) else "finished"
-            if not self.fails(run):
-                loss = 3 + seed_of(run.arm.partition(" @ ")[0]) % 1000 / 1000
-                for share in (0.5, 1):
-                    row = {"kind": "eval", "tokens": int(run.config.training.tokens * share), "step": 1}
-                    append_line(folder.metrics_path, row | {"val_loss": loss / share**0.1})
-            folder.write_status(Status(state=states[run.run_id], attempt=1, message="no such luck"))
-            self.ran.append(run.arm)
-        return ExecutionEnd(states=states, interrupted=False)
-
-
-@pytest.fixture
-def executor(monkeypatch):
-    fake = Executor()
-    mirror = SimpleNamespace(tracking_uri="nowhere", stop=lambda: None)
-    monkeypatch.setattr("ablate.execute.driver.execute_study", fake)
-    monkeypatch.setattr("ablate.execute.cluster.connection", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr("ablate.track.process.start_mirror", lambda *_: mirror)
-    return fake
-
-
 @pytest.fixture
 def call(executor, tmp_path):
     """Return a function that searches in a storage; it returns the end and the sentences."""
+    executor.loss = lambda run, _tokens: 3 + seed_of(run.arm.partition(" @ ")[0]) % 1000 / 1000
 
     def search(name="runs", text=SEARCH):
         (tmp_path / "s.yaml").write_text(text)
@@ -115,7 +72,7 @@ def test_a_search_to_its_end_and_again(call, executor):
 @pytest.mark.parametrize("after", rest_exhaustive([0, 2, 5, 8, 9], lambda after: after == 5))
 def test_an_interrupted_search_goes_on(call, executor, after):
     whole, _ = call("whole")
-    executor.ran.clear()
+    executor.calls.clear()
     executor.stops_after = after
     end, said = call()
     assert end.exit_code == 130
@@ -128,7 +85,7 @@ def test_an_interrupted_search_goes_on(call, executor, after):
     end, _ = call()
     assert ledgers(end) == ledgers(whole)
     assert len(set(executor.ran)) == len(executor.ran)
-    assert [arm.name for arm in StudyStore(end.pages.parent).plan().arms] == executor.ran
+    assert [arm.name for arm in StudyStore(end.pages.parent).plan().arms] == [arm for arm, _ in executor.ran]
 
 
 def test_a_cancelled_search_ends_between_two_rounds(call, executor):

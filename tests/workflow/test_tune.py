@@ -1,143 +1,70 @@
-"""``ablate run`` of a study that tunes its arms, with real runs under Ray; killed on the way and resumed."""
+"""``run_study`` of a study that tunes its arms: stopped at any trial, it comes to the same values."""
+
+from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
+import math
 
-import optuna
 import pytest
 
-from ablate.search.engine import TrialGroup, TrialResult, search
-from ablate.search.ledger import Ledger
-from ablate.search.spaces import Rates, best_trial
 from ablate.store import StudyStore
-from ablate.study import load_study
-from tests.cli import command
-from tests.waiting import wait_until
+from tests.cli.command import ablate
+from tests.exhaustive import rest_exhaustive
+from tests.workflow.fakes import STUDY
 
-STUDY = """\
-name: small
-baseline: bf16
-target: {val_loss: 3.0}
-seeds: 1
+TUNE = """\
 tune:
   fields: {learning_rate: {low: 5.0e-4, high: 1.6e-2, log: true}}
-  tokens: 8192
-  trials: 3
-base:
-  model: {width: 32, layers: 1, heads: 2, ffn: 32}
-  data: {source: stdlib, max_bytes: 200_000}
-  training:
-    tokens: 16_384
-    seq_len: 64
-    batch_size: 8
-    learning_rate: 2.0e-3
-    eval_every_tokens: 2048
-    eval_tokens: 1024
-arms:
-  bf16: {recipe: bf16}
-  fp4: {recipe: mxfp4}
+  tokens: 2048
+  trials: 4
 """
+BEST = {"bf16": 2e-3, "fp4": 8e-3}
 
 
-def start(folder, *words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "ablate", *words], cwd=folder, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, env=os.environ | {"ABLATE_STORAGE": "runs"}, process_group=0,
-    )  # fmt: skip
-
-
-def tuning_of(folder):
-    """Return what the search came to: what it tried, how that ended, what it chose."""
-    lock = StudyStore(folder / "runs" / "small").plan()
-    return [
-        (
-            group.name,
-            group.chosen,
-            [(one.number, one.values, one.state, one.loss) for one in group.trials],
-        )
-        for group in lock.tuning.groups
-    ]
+def loss_of_a_rate(run, tokens):
+    """The further from its arm's best rate, the higher."""
+    rate = run.config.training.learning_rate
+    return 9 - 0.3 * math.log(tokens) + math.log(rate / BEST[run.arm.partition(" ")[0]]) ** 2
 
 
 @pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "small.yaml").write_text(STUDY)
-    return tmp_path
+def tune(executor, tmp_path):
+    """Return a function that runs the study in a storage; it returns how that ended."""
+    executor.loss = loss_of_a_rate
+    (tmp_path / "tiny.yaml").write_text(STUDY + TUNE)
+    return lambda storage: ablate("run", "tiny.yaml", cwd=tmp_path, storage=storage)
 
 
-def ended(folder):
-    """Count the trials' runs that have ended."""
-    files = (folder / "runs" / "small tune" / "runs").glob("*/status.json")
-    return sum(json.loads(path.read_text())["state"] == "finished" for path in files)
+def found(folder):
+    """What the search tried, how that ended, and what it chose."""
+    groups = StudyStore(folder / "tiny").plan().tuning.groups
+    return [(one.name, one.chosen, [(t.number, t.values, t.loss) for t in one.trials]) for one in groups]
 
 
-def kill_at(folder, count):
-    """Kill ``ablate run`` once so many runs of trials have ended."""
-    process = start(folder, "run", "small.yaml")
-    wait_until(lambda: ended(folder) >= count, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    for lock_file in (folder / "runs" / "small tune").glob("optuna.log.lock*"):
-        lock_file.unlink()  # Optuna breaks it after 30 s: not waited for here
+@pytest.mark.parametrize("after", rest_exhaustive([0, 1, 3, 6, 7, 8, 10], lambda after: after == 3))
+def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(executor, tune, tmp_path, after):
+    whole = tune("whole")
+    assert whole.code == 0, whole
+    assert "Tuning 2 groups of arms, 4 trials of 2,048 tokens each." in whole.out
+    count = len(executor.ran)
+    executor.calls.clear()
+    executor.stops_after = after
+    assert tune("runs").code == 130
+    executor.stops_after = 1_000_000
+    ended = tune("runs")
+    assert ended.code == 0, ended
+    assert len(executor.ran) == len(set(executor.ran)) == count  # none is trained twice
+    assert found(tmp_path / "runs") == found(tmp_path / "whole")
+    lock = StudyStore(tmp_path / "runs/tiny").plan()
+    assert all(len(group.trials) == 4 for group in lock.tuning.groups)
+    report = json.loads((tmp_path / "runs/tiny/report/report.json").read_text())
+    assert (report["runs_missing"], report["baseline"]) == (0, lock.tuning.tuned["bf16"])
 
-
-def searched_in_memory(folder):
-    """Return what the search comes to without any kill, if its trials end as those in the lock did."""
-    ends = {
-        (group.name, one.number): TrialResult(values=(one.loss,), violation=float(one.diverged))
-        for group in StudyStore(folder / "runs" / "small").plan().tuning.groups
-        for one in group.trials
-    }
-    tune = load_study(folder / "small.yaml").tune
-    space = Rates(
-        fields=tune.fields, shared=tune.groups[0].shared, sampler="tpe", prune=True, tokens=tune.tokens,
-        seed=tune.seeds[0],
-    )  # fmt: skip
-    memory = optuna.storages.InMemoryStorage()
-    groups = [
-        TrialGroup(name=group.name, ledger=Ledger(memory, group.name), space=space, num_trials=tune.trials,
-              describe=lambda _: {})
-        for group in tune.groups
-    ]  # fmt: skip
-    assert search(
-        groups, tune.at_once, lambda asked: [ends[one.group.name, one.trial.number] for one in asked]
+    again = tune("runs").out
+    assert "Tuning" not in again  # found before
+    assert "0 to run" in again
+    assert "tiny tune: " in ablate("status", "tiny", cwd=tmp_path).out
+    assert (
+        "4 trials of 2,048 tokens for each of 2 groups, by tpe"
+        in ablate("plan", "tiny.yaml", cwd=tmp_path).out
     )
-    return [
-        (
-            group.name,
-            best_trial(group.ledger.trials()).params,
-            [(one.number, one.params, "complete", *one.values) for one in group.ledger.trials()],
-        )
-        for group in groups
-    ]
-
-
-@pytest.mark.exhaustive
-def test_killed_in_two_rounds_it_is_tuned_as_without_a_kill_and_run(folder):
-    for count in (1, 4):  # in the first round, and in the second
-        kill_at(folder, count)
-    process = start(folder, "run", "small.yaml")
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert "Tuning 2 groups of arms, 3 trials of 8,192 tokens each." in output
-    assert tuning_of(folder) == searched_in_memory(folder)
-    lock = StudyStore(folder / "runs" / "small").plan()
-    assert lock.tuning.done
-    assert all(len(group.trials) == 3 for group in lock.tuning.groups)
-    report = json.loads((folder / "runs" / "small" / "report" / "report.json").read_text())
-    assert report["runs_missing"] == 0
-    assert report["baseline"] == lock.tuning.tuned["bf16"]
-
-    def ablate(*words):
-        done = command.ablate(*words, cwd=folder)
-        assert done.code == 0, done
-        return done.out
-
-    output = ablate("run", "small.yaml")
-    assert "Tuning" not in output  # found before
-    assert "0 to run" in output
-    assert "small tune: " in ablate("status", "small")
-    assert "3 trials of 8,192 tokens for each of 2 groups, by tpe" in ablate("plan", "small.yaml")
