@@ -75,6 +75,32 @@ def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_other
     assert left.endswith("tiny, and do not count: 4.")
 
 
+def test_an_arm_whose_runs_diverge_is_stopped_and_goes_on_without_the_rule(executor, tmp_path):
+    text = STUDY.replace("null", "{val_loss: 3.5}").replace("seeds: 2", "seeds: 4")
+    (tmp_path / "tiny.yaml").write_text(text.replace("base:", "stop: {diverged: 2}\nbase:"))
+    executor.end = lambda run: "diverged" if run.arm == "fp4" and run.config.seed < 2 else "finished"
+    executor.stops_after = 4
+    assert ablate("run", "tiny.yaml", cwd=tmp_path).code == 130
+    assert sorted(executor.ran) == [(arm, seed) for arm in ("bf16", "fp4") for seed in (0, 1)]
+    assert [*executor.unneeded().values()] == ["2 of its runs have diverged"] * 2
+    executor.stops_after = 1_000_000
+    again = ablate("run", "tiny.yaml", cwd=tmp_path)
+    assert again.code == 0, again
+    assert "2 to run, 4 of those asked for have ended before, 2 are not needed" in again.out
+    report = json.loads((tmp_path / "runs/tiny/report/report.json").read_text())
+    bad = report["arms"][1]
+    assert (bad["stopped"]["kind"], bad["n"], bad["diverged"], report["runs_missing"]) == (
+        "diverged",
+        2,
+        2,
+        0,
+    )
+    assert report["stop"]["tokens_saved"] == bad["stopped"]["tokens_saved"] > 0
+    (tmp_path / "tiny.yaml").write_text(text)
+    assert "2 to run" in ablate("run", "tiny.yaml", cwd=tmp_path).out
+    assert executor.calls[-1] == [("fp4", 2), ("fp4", 3)]
+
+
 def test_seeds_until_settled_begin_when_a_look_has_asked_for_them(executor, tmp_path):
     text = STUDY.replace("null", "{val_loss: 2.6}").replace("seeds: 2", "seeds: {until: settled, at_most: 4}")
     # Of equal losses there is no interval: such an arm is never settled.
