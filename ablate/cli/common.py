@@ -249,7 +249,7 @@ def verdict_lines(written: ReportPaths) -> Iterator[str]:
 
 
 class _Cells(string.Formatter):
-    """Formats None as a dash, and truth as yes or no; also in the forms ``count`` and ``time`` (of seconds)."""
+    """Formats None as a dash, truth as yes or no; and has the forms ``count`` and ``time`` (of seconds)."""
 
     def format_field(self, value: Any, form: str) -> str:
         if value is None:
