@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from ablate.results.contrasts import NO_PAIRS, contrasts
 from ablate.results.intervals import (
     ALPHA,
+    NO_PAIRS,
     Estimate,
     Interval,
+    contrast,
+    contrasts,
     exponential,
     mean_estimate,
     t_interval,
@@ -33,7 +35,7 @@ from ablate.results.intervals import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.results.contrasts import Contrast
+    from ablate.results.intervals import Contrast, Values
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import Margin
 
@@ -88,19 +90,20 @@ def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
 
     Without an estimate where a run has no known T; ``low`` is then the mean with such runs at their budget.
     """
-    runs = [run for run in outcomes if run.end != "missing"]
+    runs = _results(outcomes)
     if not runs:
         return Interval(note="no results")
     if (known := log_tokens(runs)) is not None:
         return exponential(t_interval(known, alpha))
-    low, high = map(_finite, _log_range(runs))
+    low, high = _log_range(runs)
     return exponential(Interval(low=low, high=high, note=_why_inexact(runs)))
 
 
 def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
     """Return the mean log of the tokens to target; None unless every result has one."""
-    runs = [run for run in outcomes if run.end != "missing"]
-    return mean_estimate([log for _, log in _logs(runs)]) if runs and all(run.exact for run in runs) else None
+    runs = _results(outcomes)
+    known = runs and all(run.exact for run in runs)
+    return mean_estimate([math.log(run.high) for run in runs]) if known else None
 
 
 def token_cost(
@@ -121,10 +124,7 @@ def token_costs(
     moderated: bool = True,
 ) -> dict[Arm, Cost]:
     """Return the token cost of each arm over one baseline, with intervals moderated by each other."""
-    results = {
-        arm: ([run for run in left if run.end != "missing"], [run for run in right if run.end != "missing"])
-        for arm, (left, right) in sides.items()
-    }
+    results = {arm: (_results(left), _results(right)) for arm, (left, right) in sides.items()}
     known = {
         arm: (_logs(left), _logs(right))
         for arm, (left, right) in results.items()
@@ -134,32 +134,40 @@ def token_costs(
     found = {}
     for arm, (left, right) in results.items():
         level = alpha[arm] if isinstance(alpha, Mapping) else alpha
-        if not left or not right:
-            whose = "this arm" if not left else "the baseline"
-            found[arm] = Cost(
-                kind="none", reason=f"no result of {whose} yet", n=len(left), n_baseline=len(right)
-            )
-        elif arm in compared:
-            found[arm] = _estimate(compared[arm], left, right, level, paired=paired)
+        if arm in compared:
+            cost = _exact(compared[arm], *known[arm], level, paired=paired)
+        elif left and right:
+            cost = _bound(left, right, level, paired=paired)
         else:
-            found[arm] = _bound(left, right, level, paired=paired)
+            whose = "the baseline" if left else "this arm"
+            cost = Cost(kind="none", reason=f"no result of {whose} yet")
+        found[arm] = replace(cost, n=len(left), n_baseline=len(right))
     return found
 
 
-def _estimate(
-    compared: Contrast, left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool
-) -> Cost:
+def _results(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [run for run in outcomes if run.end != "missing"]
+
+
+def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
+    return [(run.seed, math.log(run.high)) for run in runs]
+
+
+def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, paired: bool) -> Cost:
     cost, own = (exponential(t_interval(one, alpha), minus=1.0) for one in (compared.estimate, compared.own))
+    ratio = None
+    if compared.pairs:
+        x, y = (np.array([dict(side)[seed] for seed in compared.pairs]) for side in (left, right))
+        spread = float(np.var(x - y, ddof=1))
+        ratio = float(np.var(x, ddof=1) + np.var(y, ddof=1)) / spread if spread > 0 else None
     return Cost(
         kind="point" if cost.low is None else "interval",
         estimate=cost.estimate,
         low=cost.low,
         high=cost.high,
         reason=cost.note or (NO_PAIRS if paired and not compared.pairs else None),
-        n=len(left),
-        n_baseline=len(right),
         pairs=len(compared.pairs) or None,
-        pairing_variance_ratio=_variance_ratio(left, right, compared.pairs) if compared.pairs else None,
+        pairing_variance_ratio=ratio,
         log_ratio=compared.estimate,
         own=None if compared.estimate == compared.own else own,
         stands_out=compared.stands_out,
@@ -167,24 +175,14 @@ def _estimate(
     )
 
 
-def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
-    return [(run.seed, math.log(run.high)) for run in runs]
-
-
-def _variance_ratio(left: Sequence[Outcome], right: Sequence[Outcome], seeds: Sequence[int]) -> float | None:
-    """Return the unpaired variance over the paired one: above 1, pairs have made the interval narrower."""
-    x, y = (np.array([logs[seed] for seed in seeds]) for logs in (dict(_logs(left)), dict(_logs(right))))
-    spread = float(np.var(x - y, ddof=1))
-    return float(np.var(x, ddof=1) + np.var(y, ddof=1)) / spread if spread > 0 else None
-
-
 def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool) -> Cost:
     """Return the bounds of the cost when each unknown T may lie anywhere in its range."""
-    left_low, left_high = _log_range(left)
-    right_low, right_high = _log_range(right)
-    bounds = exponential(
-        Interval(low=_finite(left_low - right_high), high=_finite(left_high - right_low)), minus=1.0
+    (left_low, left_high), (right_low, right_high) = _log_range(left), _log_range(right)
+    bounds = Interval(
+        low=None if left_low is None or right_high is None else left_low - right_high,
+        high=None if left_high is None or right_low is None else left_high - right_low,
     )
+    bounds = exponential(bounds, minus=1.0)
     reasons = [
         f"{whose}: {_why_inexact(runs)}"
         for whose, runs in (("this arm", left), ("the baseline", right))
@@ -192,31 +190,26 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, p
     ]
     restricted = None
     if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
-        cut = {"": ([(run.seed, math.log(run.low)) for run in left], _logs(right))}
-        compared = contrasts(cut, paired=paired, moderated=False)[""]
-        restricted = exponential(t_interval(compared.estimate, alpha), minus=1.0)
+        cut = [(run.seed, math.log(run.low)) for run in left]
+        found = contrast(cut, _logs(right), paired=paired).estimate
+        restricted = exponential(t_interval(found, alpha), minus=1.0)
     return Cost(
         kind="none" if bounds.low is None and bounds.high is None else "bound",
         low=bounds.low,
         high=bounds.high,
         reason="; ".join(reasons),
-        n=len(left),
-        n_baseline=len(right),
         restricted=restricted,
     )
 
 
-def _log_range(runs: Sequence[Outcome]) -> tuple[float, float]:
-    """Return the least and the greatest that the mean of log T can be."""
-
-    def log(value: float) -> float:
-        return math.log(value) if value > 0 else -math.inf
-
-    return sum(log(run.low) for run in runs) / len(runs), sum(log(run.high) for run in runs) / len(runs)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _log_range(runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
+    """Return the least and the greatest that the mean of log T can be, None without a bound."""
+    sides = ([run.low for run in runs], [run.high for run in runs])
+    low, high = (
+        sum(map(math.log, side)) / len(side) if all(0 < value < math.inf for value in side) else None
+        for side in sides
+    )
+    return low, high
 
 
 def _why_inexact(runs: Sequence[Outcome]) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ablate.results.contrasts import NO_PAIRS, contrasts
 from ablate.results.intervals import (
     ALPHA,
+    NO_PAIRS,
     Estimate,
     Interval,
+    contrasts,
     exponential,
     mean_interval,
     t_interval,

@@ -15,10 +15,9 @@ import numpy as np
 from ablate.reports.findings.results import ArmResult, InBf16
 from ablate.reports.findings.speed import read_configs
 from ablate.reports.findings.targets import move_target
-from ablate.results.contrasts import contrasts
 from ablate.results.cost import is_settled, token_costs
 from ablate.results.ends import is_paired, origins, run_ends
-from ablate.results.intervals import ALPHA, Interval, exponential, t_interval
+from ablate.results.intervals import ALPHA, Interval, contrast, exponential, t_interval
 from ablate.results.losses import final_differences, final_loss
 from ablate.results.stop_rule import alpha_of
 from ablate.results.stops import decide_stops, is_unused
@@ -241,5 +240,4 @@ def _tokens_alone(
         if not all(own.exact and other.exact for own, other in pairs):
             return Interval(note="not every run reached the target by both evaluations")
         sides.append([(own.seed, math.log(own.high) - math.log(other.high)) for own, other in pairs])
-    compared = contrasts({"": (sides[0], sides[1])}, paired=paired, moderated=False)[""]
-    return exponential(t_interval(compared.estimate, arm.alpha), minus=1.0)
+    return exponential(t_interval(contrast(*sides, paired=paired).estimate, arm.alpha), minus=1.0)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.speed import HARDWARE, fp4_share, token_time, workload_of
 from ablate.modelled.spread import seconds_range, speed_up
-from ablate.results.contrasts import contrasts
 from ablate.results.intervals import (
     ALPHA,
     Interval,
+    contrast,
     difference,
     exponential,
     mean_estimate,
@@ -250,8 +250,7 @@ def measured_speed(
         own, base = _of_all(arm, figure), _of_all(baseline, figure)
         if not own or not base:
             return _NOT_ALL
-        compared = contrasts({"": (own, base)}, paired=paired, moderated=False)[""]
-        return exponential(t_interval(compared.estimate, alpha))
+        return exponential(t_interval(contrast(own, base, paired=paired).estimate, alpha))
 
     hours = _of_all(arm, lambda run: None if (pace := _pace(run)) is None else -pace + math.log(run.devices))
     return Measured(

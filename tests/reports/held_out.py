@@ -18,9 +18,8 @@ import numpy as np
 
 from ablate.reports import load_frames
 from ablate.reports.read.mllog import read_mllog
-from ablate.results.contrasts import contrasts
 from ablate.results.ends import run_ends
-from ablate.results.intervals import t_interval
+from ablate.results.intervals import contrasts, t_interval
 from ablate.run.outcome import find_crossing
 from ablate.store import StudyStore
 

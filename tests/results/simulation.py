@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ablate.reports.findings.speed import alone_speed
-from ablate.results.contrasts import contrasts
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
-from ablate.results.intervals import difference, mean_estimate, t_interval
+from ablate.results.intervals import contrasts, difference, mean_estimate, t_interval
 from ablate.results.stop_rule import levels_of
 from ablate.run.outcome import LocalFit, Outcome, outcome
 from ablate.store.plan_file import Settled

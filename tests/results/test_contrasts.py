@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ablate.results.contrasts import contrasts
-from ablate.results.intervals import t_interval
+from ablate.results.intervals import contrasts, t_interval
 
 
 def compare(arms, base, *, paired):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ablate.results.contrasts import NO_PAIRS
+from ablate.results.intervals import NO_PAIRS
 from ablate.results.losses import Curve, common_grid, difference_bands, final_differences, final_loss
 
 
