@@ -1,23 +1,39 @@
-"""How each run of a study has ended, counted from one place, and the comparisons that a study holds."""
+"""How each run of a study has ended, which runs may be compared, and the comparisons that a study holds.
+
+Runs may be averaged and compared where they differ in nothing but what the study compares. A run's id holds
+its configuration, but not the code that trained it, and an arm may override the baseline's data or
+evaluation. So a run is set apart (counted as no result, named in the report) where it differs in
+
+- ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
+- ``code``: from the sources that most runs of the study were trained by;
+- ``device``: from the kind of GPU (or none) that most runs were trained on;
+- ``arithmetic``: from the fingerprint that most runs have (``ablate.execute.environment``), also where a run
+  was resumed on another machine than it began on;
+- ``world_size``: from the number of devices that most runs had.
+
+A study that wants such a difference waives it by name. A value that a record lacks counts as equal.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pandas as pd
 
 from ablate.results.losses import Curve
+from ablate.run.config import Setting, configured
 from ablate.run.outcome import End, LocalFit, Outcome, outcome
 from ablate.run.schedule import steady_spans
+from ablate.store.records import Environment, RecordedConfig
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from ablate.results.frames import StudyFrames
     from ablate.store.plan_file import GroupTuning, LockedPlan, LockedTuning
-    from ablate.store.records import RecordedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +103,16 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
     target = frames.plan.target
     steady = {arm: _steady(config) for arm, config in frames.configs.items()}
     whole_steps = {arm.name: arm.tokens for arm in frames.plan.arms}
-    evals = {str(run_id): group for run_id, group in frames.evals.groupby("run_id", sort=False)}
+    evals = frames.evals[frames.evals["tokens"] >= origin]
+    of_run = {str(run_id): group for run_id, group in evals.groupby("run_id", sort=False)}
     for row in frames.runs.to_dict("records"):
-        run_id, arm, state = (str(row[key]) for key in ("run_id", "arm", "state"))
-        group = evals.get(run_id, frames.evals.iloc[:0])
-        tokens = group["tokens"].to_numpy(dtype=np.int64)
-        loss = group["val_loss"].to_numpy(dtype=float)
-        tokens, loss = tokens[tokens >= origin], loss[tokens >= origin]
+        run_id, arm, state, seed = str(row["run_id"]), str(row["arm"]), str(row["state"]), int(row["seed"])
+        group = of_run.get(run_id, evals.iloc[:0])
+        tokens, loss = group["tokens"].to_numpy(dtype=np.int64), group["val_loss"].to_numpy(dtype=float)
         fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in steady.get(arm, ())])
         budget = number_in(row["budget_tokens"]) or 0.0
         end = outcome(
-            seed=int(row["seed"]),
+            seed=seed,
             state="set apart" if run_id in apart else state,
             tokens=tokens,
             loss=loss,
@@ -106,24 +121,23 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
             budget_tokens=budget,
             fit=fit,
         ).after(origin)
-        curve = Curve(
-            run_id=run_id,
-            arm=arm,
-            seed=end.seed,
-            end=end.end,
-            tokens=tokens,
-            loss=loss,
-            fit=fit,
-            origin=origin,
-        )
         started, ended = number_in(row["started_unix"]), number_in(row["ended_unix"])
         environment = frames.environments.get(run_id)
         yield RunResult(
             run_id=run_id,
             arm=arm,
-            seed=end.seed,
+            seed=seed,
             state=state,
-            curve=curve,
+            curve=Curve(
+                run_id=run_id,
+                arm=arm,
+                seed=seed,
+                end=end.end,
+                tokens=tokens,
+                loss=loss,
+                fit=fit,
+                origin=origin,
+            ),
             outcome=end,
             # The status tells it at the end of an attempt; an evaluation may be later than a killed one's.
             tokens=max(int(row["tokens"]), int(tokens[-1]) if len(tokens) else 0),
@@ -132,7 +146,7 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
             seconds=None if started is None or ended is None else ended - started,
             tokens_per_sec=number_in(row["tokens_per_sec"]),
             devices=(environment and environment.world_size) or 1,
-            backend_mode=row["backend_mode"] if isinstance(row["backend_mode"], str) else None,
+            backend_mode=None if environment is None else environment.backend_mode,
         )
 
 
@@ -213,3 +227,59 @@ def group_of(tuning: LockedTuning, plan: LockedPlan, arm: str) -> GroupTuning:
     group = tuning.group_of(arm) or tuning.group_of(plan.baseline)
     assert group is not None
     return group
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetApart:
+    """A run that is not pooled: in what it differs, its own value, and that of the others."""
+
+    run: str
+    arm: str
+    setting: Setting
+    own: str
+    others: str
+
+
+def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[SetApart, ...]:
+    """Return the runs with a result that must not be pooled, each with the first setting it differs in."""
+    results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
+    unknown, nowhere = RecordedConfig(), Environment()
+    marks = {
+        run_id: _marks(frames.configs.get(arm, unknown), frames.environments.get(run_id, nowhere))
+        for run_id, arm in zip(results["run_id"], results["arm"], strict=True)
+    }
+    others = _marks(frames.configs.get(frames.plan.baseline, unknown), nowhere)
+    of_most: tuple[Setting, ...] = ("code", "device", "arithmetic", "world_size")
+    for setting in of_most:
+        counts = Counter(value for own in marks.values() if (value := own[setting]) is not None)
+        others[setting] = counts.most_common(1)[0][0] if counts else None
+    found = []
+    for run_id, arm in zip(results["run_id"], results["arm"], strict=True):
+        for setting in get_args(Setting):
+            mine, theirs = marks[run_id][setting], others[setting]
+            if setting not in waived and mine is not None and theirs is not None and mine != theirs:
+                found.append(SetApart(run=run_id, arm=arm, setting=setting, own=mine, others=theirs))
+                break
+    return tuple(found)
+
+
+def _marks(config: RecordedConfig, environment: Environment) -> dict[Setting, str | None]:
+    """Return a run's value of each setting, None where its records do not tell it."""
+    # The logs of others may be of any devices, as of any kind of GPU.
+    world_size = None if environment.backend_mode == "imported" else environment.world_size
+    return {
+        **configured({**config.whole, "data": config.data, "training": config.training}),
+        "code": environment.code
+        or " ".join(filter(None, (environment.ablate, environment.git_commit)))
+        or None,
+        "device": trained_on(environment),
+        "arithmetic": " then ".join(environment.fingerprints) or None,
+        "world_size": None if world_size is None else str(world_size),
+    }
+
+
+def trained_on(environment: Environment) -> str | None:
+    """Return the GPU's name or CPU; None for the logs of others, which may be of any device."""
+    if environment.backend_mode in (None, "imported"):
+        return None
+    return environment.gpu or "CPU"

@@ -38,12 +38,10 @@ TRAINING = {
 }  # fmt: skip
 """Keys of a row of training in ``metrics.jsonl``, and the names of their columns."""
 
-_RUN_COLUMNS = (
-    "run_id", "arm", "seed", "state", "attempt", "tokens", "message", "started_unix", "ended_unix",
-    "budget_tokens", "tokens_per_sec", "backend_mode",
-)  # fmt: skip
-_OF_STATUS = ("state", "attempt", "tokens", "message", "started_unix", "ended_unix")
-_EVAL_COLUMNS = ("run_id", "arm", "seed", "tokens", "step", "val_loss", "val_loss_bf16")
+_OF_RUN = ["run_id", "arm", "seed"]
+_OF_STATUS = ["state", "attempt", "tokens", "message", "started_unix", "ended_unix"]
+_RUN_COLUMNS = [*_OF_RUN, *_OF_STATUS, "budget_tokens", "tokens_per_sec", "backend_mode"]
+_SECOND = "val_loss_bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,48 +75,48 @@ def load_frames(store: StudyStore) -> StudyFrames:
     """
     plan = store.plan()
     faults: list[str] = []
-    run_rows: list[tuple[Any, ...]] = []
-    eval_rows: list[tuple[Any, ...]] = []
+    runs, evals = [], []
     configs: dict[str, RecordedConfig] = {}
     environments: dict[str, Environment] = {}
     attempts: dict[str, Attempt] = {}
     for arm, entry in plan.runs():
         run = store.run(entry.id)
         status = run.examined()
-        config, environment, attempt, content = None, None, None, b""
+        config, environment, content = None, None, b""
         if status.state == "damaged":
             faults.append(f"{run.path}: {status.message}")
         else:
             config = _read(run.config_path, partial(with_whole, RecordedConfig), faults)
             environment = _read(run.environment_path, partial(with_whole, Environment), faults)
-            attempt = Leases(run.attempts).read(status.attempt)
             content, odd = run.rows(run.metrics_path, status)
             faults += odd
             if content and status.state not in END_STATES and not run.environment_path.exists():
                 faults.append(f"{run.environment_path} is gone")
-        if config and config.whole:
-            configs.setdefault(arm.name, config)
-        if environment and environment.whole:
-            environments[run.run_id] = environment
-        if attempt:
-            attempts[run.run_id] = attempt
-        forked = (arm.fork and arm.fork.tokens) or 0
-        evals, tokens_per_sec = _read_metrics(run.metrics_path, content, faults, forked)
-        who = (run.run_id, arm.name, entry.seed)
-        eval_rows += [(*who, *row) for row in evals]
-        run_rows.append(
-            (
-                *who,
-                *(getattr(status, name) for name in _OF_STATUS),
-                ((config and config.training) or plan.training).get("tokens"),
-                tokens_per_sec,
-                environment and environment.backend_mode,
-            )
+            if config and config.whole:
+                configs.setdefault(arm.name, config)
+            if environment and environment.whole:
+                environments[entry.id] = environment
+            if attempt := Leases(run.attempts).read(status.attempt):
+                attempts[entry.id] = attempt
+        who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
+        lines = lines_of(content)
+        evals += [who | row for row in _evaluations(run.metrics_path, lines, faults)]
+        runs.append(
+            who
+            | {name: getattr(status, name) for name in _OF_STATUS}
+            | {
+                "budget_tokens": ((config and config.training) or plan.training).get("tokens"),
+                "tokens_per_sec": _throughput(lines, (arm.fork and arm.fork.tokens) or 0),
+                "backend_mode": environment and environment.backend_mode,
+            }
         )
+    columns = [*_OF_RUN, "tokens", "step", "val_loss"]
+    if any(row[_SECOND] is not None for row in evals):
+        columns.append(_SECOND)
     return StudyFrames(
         plan=plan,
-        runs=pd.DataFrame(run_rows, columns=list(_RUN_COLUMNS)),
-        evals=_eval_frame(eval_rows),
+        runs=pd.DataFrame(runs, columns=_RUN_COLUMNS),
+        evals=pd.DataFrame(evals, columns=columns).astype({_SECOND: float} if _SECOND in columns else {}),
         configs=configs,
         environments=environments,
         attempts=attempts,
@@ -136,24 +134,15 @@ def training_frame(store: StudyStore) -> pd.DataFrame:
     for arm, entry in store.plan().runs():
         run = store.run(entry.id)
         content, _ = run.rows(run.metrics_path, run.examined())
-        found = {row["tokens"]: row for row in rows_of(lines_of(content), "train")}
-        rows += [training_row(found[at]) | _of(entry.id, arm.name, entry.seed) for at in sorted(found)]
-    return pd.DataFrame(rows, columns=["run_id", "arm", "seed", *TRAINING.values()])
+        found = {row["tokens"]: training_row(row) for row in rows_of(lines_of(content), "train")}
+        who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
+        rows += [who | found[at] for at in sorted(found)]
+    return pd.DataFrame(rows, columns=[*_OF_RUN, *TRAINING.values()])
 
 
 def training_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of training with the names of ``TRAINING``; what it does not say is None."""
     return {name: row.get(key) for key, name in TRAINING.items()}
-
-
-def _of(run_id: str, arm: str, seed: int) -> dict[str, Any]:
-    return {"run_id": run_id, "arm": arm, "seed": seed}
-
-
-def _eval_frame(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(_EVAL_COLUMNS))
-    second = _EVAL_COLUMNS[-1]
-    return frame.astype({second: float}) if frame[second].notna().any() else frame.drop(columns=second)
 
 
 def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | None:
@@ -167,47 +156,37 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
         return None
 
 
-def _read_metrics(
-    path: Path, content: bytes, faults: list[str], forked: int
-) -> tuple[list[tuple[int, int, float, float | None]], float | None]:
-    """Return the evaluations (tokens, step, loss, loss in bf16) by tokens, and the median throughput.
-
-    The throughput is that of training, in tokens/s. ``forked``: the tokens before which another arm was
-    trained, whose throughput does not count.
-
-    Training rows are many and only their throughput is wanted, so that just a sample of them is parsed.
-    """
-    lines = lines_of(content)
-    evals: dict[int, tuple[int, float, float | None]] = {}
-    dropped = 0
-    for row in _parse(path, [(i, line) for i, line in enumerate(lines, 1) if b'"eval"' in line], faults):
-        if (loss := number_in(row, "val_loss")) is not None:
-            # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
-            step = row.get("step")
-            step = step if type(step) is int and 0 <= step < _MOST_TOKENS else 0
-            evals[row["tokens"]] = (step, loss, number_in(row, "val_loss_bf16"))
-        else:
-            dropped += 1
-    if dropped:
-        faults.append(f"{path}: {dropped} evaluations without a finite loss left out")
-    found = [(tokens, *evals[tokens]) for tokens in sorted(evals)]
-    return found, _throughput([line for line in lines if b'"tokens_per_sec"' in line], forked)
-
-
-def _parse(path: Path, lines: list[tuple[int, bytes]], faults: list[str]) -> list[dict[str, Any]]:
-    """Return the evaluations among numbered lines; every other line is a fault."""
-    good = []
-    for (number, _), row in zip(lines, parse_rows([line for _, line in lines]), strict=True):
+def _evaluations(path: Path, lines: list[bytes], faults: list[str]) -> list[dict[str, Any]]:
+    """Return the evaluations by tokens; what is none, or has no finite loss, is a fault."""
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if b'"eval"' in line]
+    found, dropped = {}, 0
+    for (number, _), row in zip(numbered, parse_rows([line for _, line in numbered]), strict=True):
         if isinstance(row, ValueError):
             faults.append(f"{path}:{number}: not JSON: {row}")
         elif is_row(row, "eval") and type(row.get("val_loss")) in (int, float):
-            good.append(row)
+            loss, step = number_in(row, "val_loss"), row.get("step")
+            dropped += loss is None
+            if loss is not None:
+                # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
+                found[row["tokens"]] = {
+                    "tokens": row["tokens"],
+                    "step": step if type(step) is int and 0 <= step < _MOST_TOKENS else 0,
+                    "val_loss": loss,
+                    _SECOND: number_in(row, _SECOND),
+                }
         elif not (isinstance(row, dict) and row.get("kind") != "eval"):
             faults.append(f"{path}:{number}: an evaluation needs the numbers 'tokens' and 'val_loss'")
-    return good
+    if dropped:
+        faults.append(f"{path}: {dropped} evaluations without a finite loss left out")
+    return [found[tokens] for tokens in sorted(found)]
 
 
 def _throughput(lines: list[bytes], forked: int) -> float | None:
+    """Return the median tokens/s of training after ``forked`` tokens, which another arm trained.
+
+    Rows of training are many and only their throughput is wanted, so that just a sample of them is parsed.
+    """
+    lines = [line for line in lines if b'"tokens_per_sec"' in line]
     values = [
         value
         for row in rows_of(lines[:: max(1, len(lines) // _THROUGHPUT_SAMPLES)], "train")

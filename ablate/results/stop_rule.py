@@ -113,12 +113,15 @@ def decide(
     if (settled := rule.settled) is not None:
         for (n, more), alpha in zip(pairwise(settled.looks), levels_of(settled), strict=False):
             allowed = n
-            if not all(_is_known(outcomes[arm], n) for arm in (baseline, *going)):
-                break
+            first = [run for arm in (baseline, *going) for run in outcomes[arm][:n]]
+            if len(first) < n * (1 + len(going)) or any(
+                run.end == "missing" and not run.lost for run in first
+            ):
+                break  # something is still to come of these runs
             sides = {
-                arm: (outcomes[arm][:n], outcomes[baseline][:n])
-                for arm in going
-                if _has_results(outcomes[arm], n)
+                arm: (own[:n], outcomes[baseline][:n])
+                for arm, own in outcomes.items()
+                if arm in going and all(run.end != "missing" for run in own[:n])
             }
             costs = token_costs(sides, paired=paired, alpha=alpha, moderated=moderated)
             losses = {} if differences is None else differences(n, list(sides))
@@ -161,8 +164,8 @@ def alpha_of(
     alphas = levels_of(rule.settled)
     if ended:
         return alphas[-1]
-    passed = sum(_has_results(arm, n) and _has_results(baseline, n) for n in rule.settled.looks)
-    return alphas[max(0, passed - 1)]
+    in_front = min([*(run.end for run in runs), "missing"].index("missing") for runs in (arm, baseline))
+    return alphas[max(0, sum(n <= in_front for n in rule.settled.looks) - 1)]
 
 
 def _settled(
@@ -182,11 +185,6 @@ def _settled(
         return None
     narrow = cost.high - cost.low < rule.narrower_than
     return f"its interval is narrower than {100 * rule.narrower_than:g} % {after}" if narrow else None
-
-
-def _is_known(runs: Sequence[Outcome], n: int) -> bool:
-    """Tell whether nothing is to come of the first ``n`` runs."""
-    return len(runs) >= n and all(run.end != "missing" or run.lost for run in runs[:n])
 
 
 def expected_seeds(
@@ -215,10 +213,6 @@ def expected_seeds(
         ).stopped  # fmt: skip
         total += sum(seeds if arm in found and (seeds := found[arm].seeds) else most for arm in runs)
     return total / (repeats * count)
-
-
-def _has_results(runs: Sequence[Outcome], n: int) -> bool:
-    return len(runs) >= n and all(run.end != "missing" for run in runs[:n])
 
 
 def nominal_alphas(fractions: Sequence[float]) -> list[float]:

@@ -1,23 +1,21 @@
 """Which arms a study's stop rule has stopped, and which runs need not go on.
 
-The driver asks again and again while a study runs. Only statuses are looked at until enough runs have ended
-for another decision to be possible. The report decides by the same functions.
+The driver asks again and again while a study runs, and the report decides by the same functions.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.results.ends import comparisons, is_paired, origins, run_ends
+from ablate.results.ends import comparisons, find_set_apart, is_paired, origins, run_ends
 from ablate.results.frames import load_frames
 from ablate.results.intervals import ALPHA
 from ablate.results.losses import final_differences
-from ablate.results.pooling import find_set_apart
 from ablate.results.stop_rule import Decision, Stopped, decide
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
@@ -33,7 +31,6 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], orig
     """Return what the plan's rule decides of arms counted from ``origin``, and of the baseline."""
     if plan.stop is None:
         return Decision(stopped={})
-    margin = plan.margin
 
     def differences(n: int, arms: Sequence[str]) -> dict[str, Estimate]:
         curves = {arm: [run.curve for run in own[:n]] for arm, own in runs.items()}
@@ -52,8 +49,8 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], orig
         never=frozenset(arm.name for arm in plan.arms if arm.again),
         paired=is_paired(plan, origin),
         moderated=plan.is_moderated,
-        margin=margin,
-        differences=differences if margin is not None and margin.kind == "loss" else None,
+        margin=plan.margin,
+        differences=differences if plan.margin is not None and plan.margin.kind == "loss" else None,
     )
 
 
@@ -65,19 +62,18 @@ def is_unused(place: int, run: RunResult, stop: Stopped | None) -> bool:
 
 
 class Unneeded:
-    """Call it for the ids of the runs that are not needed, each with the reason."""
+    """Call it for the ids of the runs that are not needed by the results there are, each with the reason."""
 
     def __init__(self, store: StudyStore) -> None:
         """Take the rule of the study's plan as it is now."""
-        self._store = store
-        self._plan = store.plan()
+        self._store, self._plan = store, store.plan()
         self._ended: dict[str, State] = {}
-        self._stage: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, State] = {}
         self._answer: dict[str, str] = {}
 
     def __call__(self) -> Mapping[str, str]:
-        """Return what is not needed by the results there are now."""
-        if (rule := self._plan.stop) is None:
+        """Return what is not needed; decided again when another run has ended."""
+        if self._plan.stop is None:
             return {}
         failed = {}
         for _, run in self._plan.runs():
@@ -87,15 +83,8 @@ class Unneeded:
                     self._ended[run.id] = state
                 elif state == "failed":  # nothing is to come of it, unless somebody asks for it again
                     failed[run.id] = state
-        stage = {}
-        for arm in self._plan.arms:
-            ended = [(self._ended | failed).get(run.id) for run in arm.runs]
-            # A look is due after so many runs in front.
-            in_front = 0 if rule.settled is None else [*ended, None].index(None)
-            stage[arm.name] = (in_front, ended.count("diverged"))
-        if stage != self._stage:
-            self._answer = unneeded_runs(load_frames(self._store))
-            self._stage = stage
+        if (known := self._ended | failed) != self._known:
+            self._known, self._answer = known, unneeded_runs(load_frames(self._store))
         return self._answer
 
 
@@ -103,7 +92,7 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
     """Return the ids of runs that no comparison needs under the stop rule, each with the reason."""
     needed: set[str] = set()
     reasons: dict[str, str] = {}
-    for decision, runs in (found for part in comparisons(frames) for found in _decisions(part)):
+    for decision, runs in _decisions(frames):
         for arm, own in runs.items():
             stop = decision.stopped.get(arm)
             for place, run in enumerate(own):
@@ -116,20 +105,19 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
 
 def seeds_to_begin(frames: StudyFrames) -> int | None:
     """Return how many runs of each arm may be begun by the results there are; None for all of them."""
-    allowed = [decision.seeds for part in comparisons(frames) for decision, _ in _decisions(part)]
+    allowed = [decision.seeds for decision, _ in _decisions(frames)]
     return None if None in allowed else max(seeds for seeds in allowed if seeds is not None)
 
 
-def _decisions(frames: StudyFrames) -> list[tuple[Decision, Runs]]:
-    """Return what the rule decides of the arms counted from each place, and the runs of those arms."""
-    plan = frames.plan
-    apart = {found.run for found in find_set_apart(frames, plan.waive)}
-    found = []
-    for origin, names in origins(plan).items():
-        if origin or names - {plan.baseline} or len(origins(plan)) == 1:
-            runs: Runs = {}
-            for run in run_ends(frames, apart, origin):
-                if run.arm in names | {plan.baseline}:
-                    runs.setdefault(run.arm, []).append(run)
-            found.append((decide_stops(plan, runs, origin), runs))
-    return found
+def _decisions(frames: StudyFrames) -> Iterator[tuple[Decision, Runs]]:
+    """Yield what the rule decides in each comparison of the arms counted from each place, and their runs."""
+    for part in comparisons(frames):
+        plan, places = part.plan, origins(part.plan)
+        apart = {found.run for found in find_set_apart(part, plan.waive)}
+        for origin, names in places.items():
+            if origin or names - {plan.baseline} or len(places) == 1:
+                runs: Runs = {}
+                for run in run_ends(part, apart, origin):
+                    if run.arm in names | {plan.baseline}:
+                        runs.setdefault(run.arm, []).append(run)
+                yield decide_stops(plan, runs, origin), runs

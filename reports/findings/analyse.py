@@ -33,10 +33,9 @@ from ablate.reports.findings.speed import (
 from ablate.reports.findings.targets import reached
 from ablate.reports.findings.tuning import rate_curves, tuned
 from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
-from ablate.results.ends import comparisons, is_paired, number_in, origins
+from ablate.results.ends import comparisons, find_set_apart, is_paired, number_in, origins
 from ablate.results.intervals import Interval
 from ablate.results.losses import final_loss, tokens_behind
-from ablate.results.pooling import find_set_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -60,7 +59,7 @@ _OF_THE_RUN = (
 def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     """Compute every number of the report.
 
-    ``waive`` names settings (``pooling.SETTINGS``) in which runs may differ and are pooled all the same,
+    ``waive`` names settings (``run.config.Setting``) in which runs may differ and are pooled all the same,
     besides those that the study waives. Of a study whose arms were tuned: at the values found for them.
     """
     plan = frames.plan

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
     from ablate.reports.findings.targets import Moved, Reached, Sweep
     from ablate.results.cost import Standing
-    from ablate.results.ends import RunResult
+    from ablate.results.ends import RunResult, SetApart
     from ablate.results.losses import Curve
-    from ablate.results.pooling import SetApart
     from ablate.results.stop_rule import Stopped
     from ablate.run.config import RunConfig
     from ablate.run.outcome import End, Outcome

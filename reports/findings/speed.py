@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.speed import HARDWARE, fp4_share, token_time, workload_of
 from ablate.modelled.spread import seconds_range, speed_up
+from ablate.results.ends import trained_on
 from ablate.results.intervals import (
     ALPHA,
     Interval,
@@ -33,7 +34,6 @@ from ablate.results.intervals import (
     mean_interval,
     t_interval,
 )
-from ablate.results.pooling import trained_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

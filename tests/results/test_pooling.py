@@ -9,7 +9,7 @@ from synthetic_study import line, rewrite
 
 from ablate.reports import analyse, load_frames
 from ablate.reports.words.caveats import warnings
-from ablate.results.pooling import find_set_apart
+from ablate.results.ends import find_set_apart
 
 CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
 
