@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.speed import Measured, RunTiming, Throughput
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
-    from ablate.results.losses import Curve
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan
-    from ablate.store.records import Environment
 
 
 NO_TARGET = "no target was given"
@@ -90,16 +88,11 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         compared |= compare_arms(groups[origin], second[origin], plan)
     base = from_place[plan.counted_from(plan.baseline)][plan.baseline]
     compared[plan.baseline] = base
-    arms = tuple(
-        _with_figures(
-            compared[entry.name],
-            from_place[compared[entry.name].counted_from][plan.baseline],
-            plan,
-            timing,
-            throughput,
-        )
-        for entry in plan.arms
-    )
+    arms = []
+    for entry in plan.arms:
+        arm = compared[entry.name]
+        other = from_place[arm.counted_from][plan.baseline].first(arm.seeds)
+        arms.append(_with_figures(arm, other, plan, timing, throughput))
     between = cache(lambda first, origin: costs_over(first, groups[origin], plan))
     once = {
         # The baseline's second arm would make each of its cells and steps once more.
@@ -107,10 +100,27 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         for arm in plan.arms
         if arm.name in frames.configs and not arm.again
     }
+    environments = frames.environments.values()
+    # Who did which GEMM belongs to an arm's recipe, and on which of equal GPUs to the run; neither makes
+    # another environment of the same machine.
+    machines = [
+        {key: one for key, one in ran.whole.items() if key not in _OF_THE_RUN} for ran in environments
+    ]
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for machine in machines:
+        alike.setdefault(json.dumps(machine, sort_keys=True), []).append(machine)
+    backends = Counter(
+        text
+        for ran in environments
+        for text in dict.fromkeys(
+            f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}"
+            for choice in ran.backend_choices or ()
+        )
+    )
     token_effects, loss_effects = _effects(plan, arms)
     return Analysis(
         plan=plan,
-        arms=arms,
+        arms=tuple(arms),
         matrices=find_matrices(once, free=plan.tuning.fields if plan.tuning else ()),
         # Of one configuration but for a GEMM, so also of one fork.
         steps=find_steps(once, lambda one, other: between(one, compared[other].counted_from)[other]),
@@ -118,13 +128,12 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         resolution=_resolution(arms, base.outcomes),
         timing=timing,
         throughput=throughput,
-        environments=_distinct(frames.environments),
-        backends=_backends(frames.environments),
+        environments=tuple((same[0], len(same)) for same in alike.values()),
+        backends=tuple(backends.items()),
         token_effects=token_effects,
         loss_effects=loss_effects,
         failed_self_tests=sum(
-            any(test.get("passed") is False for test in environment.self_tests or ())
-            for environment in frames.environments.values()
+            any(test.get("passed") is False for test in ran.self_tests or ()) for ran in environments
         ),
         set_apart=set_apart,
         waived=waived,
@@ -163,66 +172,59 @@ def _effects(plan: LockedPlan, arms: Sequence[ArmResult]) -> tuple[Effects, Effe
 
 
 def _with_figures(
-    arm: ArmResult,
-    baseline: ArmResult,
-    plan: LockedPlan,
-    timing: RunTiming,
-    throughput: Throughput | None,
+    arm: ArmResult, base: ArmResult, plan: LockedPlan, timing: RunTiming, throughput: Throughput | None
 ) -> ArmResult:
-    """Return an arm with its own figures; of the baseline as many seeds as the arm was stopped at."""
-    base = baseline.first(arm.seeds)
+    """Return an arm with its own figures. ``base``: the baseline, of as many seeds as it was stopped at."""
     is_baseline, target, margin = arm.name == plan.baseline, plan.target, plan.margin
     cost, difference, mean = arm.token_cost, arm.difference, mean_tokens(arm.outcomes, arm.alpha)
     # Logs do not tell the budget of a run that ended once it had hit.
     if cost.kind == "interval" and timing.kind != "logged":
-        runs = (*arm.runs, *base.runs)
-        cost = replace(cost, near_budget=any(_is_late(run, arm.counted_from) for run in runs))
+        late = [
+            run.tokens_to_target is not None
+            # Of a budget that is not known, 0, nothing is said.
+            and 0 < (1 - NEAR_BUDGET) * (run.budget - arm.counted_from) < run.tokens_to_target
+            for run in (*arm.runs, *base.runs)
+        ]
+        cost = replace(cost, near_budget=any(late))
     if target is None:
         mean = Interval(note=NO_TARGET)
         if not is_baseline:
             cost = Cost(kind="none", reason=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
-    found = replace(
-        arm,
-        tokens_to_target=mean,
-        token_cost=cost,
-        final_loss=final_loss(arm.curves, arm.alpha),
-        measured=_measured(arm, base, plan, timing, throughput, cost),
-    )
+    figures: dict[str, Any] = {
+        "tokens_to_target": mean,
+        "token_cost": cost,
+        "final_loss": final_loss(arm.curves, arm.alpha),
+        "measured": _measured(arm, base, plan, timing, throughput, cost),
+    }
     if target is not None and not arm.is_selected:
         whole = [run.after(-arm.counted_from) for run in arm.outcomes]
-        found = replace(found, reached=reached(whole, arm.alpha))
+        figures["reached"] = reached(whole, arm.alpha)
+    of_margin = None
     if not is_baseline and margin is not None:
-        found = replace(found, standing=standing(cost, difference.figure, margin, arm.alpha))
-    if cost.kind == "bound" and not arm.counted_from and not _is_falling(arm, base, difference.tokens):
-        found = replace(found, behind=tokens_behind(difference, base.curves))
+        figures["standing"] = standing(cost, difference.figure, margin, arm.alpha)
+        figure, limit = asked(cost, difference.figure, margin)
+        of_margin = (figure, limit) if figure is not None and figure.variance else None
     if not is_baseline and arm.stopped is None:
-        of_margin = None
-        if margin is not None:
-            figure, limit = asked(cost, difference.figure, margin)
-            of_margin = (figure, limit) if figure is not None and figure.variance else None
-        found = replace(found, power=power_of(cost, arm.outcomes, base.outcomes, of_margin, arm.alpha))
+        figures["power"] = power_of(cost, arm.outcomes, base.outcomes, of_margin, arm.alpha)
+    if cost.kind == "bound" and not arm.counted_from and not _is_falling((arm, base), difference.tokens or 0):
+        figures["behind"] = tokens_behind(difference, base.curves)
     if arm.config is not None:
-        found = replace(found, fp4_share=share_in_fp4(arm.config), published=published_for(arm.config.recipe))
+        figures["fp4_share"] = share_in_fp4(arm.config)
+        figures["published"] = published_for(arm.config.recipe)
         if base.config is not None:
-            modelled = modelled_speed(arm.config, base.config, tokens_to_target=mean.estimate, cost=cost)
-            found = replace(found, modelled=modelled)
-    return found
+            figures["modelled"] = modelled_speed(
+                arm.config, base.config, tokens_to_target=mean.estimate, cost=cost
+            )
+    return replace(arm, **figures)
 
 
-def _is_late(run: RunResult, origin: int) -> bool:
-    """Tell whether a run hit near the end of its budget; both are counted from ``origin``."""
-    at = run.tokens_to_target  # of a budget that is not known, 0, nothing is said
-    return at is not None and 0 < (1 - NEAR_BUDGET) * (run.budget - origin) < at
-
-
-def _is_falling(own: ArmResult, base: ArmResult, tokens: int | None) -> bool:
-    """Tell whether the learning rate of either falls there, so that the curve's slope is not its own."""
-    for one in (own, base):
-        if one.config is not None and one.config.training.schedule == "cosine":
-            return True
-        if one.decay_begins is not None and (tokens or 0) > one.decay_begins:
-            return True
-    return False
+def _is_falling(arms: Sequence[ArmResult], tokens: int) -> bool:
+    """Tell whether the learning rate of one falls there, so that the curve's slope is not its own."""
+    return any(
+        (arm.config is not None and arm.config.training.schedule == "cosine")
+        or (arm.decay_begins is not None and tokens > arm.decay_begins)
+        for arm in arms
+    )
 
 
 def _measured(
@@ -252,48 +254,17 @@ def _measured(
 
 def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resolution:
     """Take the widest of the runs' intervals at the crossing: the coarsest reading limits the comparison."""
-    steps = [
-        float(np.diff(run.curve.tokens)[_place(run.outcome, run.curve)])
-        for arm in arms
-        for run in arm.used
-        if len(run.curve.tokens) > 1
-    ]
+    steps = []
+    for run in (run for arm in arms for run in arm.used if len(run.curve.tokens) > 1):
+        # Which interval it crossed the target in; the last where it did not.
+        place = last = len(run.curve.tokens) - 2
+        if run.outcome.interpolated is not None:
+            at = run.outcome.interpolated + run.curve.origin
+            place = min(max(int(np.searchsorted(run.curve.tokens, at, side="left")) - 1, 0), last)
+        elif run.outcome.end == "hit":
+            place = 0
+        steps.append(float(np.diff(run.curve.tokens)[place]))
     interval = max(steps, default=None)
     mean = mean_tokens(baseline).estimate
     share = interval / mean if interval is not None and mean else math.inf
     return Resolution(tokens=interval, share_of_tokens_to_target=share if math.isfinite(share) else None)
-
-
-def _place(end: Outcome, curve: Curve) -> int:
-    """Return which interval between evaluations a run crossed the target in; the last where it did not."""
-    last = len(curve.tokens) - 2
-    if end.interpolated is None:
-        return 0 if end.end == "hit" else last
-    at = end.interpolated + curve.origin
-    return min(max(int(np.searchsorted(curve.tokens, at, side="left")) - 1, 0), last)
-
-
-def _distinct(environments: dict[str, Environment]) -> tuple[tuple[dict[str, Any], int], ...]:
-    """Return the different machines and versions, with the number of runs on each, in the order of the plan.
-
-    Who did which GEMM belongs to an arm's recipe, and on which of equal GPUs to the run; neither makes
-    another environment of the same machine.
-    """
-    alike: dict[str, list[dict[str, Any]]] = {}
-    for one in environments.values():
-        environment = {key: value for key, value in one.whole.items() if key not in _OF_THE_RUN}
-        alike.setdefault(json.dumps(environment, sort_keys=True), []).append(environment)
-    return tuple((same[0], len(same)) for same in alike.values())
-
-
-def _backends(environments: dict[str, Environment]) -> tuple[tuple[str, int], ...]:
-    """Return who did which kind of GEMM and how, with the number of runs, in the order of the plan."""
-    counts: Counter[str] = Counter()
-    for environment in environments.values():
-        counts.update(
-            {
-                f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}": 1
-                for choice in environment.backend_choices or ()
-            }
-        )
-    return tuple(counts.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ablate.results.stop_rule import alpha_of
 from ablate.results.stops import decide_stops, is_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ablate.results.cost import Cost
     from ablate.results.ends import RunResult
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from ablate.results.losses import Curve, LossDifference
     from ablate.store.plan_file import LockedPlan
 
+    Sides = dict[str, tuple[ArmResult, ArmResult]]
+    """Arms, each with the one it is compared with."""
+
+Found = TypeVar("Found")
 SECOND = "val_loss_bf16"
 """The column of the evaluations in bf16."""
 
@@ -50,28 +54,25 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
     arms = {}
     for entry in plan.arms:
         stop, own = stops.get(entry.name), runs[entry.name]
-        used = tuple(replace(run, unused=is_unused(i, run, stop)) for i, run in enumerate(own))
         arms[entry.name] = ArmResult(
-            planned=entry, runs=used, config=configs.get(entry.name), stopped=stop, counted_from=origin
+            planned=entry,
+            runs=tuple(replace(run, unused=is_unused(i, run, stop)) for i, run in enumerate(own)),
+            config=configs.get(entry.name),
+            alpha=ALPHA if stop is None else stop.alpha,
+            stopped=stop,
+            counted_from=origin,
         )
     base = arms[plan.baseline]
-    return {name: replace(arm, alpha=_alpha(arm, base, plan)) for name, arm in arms.items()}
+    for name, arm in arms.items():
+        if arm is not base and arm.stopped is None:
+            # Failed runs are not to come, unless somebody asks for them again.
+            ended = all(run.state in ("finished", "diverged", "failed") for run in (*arm.runs, *base.runs))
+            level = alpha_of(arm.outcomes, base.outcomes, plan.stop, ended=ended)
+            arms[name] = replace(arm, alpha=level)
+    return arms
 
 
-def _alpha(arm: ArmResult, base: ArmResult, plan: LockedPlan) -> float:
-    """Return the nominal level of an arm's intervals."""
-    if arm.stopped is not None:
-        return arm.stopped.alpha
-    if arm is base:
-        return ALPHA
-    # Failed runs are not to come, unless somebody asks for them again.
-    ended = all(run.state in ("finished", "diverged", "failed") for run in (*arm.runs, *base.runs))
-    return alpha_of(arm.outcomes, base.outcomes, plan.stop, ended=ended)
-
-
-def _pools(
-    base: str, arms: Mapping[str, ArmResult]
-) -> Iterator[tuple[list[str], dict[str, tuple[ArmResult, ArmResult]]]]:
+def _pools(base: str, arms: Mapping[str, ArmResult]) -> Iterator[tuple[list[str], Sides]]:
     """Yield arms that are compared with one of them by as many runs, and the sides that moderate them.
 
     An arm that was stopped at a look has the interval of that look: by the first runs of all that went on.
@@ -94,36 +95,49 @@ def _pools(
         yield wanted, {name: (others[name].first(m), other.first(m)) for name, m in pool.items()}
 
 
-def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, Cost]:
-    """Return each arm's cost over one of them, of as many seeds as both count, at the stricter level."""
-    other = arms[base]
-    found: dict[str, Cost] = {}
+def _over(
+    base: str, arms: Mapping[str, ArmResult], compare: Callable[[Sides], Mapping[str, Found]]
+) -> dict[str, Found]:
+    """Return what a comparison finds of each arm over one of them, of as many seeds as both count."""
+    found: dict[str, Found] = {}
     for wanted, sides in _pools(base, arms):
-        costs = token_costs(
+        results = compare(sides)
+        found |= {name: results[name] for name in wanted}
+    return found
+
+
+def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, Cost]:
+    """Return each arm's cost over one of them, at the stricter level."""
+    other = arms[base]
+
+    def compare(sides: Sides) -> dict[str, Cost]:
+        return token_costs(
             {name: (own.outcomes, right.outcomes) for name, (own, right) in sides.items()},
             alpha={name: min(own.alpha, other.alpha) for name, (own, _) in sides.items()},
             paired=is_paired(plan, other.counted_from),
             moderated=plan.is_moderated,
         )
-        for name in wanted:
-            selected = arms[name].is_selected or other.is_selected
-            restricted = None if selected else costs[name].restricted
-            found[name] = replace(costs[name], counted_from=other.counted_from, restricted=restricted)
-    return found
+
+    costs = _over(base, arms, compare)
+    for name, cost in costs.items():
+        selected = arms[name].is_selected or other.is_selected
+        restricted = None if selected else cost.restricted
+        costs[name] = replace(cost, counted_from=other.counted_from, restricted=restricted)
+    return costs
 
 
 def differences_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, LossDifference]:
-    """Return each arm's difference in final loss over one of them, of as many seeds as both count."""
-    found: dict[str, LossDifference] = {}
-    for wanted, sides in _pools(base, arms):
-        differences = final_differences(
+    """Return each arm's difference in final loss over one of them."""
+    return _over(
+        base,
+        arms,
+        lambda sides: final_differences(
             {name: (own.curves, right.curves) for name, (own, right) in sides.items()},
             {name: own.alpha for name, (own, _) in sides.items()},
             paired=is_paired(plan, arms[base].counted_from),
             moderated=plan.is_moderated,
-        )
-        found |= {name: differences[name] for name in wanted}
-    return found
+        ),
+    )
 
 
 def compare_arms(
@@ -189,13 +203,17 @@ def _evaluate_in_bf16(
     by_bf16 = {name: arm for name, arm in by_bf16.items() if arm.curves}
     if plan.baseline not in by_bf16:
         return {}
-    base, paired = arms[plan.baseline], is_paired(plan, arms[plan.baseline].counted_from)
+    base = arms[plan.baseline]
+    paired = is_paired(plan, base.counted_from)
     sides = {name: (arms[name], base.first(arms[name].seeds)) for name in by_bf16 if name != plan.baseline}
     costs_in_bf16 = costs_over(plan.baseline, by_bf16, plan)
     differences = differences_over(plan.baseline, by_bf16, plan)
-    alphas = {name: own.alpha for name, (own, _) in sides.items()}
-    gaps = {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()}
-    alone = final_differences(gaps, alphas, paired=paired, moderated=False)
+    alone = final_differences(
+        {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()},
+        {name: own.alpha for name, (own, _) in sides.items()},
+        paired=paired,
+        moderated=False,
+    )
     found = {}
     for name, (own, other) in sides.items():
         tokens = _tokens_alone(own, other, second, paired=paired)
