@@ -16,7 +16,7 @@ had the same devices; an arm without a resolved configuration, as of such logs, 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -38,7 +38,6 @@ from ablate.results.intervals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ablate.modelled.spread import Range
     from ablate.results.cost import Cost
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 _TURNS = 2
 """``ablate check STUDY --steps`` goes through the arms there and back."""
 _HOUR_SEC = 3600.0
+_NOT_VOUCHED = "a record that does not vouch for it"
 _NOT_ALL = Interval(note="not every run has a figure")
 
 
@@ -124,14 +124,12 @@ def timing_of_runs(
         if environment.backend_mode != "native":
             reasons[f"{environment.backend_mode or 'unknown'} arithmetic"] += 1
         elif not environment.timing_valid:
-            reasons[environment.timing_why_not or "a record that does not vouch for it"] += 1
+            reasons[environment.timing_why_not or _NOT_VOUCHED] += 1
     reasons.update(runs_at_once(environments, attempts).values())
     if not environments:
         reasons["no record of what the runs ran on"] += 1
-    kind: Literal["native", "unvouched", "emulated"] = "emulated"
-    if modes == {"native"}:
-        kind = "unvouched" if reasons else "native"
-    return RunTiming(kind=kind, reasons=tuple(reasons.items()))
+    native: Literal["native", "unvouched"] = "unvouched" if reasons else "native"
+    return RunTiming(kind=native if modes == {"native"} else "emulated", reasons=tuple(reasons.items()))
 
 
 def _untold(plan: LockedPlan) -> dict[str, str]:
@@ -159,29 +157,26 @@ def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str,
 
     A GPU is shared by two runs, a processor by runs that have more threads together than it has cores.
     """
-    devices: dict[tuple[str, str, int], list[tuple[str, Attempt, int]]] = {}
-    for run_id, environment in environments.items():
-        attempt, cores = attempts.get(run_id), environment.cpus_visible
-        if attempt is not None and environment.gpu_uuid and environment.gpu is not None:
-            devices.setdefault((environment.gpu_uuid, "one GPU", 1), []).append((run_id, attempt, 1))
-        elif attempt is not None and environment.gpu is None and environment.threads and cores:
+    devices: dict[tuple[str, str, int], list[tuple[str, Attempt, int]]] = defaultdict(list)
+    for run_id, ran in environments.items():
+        attempt, cores = attempts.get(run_id), ran.cpus_visible
+        if attempt is not None and ran.gpu is not None and ran.gpu_uuid:
+            devices[ran.gpu_uuid, "one GPU", 1].append((run_id, attempt, 1))
+        elif attempt is not None and ran.gpu is None and ran.threads and cores:
             name = "one CPU core" if cores == 1 else f"{cores} CPU cores"
-            own = (run_id, attempt, environment.threads)
-            devices.setdefault((attempt.machine, name, cores), []).append(own)
+            devices[attempt.machine, name, cores].append((run_id, attempt, ran.threads))
     most: dict[str, tuple[int, str]] = {}
     for (_, name, places), runs in devices.items():
         for start in {attempt.started_unix for _, attempt, _ in runs}:
             # One that is not known to have ended may still be at work.
-            there = [
-                (run_id, load)
+            there = {
+                run_id: load
                 for run_id, attempt, load in runs
-                if attempt.started_unix <= start
-                and (attempt.ended_unix is None or attempt.ended_unix > start)
-            ]
-            total = sum(load for _, load in there)
-            if len(there) > 1 and total > places:
-                told = (total, f"{len(there)} runs at once on {name}")
-                most |= {run_id: max(told, most.get(run_id, told)) for run_id, _ in there}
+                if attempt.started_unix <= start < (attempt.ended_unix or math.inf)
+            }
+            told = (sum(there.values()), f"{len(there)} runs at once on {name}")
+            if len(there) > 1 and told[0] > places:
+                most |= {run_id: max(told, most.get(run_id, told)) for run_id in there}
     return {run_id: text for run_id, (_, text) in most.items()}
 
 
@@ -206,7 +201,7 @@ def judge_throughput(
         if one.backend_mode != "native":
             return f"{one.backend_mode} arithmetic"
         if not one.timing_valid:
-            return one.why_not or "a record that does not vouch for it"
+            return one.why_not or _NOT_VOUCHED
         if one.run not in ids:
             return "timed with another configuration than its runs have"
         for run_id in ids:
@@ -221,9 +216,7 @@ def judge_throughput(
         return None
 
     reasons = {arm.name: why_not(arm.name, [run.id for run in arm.runs]) for arm in frames.plan.arms}
-    refused = {arm: reason for arm, reason in reasons.items() if reason is not None}
-    if frames.plan.baseline in refused:
-        refused = {arm: reason or "no baseline to compare it with" for arm, reason in reasons.items()}
+    base_counts = reasons[frames.plan.baseline] is None
     return Throughput(
         device=record.device.name,
         arch=record.device.arch,
@@ -231,8 +224,16 @@ def judge_throughput(
         steps=record.settings.steps,
         repeats=_TURNS * record.settings.repeats,
         measured_unix=record.measured_unix,
-        tokens_per_sec={arm: timed[arm].tokens_per_sec for arm in reasons if arm not in refused},
-        not_used=refused,
+        tokens_per_sec={
+            arm: timed[arm].tokens_per_sec
+            for arm, reason in reasons.items()
+            if base_counts and reason is None
+        },
+        not_used={
+            arm: reason or "no baseline to compare it with"
+            for arm, reason in reasons.items()
+            if reason is not None or not base_counts
+        },
     )
 
 
@@ -276,27 +277,19 @@ def alone_speed(
     ``rates``: tokens/s of each repeat. ``tokens``: log tokens to target of the arm, None without.
     """
     own, base = (mean_estimate([math.log(rate * _HOUR_SEC) for rate in side]) for side in (rates, base_rates))
+    hours = _NOT_ALL if tokens is None else exponential(t_interval(difference(tokens, own), alpha))
     if cost.kind == "baseline":
-        throughput = end_to_end = Interval(estimate=1.0)
-    else:
-        ratio = difference(own, base)
-        throughput = exponential(t_interval(ratio))
-        end_to_end = _over_cost(ratio, cost, alpha)
-    return Measured(
-        timed="alone",
-        throughput=throughput,
-        end_to_end=end_to_end,
-        hours=_NOT_ALL if tokens is None else exponential(t_interval(difference(tokens, own), alpha)),
-    )
-
-
-def _over_cost(ratio: Estimate, cost: Cost, alpha: float) -> Interval:
-    """Return throughput ratio / (1 + token cost); no interval where either of them has none."""
-    if cost.log_ratio is None:
-        return Interval(note=cost.reason)
-    found = exponential(t_interval(difference(ratio, cost.log_ratio), alpha))
-    lacking = next((part.note for part in map(t_interval, (ratio, cost.log_ratio)) if part.low is None), None)
-    return found if lacking is None else Interval(estimate=found.estimate, note=lacking)
+        one = Interval(estimate=1.0)
+        return Measured(timed="alone", throughput=one, end_to_end=one, hours=hours)
+    ratio = difference(own, base)
+    throughput = t_interval(ratio)
+    end_to_end = Interval(note=cost.reason)
+    if cost.log_ratio is not None:
+        end_to_end = exponential(t_interval(difference(ratio, cost.log_ratio), alpha))
+        for part in (throughput, t_interval(cost.log_ratio)):
+            if part.low is None and end_to_end.low is not None:  # no interval where either has none
+                end_to_end = Interval(estimate=end_to_end.estimate, note=part.note)
+    return Measured(timed="alone", throughput=exponential(throughput), end_to_end=end_to_end, hours=hours)
 
 
 def modelled_speed(
@@ -313,21 +306,12 @@ def modelled_speed(
     for hardware in HARDWARE:
         own = token_time(work, arm.recipe, hardware)
         base = token_time(base_work, baseline.recipe, hardware)
-        speed = _interval(
-            None if own is None or base is None else speed_up(base.by_kernel(), own.by_kernel())
-        )
-        found.append(
-            Modelled(
-                hardware=hardware,
-                speed=speed,
-                net=_net(speed, cost),
-                hours=_interval(
-                    None
-                    if own is None or tokens_to_target is None
-                    else seconds_range(own).times(tokens_to_target / _HOUR_SEC)
-                ),
-            )
-        )
+        speed = hours = Interval()
+        if own is not None and base is not None:
+            speed = Interval(**vars(speed_up(base.by_kernel(), own.by_kernel())))
+        if own is not None and tokens_to_target is not None:
+            hours = Interval(**vars(seconds_range(own).times(tokens_to_target / _HOUR_SEC)))
+        found.append(Modelled(hardware=hardware, speed=speed, net=_net(speed, cost), hours=hours))
     return tuple(found)
 
 
@@ -349,10 +333,6 @@ def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
         with suppress(ValidationError):
             found[arm] = config_from_json(recorded.whole)
     return found
-
-
-def _interval(found: Range | None) -> Interval:
-    return Interval() if found is None else Interval(**vars(found))
 
 
 def _net(speed: Interval, cost: Cost) -> Interval:
@@ -385,7 +365,5 @@ def _speed(run: RunResult) -> float | None:
 
 def _pace(run: RunResult) -> float | None:
     """Return −log seconds to target."""
-    speed = _speed(run)
-    if speed is None or run.tokens_to_target is None or run.left_bound:
-        return None
-    return speed - math.log(run.tokens_to_target)
+    speed, tokens = _speed(run), run.tokens_to_target
+    return None if speed is None or tokens is None or run.left_bound else speed - math.log(tokens)
