@@ -11,9 +11,10 @@ final validation loss in nats per token against the source's own baseline.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.recipes import GEMMS, Gemm, Recipe
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from ablate.results.cost import Cost
     from ablate.store.records import RecordedConfig
+
+    Place = tuple[tuple[Gemm, ...], str]
 
 PLAIN = "none"
 _OF_THE_STABILISER = ("rounding", "prescale", "undo", "hadamard", "signs", "permute", "rotated_bf16")
@@ -146,23 +149,21 @@ def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str],
 
     ``cost``: the token cost of the second arm it is given over the first.
     """
-    found = []
     usable = {
         arm: (config.recipe, {**config.whole, "recipe": None, "seed": None})
         for arm, config in configs.items()
         if config.recipe is not None and all(gemm in config.recipe for gemm in GEMMS)
     }
-    for first, (recipe, rest) in usable.items():
-        for second, (other, other_rest) in usable.items():
-            # Rules, phases and other parts of a recipe count where they say anything.
-            changed = [
-                key for key in {**recipe, **other} if (recipe.get(key) or None) != (other.get(key) or None)
-            ]
-            if rest == other_rest and len(changed) == 1 and changed[0] in GEMMS:
-                (gemm,) = changed
-                if _is_fp4(other[gemm]) and not _is_fp4(recipe[gemm]):
-                    step = Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second))
-                    found.append(step)
+    found = []
+    for (first, (recipe, rest)), (second, (other, other_rest)) in itertools.permutations(usable.items(), 2):
+        # Rules, phases and other parts of a recipe count where they say anything.
+        changed = [
+            key for key in {**recipe, **other} if (recipe.get(key) or None) != (other.get(key) or None)
+        ]
+        if rest == other_rest and len(changed) == 1 and changed[0] in GEMMS:
+            (gemm,) = changed
+            if _is_fp4(other[gemm]) and not _is_fp4(recipe[gemm]):
+                found.append(Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second)))
     return tuple(found)
 
 
@@ -183,26 +184,15 @@ def greatest_step(steps: Sequence[Step]) -> str | None:
     return None
 
 
-@dataclass(kw_only=True)
-class _Group:
-    """Arms that differ in their GEMMs and their stabiliser alone, by (GEMMs, stabiliser).
-
-    ``policies``: what their GEMMs are besides the stabiliser, in FP4 and not; ``rest``: of what they are.
-    """
-
-    format: str
-    rest: str
-    policies: dict[tuple[Gemm, bool], Any] = field(default_factory=dict)
-    arms: dict[tuple[tuple[Gemm, ...], str], str] = field(default_factory=dict)
-
-
 def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str] = ()) -> tuple[Matrix, ...]:
     """Return the matrices of at least 2 × 2 with an arm in more than half of their cells.
 
     ``configs``: of the arms, in the study's order. ``free``: fields of training in which arms may differ,
     because each arm has values of its own.
     """
-    groups: list[_Group] = []
+    # Format, what the arms are beside their GEMMs' policies, these policies but for the stabiliser, by GEMM and
+    # whether it is in FP4, and the arms by (GEMMs, stabiliser).
+    groups: list[tuple[str, str, dict[Any, Any], dict[Place, str]]] = []
     for arm, config in configs.items():
         try:
             recipe = Recipe(**config.recipe or {})
@@ -212,32 +202,34 @@ def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str
         if kind is None:
             continue
         place = (kind.gemms, _stabiliser(kind, recipe))
-        policies = {(gemm, gemm in kind.gemms): asdict(recipe.gemm(gemm)) for gemm in GEMMS}
-        for policy in (one for (_, low), one in policies.items() if low):
-            for side in _SIDES:
+        parts = asdict(recipe)
+        policies = {(gemm, gemm in kind.gemms): parts.pop(gemm) for gemm in GEMMS}
+        for (_, low), policy in policies.items():
+            for side in _SIDES if low else ():
                 policy[side] = {
                     key: one for key, one in policy[side].items() if key not in _OF_THE_STABILISER
                 }
-        beside = {key: one for key, one in asdict(recipe).items() if key not in (*GEMMS, "deoscillate")}
+        del parts["deoscillate"]
         training = {key: value for key, value in (config.training or {}).items() if key not in free}
-        whole = {**config.whole, "training": training, "recipe": beside, "seed": None}
+        whole = {**config.whole, "training": training, "recipe": parts, "seed": None}
         rest = json.dumps(whole, sort_keys=True, default=str)
-        for group in groups:
-            same = all(group.policies.get(key, policy) == policy for key, policy in policies.items())
-            if same and group.rest == rest and place not in group.arms:
+        for _, other, known, arms in groups:
+            same = all(known.get(key, policy) == policy for key, policy in policies.items())
+            if same and other == rest and place not in arms:
                 break
         else:
-            groups.append(group := _Group(format=kind.format, rest=rest))
-        group.policies |= policies
-        group.arms[place] = arm
+            known, arms = {}, {}
+            groups.append((kind.format, rest, known, arms))
+        known |= policies
+        arms[place] = arm
     found = []
-    for group in groups:
-        gemms = sorted({row for row, _ in group.arms}, key=lambda row: (len(row), *map(GEMMS.index, row)))
-        columns = sorted(dict.fromkeys(column for _, column in group.arms), key=lambda name: name != PLAIN)
-        if min(len(gemms), len(columns)) > 1 and 2 * len(group.arms) > len(gemms) * len(columns):
-            arms = tuple(tuple(group.arms.get((row, column)) for column in columns) for row in gemms)
+    for low_format, _, _, arms in groups:
+        gemms = sorted({row for row, _ in arms}, key=lambda row: (len(row), *map(GEMMS.index, row)))
+        columns = sorted(dict.fromkeys(column for _, column in arms), key=lambda name: name != PLAIN)
+        if min(len(gemms), len(columns)) > 1 and 2 * len(arms) > len(gemms) * len(columns):
+            cells = tuple(tuple(arms.get((row, column)) for column in columns) for row in gemms)
             found.append(
-                Matrix(format=group.format, gemms=tuple(gemms), stabilisers=tuple(columns), arms=arms)
+                Matrix(format=low_format, gemms=tuple(gemms), stabilisers=tuple(columns), arms=cells)
             )
     return tuple(found)
 

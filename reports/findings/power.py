@@ -67,21 +67,20 @@ def power_of(
     # Runs that agree but for rounding have no spread to go by.
     if math.sqrt(found.variance) <= 8 * math.ulp(max(map(max, logs))):
         return None
-    pairs = [a - b for a, b in _pairs(arm, baseline)] if cost.pairs else []
+    spreads = [float(np.std(side, ddof=1)) for side in logs]
+    pairs = None
+    if cost.pairs:
+        x, y = ({run.seed: math.log(run.high) for run in runs if run.exact} for runs in (arm, baseline))
+        pairs = float(np.std([x[seed] - y[seed] for seed in x if seed in y], ddof=1))
     figure, limit = margin or (found, 0.0)
     settled = is_settled(cost) if margin is None else stands(figure, limit, alpha) != "open"
     return Power(
-        spread_of_log_tokens=float(np.std(logs[0], ddof=1)),
-        spread_of_the_baseline=float(np.std(logs[1], ddof=1)),
-        spread_of_the_pairs=float(np.std(pairs, ddof=1)) if pairs else None,
+        spread_of_log_tokens=spreads[0],
+        spread_of_the_baseline=spreads[1],
+        spread_of_the_pairs=pairs,
         smallest_cost=math.expm1(_reach(found.degrees) * math.sqrt(found.variance)),
         more_seeds=0 if settled else _more(figure, limit, cost),
     )
-
-
-def _pairs(arm: Sequence[Outcome], baseline: Sequence[Outcome]) -> list[tuple[float, float]]:
-    x, y = ({run.seed: math.log(run.high) for run in runs if run.exact} for runs in (arm, baseline))
-    return [(x[seed], y[seed]) for seed in x if seed in y]
 
 
 def _chance(effect: float, degrees: float) -> float:

@@ -11,6 +11,7 @@ arm without a configuration (no run of it has started) is in no curve.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.results import Rate, RateCurve, TunedArm, TuningResult
@@ -18,7 +19,7 @@ from ablate.results.ends import group_of
 from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.store.plan_file import GroupTuning, LockedPlan
@@ -46,20 +47,24 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
         run_tokens=sum(run.tokens for arm in at_tuned.arms for run in arm.runs),
         arms=arms,
         others=tuple(arm for arm in at_shared.arms if arm.name not in tuned_arms),
-        curves=tuple(_curve(group) for group in tuning.groups) if RATE in tuning.fields else (),
+        curves=tuple(_of_trials(group) for group in tuning.groups) if RATE in tuning.fields else (),
         groups=tuning.groups,
     )
 
 
 def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> TunedArm:
     trials, chosen = group.trials, group.chosen or {}
-    losses = {repr(sorted(trial.values.items())): trial.loss for trial in trials}
-
-    def loss(values: Mapping[str, Any]) -> float | None:
-        return losses.get(repr(sorted(values.items())))
-
     diverged = sum(trial.diverged > 0 for trial in trials)
     pruned = sum(trial.state == "pruned" for trial in trials)
+
+    def loss(values: Mapping[str, Any]) -> float | None:
+        return next((trial.loss for trial in reversed(trials) if trial.values == values), None)
+
+    def is_outermost(field: str) -> bool:
+        """Tell whether a value beyond all that were tried may be better still."""
+        numbers = {value for trial in trials if isinstance(value := trial.values[field], int | float)}
+        return len(numbers) > 1 and chosen[field] in (min(numbers), max(numbers))
+
     return TunedArm(
         name=name,
         tuned=found.name,
@@ -72,66 +77,65 @@ def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> 
         tokens_of_the_trials=sum(trial.tokens for trial in trials),
         loss_shared=loss(group.shared),
         loss_chosen=loss(chosen),
-        outermost=tuple(
-            field
-            for field in chosen
-            if _is_outermost(chosen[field], [trial.values[field] for trial in trials])
-        ),
+        outermost=tuple(filter(is_outermost, chosen)),
         token_cost_shared=shared.token_cost,
         token_cost_tuned=found.token_cost,
     )
 
 
-def _is_outermost(value: Any, tried: Sequence[Any]) -> bool:
-    """Tell whether a value beyond all that were tried may be better still."""
-    numbers = {one for one in tried if isinstance(one, int | float)}
-    return len(numbers) > 1 and value in (min(numbers), max(numbers))
+def _curve(name: str, rates: Iterable[Rate]) -> RateCurve:
+    return RateCurve(name=name, rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))
 
 
-def _curve(group: GroupTuning) -> RateCurve:
-    """Return a group's trials by rising rate; one that was ended early or diverged has no final loss."""
-    rates = [
-        Rate(
-            learning_rate=trial.values[RATE],
-            arm=group.name,
-            loss=Interval(note="no final loss")
-            if trial.loss is None or trial.diverged
-            else Interval(estimate=trial.loss),
-            n=len(trial.runs),
-            diverged=trial.diverged,
-        )
-        for trial in group.trials
-    ]
-    return RateCurve(name=group.name, rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))
+def _of_trials(group: GroupTuning) -> RateCurve:
+    """Return a group's trials as a curve; one that was ended early or diverged has no final loss."""
+    unknown = Interval(note="no final loss")
+    return _curve(
+        group.name,
+        [
+            Rate(
+                learning_rate=trial.values[RATE],
+                arm=group.name,
+                loss=unknown if trial.loss is None or trial.diverged else Interval(estimate=trial.loss),
+                n=len(trial.runs),
+                diverged=trial.diverged,
+            )
+            for trial in group.trials
+        ],
+    )
 
 
 def rate_curves(
     arms: Sequence[ArmResult], configs: Mapping[str, RecordedConfig], baseline: str
 ) -> tuple[RateCurve, ...]:
     """Return the curves of all arms that were run at two rates or more."""
+    rates = {
+        arm: rate
+        for arm, config in configs.items()
+        if isinstance(rate := (config.training or {}).get(RATE), int | float)
+    }
     groups: dict[str, list[Rate]] = {}
     for arm in arms:
-        config = configs.get(arm.name)
-        rate = _rate_of(config)
-        if arm.planned.again or config is None or rate is None:
-            continue
-        rest = {**config.with_training(learning_rate=None).whole, "seed": None}
-        point = Rate(learning_rate=rate, arm=arm.name, loss=arm.final_loss, n=arm.n, diverged=arm.diverged)
-        groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
-    usual = _rate_of(configs.get(baseline))
+        if arm.name in rates and not arm.planned.again:
+            rest = {**configs[arm.name].with_training(learning_rate=None).whole, "seed": None}
+            point = Rate(
+                learning_rate=rates[arm.name],
+                arm=arm.name,
+                loss=arm.final_loss,
+                n=arm.n,
+                diverged=arm.diverged,
+            )
+            groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
+    curves = [
+        _curve("", points) for points in groups.values() if len({one.learning_rate for one in points}) > 1
+    ]
     return tuple(
-        _arms_curve(points, usual)
-        for points in groups.values()
-        if len({point.learning_rate for point in points}) > 1
+        replace(
+            curve,
+            name=next(
+                (one.arm for one in curve.rates if one.learning_rate == rates.get(baseline)),
+                curve.rates[0].arm,
+            ),
+        )
+        for curve in curves
     )
-
-
-def _arms_curve(points: list[Rate], usual: float | None) -> RateCurve:
-    rates = tuple(sorted(points, key=lambda point: point.learning_rate))
-    at_usual = next((rate for rate in rates if rate.learning_rate == usual), rates[0])
-    return RateCurve(name=at_usual.arm, rates=rates)
-
-
-def _rate_of(config: RecordedConfig | None) -> float | None:
-    rate = None if config is None else (config.training or {}).get(RATE)
-    return rate if isinstance(rate, int | float) else None
