@@ -190,8 +190,8 @@ def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str
     ``configs``: of the arms, in the study's order. ``free``: fields of training in which arms may differ,
     because each arm has values of its own.
     """
-    # Format, what the arms are beside their GEMMs' policies, these policies but for the stabiliser, by GEMM and
-    # whether it is in FP4, and the arms by (GEMMs, stabiliser).
+    # Format, what the arms are beside their GEMMs, these but for the stabiliser by GEMM and whether it is in
+    # FP4, and the arms by (GEMMs, stabiliser).
     groups: list[tuple[str, str, dict[Any, Any], dict[Place, str]]] = []
     for arm, config in configs.items():
         try:
