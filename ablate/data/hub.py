@@ -83,25 +83,22 @@ def find_data_set(data: DataConfig) -> HubSource:
     if not files and data.max_bytes is None:
         hint = "a data set on the hub is streamed; say how much text to take, such as 1_000_000_000"
         raise UserError("data.max_bytes is missing, but data.source: hub needs it", hint=hint)
+    commit = None if files else revision
+    if not files and not _COMMIT.fullmatch(revision):
+        from huggingface_hub import HfApi
+
+        try:
+            commit = str(HfApi().dataset_info(name, revision=revision or None, timeout=20).sha)
+        except Exception as error:  # offline, unknown name, no rights, proxy: many types, one remedy
+            hint = f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline"
+            raise _unusable(name, error, hint) from error
     return HubSource(
         name=str(folder.absolute()) if files else name,
         configuration=paths[1] if len(paths) == 2 else None,
         validation_split=validation_paths[0] if validation_paths else None,
-        commit=None if files else _commit(name, revision),
+        commit=commit,
         files=files,
     )
-
-
-def _commit(name: str, revision: str) -> str:
-    if _COMMIT.fullmatch(revision):
-        return revision
-    from huggingface_hub import HfApi
-
-    try:
-        return str(HfApi().dataset_info(name, revision=revision or None, timeout=20).sha)
-    except Exception as error:  # offline, unknown name, no rights, proxy: many types, one remedy
-        hint = f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline"
-        raise _unusable(name, error, hint) from error
 
 
 def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> Iterator[str]:

@@ -89,13 +89,8 @@ def prepare(
     corpus = resolve(data)
     folder = cache_dir / corpus.identity.digest[:_DIGEST_CHARACTERS]
     report = progress or (lambda _fraction, _what: None)
-    files = _ready(folder, corpus)
+    files = _ready(folder, corpus, notice)
     if files is None:
-        if (folder / _META).exists():
-            try:
-                load(folder)
-            except UserError as error:
-                notice(f"{folder}: {error.problems[0].what}; the tokens are prepared anew.")
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             lock = cache_dir / f".{folder.name}.lock"
@@ -183,11 +178,13 @@ def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
     return num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
 
 
-def _ready(folder: Path, corpus: Corpus) -> TokenFiles | None:
+def _ready(folder: Path, corpus: Corpus, notice: Callable[[str], None] = lambda _: None) -> TokenFiles | None:
     """Return the folder's token files if they are complete and belong to this corpus."""
     try:
         files = load(folder)
-    except UserError:
+    except UserError as error:
+        if (folder / _META).exists():
+            notice(f"{folder}: {error.problems[0].what}; the tokens are prepared anew.")
         return None
     is_moved = files.train.parent != folder and str(files.train) != corpus.train[0].path
     return None if is_moved or files.digest != corpus.identity.digest else files
@@ -213,25 +210,20 @@ def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress, 
         hashes = {path.name: hash_file(str(path)) for path in sorted(partial.iterdir())}
         of_corpus = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
         write_record(partial / _META, {"format": _FORMAT, "hashes": hashes, **of_corpus, **meta})
-        _publish(partial, folder, corpus)
+        if folder.exists() and _ready(folder, corpus) is None:  # damaged
+            aside = partial.with_name(f"{partial.name}.damaged")
+            folder.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        try:
+            partial.rename(folder)
+        except OSError:  # another process was first
+            if _ready(folder, corpus) is None:
+                raise
     finally:
         left = partial.glob("scratch/[ft]*")  # fetched text, finished pieces
         if not keep or not any(path.stat().st_size for path in left):
             shutil.rmtree(partial, ignore_errors=True)
     return load(folder)
-
-
-def _publish(partial: Path, folder: Path, corpus: Corpus) -> None:
-    """Rename to the final name; keep a complete folder that is already there, replace a damaged one."""
-    if folder.exists() and _ready(folder, corpus) is None:
-        aside = partial.with_name(f"{partial.name}.damaged")
-        folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
-    try:
-        partial.rename(folder)
-    except OSError:
-        if _ready(folder, corpus) is None:
-            raise
 
 
 def _damaged(folder: Path, what: str) -> UserError:

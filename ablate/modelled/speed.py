@@ -57,6 +57,8 @@ HARDWARE = ("B200", "B300", "MI355X", "H100")
 
 _UNNAMED = LayerPlace(name="", block=None, num_blocks=0, is_head=False)
 """A layer that no rule matches."""
+_RESULTS: dict[Gemm, str] = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}
+"""By GEMM the tensor that has the shape of its result."""
 _BF16_BYTES = 2.0
 _BITS = {"4": 4.0, "6": 6.0, "8": 8.0}
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2
@@ -158,12 +160,15 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
         weights += alike * width * outputs
         seen = max(1, round(tokens * share))
         elements = {"x": seen * width, "w": width * outputs, "dy": seen * outputs}
-        for name in GEMMS:
-            unit = _unit(layer.gemm(name), peaks)
+        for name, result in _RESULTS.items():
+            policy = layer.gemm(name)
+            unit = _unit(policy, peaks)
             if unit is None:
                 return None
-            flops = 2.0 * seen * width * outputs
-            cost = _slower(flops, unit, _gemm_bytes(layer.gemm(name), name, elements), peaks)
+            sides = zip(OPERANDS[name], (policy.left, policy.right), strict=True)
+            moved = sum(elements[operand] * operand_bytes(side) for operand, side in sides)
+            moved += elements[result] * _BF16_BYTES
+            cost = _slower(2.0 * seen * width * outputs, unit, moved, peaks)
             seconds[name, unit] += alike * cost / tokens
         for part, kernel, cost in _quantise_seconds(layer, elements, peaks):
             seconds[part, kernel] += alike * cost / tokens
@@ -265,16 +270,6 @@ def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
     return max(_bits(policy.left), _bits(policy.right)) < 16 and _unit(policy, peaks) is not None
 
 
-def _gemm_bytes(policy: GemmPolicy, name: Gemm, elements: dict[str, int]) -> float:
-    left, right = OPERANDS[name]
-    result = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}[name]  # the tensor of the same shape
-    return (
-        elements[left] * operand_bytes(policy.left)
-        + elements[right] * operand_bytes(policy.right)
-        + elements[result] * _BF16_BYTES
-    )
-
-
 def _slower(flops: float, unit: Unit, moved: float, peaks: Peaks) -> float:
     """Return the longer of arithmetic and memory in seconds."""
     return max(flops / _rate(peaks, unit), moved / _rate(peaks, "memory"))
@@ -289,17 +284,17 @@ def _quantise_seconds(
         if _bits(policy) < 16:
             uses.setdefault(operand, []).append(policy)
     for operand, policies in uses.items():
-        reads = 2 if any(map(_reads_twice, policies)) else 1
+        # The whole tensor must be read before the first element can be rounded.
+        twice = any(
+            policy.scale == "searched" or (policy.has_tensor_scale and policy.scale != "delayed")
+            for policy in policies
+        )
+        reads = 2 if twice else 1
         moved = elements[operand] * (_BF16_BYTES * reads + sum(map(operand_bytes, policies)))
         rotations = sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
         part: Part = "quantise_backward" if operand == "dy" else "quantise_forward"
         kernel: Kernel = "quantise4" if min(map(_bits, policies)) == 4 else "quantise8"
         yield part, kernel, _slower(rotations, "gemm16", moved, peaks)
-
-
-def _reads_twice(policy: OperandPolicy) -> bool:
-    """Whether the whole tensor must be read before the first element can be rounded."""
-    return policy.scale == "searched" or (policy.has_tensor_scale and policy.scale != "delayed")
 
 
 def _rest(work: Workload) -> tuple[float, float]:

@@ -9,7 +9,6 @@ How it fails: ``UserError`` with a remedy, whatever the foreign code raises.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sysconfig
 from dataclasses import dataclass
@@ -29,9 +28,8 @@ from ablate.recipes.coverage import coverage_of
 from ablate.run.architecture import LinearLayer, layer_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from ablate.layers.apply import Survey
     from ablate.recipes import Recipe
     from ablate.recipes.coverage import Coverage, Matrix
     from ablate.run.config import ModelConfig
@@ -76,13 +74,16 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
 
 def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
     folder = config_folder(str(model.hf), weights=model.pretrained)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # what packages of packages log while they are imported
     try:
-        with _without_warnings():
-            import transformers.modeling_utils  # noqa: F401  imports what is noisy
-            from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers.modeling_utils  # noqa: F401  imports what is noisy
+        from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError as error:
         what = f"model.hf needs a package that is not installed: {error.name}"
         raise UserError(what, hint="pip install -e '.[hf]'") from None
+    finally:
+        logging.disable(before)
     try:
         # Random weights have the data's vocabulary, and no special tokens of the checkpoint's.
         none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
@@ -91,8 +92,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
         config, unused = AutoConfig.from_pretrained(
             folder, trust_remote_code=False, return_unused_kwargs=True, **own, **model.options
         )
-        _check_options(config, unused)
-        _check(model, config, vocab_size, seq_len)
+        _check(model, config, unused, vocab_size, seq_len)
         if model.pretrained:
             module = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
@@ -128,17 +128,6 @@ def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) ->
         raise UserError(f"{named(model)}: what it says of a token depends on later ones", hint=hint)
 
 
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Keep what packages of packages log while they are imported off the terminal."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def named(model: ModelConfig) -> str:
     """Return a foreign model as messages name it."""
     return f"model.hf {model.hf}" if model.hf is not None else f"model.function {model.function}"
@@ -157,22 +146,18 @@ def describe_error(error: Exception) -> str:
     return text + "".join(own[-1:])
 
 
-def _check_options(config: Any, unused: dict[str, Any]) -> None:
+def _check(model: ModelConfig, config: Any, unused: dict[str, Any], vocab_size: int, seq_len: int) -> None:
     for name in unused:
         hint = likely(name, config.to_dict(), "its documentation lists them")
         raise UserError(f"model.options: {type(config).__name__} has no '{name}'", hint=hint)
-
-
-def _check(model: ModelConfig, config: Any, vocab_size: int, seq_len: int) -> None:
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions < seq_len:
         hint = "lower training.seq_len, or set model.options: {max_position_embeddings: …} for random weights"
         raise UserError(f"model.hf {model.hf} has {positions} positions, but seq_len is {seq_len}", hint=hint)
     if config.vocab_size < vocab_size:
+        what = f"model.hf {model.hf} has {config.vocab_size} tokens, but the data have {vocab_size}"
         hint = "a checkpoint needs the tokenizer that it was trained with; pretrained: false takes any"
-        raise UserError(
-            f"model.hf {model.hf} has {config.vocab_size} tokens, but the data have {vocab_size}", hint=hint
-        )
+        raise UserError(what, hint=hint)
 
 
 def _make_linear(module: nn.Module) -> None:
@@ -222,33 +207,30 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
     if not found.linears:
         hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
         raise UserError(f"model {name}: no linear layer to replace in {type(module).__name__}", hint=hint)
-    return Outline(
-        layers=tuple(_layers(found)),
-        matrices=found.matrices,
-        parameters=sum(
-            each.numel() for each in module.parameters() if not isinstance(each, UninitializedParameter)
-        ),
-        attention_flops_per_token=_attention_flops(module, seq_len),
-    )
-
-
-def _layers(found: Survey) -> Iterator[LinearLayer]:
-    for name, linear in found.linears.items():
-        yield LinearLayer(
+    layers = (
+        LinearLayer(
             name=name,
             inputs=linear.in_features,
             outputs=linear.out_features,
             is_head=found.places[name].is_head,
         )
+        for name, linear in found.linears.items()
+    )
+    known = (each for each in module.parameters() if not isinstance(each, UninitializedParameter))
+    return Outline(
+        layers=tuple(layers),
+        matrices=found.matrices,
+        parameters=sum(each.numel() for each in known),
+        attention_flops_per_token=_attention_flops(module, seq_len),
+    )
 
 
 def _attention_flops(module: nn.Module, seq_len: int) -> int:
     """Return the FLOPs of causal attention, as Hugging Face configurations describe it; 0 if unknown."""
     config = getattr(module, "config", None)
-    layers = getattr(config, "num_hidden_layers", None)
-    heads = getattr(config, "num_attention_heads", None)
-    width = getattr(config, "hidden_size", None)
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    layers, heads, width = (getattr(config, name, None) for name in names)
     if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)):
         return 0
-    head_dim = getattr(config, "head_dim", None) or width // heads
+    head_dim: int = getattr(config, "head_dim", None) or width // heads
     return 6 * layers * heads * head_dim * seq_len

@@ -122,7 +122,14 @@ class _Block(nn.Module):
         self.attention_norm = _Norm(config)
         self.attention = _Attention(config, linear)
         self.ffn_norm = _Norm(config)
-        self.ffn = _feed_forward(config, linear)
+        self.ffn: nn.Module
+        if config.architecture == "gpt":
+            self.ffn = _GELU(config, linear)
+        elif config.experts is None:
+            self.ffn = _SwiGLU(config, linear, "ffn")
+        else:
+            experts = (_SwiGLU(config, linear, f"ffn.experts.{i}") for i in range(config.experts))
+            self.ffn = Experts(experts, width=config.width, per_token=config.experts_per_token)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
@@ -150,15 +157,6 @@ class _Attention(nn.Module):
         y = _causal_attention(q, k, v)
         out: Tensor = self.out(y.transpose(1, 2).reshape(batch, positions, width))
         return out
-
-
-def _feed_forward(config: ModelConfig, linear: Linear) -> nn.Module:
-    if config.architecture == "gpt":
-        return _GELU(config, linear)
-    if config.experts is None:
-        return _SwiGLU(config, linear, "ffn")
-    experts = (_SwiGLU(config, linear, f"ffn.experts.{i}") for i in range(config.experts))
-    return Experts(experts, width=config.width, per_token=config.experts_per_token)
 
 
 class _SwiGLU(nn.Module):

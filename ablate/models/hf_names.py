@@ -9,46 +9,53 @@ How it fails: ``KeyError`` or ``ValueError`` for weights of another model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
     from ablate.run.config import ModelConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Weight:
-    """One parameter: our name, the names of its pieces, and how many rows of ours each has (-1: all)."""
-
-    own: str
-    theirs: tuple[str, ...]
-    rows: tuple[int, ...] = (-1,)
-    transposed: bool = False
+# By our name within a block, theirs of its pieces.
+_LLAMA = {
+    "attention_norm": ("input_layernorm",),
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.out": ("self_attn.o_proj",),
+    "ffn_norm": ("post_attention_layernorm",),
+}
+_DENSE = {"ffn.gate_up": ("mlp.gate_proj", "mlp.up_proj"), "ffn.down": ("mlp.down_proj",)}
+_GPT = {
+    "attention_norm": ("ln_1",),
+    "attention.qkv": ("attn.c_attn",),
+    "attention.out": ("attn.c_proj",),
+    "ffn_norm": ("ln_2",),
+    "ffn.up": ("mlp.c_fc",),
+    "ffn.down": ("mlp.c_proj",),
+}
 
 
 def to_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a built-in model under Hugging Face's names; contiguous copies where cut."""
+    keys = (model.kv_heads or model.heads) * (model.width // model.heads)
     renamed: dict[str, Tensor] = {}
-    for one in _weights(model):
-        tensor = weights[one.own].t() if one.transposed else weights[one.own]
-        pieces = [tensor] if one.rows == (-1,) else torch.split(tensor, list(one.rows))
-        renamed |= {name: piece.contiguous() for name, piece in zip(one.theirs, pieces, strict=True)}
+    for own, theirs in _names(model).items():
+        tensor = _turned(model, own, weights[own])
+        rows = [model.width, keys, keys] if len(theirs) == 3 else [len(tensor) // len(theirs)] * len(theirs)
+        pieces = torch.split(tensor, rows)
+        renamed |= {name: piece.contiguous() for name, piece in zip(theirs, pieces, strict=True)}
     return renamed
 
 
 def from_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Undo ``to_hugging_face``."""
-    own = {}
-    for one in _weights(model):
-        tensor = torch.cat([weights[name] for name in one.theirs])
-        own[one.own] = tensor.t() if one.transposed else tensor
-    return own
+    return {
+        own: _turned(model, own, torch.cat([weights[name] for name in theirs]))
+        for own, theirs in _names(model).items()
+    }
 
 
 def hugging_face_config(model: ModelConfig, *, vocab_size: int, seq_len: int, dtype: str) -> dict[str, Any]:
@@ -100,55 +107,31 @@ def hugging_face_config(model: ModelConfig, *, vocab_size: int, seq_len: int, dt
     }
 
 
-def _weights(model: ModelConfig) -> Iterator[_Weight]:
-    if model.architecture == "gpt":
-        yield from _gpt(model)
-        return
-    yield _Weight(own="embedding", theirs=("model.embed_tokens.weight",))
-    head_dim = model.width // model.heads
-    keys = (model.kv_heads or model.heads) * head_dim
-    for index in range(model.layers):
-        own, theirs = f"blocks.{index}", f"model.layers.{index}"
-        yield _Weight(own=f"{own}.attention_norm.weight", theirs=(f"{theirs}.input_layernorm.weight",))
-        qkv = tuple(f"{theirs}.self_attn.{part}_proj.weight" for part in "qkv")
-        yield _Weight(own=f"{own}.attention.qkv.weight", theirs=qkv, rows=(model.width, keys, keys))
-        yield _Weight(own=f"{own}.attention.out.weight", theirs=(f"{theirs}.self_attn.o_proj.weight",))
-        yield _Weight(own=f"{own}.ffn_norm.weight", theirs=(f"{theirs}.post_attention_layernorm.weight",))
-        if model.experts is None:
-            names = [f"{theirs}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
-            yield from _swiglu(f"{own}.ffn", names, model.ffn)
-            continue
-        mixture = f"{theirs}.block_sparse_moe"
-        yield _Weight(own=f"{own}.ffn.router", theirs=(f"{mixture}.gate.weight",))
-        for expert in range(model.experts):
-            names = [f"{mixture}.experts.{expert}.{part}.weight" for part in ("w1", "w3", "w2")]
-            yield from _swiglu(f"{own}.ffn.experts.{expert}", names, model.ffn)
-    yield _Weight(own="norm.weight", theirs=("model.norm.weight",))
-    if not model.tied_head:
-        yield _Weight(own="head.weight", theirs=("lm_head.weight",))
+def _names(model: ModelConfig) -> dict[str, list[str]]:
+    """Return by our name of each parameter theirs of its pieces."""
+    is_gpt = model.architecture == "gpt"
+    block: dict[str, tuple[str, ...]] = {**(_GPT if is_gpt else _LLAMA)}
+    if not is_gpt and model.experts is None:
+        block |= _DENSE
+    for index in range(model.experts or 0):
+        own, theirs = f"ffn.experts.{index}", f"block_sparse_moe.experts.{index}"
+        block |= {f"{own}.gate_up": (f"{theirs}.w1", f"{theirs}.w3"), f"{own}.down": (f"{theirs}.w2",)}
+    top, blocks = ("transformer", "transformer.h") if is_gpt else ("model", "model.layers")
+    embedding, norm = ("wte", "ln_f") if is_gpt else ("embed_tokens", "norm")
+    found = {"embedding": [f"{top}.{embedding}.weight"]}
+    if is_gpt:
+        found["positions"] = [f"{top}.wpe.weight"]
+    for kind in ("weight", "bias") if is_gpt else ("weight",):
+        found[f"norm.{kind}"] = [f"{top}.{norm}.{kind}"]
+        for index in range(model.layers):
+            for own, theirs in block.items():
+                names = [f"{blocks}.{index}.{piece}.{kind}" for piece in theirs]
+                found[f"blocks.{index}.{own}.{kind}"] = names
+    for index in range(model.layers if model.experts else 0):
+        found[f"blocks.{index}.ffn.router"] = [f"{blocks}.{index}.block_sparse_moe.gate.weight"]
+    return found if model.tied_head else found | {"head.weight": ["lm_head.weight"]}
 
 
-def _swiglu(own: str, theirs: list[str], inner: int) -> Iterator[_Weight]:
-    gate, up, down = theirs
-    yield _Weight(own=f"{own}.gate_up.weight", theirs=(gate, up), rows=(inner, inner))
-    yield _Weight(own=f"{own}.down.weight", theirs=(down,))
-
-
-def _gpt(model: ModelConfig) -> Iterator[_Weight]:
-    yield _Weight(own="embedding", theirs=("transformer.wte.weight",))
-    yield _Weight(own="positions", theirs=("transformer.wpe.weight",))
-    parts = {
-        "attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj",
-        "ffn_norm": "ln_2", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj",
-    }  # fmt: skip
-    modules = {"norm": "transformer.ln_f"} | {
-        f"blocks.{index}.{own}": f"transformer.h.{index}.{theirs}"
-        for index in range(model.layers)
-        for own, theirs in parts.items()
-    }
-    for own, theirs in modules.items():
-        is_matrix = not own.endswith("norm")
-        yield _Weight(own=f"{own}.weight", theirs=(f"{theirs}.weight",), transposed=is_matrix)
-        yield _Weight(own=f"{own}.bias", theirs=(f"{theirs}.bias",))
-    if not model.tied_head:
-        yield _Weight(own="head.weight", theirs=("lm_head.weight",))
+def _turned(model: ModelConfig, own: str, tensor: Tensor) -> Tensor:
+    is_turned = model.architecture == "gpt" and own.startswith("blocks.") and tensor.dim() == 2
+    return tensor.t() if is_turned else tensor

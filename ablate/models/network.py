@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ablate.base.errors import UserError
 from ablate.layers.apply import quantise_layers
-from ablate.models.custom_models import named
+from ablate.models.custom_models import build, named
 from ablate.models.decoder import Decoder
 from ablate.recipes.coverage import ALLOW
 
@@ -53,17 +53,11 @@ def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -
         ValueError: the model has no linear layer that can follow the recipe, or a matrix that it does not
             reach and ``model.allow`` does not name.
     """
-    if not config.model.is_built_in:
-        return _build_foreign(config, state, initial_seed)
-    module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
-    if not module.embedding.is_meta:
-        module.initialise(torch.Generator().manual_seed(initial_seed))
-    return Network(module=module, loss=partial(_decoder_loss, config.model.balance_loss), draws=False)
-
-
-def _build_foreign(config: RunConfig, state: RecipeState, initial_seed: int) -> Network:
-    from ablate.models.custom_models import build
-
+    if config.model.is_built_in:
+        module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
+        if not module.embedding.is_meta:
+            module.initialise(torch.Generator().manual_seed(initial_seed))
+        return Network(module=module, loss=partial(_decoder_loss, config.model.balance_loss), draws=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial_seed)
         foreign = build(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
@@ -96,34 +90,25 @@ def _foreign_loss(
         call["attention_mask"] = square.tril()[None, None]
     # Master weights in fp32, activations in bf16, as in the built-in models.
     with torch.autocast("cpu" if inputs.is_meta else inputs.device.type, dtype=torch.bfloat16):
-        if foreign.loss is not None:
-            loss = _scalar(config, foreign.loss(module, inputs, targets))
+        if foreign.loss is None:
+            out = module(inputs, **call)
+        else:
+            loss: object = foreign.loss(module, inputs, targets)
+            if not isinstance(loss, Tensor) or loss.dim() != 0:
+                hint = "expected a tensor without dimensions: mean nats per token"
+                raise UserError(f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint)
             loss = loss * targets.numel() if reduction == "sum" else loss
             return loss, loss
-        out = module(inputs, **call)
-    logits = _logits(config, out, inputs)
-    loss = _cross_entropy(logits, targets, reduction)
-    return loss, loss
-
-
-def _scalar(config: RunConfig, loss: object) -> Tensor:
-    if isinstance(loss, Tensor) and loss.dim() == 0:
-        return loss
-    hint = "expected a tensor without dimensions: mean nats per token"
-    raise UserError(f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint)
-
-
-def _logits(config: RunConfig, out: object, inputs: Tensor) -> Tensor:
-    """Return a foreign model's logits; their vocabulary may be larger than the data's, padded."""
     logits: object = out if isinstance(out, Tensor) else getattr(out, "logits", None)
     wanted = f"[sequences, positions, vocab_size], here {[*inputs.shape, config.vocab_size]}"
     if not isinstance(logits, Tensor):
         hint = f"expected logits {wanted}; what returns others needs a loss of its own"
         raise UserError(f"{named(config.model)} returned {_kind(out)}", hint=hint)
     shape = list(logits.shape)
-    if shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size:
+    if shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size:  # a padded vocabulary is larger
         raise UserError(f"{named(config.model)} returned logits {shape}", hint=f"expected {wanted}")
-    return logits
+    loss = _cross_entropy(logits, targets, reduction)
+    return loss, loss
 
 
 def _kind(found: object) -> str:
