@@ -50,7 +50,7 @@ def stages(folder: Path, tokenizer: Path) -> None:
     """Print what one process does of each stage, alone."""
     from ablate.data.documents import Documents, ValidationSide, encoded, file_documents
     from ablate.data.sources import find_files
-    from ablate.data.tokenizer import END_OF_TEXT, open_json
+    from ablate.data.tokenise import END_OF_TEXT, open_json
 
     def read(name: str) -> list[bytes]:
         (file,) = find_files([str(folder / name)], ())
@@ -85,7 +85,7 @@ def main() -> None:
     os.environ["RAYON_NUM_THREADS"] = str(options.threads)  # before the first use
 
     from ablate.data import prepare
-    from ablate.data.tokenizer import train_bpe
+    from ablate.data.tokenise import train_bpe
     from ablate.run.config import DataConfig
 
     with tempfile.TemporaryDirectory() as scratch:

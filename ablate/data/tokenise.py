@@ -6,6 +6,11 @@ tokeniser uses all cores by threads of its own; while it works, other threads re
 Training tokens are written in the order of the source, in pieces: an interrupted preparation goes on behind
 the last whole one. The tokeniser learns from training documents only: merges learnt on validation text would
 lower the validation loss unfairly.
+
+A tokeniser is bytes, a BPE trained on the training text, or one of Hugging Face. Every document is followed
+by the end-of-text token. For bytes that is byte 0, so the vocabulary is 256; a NUL inside a text becomes
+U+FFFD. The others have a special token that text cannot produce: its literal spelling in a document is tokenised as
+ordinary text.
 """
 
 from __future__ import annotations
@@ -27,18 +32,12 @@ from ablate.base.files import append_line, parse_json
 from ablate.data import hub
 from ablate.data.documents import Documents, ValidationSide, encoded, file_documents, hold_out
 from ablate.data.sources import stat_file
-from ablate.data.tokenizer import (
-    BPE_SAMPLE_BYTES,
-    ByteTokenizer,
-    JsonTokenizer,
-    Tokenizer,
-    open_json,
-    train_bpe,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from ablate.data.identity import Corpus
     from ablate.data.sources import SourceFile
@@ -57,6 +56,81 @@ PIECE_BYTES = 16 << 20
 _BATCH_BYTES = 1 << 19
 _AT_ONCE = 3
 _CHECK_PATHS = "check data.paths and data.validation_paths"
+
+
+END_OF_TEXT = "<|endoftext|>"
+BPE_SAMPLE_BYTES = 64 << 20
+"""Merges are learnt from this many bytes at the start of the training text: more would change few of them."""
+
+_NUL_INSTEAD = "\N{REPLACEMENT CHARACTER}".encode()
+
+
+class ByteTokenizer:
+    """A tokeniser whose ids are the byte values."""
+
+    def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
+        """Return the bytes of all texts, each followed by 0."""
+        joined = b"".join(text.replace(b"\0", _NUL_INSTEAD) + b"\0" for text in texts)
+        return np.frombuffer(joined, dtype=np.uint8)
+
+
+class JsonTokenizer:
+    """A tokeniser of the ``tokenizers`` package."""
+
+    def __init__(self, tokenizer: Any, end_of_text: str) -> None:
+        self._tokenizer = tokenizer
+        self._end_id = tokenizer.token_to_id(end_of_text)
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        # Some tokenizer.json files set these for single inputs; here they would truncate documents.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+
+    def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
+        """Return the ids of all texts, each followed by the end-of-text token."""
+        encodings = self._tokenizer.encode_batch_fast(
+            [text.decode("utf-8", "replace") for text in texts], add_special_tokens=False
+        )
+        end = [self._end_id]
+        return np.concatenate([np.array(ids + end, dtype=np.uint32) for ids in (e.ids for e in encodings)])
+
+    def save(self, folder: Path) -> Path:
+        """Write ``tokenizer.json``, which decodes the tokens, beside them."""
+        path = folder / "tokenizer.json"
+        self._tokenizer.save(str(path))
+        return path
+
+
+Tokenizer = ByteTokenizer | JsonTokenizer
+
+
+def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
+    """Train a byte-level BPE. The same texts give the same tokeniser.
+
+    A small corpus can run out of pairs before ``vocab_size``; the remaining ids then never occur.
+    """
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+
+    backend.train_from_iterator((text.decode("utf-8", "replace") for text in texts), trainer)
+    return JsonTokenizer(backend, END_OF_TEXT)
+
+
+def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
+    """Open a ``tokenizer.json`` of a BPE, or one found by ``hub.find_tokenizer``."""
+    from tokenizers import Tokenizer as Backend
+
+    return JsonTokenizer(Backend.from_file(str(path)), end_of_text)
 
 
 def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ablate.data.batches import batch, sequence_starts
 from ablate.data.documents import file_documents
 from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
-from ablate.data.tokenizer import ByteTokenizer, Tokenizer, open_json
+from ablate.data.tokenise import ByteTokenizer, Tokenizer, open_json
 from ablate.diagnose.recipe_text import mapping_of, recipe_of
 from ablate.run.architecture import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json

@@ -124,9 +124,9 @@ def _names(model: ModelConfig) -> dict[str, list[str]]:
     for kind in ("weight", "bias") if is_gpt else ("weight",):
         found[f"norm.{kind}"] = [f"{top}.{norm}.{kind}"]
         for index in range(model.layers):
-            for own, theirs in block.items():
-                names = [f"{blocks}.{index}.{piece}.{kind}" for piece in theirs]
-                found[f"blocks.{index}.{own}.{kind}"] = names
+            for name, pieces in block.items():
+                names = [f"{blocks}.{index}.{piece}.{kind}" for piece in pieces]
+                found[f"blocks.{index}.{name}.{kind}"] = names
     for index in range(model.layers if model.experts else 0):
         found[f"blocks.{index}.ffn.router"] = [f"{blocks}.{index}.block_sparse_moe.gate.weight"]
     return found if model.tied_head else found | {"head.weight": ["lm_head.weight"]}

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ablate.base.files import write_json_atomic
-from ablate.data.tokenizer import END_OF_TEXT
+from ablate.data.tokenise import END_OF_TEXT
 from ablate.layers.linear import BUFFERS_OF_SCALES
 from ablate.layers.shards import is_sharded
 from ablate.models.hf_names import from_hugging_face, hugging_face_config, to_hugging_face

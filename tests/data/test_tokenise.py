@@ -10,8 +10,7 @@ from tokenizers import Tokenizer
 
 from ablate.base.errors import UserError
 from ablate.data import open_tokens, prepare, tokenise
-from ablate.data.tokenise import Pieces
-from ablate.data.tokenizer import END_OF_TEXT, ByteTokenizer, train_bpe
+from ablate.data.tokenise import END_OF_TEXT, ByteTokenizer, Pieces, train_bpe
 from ablate.run.config import DataConfig
 
 
@@ -112,12 +111,13 @@ def test_bpe_learns_from_training_documents_alone_up_to_a_limit(jsonl, tmp_path,
     monkeypatch.setattr(tokenise, "train_bpe", learn)
     data = jsonl(texts)
     train, _, _ = sides(data, tmp_path / "cache")
-    prepare(replace(data, tokenizer="bpe", vocab_size=300), tmp_path / "cache")
+    bpe = replace(data, tokenizer="bpe", vocab_size=300)
+    prepare(bpe, tmp_path / "cache")
     assert [text.decode() for text in seen[0]] == train
-    monkeypatch.setattr("ablate.data.tokenizer.BPE_SAMPLE_BYTES", len(texts[0]) + 1)
-    stream = iter([text.encode() for text in texts])
-    train_bpe(stream, 300)
-    assert len(list(stream)) == len(texts) - 2
+    monkeypatch.setattr(tokenise, "BPE_SAMPLE_BYTES", 1)
+    monkeypatch.setattr(tokenise, "_BATCH_BYTES", 1)
+    prepare(bpe, tmp_path / "another")
+    assert [text.decode() for text in seen[1]] == train[:1]
 
 
 def test_a_tokenizer_of_hugging_face_and_bytes_per_token(jsonl, tmp_path, texts):
