@@ -9,8 +9,8 @@ lower the validation loss unfairly.
 
 A tokeniser is bytes, a BPE trained on the training text, or one of Hugging Face. Every document is followed
 by the end-of-text token. For bytes that is byte 0, so the vocabulary is 256; a NUL inside a text becomes
-U+FFFD. The others have a special token that text cannot produce: its literal spelling in a document is tokenised as
-ordinary text.
+U+FFFD. The others have a special token that text cannot produce: its literal spelling in a document is
+tokenised as ordinary text.
 """
 
 from __future__ import annotations
