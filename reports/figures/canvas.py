@@ -22,7 +22,7 @@ import numpy as np
 from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis
 
@@ -170,19 +170,48 @@ def panels(names: Collection[str], across: str, up: str) -> tuple[Any, dict[str,
     return figure, dict(zip(names, axes, strict=False))
 
 
-def band(axis: Any, look: Look, x: Any, middle: Any, low: Any, high: Any) -> None:
-    """Draw a line with some six of its markers, over its pointwise band where there is one."""
-    if np.isfinite(low).any():
-        axis.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0)
-    axis.plot(x, middle, **look, markersize=3.8, markevery=max(1, len(x) // 6), zorder=3)
+def small_multiples(
+    lines: Mapping[str, tuple[Sequence[float], Iterable[tuple[Any, ...]], str]],
+    looks: Mapping[str, Look],
+    across: str,
+    up: str,
+    *,
+    least: float,
+    drawstyle: str | None = "default",
+    mixed: Collection[str] = (),
+) -> tuple[Any, dict[str, Any]]:
+    """Return a figure with a panel for each line, over its pointwise band, and by name the axes.
 
-
-def note(axis: Any, text: str, x: float = 0.985) -> None:
-    """Write small and faint at the top of a panel, on the right of it or from ``x`` on."""
-    axis.text(
-        x, 0.965, text.replace(NBSP, " "), transform=axis.transAxes, ha="right" if x > 0.5 else "left",
-        va="top", fontsize=8, color=FAINT,
-    )  # fmt: skip
+    ``lines``: x; estimate, low and high for each; and what to write at the top. ``drawstyle``: as matplotlib
+    calls it, None for points with bars. The scale follows the later part of all lines but the ``mixed``,
+    which have no band; it differs by ``least`` at least.
+    """
+    figure, axes = panels(lines, across, up)
+    points, edges = [0.0], []
+    for name, axis in axes.items():
+        look, (x, rows, text) = looks[name], lines[name]
+        middle, low, high = np.array([*rows], dtype=float).T
+        axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
+        if drawstyle is None:
+            axis.vlines(x, low, high, color=look["color"], linewidth=1.8)
+            axis.plot(x, middle, look["marker"], color=look["color"], markersize=5)
+        else:
+            every = max(1, len(x) // 6)
+            axis.plot(x, middle, **look, drawstyle=drawstyle, markersize=3.8, markevery=every, zorder=3)
+        step = "post" if drawstyle == "steps-post" else None
+        if drawstyle and name not in mixed:
+            axis.fill_between(x, low, high, step=step, color=look["color"], alpha=0.22, linewidth=0)
+        place, side = (0.015, "left") if step else (0.985, "right")
+        axis.text(
+            place, 0.965, text.replace(NBSP, " "), transform=axis.transAxes, ha=side, va="top", fontsize=8,
+            color=FAINT,
+        )  # fmt: skip
+        late = slice(len(x) // 4, None)
+        if name not in mixed:
+            points += middle[late].tolist()
+            edges += [*low[late], *high[late]]
+    next(iter(axes.values())).set_ylim(limits(points, edges, least))
+    return figure, axes
 
 
 def percent_ticks(axis: Any) -> None:
@@ -206,17 +235,6 @@ def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tup
     extent = max(high - low, least)
     low, high = max(min([low, *near]), low - extent), min(max([high, *near]), high + extent)
     return low - 0.1 * extent, high + 0.2 * extent
-
-
-def scale_about_zero(
-    axes: Mapping[str, Any], points: Iterable[float], edges: Iterable[float], least: float
-) -> Any:
-    """Draw the line at zero in panels of one scale, and set that; returns the first of them."""
-    for axis in axes.values():
-        axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
-    first = next(iter(axes.values()))
-    first.set_ylim(limits(points, edges, least))
-    return first
 
 
 def short(name: str, length: int = 26) -> str:

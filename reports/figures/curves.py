@@ -124,8 +124,11 @@ def draw_sensitivity(analysis: Analysis) -> canvas.Picture | None:
         f"point. Crosses: rates at which a run diverged. Lowest mean: {best}. Arms whose best rates differ "
         "are not compared fairly at one rate."
     )
-    figure, _ = _draw(curves, analysis.baseline)
-    return figure, caption, f"Line chart of the final loss over the learning rate. Lowest: {best}."
+    return (
+        _draw(curves, analysis.baseline),
+        caption,
+        f"Line chart of the final loss over the learning rate. Lowest: {best}.",
+    )
 
 
 @canvas.drawing("trials", "Trials")
@@ -135,31 +138,21 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     curves = [] if tuning is None else [curve for curve in tuning.curves if curve.best is not None]
     if tuning is None or not curves:
         return None
-    chosen = {arm.group: float(arm.chosen[RATE]) for arm in tuning.arms}
     base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)
-    figure, axis = _draw(curves, base, joined=len(tuning.plan.fields) == 1)
-    for shared in {float(arm.shared[RATE]) for arm in tuning.arms}:
-        axis.axvline(shared, color=canvas.FAINT, linestyle=":", linewidth=1, zorder=1)
-    for rate in (
-        rate for curve in curves for rate in curve.rates if rate.learning_rate == chosen[curve.name]
-    ):
-        if rate.loss.estimate is not None:
-            axis.plot(
-                rate.learning_rate, rate.loss.estimate, "o", color=canvas.INK, fillstyle="none", markersize=12
-            )
-    found = "; ".join(f"{group} at {rate:g}" for group, rate in chosen.items())
+    figure = _draw(curves, base, joined=len(tuning.plan.fields) == 1)
+    found = "; ".join({f"{arm.group} at {float(arm.chosen[RATE]):g}": None for arm in tuning.arms})
     runs = max(rate.n for curve in curves for rate in curve.rates)
     caption = (
         "Final validation loss of the trials over the peak learning rate, "
         f"{tokens(tuning.plan.tokens)} tokens each ({plural(runs, 'run')} a point); points are joined where "
-        "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. Dotted: the "
-        f"study's own rate. Rings: the rates found: {found}."
+        "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. The rates found: "
+        f"{found}."
     )
     return figure, caption, f"Chart of the trials' final loss over the learning rate. Found: {found}."
 
 
-def _draw(curves: Sequence[RateCurve], baseline: str, *, joined: bool = True) -> tuple[Any, Any]:
-    """Return a figure with the curves, as lines if ``joined``, and its axis."""
+def _draw(curves: Sequence[RateCurve], baseline: str, *, joined: bool = True) -> Any:
+    """Return a figure with the curves, as lines if ``joined``."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     style = canvas.looks((curve.name for curve in curves), baseline)
@@ -185,4 +178,4 @@ def _draw(curves: Sequence[RateCurve], baseline: str, *, joined: bool = True) ->
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("final validation loss (nats/token)")
     canvas.legend(figure, style)
-    return figure, axis
+    return figure

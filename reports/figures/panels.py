@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
     from ablate.results.losses import Band, Curve
 
+_ENDS = attrgetter("estimate", "low", "high")
+
 
 @canvas.drawing("difference", "Difference to the baseline")
 def draw_difference(analysis: Analysis) -> canvas.Picture | None:
@@ -37,29 +40,31 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     if not bands:
         return None
     in_bf16 = _bands(analysis, analysis.curves_in_bf16)
-    figure, axes = canvas.panels(bands, "training tokens", "loss difference (nats/token)")
-    style = canvas.looks_of(analysis)
-    points, edges = [0.0], []
+    # An interval over a mixture of runs that learn and runs that diverge would mean nothing.
+    mixed = {arm.name: f", {arm.diverged} diverged" for arm in analysis.others if arm.diverged}
+    figure, axes = canvas.small_multiples(
+        {
+            name: (
+                band.tokens,
+                zip(band.difference, band.low, band.high, strict=True),
+                counts(band) + mixed.get(name, ""),
+            )
+            for name, band in bands.items()
+        },
+        canvas.looks_of(analysis),
+        "training tokens",
+        "loss difference (nats/token)",
+        least=1e-4,
+        mixed=mixed,
+    )
     for name, axis in axes.items():
-        band = bands[name]
-        diverged = next(arm.diverged for arm in analysis.others if arm.name == name)
         for other in bands.values():
             axis.plot(other.tokens, other.difference, color=canvas.CONTEXT, linewidth=0.7, zorder=1)
-        if name in in_bf16:
-            own = in_bf16[name]
+        if own := in_bf16.get(name):
             axis.plot(own.tokens, own.difference, color=canvas.INK, linewidth=1.0, zorder=2.5)
-        # An interval over a mixture of runs that learn and runs that diverge would mean nothing.
-        low, high = (np.full(len(end), np.nan) if diverged else end for end in (band.low, band.high))
-        canvas.band(axis, style[name], band.tokens, band.difference, low, high)
-        canvas.note(axis, counts(band) + f", {diverged} diverged" * bool(diverged))
-        late = slice(len(band.tokens) // 4, None)
-        points += [] if diverged else band.difference[late].tolist()
-        edges += [*low[late].tolist(), *high[late].tolist()]
-    some = canvas.scale_about_zero(axes, points, edges, least=1e-4)
-    some.set_xlim(0, 1.01 * max(float(band.tokens[-1]) for band in bands.values()))
-    canvas.count_ticks(some, 4)
-    for axis in axes.values():
+        axis.set_xlim(0, 1.01 * max(float(band.tokens[-1]) for band in bands.values()))
         canvas.shade_decay(axis, analysis.decay_begins)
+    canvas.count_ticks(axis, 4)
     way = "differences of seeds in common" if analysis.plan.paired_seeds else "Welch"
     caption = (
         f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
@@ -99,26 +104,22 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps or analysis.plan.target is None:
         return None
-    style = canvas.looks_of(analysis)
-    figure, axes = canvas.panels(sweeps, "target (nats/token)", "token cost")
-    points, edges = [0.0], []
-    for name, axis in axes.items():
-        sweep = sweeps[name]
-        rows = np.array([(one.estimate, one.low, one.high) for one in sweep.costs], dtype=float)
-        canvas.band(axis, style[name], sweep.targets, *rows.T)
+    figure, axes = canvas.small_multiples(
+        {name: (one.targets, map(_ENDS, one.costs), counts(one)) for name, one in sweeps.items()},
+        canvas.looks_of(analysis),
+        "target (nats/token)",
+        "token cost",
+        least=0.01,
+    )
+    for axis in axes.values():
         axis.axvline(analysis.plan.target.val_loss, color=canvas.FAINT, linewidth=0.9, linestyle=":")
-        canvas.note(axis, counts(sweep), 0.015)
-        later = rows[len(rows) // 2 :]
-        points += later[:, 0].tolist()
-        edges += later[:, 1:].ravel().tolist()
-    some = canvas.scale_about_zero(axes, points, edges, least=0.01)
-    canvas.percent_ticks(some.yaxis)
-    some.invert_xaxis()
+    canvas.percent_ticks(axis.yaxis)
+    axis.invert_xaxis()
     caption = (
         f"Token cost against {analysis.baseline} if another validation loss were the target: estimate with "
         f"its pointwise {coverage(analysis.plan.stop)} band, over the losses that every run of both "
         "passes; training goes to the right. Dotted: the study's target. A cost that depends on the target "
-        f"is no single number. The scale follows the later half.{forked(analysis.others)}"
+        f"is no single number. The scale follows the later part.{forked(analysis.others)}"
     )
     without = ", ".join(arm.name for arm in analysis.others if arm.name not in sweeps)
     if without:
@@ -135,26 +136,30 @@ def draw_reached(analysis: Analysis) -> canvas.Picture | None:
     hits = [arm.hit for arm in analysis.arms]
     if not any(hits) or hits == [arm.n for arm in analysis.arms]:
         return None
-    style = canvas.looks_of(analysis)
-    figure, axes = canvas.panels(curves, "training tokens", "runs at the target")
     end = max(max(curve.end, curve.tokens[-1]) for curve in curves.values())
+    diverged = {arm.name: f", {arm.diverged} diverged" for arm in analysis.arms if arm.diverged}
+    lines = {
+        name: ([*curve.tokens, end], [*rows, rows[-1]], f"n = {curve.n}{diverged.get(name, '')}")
+        for name, curve in curves.items()
+        for rows in [[*zip(curve.share, curve.low, curve.high, strict=True)]]
+    }
+    figure, axes = canvas.small_multiples(
+        lines, canvas.looks_of(analysis), "training tokens", "runs at the target", least=1,
+        drawstyle="steps-post",
+    )  # fmt: skip
     for arm in (arm for arm in analysis.arms if arm.name in curves):
-        axis, curve, color = axes[arm.name], curves[arm.name], style[arm.name]["color"]
-        for one, shade in ((curves.get(analysis.baseline, curve), canvas.CONTEXT), (curve, color)):
-            axis.step([*one.tokens, end], [*one.share, one.share[-1]], where="post", color=shade, linewidth=2)
-        low, high = (np.array([*part, part[-1]], dtype=float) for part in (curve.low, curve.high))
-        axis.fill_between([*curve.tokens, end], low, high, step="post", color=color, alpha=0.2, linewidth=0)
+        axis, curve = axes[arm.name], curves[arm.name]
+        if base := curves.get(analysis.baseline):
+            at, reached = [*base.tokens, end], [*base.share, base.share[-1]]
+            axis.step(at, reached, where="post", color=canvas.CONTEXT, linewidth=1.9)
         left = [run.tokens for run in arm.runs if run.end == "censored"]
         shares = [curve.share[np.searchsorted(curve.tokens, at, side="right") - 1] for at in left]
-        axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=color, zorder=4)
-        canvas.note(axis, f"n = {curve.n}" + f", {arm.diverged} diverged" * bool(arm.diverged), 0.015)
-    some = next(iter(axes.values()))
+        axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=canvas.INK, zorder=4)
     # From a little before the first run that reached it: before that all is zero.
-    first = min(min([*curve.tokens[1:], end]) for curve in curves.values())
-    some.set_xlim(0.6 * first, 1.02 * end)
-    some.set_ylim(-0.04, 1.04)
-    some.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    canvas.count_ticks(some, 4)
+    axis.set_xlim(0.6 * min(min([*curve.tokens[1:], end]) for curve in curves.values()), 1.02 * end)
+    axis.set_ylim(-0.04, 1.04)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    canvas.count_ticks(axis, 4)
     caption = (
         "Share of runs that have reached the target, over training tokens (Kaplan–Meier), with its pointwise "
         f"{coverage(analysis.plan.stop)} band. Ticks: runs whose budget ended before. A diverged run "
@@ -170,31 +175,32 @@ def draw_trend(found: Trend) -> canvas.Picture | None:
     lines = {arm.name: arm.cost for arm in found.arms if arm.cost is not None}
     if not lines:
         return None
-    style = canvas.looks(("", *lines))
-    figure, axes = canvas.panels(lines, UNITS[found.axis], "token cost")
-    points, edges = [0.0], []
+    known = {name: _known(found, line) for name, line in lines.items()}
+    looks = canvas.looks(("", *lines))
+    figure, axes = canvas.small_multiples(
+        {
+            name: ([*places], map(_ENDS, costs), f"{percents(lines[name].change)} per tenfold")
+            for name, pairs in known.items()
+            for places, costs in [zip(*pairs, strict=True)]
+        },
+        looks,
+        UNITS[found.axis],
+        "token cost",
+        least=0.01,
+        drawstyle=None,
+    )
     for name, axis in axes.items():
-        line, look = lines[name], style[name]
-        known = _known(found, line)
-        along = np.geomspace(known[0][0], known[-1][0], 40)
+        line, look = lines[name], looks[name]
+        along = np.geomspace(known[name][0][0], known[name][-1][0], 40)
         fitted = np.expm1(line.intercept + line.slope * np.log10(along))
         axis.plot(along, fitted, color=look["color"], linewidth=0.9, linestyle=look["linestyle"])
-        for place, one in known:
-            bounds = [end for end in (one.low, one.high) if end is not None]
-            axis.plot([place] * len(bounds), bounds, color=look["color"], linewidth=1.8)
-            axis.plot([place], [one.estimate], color=look["color"], marker=look["marker"], markersize=5)
-            points.append(one.estimate)
-            edges += bounds
-        points += fitted.tolist()
-        canvas.note(axis, f"{percents(line.change)} per tenfold", 0.02)
-    some = canvas.scale_about_zero(axes, points, edges, least=0.01)
-    some.set_xscale("log")
-    some.margins(x=0.1)
-    some.set_xticks(sorted({found.places[0], found.places[-1]}))
-    some.minorticks_off()
-    some.xaxis.set_major_formatter(lambda place, _: tokens(place))
-    canvas.percent_ticks(some.yaxis)
-    numbers = dict.fromkeys(counts(one) for line in lines.values() for _, one in _known(found, line))
+    axis.set_xscale("log")
+    axis.margins(x=0.1)
+    axis.set_xticks(sorted({found.places[0], found.places[-1]}))
+    axis.minorticks_off()
+    axis.xaxis.set_major_formatter(lambda place, _: tokens(place))
+    canvas.percent_ticks(axis.yaxis)
+    numbers = dict.fromkeys(counts(one) for pairs in known.values() for _, one in pairs)
     caption = (
         f"Token cost over {found.against} against the number of {UNITS[found.axis]}, each point a study; "
         f"bars: {coverage(*found.rules)} intervals, {', '.join(numbers)} a point. Thin: the straight line of "
@@ -202,12 +208,12 @@ def draw_trend(found: Trend) -> canvas.Picture | None:
         "each tenfold. It is an average slope: its interval does not tell whether the line is straight. The "
         "scale follows the points: longer bars are cut."
     )
-    rows = "; ".join(
-        f"{name}: {', '.join(f'{cost(one)} at {tokens(place)}' for place, one in _known(found, line))}; "
-        f"change per tenfold {percents(line.change)}"
-        for name, line in lines.items()
+    told = "; ".join(
+        f"{name}: {', '.join(f'{cost(one)} at {tokens(place)}' for place, one in pairs)}; "
+        f"change per tenfold {percents(lines[name].change)}"
+        for name, pairs in known.items()
     )
-    return figure, caption, f"Small charts of token cost over {UNITS[found.axis]}, one an arm. {rows}."
+    return figure, caption, f"Small charts of token cost over {UNITS[found.axis]}, one an arm. {told}."
 
 
 def _known(found: Trend, line: Line) -> list[tuple[int, Any]]:
