@@ -103,7 +103,7 @@ def test_pages_and_json_say_it(tuned):
     ):
         assert sentence in page
         assert sentence.replace("\u00a0", " ") in text.replace("\\_", "_")
-    assert "Rings: the rates found: bf16 at 0.004; fprop at 0.008; alike at 0.002" in page
+    assert "The rates found: bf16 at 0.004; fprop at 0.008; alike at 0.002" in page
     assert (written.tables / "tuning.tex").exists()
     assert (written.tables / "runs.csv").read_text().count("\n") == 16
     found = json.loads(written.json.read_text())["tuning"]
