@@ -10,21 +10,14 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ablate.reports import analyse, load_frames
 from ablate.reports.words import format as words
 from ablate.store import StudyStore
 from ablate.store.plan_file import Target
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from ablate.results.cost import Cost
-    from ablate.results.frames import StudyFrames
-
-
-def thinned_costs(frames: StudyFrames, target: float, rule: str, every: int) -> Iterator[tuple[Cost, float]]:
+def thinned_costs(frames, target, rule, every):
     """Yield (token cost of the second arm, evaluation interval as a share), for each start of the cadence."""
     place = frames.evals.groupby("run_id").cumcount()
     plan = replace(frames.plan, target=Target(kind="val_loss", value=target, crossing=rule))
@@ -34,7 +27,7 @@ def thinned_costs(frames: StudyFrames, target: float, rule: str, every: int) -> 
         yield analysis.others[0].token_cost, analysis.resolution.share_of_tokens_to_target or 0.0
 
 
-def main() -> None:
+def main():
     frames, target = load_frames(StudyStore(Path(sys.argv[1]))), float(sys.argv[2])
     for rule in ("confirmed", "first_eval"):
         for every in (1, 2, 3, 4):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,22 +13,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from synthetic_study import build_study, ladder_study, line, make_study, wide_study  # noqa: F401
 
-from ablate.reports import ReportPaths, write_report
+from ablate.reports import write_report
 from ablate.reports.figures import canvas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ablate.store import StudyStore
 
 
 @pytest.fixture(autouse=True)
-def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_png(monkeypatch):
     """Make no PNG: each takes as long as its SVG, and the one test that looks at them undoes this."""
     monkeypatch.setattr(canvas, "to_png", lambda _: b"\x89PNG")
 
 
-def long_words_study(folder: Path) -> StudyStore:
+def long_words_study(folder):
     """A study whose names and messages have no place to break; an arm's name would end the page's script."""
     name = "mxfp4_everywhere_with_a_name_that_does_not_break_" * 3 + "</script><img/src=x/onerror=alert(1)>"
     return build_study(
@@ -47,21 +41,21 @@ STUDIES = {"ladder": ladder_study, "wide": wide_study, "long_words": long_words_
 
 
 @pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ReportPaths]:
+def written(tmp_path_factory):
     """Return the report of a study by name, written once a session: to be read, not to be changed."""
 
     @cache
-    def report(study: str) -> ReportPaths:
+    def report(study):
         return write_report(STUDIES[study](tmp_path_factory.mktemp(study)))
 
     return report
 
 
 @pytest.fixture
-def ladder(tmp_path: Path) -> StudyStore:
+def ladder(tmp_path):
     return ladder_study(tmp_path)
 
 
 @pytest.fixture
-def wide(tmp_path: Path) -> StudyStore:
+def wide(tmp_path):
     return wide_study(tmp_path)

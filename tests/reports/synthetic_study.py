@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -18,17 +17,11 @@ from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.outcome import Outcome
-from ablate.store import END_STATES, RunDir, Status, StudyStore
+from ablate.store import END_STATES, Status, StudyStore
 from ablate.store.checkpoints import save_manifest
 from ablate.store.records import Speed, SpeedSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-Points = Sequence[tuple[float, ...]]
-"""Tokens and loss of each evaluation, and the loss of a second one in bf16 where there is one."""
-
+NONE = MappingProxyType({})
 TRAINING = {
     "tokens": 1_000_000,
     "seq_len": 128,
@@ -53,21 +46,21 @@ ENVIRONMENT = {
 }
 
 
-def resolved_recipe(*gemms: str, hadamard: int = 0, rest: str = "bf16") -> dict[str, Any]:
+def resolved_recipe(*gemms, hadamard=0, rest="bf16"):
     fp4 = {side: {"format": "mxfp4", "hadamard": hadamard} for side in ("left", "right")}
     other = {side: {"format": rest, "hadamard": 0} for side in ("left", "right")}
     return {gemm: fp4 if gemm in gemms else other for gemm in ("fprop", "dgrad", "wgrad")}
 
 
 def smooth_curve(
-    rng: np.random.Generator,
+    rng,
     *,
-    cost: float = 0.0,
-    seed_noise: float = 0.01,
-    budget: int = 1_000_000,
-    every: int = 50_000,
-    diverge_at: int | None = None,
-) -> list[tuple[int, float]]:
+    cost=0.0,
+    seed_noise=0.01,
+    budget=1_000_000,
+    every=50_000,
+    diverge_at=None,
+):
     """Return a falling loss in which a token cost stretches the token axis."""
     tokens = np.arange(every, budget + 1, every)
     pace = np.exp(rng.normal(0, seed_noise)) / (1 + cost)
@@ -79,180 +72,117 @@ def smooth_curve(
     return [(int(t), float(v)) for t, v in zip(tokens, loss, strict=True)]
 
 
-def write_run(
-    run: RunDir,
-    points: Points,
-    *,
-    state: str,
-    config: dict[str, Any],
-    environment: dict[str, Any] | None,
-    message: str | None = None,
-) -> None:
+def write_run(run, points, *, state, config, environment, message):
+    """``points``: tokens, loss, and the loss in bf16 where there is a second evaluation."""
     if state == "pending":
         return
     run.create(config)
     if environment is not None:
         write_record(run.environment_path, environment)
     for step, (tokens, loss, *second) in enumerate(points, 1):
-        append_line(
-            run.metrics_path,
-            {
-                "kind": "train",
-                "tokens": tokens,
-                "step": step,
-                "time_unix": 1.7e9 + step,
-                "loss": loss + 0.02,
-                "lr": 0.004,
-                "grad_norm": 1.0,
-                "tokens_per_sec": 31000.0,
-            },
-        )
-        append_line(
-            run.metrics_path,
-            {"kind": "eval", "tokens": tokens, "step": step, "time_unix": 1.7e9 + step, "val_loss": loss}
-            | dict(zip(("val_loss_bf16",), second, strict=False)),
-        )
+        row = {"tokens": tokens, "step": step, "time_unix": 1.7e9 + step}
+        train = {"loss": loss + 0.02, "lr": 0.004, "grad_norm": 1.0, "tokens_per_sec": 31000.0}
+        append_line(run.metrics_path, {"kind": "train", **row, **train})
+        evals = dict(zip(("val_loss", "val_loss_bf16"), (loss, *second), strict=False))
+        append_line(run.metrics_path, {"kind": "eval", **row, **evals})
+    ended = 1.7e9 + 60 if state in ("finished", "diverged", "failed") else None
     last = points[-1][0] if points else 0
-    status = Status(
-        state=state,
-        attempt=1,
-        tokens=last,
-        step=len(points),
-        message=message,
-        started_unix=1.7e9,
-        ended_unix=1.7e9 + 60 if state in ("finished", "diverged", "failed") else None,
-    )
     # write_status stamps the present; the report must not depend on it.
-    run.write_status(status)
+    run.write_status(
+        Status(state=state, attempt=1, tokens=last, step=len(points), message=message, started_unix=1.7e9,
+               ended_unix=ended)
+    )  # fmt: skip
     if points and state not in END_STATES:
         content = run.metrics_path.read_bytes()
         rows = {run.metrics_path.name: (len(content), hash_of(content))}
         save_manifest(run.checkpoints, len(points), (), numbers={}, rows=rows)
 
 
-def reseal(run: RunDir) -> None:
+def reseal(run):
     """Make the run's files, as they are now, those it ended with."""
     run.write_status(run.status())
 
 
-def rewrite(run: RunDir, path: Path, **changes: Any) -> None:
+def rewrite(run, path, **changes):
     """Change values of one of the run's files, as if it had ended with them."""
     write_record(path, (read_record(path) if path.exists() else {}) | changes)
     reseal(run)
 
 
 def build_study(
-    folder: Path,
-    curves: Mapping[str, Sequence[Points]],
-    *,
-    states: Mapping[tuple[str, int], str] | None = None,
-    messages: Mapping[tuple[str, int], str] | None = None,
-    recipes: Mapping[str, str] | None = None,
-    resolved: Mapping[str, dict[str, Any]] | None = None,
-    target: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
-    own_training: Mapping[str, Mapping[str, Any]] | None = None,
-    environment: Mapping[str, Any] | None = ENVIRONMENT,
-    factors: Mapping[str, Mapping[str, Any]] | None = None,
-    forks: Mapping[str, tuple[str, int]] | None = None,
-    model: Mapping[str, Any] | None = None,
-    own_model: Mapping[str, Mapping[str, Any]] | None = None,
-    study: str = "synthetic",
-    **plan: Any,
-) -> StudyStore:
+    folder, curves, *, states=NONE, messages=NONE, recipes=NONE, resolved=NONE, target=NONE, training=NONE,
+    own_training=NONE, environment=ENVIRONMENT, factors=NONE, forks=NONE, model=None, own_model=NONE,
+    study="synthetic", **plan,
+):  # fmt: skip
     """``curves`` maps an arm to the evaluations of its seeds 0, 1, …; the first is the baseline.
 
     With a ``model`` the configurations are whole, as a run writes them; ``own_model`` changes it for an arm.
     """
     store = StudyStore(folder / study)
-    arms = []
+    base, arms = TRAINING | training, []
     for name, seeds in curves.items():
-        own = TRAINING | dict(training or {}) | dict((own_training or {}).get(name, {}))
-        whole = {}
+        config = {"training": base | own_training.get(name, NONE), "recipe": resolved_recipe()}
         if model is not None:
-            fields = dict(model) | dict((own_model or {}).get(name, {}))
-            config = dataclasses.replace(whole_config(Recipe()), model=ModelConfig(**fields))
-            whole = dataclasses.asdict(config)
-            own = whole["training"] | own
+            whole = whole_config(Recipe(), model=ModelConfig(**model | own_model.get(name, {})))
+            whole = dataclasses.asdict(whole)
+            config = whole | {"training": whole["training"] | config["training"]}
+        config |= {"recipe": resolved[name]} if name in resolved else {}
         runs = []
         for seed, points in enumerate(seeds):
             run_id = hashlib.sha256(f"{study}/{name}/{seed}{model or ''}".encode()).hexdigest()[:12]
             runs.append({"id": run_id, "seed": seed})
             write_run(
-                store.run(run_id),
-                points,
-                state=(states or {}).get((name, seed), "finished"),
-                message=(messages or {}).get((name, seed)),
-                config=whole
-                | {
-                    "training": own,
-                    "recipe": (resolved or {}).get(name, whole.get("recipe") or resolved_recipe()),
-                    "seed": seed,
-                },
-                environment=dict(environment) if environment is not None else None,
-            )
-        arms.append(
-            {
-                "name": name,
-                "description": None,
-                "recipe": (recipes or {}).get(name, "bf16"),
-                "factors": dict((factors or {}).get(name, {})),
-                "differs": {},
-                "folded": [],
-                "runs": runs,
-            }
-        )
-        if name in (forks or {}):
+                store.run(run_id), points, state=states.get((name, seed), "finished"),
+                message=messages.get((name, seed)), config=config | {"seed": seed}, environment=environment,
+            )  # fmt: skip
+        arm = {"name": name, "description": None, "recipe": recipes.get(name, "bf16"), "runs": runs}
+        arms.append(arm | {"factors": factors.get(name, {}), "differs": {}, "folded": []})
+        if name in forks:
             arms[-1]["fork"] = dict(zip(("arm", "tokens"), forks[name], strict=True))
-    write_record(
-        store.plan_path,
-        {
-            "format": 1,
-            "study": study,
-            "description": None,
-            "baseline": next(iter(curves)),
-            "target": {"kind": "val_loss", "value": 2.2, "crossing": "confirmed"} | dict(target or {}),
-            "paired_seeds": False,
-            "training": TRAINING | dict(training or {}),
-            "arms": arms,
-            "dropped": [],
-        }
-        | plan,
-    )
+    content = {
+        "format": 1,
+        "study": study,
+        "description": None,
+        "baseline": next(iter(curves)),
+        "dropped": [],
+    }
+    content["target"] = {"kind": "val_loss", "value": 2.2, "crossing": "confirmed"} | target
+    content |= {"paired_seeds": False, "training": base, "arms": arms}
+    write_record(store.plan_path, content | plan)
     return store
 
 
 @pytest.fixture
-def make_study(tmp_path: Path) -> Callable[..., StudyStore]:
+def make_study(tmp_path):
     """Build a study in a folder of its own."""
     number = itertools.count()
 
-    def make(curves: Mapping[str, Sequence[Points]], **more: Any) -> StudyStore:
+    def make(curves, **more):
         return build_study(tmp_path / f"storage{next(number)}", curves, **more)
 
     return make
 
 
-def hits(*tokens: float) -> list[Outcome]:
+def hits(*tokens):
     """Runs of the seeds 0, 1, … that hit after so many tokens."""
     return [Outcome(seed=seed, end="hit", low=float(t), high=float(t)) for seed, t in enumerate(tokens)]
 
 
-def missing(count: int, first: int = 0) -> list[Outcome]:
+def missing(count, first=0):
     """Runs without a result."""
     return [Outcome(seed=first + i, end="missing") for i in range(count)]
 
 
-def line(*losses: float, every: int = 100) -> list[tuple[int, float]]:
+def line(*losses, every=100):
     """Return evaluations every so many tokens, from the first interval on."""
     return [(every * i, loss) for i, loss in enumerate(losses, 1)]
 
 
-def ladder_study(folder: Path, seeds: int = 2, seed: int = 1) -> StudyStore:
+def ladder_study(folder, seeds=2, seed=1):
     """Six arms as in the quickstart."""
     rng = np.random.default_rng(seed)
     three = ("fprop", "dgrad", "wgrad")
-    arms: dict[str, tuple[float, str, dict[str, Any]]] = {
+    arms = {
         "bf16": (0.0, "bf16", resolved_recipe()),
         "fp8": (0.004, "fp8", resolved_recipe(rest="fp8_e4m3")),
         "fprop": (0.06, "Fprop mxfp4; Dgrad+Wgrad bf16", resolved_recipe("fprop")),
@@ -271,16 +201,16 @@ def ladder_study(folder: Path, seeds: int = 2, seed: int = 1) -> StudyStore:
     )
 
 
-def wide_study(folder: Path, seeds: int = 5, seed: int = 2) -> StudyStore:
+def wide_study(folder, seeds=5, seed=2):
     """Twelve arms, with runs that end before the target and runs that diverge."""
     rng = np.random.default_rng(seed)
     stabilisers = ("plain", "SR", "RHT16", "H16")
     widths = {"F": 0.05, "F+D": 0.09, "F+D+W": 0.22}
-    curves: dict[str, list[list[tuple[int, float]]]] = {"fp8": [smooth_curve(rng) for _ in range(seeds)]}
+    curves = {"fp8": [smooth_curve(rng) for _ in range(seeds)]}
     recipes = {"fp8": dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))}
     in_files = {"plain": "none", "SR": "sr", "RHT16": "rht", "H16": "dht"}
-    states: dict[tuple[str, int], str] = {}
-    messages: dict[tuple[str, int], str] = {}
+    states = {}
+    messages = {}
     for (gemms, cost), stabiliser in itertools.product(widths.items(), stabilisers):
         name = f"{gemms} {stabiliser}"
         if name == "F+D H16":
@@ -325,14 +255,14 @@ RATES = {"fp8": (100.0, 100.4, 99.8, 100.9, 99.9, 100.1), "fp4": (150.2, 149.5, 
 SETTINGS = SpeedSettings(steps=10, warmup=3, repeats=3)
 
 
-def whole_config(recipe: Recipe, seed: int = 0) -> RunConfig:
+def whole_config(recipe, seed=0, model=None):
     return RunConfig(
-        model=ModelConfig(), data=DataConfig(), data_digest="d", vocab_size=256, training=TrainingConfig(),
-        recipe=recipe, backend="auto", seed=seed,
+        model=model or ModelConfig(), data=DataConfig(), data_digest="d", vocab_size=256,
+        training=TrainingConfig(), recipe=recipe, backend="auto", seed=seed,
     )  # fmt: skip
 
 
-def native_study(folder: Path, **plan: Any) -> StudyStore:
+def native_study(folder, **plan):
     """Two arms of two seeds with all that a native run writes; the hardware is a stand-in."""
     curves = {"fp8": [line(3, 2.5, 1.8), line(3, 2.4, 1.8)], "fp4": [line(3, 2.6, 1.9), line(3, 2.5, 1.8)]}
     store = build_study(folder, curves, environment=NATIVE, **plan)
@@ -349,7 +279,7 @@ def native_study(folder: Path, **plan: Any) -> StudyStore:
     return store
 
 
-def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
+def speed_of(store, arm, **change):
     """Return what ``ablate check STUDY --steps`` would have measured of an arm, if it had such a device."""
     entry = store.plan().arm(arm)
     speed = Speed(
@@ -360,7 +290,7 @@ def speed_of(store: StudyStore, arm: str, **change: Any) -> Speed:
     return dataclasses.replace(speed, **change)
 
 
-def write_throughput(store: StudyStore, *speeds: Speed, device: Device = GPU, **change: Any) -> None:
+def write_throughput(store, *speeds, device=GPU, **change):
     """Write a record as ``ablate check STUDY --steps`` writes it."""
     content = dataclasses.asdict(record(store.path.name, device, speeds, None, SETTINGS))
     write_record(store.throughput_path, content | {"measured_unix": 1.7e9} | change)
