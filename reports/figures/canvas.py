@@ -22,7 +22,7 @@ import numpy as np
 from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ablate.reports.findings.results import Analysis
 
@@ -171,7 +171,7 @@ def panels(names: Collection[str], across: str, up: str) -> tuple[Any, dict[str,
 
 
 def small_multiples(
-    lines: Mapping[str, tuple[Sequence[float], Iterable[tuple[Any, ...]], str]],
+    lines: Mapping[str, tuple[Any, Iterable[tuple[Any, ...]], str]],
     looks: Mapping[str, Look],
     across: str,
     up: str,
