@@ -15,9 +15,9 @@ import random
 
 import optuna
 
-from ablate.search.engine import Asked, TrialResult
-from ablate.search.halving import Halving, dominates, search_grid
-from ablate.search.spaces import Candidate, Grid, candidate_of, seed_of
+from ablate.search.engine import Asked, TrialResult, seed_of
+from ablate.search.halving import Halving, search_grid
+from ablate.search.spaces import Grid, candidate_of
 
 GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
 FACTORS = {
@@ -36,19 +36,17 @@ SLOWER = {"no layer": 1.0, "last block": 0.94}
 """Shares of the gain in time that are left."""
 
 
-def recipes() -> tuple[Candidate, ...]:
-    """Return the recipes: without a GEMM in FP4 all else means nothing."""
-    cells = [dict(zip(FACTORS, labels, strict=True)) for labels in itertools.product(*FACTORS.values())]
-    high = Candidate(name="bf16", cells=tuple(cell for cell in cells if cell["GEMMs"] == "none"))
-    low = (
-        Candidate(name=" ".join(cell.values()), cells=(cell,)) for cell in cells if cell["GEMMs"] != "none"
-    )
-    return (high, *low)
+def recipes() -> dict[str, list[dict[str, str]]]:
+    """Return the cells of each recipe: without a GEMM in FP4 all else means nothing."""
+    found: dict[str, list[dict[str, str]]] = {"bf16": []}
+    for labels in itertools.product(*FACTORS.values()):
+        name = "bf16" if "none" in labels[:1] else " ".join(labels)
+        found.setdefault(name, []).append(dict(zip(FACTORS, labels, strict=True)))
+    return found
 
 
-def truth(candidate: Candidate) -> tuple[float, float]:
+def truth(cell: dict[str, str]) -> tuple[float, float]:
     """Return loss without noise, and step time over BF16's."""
-    cell = candidate.cells[0]
     if cell["GEMMs"] == "none":
         return 2.0, 1.0
     gemms = cell["GEMMs"].split("+")
@@ -73,7 +71,7 @@ def hypervolume(points: list[tuple[float, float]], reference: tuple[float, float
 
 def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, float]:
     """Return how many of the true front one search tried, and its share of the true front's hypervolume."""
-    values = {candidate.name: truth(candidate) for candidate in recipes()}
+    values = {name: truth(cells[0]) for name, cells in recipes().items()}
 
     def run(asked: list[Asked]) -> list[TrialResult]:
         found = []
@@ -83,7 +81,7 @@ def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, f
             found.append(TrialResult(values=(loss + deviation, seconds)))
         return found
 
-    grid = Grid(factors=FACTORS, candidates=recipes(), first=("bf16",), sampler=sampler, seed=number)
+    grid = Grid(factors=FACTORS, cells=recipes(), first=("bf16",), sampler=sampler, seed=number)
     plan = Halving(name="benchmark", grid=grid, trials=trials, budgets=(1,), keep=1.0, at_once=4)
     storage = optuna.storages.InMemoryStorage()
     search_grid(plan, storage, run)
@@ -99,7 +97,11 @@ def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, f
 def true_front(values: dict[str, tuple[float, float]]) -> set[str]:
     """Return the names that nothing dominates."""
     return {
-        name for name, one in values.items() if not any(dominates(other, one) for other in values.values())
+        name
+        for name, (loss, seconds) in values.items()
+        if not any(
+            other != (loss, seconds) and other[0] <= loss and other[1] <= seconds for other in values.values()
+        )
     }
 
 
@@ -110,7 +112,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.002, help="standard deviation in nats per token")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    values = {candidate.name: truth(candidate) for candidate in recipes()}
+    values = {name: truth(cells[0]) for name, cells in recipes().items()}
     size = len(true_front(values))
     print(f"{len(values)} recipes, {size} on the true front, noise {given.noise:g} nats/token")
     print("| trials | sampler | whole front found | share of the front | hypervolume |")

@@ -19,8 +19,7 @@ import optuna
 
 from ablate.results.cost import Cost, token_cost
 from ablate.run.outcome import Outcome, outcome
-from ablate.search.engine import Asked, TrialGroup, TrialResult, search
-from ablate.search.ledger import Ledger
+from ablate.search.engine import Asked, TrialGroup, TrialResult, open_study, search
 from ablate.search.spaces import Rates, best_trial
 from ablate.study.search_space import Range
 
@@ -67,16 +66,15 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
     """Return the rate found for each arm."""
     storage = optuna.storages.InMemoryStorage()
     by_name = {arm.name: arm for arm in arms}
-    space = Rates(
-        fields=SPACE, shared={"learning_rate": SHARED}, sampler="tpe", prune=True, tokens=TRIAL, seed=repeat
-    )
+    space = Rates(fields=SPACE, shared={"learning_rate": SHARED}, sampler="tpe", seed=repeat)
     groups = [
         TrialGroup(
             name=arm.name,
-            ledger=Ledger(storage, arm.name),
-            space=space,
+            study=open_study(storage, arm.name),
+            propose=space.propose,
             num_trials=trials,
             describe=lambda _: {},
+            watched_from=TRIAL // 3,
         )
         for arm in arms
     ]
@@ -97,7 +95,7 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
     assert search(groups, 2, run)
     found = {}
     for group in groups:
-        best = best_trial(group.ledger.trials())
+        best = best_trial(group.study.get_trials())
         assert best is not None
         found[group.name] = best.params["learning_rate"]
     return found

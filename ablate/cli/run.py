@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ablate.search.plan import SearchPlan
+    from ablate.search.recipes import SearchPlan
     from ablate.workflow import StudyEnd
 
 _LOG_LINES = 6
@@ -181,7 +181,7 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
       ablate search my-search.yaml --address ray://head:10001 --optuna-storage grpc://head:13000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     with ended_by_ctrl_c(command_line("search", file, **where, optuna_storage=optuna_storage)):
-        from ablate.search.plan import plan_search
+        from ablate.search.recipes import plan_search
         from ablate.study import load_study
         from ablate.workflow import Where, say_mirror
 
@@ -223,7 +223,7 @@ def _search_plan(planned: SearchPlan) -> dict[str, Any]:
     return {
         "search": planned.name,
         "baseline": planned.baseline,
-        "first": list(planned.first),
+        "first": list(plan.grid.first),
         "objective": search.objective,
         "hardware": search.hardware,
         "shapes": search.shapes,
@@ -233,13 +233,13 @@ def _search_plan(planned: SearchPlan) -> dict[str, Any]:
         "tokens": tokens,
         "recipes": [
             {
-                "name": candidate.name,
-                "gemms": planned.plans[0].arm(candidate.name).recipe,
-                "levels": candidate.levels,
-                "step_time_over_baseline": planned.times[candidate.name],
-                "runs": [one.arm(candidate.name).runs[0].id for one in planned.plans],
+                "name": name,
+                "gemms": planned.plans[0].arm(name).recipe,
+                "levels": plan.grid.levels(name),
+                "step_time_over_baseline": planned.times[name],
+                "runs": [one.arm(name).runs[0].id for one in planned.plans],
             }
-            for candidate in plan.grid.candidates
+            for name in plan.grid.cells
         ],
         "dropped": [asdict(one) for one in planned.plans[0].dropped],
     }

@@ -1,57 +1,183 @@
-"""One engine for every search: rounds of trials that are asked of a space, run, and told to their ledgers.
+"""One engine for every search: rounds of trials that are asked of a space, run, and told to Optuna's studies.
 
-``TrialRuns`` trains trials as ordinary runs of a run store: the ledger has the questions, the store the
+``TrialRuns`` trains trials as ordinary runs of a run store: Optuna's storage has the questions, the store the
 training. The plan in the store grows with the trials, so that all readers of a study can read a search.
 
-A trial is written to its ledger before it runs, and told when its round is over. A round depends only on the
-rounds before it: trials of the same round count as open, however they ended. A killed search therefore
-resumes as if it had not been killed: it runs open trials, fills the unfinished round, and asks no told trial
-again. All groups go through their rounds together, so that their runs use a whole machine.
+One process at a time writes, the driver. A trial is written to its study before it runs, in one operation,
+and told when its round is over. A round depends only on the rounds before it: trials of the same round count
+as open, however they ended. A killed search therefore resumes as if it had not been killed: it runs open
+trials, fills the unfinished round, and asks no told trial again. All groups go through their rounds together,
+so that their runs use a whole machine. Optuna is asked through a study in memory (``study_of``), filled with
+the relevant trials and discarded after one answer.
 
 How it fails: a round with missing results (an interruption, a failed run) ends the search, and none of its
 trials is told. An exception of ``run`` does the same. A trial that failed by its own fault is told as failed.
+A storage that cannot be opened is a ``UserError``. The last line of a journal that a full disk cut is cut off
+on opening, because a line that follows it would make the whole journal unreadable; what it said is found
+again in the run store. A process that is killed while it writes leaves a lock that Optuna breaks after 30 s.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
+import warnings
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import UserError, first_line
 from ablate.execute.driver import ExecutionEnd
 from ablate.execute.pending_runs import find_todo
-from ablate.search.ledger import as_open
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
-    from ablate.search.ledger import Curve, Ledger, Proposal
-    from ablate.search.spaces import Grid, Rates
     from ablate.store import RunDir, State, StudyStore
 
-    Run = Callable[[Sequence["Asked"]], Sequence["TrialResult | None"]]
-    """Runs trials; returns their results in order, None for a trial that came to no end."""
+    Run = Callable[[Sequence["Asked"]], Sequence["TrialResult"]]
+    """Runs trials; returns their results in order."""
     Unneeded = Callable[[], Mapping[str, str]]
     Execute = Callable[[list[RunRequest], Unneeded], ExecutionEnd]
+
+JOURNAL = "optuna.log"
+GRPC = "grpc://"
+LOSS = "validation loss (nats per token)"
+VIOLATION = "violation"
+_PROXY_SEC = 10
+_FEWEST_COMPLETE = 3
+"""Trials of earlier rounds before one is called hopeless."""
+
+Curve = dict[int, float]
+"""Validation losses in nats per token, by tokens."""
+
+
+def quiet_optuna() -> Any:
+    """Return Optuna, without its warnings of what it calls experimental and without its log."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
+
+
+def open_storage(url: str | None, folder: Path) -> BaseStorage:
+    """Open the storage: a journal in ``folder``; or a database or gRPC proxy, by its URL.
+
+    Raises:
+        UserError: it cannot be opened or reached.
+    """
+    from ablate.base.command_hints import redact
+
+    optuna = quiet_optuna()
+    path = folder / JOURNAL
+    if url is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        if torn := len(content) - content.rfind(b"\n") - 1:
+            os.truncate(path, len(content) - torn)
+    try:
+        if url is None:
+            journal = optuna.storages.journal
+            return journal.JournalStorage(journal.JournalFileBackend(str(path)))  # type: ignore[no-any-return]
+        if not url.startswith(GRPC):
+            return optuna.storages.get_storage(url)  # type: ignore[no-any-return]
+        host, _, port = url.removeprefix(GRPC).rpartition(":")
+        proxy = optuna.storages.GrpcStorageProxy(host=host, port=int(port))
+        proxy.wait_server_ready(timeout=_PROXY_SEC)
+    except Exception as error:  # what a database driver raises is not ours to list
+        expected = "expected Optuna's journal, grpc://HOST:PORT or a database's URL"
+        what = f"cannot open Optuna's storage {redact(url or str(path))}: {first_line(error)}"
+        raise UserError(what, hint=expected) from error
+    return proxy  # type: ignore[no-any-return]
+
+
+def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> Study:
+    """Open one of Optuna's studies, as a list of trials; made if it is not there.
+
+    ``objectives``: what is minimised, with its unit, as Optuna's pages name it.
+    """
+    optuna = quiet_optuna()
+    study: Study = optuna.create_study(
+        storage=storage,
+        study_name=name,
+        directions=["minimize"] * len(objectives),
+        sampler=optuna.samplers.RandomSampler(seed=0),  # nothing is sampled here
+        load_if_exists=True,
+    )
+    if (has := len(study.directions)) != len(objectives):
+        raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
+    if study.metric_names != list(objectives):
+        study.set_metric_names(list(objectives))
+    return study
+
+
+def violation(trial: FrozenTrial) -> float:
+    """Return a trial's violation, which is above 0 if it missed."""
+    return trial.constraints.get(VIOLATION, 0.0)
+
+
+def open_trial(
+    params: dict[str, Any], distributions: Mapping[str, BaseDistribution], attrs: dict[str, Any]
+) -> FrozenTrial:
+    """Return a trial without a result."""
+    own = {name: distributions[name] for name in params}
+    create: Callable[..., FrozenTrial] = quiet_optuna().trial.create_trial
+    running = quiet_optuna().trial.TrialState.RUNNING
+    return create(state=running, params=params, distributions=own, user_attrs=attrs)
+
+
+def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
+    """Return a study in memory that holds these trials; ``options``: its sampler, its pruner."""
+    values = next((trial.values for trial in trials if trial.values is not None), (0.0,))
+    study: Study = quiet_optuna().create_study(directions=["minimize"] * len(values), **options)
+    study.add_trials(trials)
+    return study
+
+
+def suggestions(
+    trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution], seed: int, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield what Optuna's TPE suggests after these trials; open ones it takes for poor (constant liar)."""
+    optuna = quiet_optuna()
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
+    study = study_of(trials, sampler=sampler)
+    while True:
+        trial = study.ask(dict(distributions))
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        yield trial.params
+
+
+def seed_of(*parts: object) -> int:
+    """Return a seed of 32 bits that is a hash of the parts."""
+    text = "|".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialGroup:
-    """A ledger, and the space that its trials come from, whose answers depend on what it is given alone.
+    """A study of Optuna's, and what to try next: an open trial, by all trials before it and a seed.
 
-    ``describe``: further attributes of a trial.
+    ``describe``: further attributes of a trial. ``watched_from``: the tokens before which no trial is called
+    hopeless; None: none ever is.
     """
 
     name: str
-    ledger: Ledger
-    space: Grid | Rates
+    study: Study
+    propose: Callable[[Sequence[FrozenTrial], int], FrozenTrial]
     num_trials: int
-    describe: Callable[[Proposal], dict[str, Any]]
+    describe: Callable[[FrozenTrial], dict[str, Any]]
+    watched_from: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +194,25 @@ class Asked:
         return list(self.trial.user_attrs["runs"])
 
     def hopeless_at(self, curve: Curve) -> int | None:
-        """Return the tokens at which the trial need not go on; None if it is worth going on."""
-        return self.group.space.hopeless_at(self.earlier, curve)
+        """Return the first number of tokens at which the trial is worse than the median of earlier ones."""
+        complete = [trial for trial in self.earlier if trial.state.name == "COMPLETE"]
+        if self.group.watched_from is None or len(complete) < _FEWEST_COMPLETE:
+            return None
+        optuna = quiet_optuna()
+        pruner = optuna.pruners.MedianPruner(
+            n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=self.group.watched_from
+        )
+        asked = study_of(complete, sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner).ask()
+        for tokens, loss in sorted(curve.items()):
+            asked.report(loss, tokens)
+            if asked.should_prune():
+                return tokens
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """A trial's values, with a violation if they stand for a miss; or why it has no values.
+    """A trial's values, with a violation if they stand for a miss; or why it failed; neither: no end yet.
 
     ``curve``: decides whether the trial was hopeless; then ``values`` are ignored.
     """
@@ -93,36 +231,57 @@ def search(groups: Sequence[TrialGroup], at_once: int, run: Run) -> bool:
     most = max(group.num_trials for group in groups)
     for round_ in range(-(-most // at_once)):
         asked = [one for group in groups for one in _ask(group, at_once, round_)]
-        ended = []
-        for one, result in zip(asked, run(asked) if asked else (), strict=True):
-            end = None if result is None else one.hopeless_at(result.curve)
-            if result is None or (end is None and result.values is None and result.failed is None):
-                return False
-            ended.append((one, result, end))
-        for one, result, end in ended:
-            tell = partial(one.group.ledger.tell, one.trial.number)
-            if end is not None:
-                tell(curve={tokens: loss for tokens, loss in result.curve.items() if tokens <= end})
-            else:
-                tell(result.values, violation=result.violation, failed=result.failed, curve=result.curve)
+        results = run(asked) if asked else ()
+        ended = [(one, end, one.hopeless_at(end.curve)) for one, end in zip(asked, results, strict=True)]
+        if any(at is None and end.values is None and end.failed is None for _, end, at in ended):
+            return False
+        for one, end, at in ended:
+            _tell(one, end, at)
     return True
 
 
 def _ask(group: TrialGroup, at_once: int, round_: int) -> list[Asked]:
     """Fill a group's round, and return its trials that have not been told."""
-    trials = group.ledger.trials()
+    trials = group.study.get_trials()
     start, stop = round_ * at_once, min((round_ + 1) * at_once, group.num_trials)
     for number in range(len(trials), stop):
         position = number - start
-        found = group.space.propose([*trials[:start], *map(as_open, trials[start:])], round_, position)
-        attrs = {**group.describe(found), "round": round_, "position": position, **found.attrs}
-        distributions = {name: group.space.distributions[name] for name in found.params}
-        trials.append(group.ledger.add(found.params, distributions, attrs))
+        same_round = [open_trial(one.params, one.distributions, one.user_attrs) for one in trials[start:]]
+        found = group.propose([*trials[:start], *same_round], seed_of(round_, position))
+        found.user_attrs |= {**group.describe(found), "round": round_, "position": position}
+        group.study.add_trial(found)
+        trials = group.study.get_trials()
     return [
         Asked(group=group, trial=trial, earlier=trials[:start])
         for trial in trials[start:stop]
         if not trial.state.is_finished()
     ]
+
+
+def _tell(one: Asked, result: TrialResult, hopeless_at: int | None) -> None:
+    """Record the end of an open trial; what an earlier call recorded of it before a kill stays.
+
+    Raises:
+        ValueError: a value that is not finite; Optuna would take an infinity for a result.
+    """
+    optuna, study, number = quiet_optuna(), one.group.study, one.trial.number
+    if not all(map(math.isfinite, (*(result.values or ()), result.violation or 0.0))):
+        raise ValueError(f"trial {number}: a value that is not finite: {result.values}")
+    frozen = study.get_trials(deepcopy=False)[number]
+    trial = optuna.trial.Trial(study, frozen._trial_id)  # noqa: SLF001  a number has no other way to it
+    for tokens, loss in sorted(result.curve.items()):
+        if tokens not in frozen.intermediate_values and (hopeless_at is None or tokens <= hopeless_at):
+            trial.report(loss, tokens)
+    states = optuna.trial.TrialState
+    if hopeless_at is not None:
+        study.tell(number, state=states.PRUNED)
+    elif result.failed is not None:
+        trial.set_user_attr("failed", result.failed)
+        study.tell(number, state=states.FAIL)
+    else:
+        if result.violation is not None and VIOLATION not in frozen.constraints:
+            trial.set_constraint(VIOLATION, result.violation)
+        study.tell(number, result.values)
 
 
 @dataclass(kw_only=True)
@@ -138,10 +297,6 @@ class TrialRuns:
     retry_failed: bool = False
     outcome: ExecutionEnd = field(default_factory=lambda: ExecutionEnd(states={}, interrupted=False))
 
-    def write(self, plan: Plan) -> None:
-        """Write the plan of every trial that was asked, for all who read the run store."""
-        self.store.write_plan(plan)
-
     def train(self, asked: Sequence[Asked], plan: Plan) -> None:
         """Run the trials' runs that have not ended. ``plan``: of these trials alone."""
 
@@ -149,7 +304,7 @@ class TrialRuns:
             return {
                 run_id: f"trial {one.trial.number} is worse than the median of earlier ones"
                 for one in asked
-                if one.group.space.prune and one.hopeless_at(self.curve(one.run_ids)) is not None
+                if one.group.watched_from is not None and one.hopeless_at(self.curve(one.run_ids)) is not None
                 for run_id in one.run_ids
             }
 

@@ -7,27 +7,26 @@ violation is never on a front: its values stand for a miss.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.search.engine import TrialGroup, search
-from ablate.search.ledger import LOSS, Ledger, violation
+from ablate.search.engine import LOSS, TrialGroup, open_study, quiet_optuna, search, study_of, violation
 from ablate.search.spaces import IRRELEVANT, candidate_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from optuna.distributions import BaseDistribution
+    from optuna import Study
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
     from ablate.search.engine import Run
-    from ablate.search.ledger import Proposal
     from ablate.search.spaces import Grid
 
 FEWEST_TRIALS = 8
 """Fewer give no importances."""
+_BEST = 0.25
+"""The share of trials that importances tell from all."""
 COST = "token cost (share of the baseline's tokens)"
 STEP_TIME = "modelled step time (over the baseline's)"
 DIVERGED = 1e6
@@ -49,7 +48,7 @@ class Halving:
     @property
     def num_trials(self) -> int:
         """How many candidates are tried at the first budget."""
-        return min(self.trials, len(self.grid.candidates))
+        return min(self.trials, len(self.grid.cells))
 
     @property
     def most_trials(self) -> tuple[int, ...]:
@@ -59,16 +58,14 @@ class Halving:
             counts.append(min(math.ceil(self.keep * counts[-1]) + 1, counts[-1]))  # and the baseline
         return tuple(counts)
 
-    def ledgers(self, storage: BaseStorage) -> list[Ledger]:
-        """Return the ledger of each budget."""
-        return [
-            Ledger(storage, f"{self.name} @ {short_tokens(budget)} tokens", self.objectives)
-            for budget in self.budgets
-        ]
+    def studies(self, storage: BaseStorage) -> list[Study]:
+        """Return Optuna's study of each budget."""
+        names = (f"{self.name} @ {short_tokens(budget)} tokens" for budget in self.budgets)
+        return [open_study(storage, name, self.objectives) for name in names]
 
-    def read(self, storage: BaseStorage) -> tuple[tuple[FrozenTrial, ...], ...]:
+    def read(self, storage: BaseStorage) -> list[list[FrozenTrial]]:
         """Return the trials of each budget as they stand."""
-        return tuple(tuple(ledger.trials()) for ledger in self.ledgers(storage))
+        return [study.get_trials() for study in self.studies(storage)]
 
     def is_done(self, budgets: Sequence[Sequence[FrozenTrial]]) -> bool:
         """Whether nothing is left to run; a search that was given more trials is not done."""
@@ -92,33 +89,27 @@ def search_grid(
 ) -> bool:
     """Start or resume a search; return whether it is done.
 
-    ``describe(budget, candidate)``: further attributes of a trial for the ledger, such as its runs.
+    ``describe(budget, candidate)``: further attributes of a trial, such as its runs.
     """
-    chosen: list[str] = []
-    for budget, ledger in zip(plan.budgets, plan.ledgers(storage), strict=True):
-        grid, total = plan.grid, plan.num_trials
-        is_first = budget == plan.budgets[0]
-        if not is_first:
+    grid, total = plan.grid, plan.num_trials
+    better: list[str] = []
+    for budget, study in zip(plan.budgets, plan.studies(storage), strict=True):
+        if budget != plan.budgets[0]:
             # If more trials or a larger share were asked for later, new trials follow the old ones.
-            chosen = list(dict.fromkeys([*map(candidate_of, ledger.trials()), *chosen]))
+            chosen = dict.fromkeys([*map(candidate_of, study.get_trials()), *better])
             grid, total = replace(grid, first=tuple(chosen)), len(chosen)
 
-        def more(found: Proposal, budget: int = budget, *, is_first: bool = is_first) -> dict[str, Any]:
-            name = found.attrs["candidate"]
-            started = {"started_from": True} if is_first and name in plan.grid.first else {}
-            return {**describe(budget, name), "tokens": budget, **started}
+        def more(trial: FrozenTrial, budget: int = budget) -> dict[str, Any]:
+            return {**describe(budget, candidate_of(trial)), "tokens": budget}
 
-        group = TrialGroup(name=ledger.name, ledger=ledger, space=grid, num_trials=total, describe=more)
+        group = TrialGroup(
+            name=study.study_name, study=study, propose=grid.propose, num_trials=total, describe=more
+        )
         if not search([group], plan.at_once, run):
             return False
-        better = promoted(ledger.trials(), plan.keep)
-        chosen = [plan.grid.first[0], *map(candidate_of, better)]  # the baseline goes on in any case
+        # The baseline goes on in any case.
+        better = [plan.grid.first[0], *map(candidate_of, promoted(study.get_trials(), plan.keep))]
     return True
-
-
-def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether ``one`` is worse in no objective, and better in at least one."""
-    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 
 
 def is_feasible(trial: FrozenTrial) -> bool:
@@ -126,76 +117,57 @@ def is_feasible(trial: FrozenTrial) -> bool:
     return trial.state.name == "COMPLETE" and not violation(trial) > 0
 
 
-def layers(trials: Sequence[FrozenTrial]) -> list[list[FrozenTrial]]:
-    """Return the feasible trials in layers: those that none dominates, then those that only these do, etc."""
-    left, found = [trial for trial in trials if is_feasible(trial)], []
+def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
+    """Yield the feasible trials that none dominates, then those that only these do, and so on."""
+    left = [trial for trial in trials if is_feasible(trial)]
     while left:
-        values = [trial.values or () for trial in left]
-        is_best = [not any(dominates(other, own) for other in values) for own in values]
-        found.append([trial for trial, best in zip(left, is_best, strict=True) if best])
-        left = [trial for trial, best in zip(left, is_best, strict=True) if not best]
-    return found
-
-
-def crowding(points: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return each point's distance to its neighbours, each objective over its range; infinite at the ends."""
-    distance = dict.fromkeys(points, 0.0)
-    for axis in range(len(next(iter(points.values()), ()))):
-        order = sorted(points, key=lambda key, axis=axis: (points[key][axis], key))  # type: ignore[misc]
-        low, high = points[order[0]][axis], points[order[-1]][axis]
-        distance[order[0]] = distance[order[-1]] = math.inf
-        for before, key, after in zip(order, order[1:], order[2:], strict=False):
-            distance[key] += (points[after][axis] - points[before][axis]) / (high - low or 1.0)
-    return distance
+        best = {trial.number for trial in study_of(left).best_trials}  # a study in memory numbers them anew
+        yield [trial for place, trial in enumerate(left) if place in best]
+        left = [trial for place, trial in enumerate(left) if place not in best]
 
 
 def front(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return the trials that none dominates, in the order of their last objective."""
-    best = next(iter(layers(trials)), [])
-    return sorted(best, key=lambda trial: (*reversed(trial.values or ()), trial.number))
+    return sorted(next(fronts(trials), []), key=lambda trial: (*reversed(trial.values), trial.number))
 
 
 def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
     """Return the trials that go on to a larger budget: a share of them, but always the whole first front.
 
-    By layer, within a layer by crowding distance, ties by number; then those that missed, the nearest first.
-    A run that diverged is never promoted.
+    By front, then by the first objective; then those that missed, the nearest first. A run that diverged is
+    never promoted.
     """
-    order: list[FrozenTrial] = []
-    found = layers(trials)
-    for layer in found:
-        distance = crowding({trial.number: trial.values or () for trial in layer})
-        order += sorted(layer, key=lambda trial: (-distance[trial.number], trial.number))
-    missed = [trial for trial in trials if trial.state.name == "COMPLETE" and not is_feasible(trial)]
-    nearest = sorted(missed, key=lambda trial: (violation(trial), trial.number))
-    order += [trial for trial in nearest if violation(trial) < DIVERGED]
+    found = [sorted(one, key=lambda trial: (trial.values, trial.number)) for one in fronts(trials)]
+    missed = [trial for trial in trials if 0 < violation(trial) < DIVERGED]
+    order = [*(trial for one in found for trial in one), *sorted(missed, key=violation)]
     return order[: max(math.ceil(keep * len(trials)), len(found[0]) if found else 0)]
 
 
 def importances(grid: Grid, trials: Sequence[FrozenTrial], objective: int) -> dict[str, float] | None:
-    """Return each factor's share of the variance of an objective, by fANOVA (Hutter et al. 2014).
+    """Return each factor's share of what tells an objective's best trials from all, by PED-ANOVA.
 
-    Optuna fits a random forest to the trials with a level and a result, and splits its variance. A factor
-    without effect on a recipe gets a separate level. The shares are a guide and not a test: trials are few,
-    and the search favours levels that did well. Without enough trials, or with one value alone, it is None.
+    Source: 2304.10255. A factor without effect on a recipe gets a separate level. The shares are a guide and
+    not a test: trials are few, and the search favours levels that did well. Without enough trials, or with
+    one value alone, it is None.
     """
-    import optuna
-    from optuna.distributions import CategoricalDistribution
-    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-    from optuna.trial import create_trial
-
-    known = [(trial.params, trial.values[objective]) for trial in with_levels(trials) if trial.values]
+    optuna = quiet_optuna()
+    known = [(trial.params, trial.values[objective]) for trial in with_levels(trials)]
     if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(grid.factors) < 2:
         return None
-    distributions: dict[str, BaseDistribution] = {
-        factor: CategoricalDistribution([*labels, IRRELEVANT]) for factor, labels in grid.factors.items()
+    distributions = {
+        factor: optuna.distributions.CategoricalDistribution([*labels, IRRELEVANT])
+        for factor, labels in grid.factors.items()
     }
-    study = optuna.create_study()
-    for params, value in known:
-        filled = {factor: params.get(factor, IRRELEVANT) for factor in grid.factors}
-        study.add_trial(create_trial(params=filled, distributions=distributions, value=value))
-    with warnings.catch_warnings(action="ignore"):  # a factor of which one level alone was tried
-        found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    filled = [
+        optuna.trial.create_trial(
+            params={factor: params.get(factor, IRRELEVANT) for factor in grid.factors},
+            distributions=distributions,
+            value=value,
+        )
+        for params, value in known
+    ]
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST)
+    found = optuna.importance.get_param_importances(study_of(filled), evaluator=evaluator)
     return {factor: float(found.get(factor, 0.0)) for factor in grid.factors}
 
 

@@ -1,6 +1,9 @@
-"""The search over a study's recipes.
+"""The search over a study's recipes: its plan, its runs, what their ends mean, the study that confirms it.
 
-Its runs, its reading of their results, which search may be resumed, and the study that confirms one.
+Planning is pure: one plan for each budget, and each recipe's step time on the hardware. The step time is
+*modelled* (``speed``), relative to the baseline's, as the mean over a run of the last budget, whose phases
+may differ; nothing is measured here. A recipe with a format that the hardware has no unit for is dropped with
+that reason.
 
 A run that diverged, or that misses the target in a search by token cost, is a result too: its values are a
 bound, with a violation, because Optuna would take an infinity for a success.
@@ -9,40 +12,141 @@ bound, with a violation, because Optuna would take an infinity for a success.
 from __future__ import annotations
 
 import io
-from dataclasses import fields, is_dataclass, replace
+import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
+from ablate.modelled.speed import LLAMA_8B, mean_token_time, workload_of
+from ablate.plan import Plan, build_plan
 from ablate.run.outcome import find_crossing
 from ablate.run.schedule import divergence_bound
-from ablate.search.engine import TrialResult, losses_of
-from ablate.search.halving import DIVERGED, search_grid, short_tokens
-from ablate.search.spaces import candidate_of
+from ablate.search.engine import LOSS, TrialResult, losses_of
+from ablate.search.halving import COST, DIVERGED, STEP_TIME, Halving, search_grid, short_tokens
+from ablate.search.spaces import Grid, candidate_of
 from ablate.store import END_STATES
+from ablate.store.plan_file import DroppedCell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-    from ablate.plan import Plan
-    from ablate.recipes import RecipeSpec
-    from ablate.search.engine import Asked, TrialRuns
-    from ablate.search.ledger import Curve
-    from ablate.search.plan import SearchPlan
+    from ablate.data import DataIdentity
+    from ablate.plan.plan import PlannedArm
+    from ablate.run.config import DataConfig
+    from ablate.search.engine import Asked, Curve, TrialRuns
     from ablate.store import StudyStore
+    from ablate.study import Study
+    from ablate.study.search_space import Search
 
 LOCK = "search.lock.json"
 SEEDS = 5
 """Seeds of the study that confirms a search."""
 _LONGEST_NAME = 70
-_FORMAT = 1
+_FORMAT = 2
 
 
 class StoppedError(Exception):
     """A round is incomplete; its trials stay open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """What a search may run. ``plans``: one for each budget, with the same arms.
+
+    ``halving``: what is searched, as the engine takes it; the baseline is tried first. ``times``: modelled
+    step time over the baseline's, by arm.
+    """
+
+    study: Study
+    search: Search
+    plans: tuple[Plan, ...]
+    times: Mapping[str, float]
+    halving: Halving
+
+    @property
+    def name(self) -> str:
+        """The search's name, and its folder in the storage."""
+        return self.study.name
+
+    @property
+    def baseline(self) -> str:
+        """The arm that all are held against."""
+        return self.study.baseline
+
+    def arm(self, budget: int, name: str) -> PlannedArm:
+        """Return an arm as it is run at a budget."""
+        return self.plans[self.search.budgets.index(budget)].arm(name)
+
+
+def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | None = None) -> SearchPlan:
+    """Plan a search; see ``build_plan`` for ``identify``.
+
+    Raises:
+        UserError: data that cannot be used; a baseline without a modelled time; fewer trials than arms.
+    """
+    search = study.search
+    assert search is not None
+    plans = []
+    for budget in search.budgets:
+        training = replace(study.training, tokens=budget)
+        arms = tuple(replace(arm, training=training) for arm in study.arms)
+        plans.append(build_plan(replace(study, search=None, training=training, arms=arms), identify))
+    times, dropped = _times(study, search, plans[0])
+    cells: dict[str, list[dict[str, str]]] = {name: [] for name in times}
+    for cell in search.cells:
+        if cell.arm in cells:
+            cells[cell.arm].append(cell.levels)
+    named = (name for name in search.named if name in times and name != study.baseline)
+    grid = Grid(
+        factors=search.factors,
+        cells=cells,
+        first=(study.baseline, *named),
+        sampler=search.sampler,
+        seed=search.seed,
+    )
+    if search.trials < len(grid.first):
+        counts = f"{search.trials} are fewer than the baseline and the named arms ({len(grid.first)})"
+        what = f"search.trials: {counts}"
+        raise UserError(study.problem(("search", "trials"), what, "these are tried first"))
+    halving = Halving(
+        name=study.name,
+        grid=grid,
+        trials=search.trials,
+        budgets=search.budgets,
+        keep=search.keep,
+        at_once=search.at_once,
+        objectives=(LOSS if search.objective == "loss" else COST, STEP_TIME),
+    )
+    kept = (
+        replace(
+            plan, arms=tuple(arm for arm in plan.arms if arm.name in times), dropped=(*plan.dropped, *dropped)
+        )
+        for plan in plans
+    )
+    return SearchPlan(study=study, search=search, plans=tuple(kept), times=times, halving=halving)
+
+
+def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], list[DroppedCell]]:
+    baseline, work = plan.arm(plan.baseline).config, LLAMA_8B
+    if search.shapes == "study":
+        if not baseline.model.describes(baseline.trainer):
+            what = "search.shapes: step times are modelled at a study's own shapes for built-in models alone"
+            raise UserError(study.problem(("search", "shapes"), what, "set shapes: llama-8b"))
+        work = workload_of(baseline)
+    last = search.budgets[-1]
+    found = {arm.name: mean_token_time(work, arm.config.recipe, search.hardware, last) for arm in plan.arms}
+    against = found[plan.baseline]
+    if against is None:
+        what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
+        hint = f"'{plan.baseline}' is {plan.arm(plan.baseline).recipe}"
+        raise UserError(study.problem(("search", "hardware"), what, hint))
+    reason = f"{search.hardware} has no unit for one of its formats"
+    dropped = [DroppedCell(name=name, reason=reason) for name, time in found.items() if time is None]
+    return {name: time / against for name, time in found.items() if time is not None}, dropped
 
 
 def search_recipes(
@@ -59,77 +163,65 @@ def search_recipes(
         arm = found.arm(budget, name)
         return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe}
 
-    def run(asked: Sequence[Asked]) -> list[TrialResult | None]:
-        runs.write(tried_plan(found, found.halving.read(storage)))
-        budget, first = asked[0].trial.user_attrs["tokens"], asked[0].trial
-        numbers = dict.fromkeys((first.number + 1, asked[-1].trial.number + 1))
+    def run(asked: Sequence[Asked]) -> list[TrialResult]:
+        runs.store.write_plan(tried_plan(found, found.halving.read(storage)))
+        first, last = asked[0].trial, asked[-1].trial
+        budget = first.user_attrs["tokens"]
         say(
             f"Round {first.user_attrs['round'] + 1} at {short_tokens(budget)} tokens: trials "
-            f"{'–'.join(map(str, numbers))} of {asked[0].group.num_trials}"
+            f"{first.number + 1}–{last.number + 1} of {asked[0].group.num_trials}"
         )
         names = [candidate_of(one.trial) for one in asked]
-        runs.train(asked, plan_of(found, [(budget, name) for name in names]))
+        runs.train(asked, _plan_of(found, [(budget, name) for name in names]))
         if runs.outcome.interrupted:
             raise StoppedError("Stopped. Trials that have ended are kept")
-        states = {name: runs.states(one)[0] for name, one in zip(names, asked, strict=True)}
-        if runs.outcome.problem or not {*END_STATES, "failed"}.issuperset(states.values()):
+        states = [runs.states(one)[0] for one in asked]
+        if runs.outcome.problem or not {*END_STATES, "failed"}.issuperset(states):
             raise StoppedError(runs.outcome.problem or "A run has no result")
         results = [result_of(found, runs.store, budget, name) for name in names]
         for name, result in zip(names, results, strict=True):
             if result.failed is not None:
                 say(f"Failed: {name}: {result.failed}")
-        if states.get(found.baseline) == "failed":
-            raise StoppedError("Without the baseline there is nothing to hold recipes against")
-        return list(results)
+                if name == found.baseline:
+                    raise StoppedError("Without the baseline there is nothing to hold recipes against")
+        return results
 
     search_grid(found.halving, storage, run, describe)
 
 
-def arm_name(found: SearchPlan, budget: int, name: str) -> str:
-    """Return the name of an arm's run at a budget; with several budgets they must be told apart."""
-    return name if len(found.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
-
-
 def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Plan:
     """Return the plan of these trials of each budget; it holds the baseline at least."""
-    first = found.search.budgets[0]
-    tried = {(first, found.baseline): None} | {
-        (budget, candidate_of(trial)): None
+    tried = [
+        (budget, candidate_of(trial))
         for budget, trials in zip(found.search.budgets, budgets, strict=False)
         for trial in trials
-    }
-    return plan_of(found, list(tried))
+    ]
+    return _plan_of(found, tried or [(found.search.budgets[0], found.baseline)])
 
 
-def plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
-    """Return the plan of recipes at budgets, in this order."""
-    arms = [replace(found.arm(budget, name), name=arm_name(found, budget, name)) for budget, name in tried]
-    baseline = arm_name(found, found.search.budgets[0], found.baseline)
-    return replace(found.plans[0], baseline=baseline, arms=tuple(arms), folded=())
+def _plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
+    """Return the plan of recipes at budgets, in this order; with several budgets names tell them apart."""
+
+    def name_at(budget: int, name: str) -> str:
+        return name if len(found.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
+
+    arms = tuple(replace(found.arm(budget, name), name=name_at(budget, name)) for budget, name in tried)
+    baseline = name_at(found.search.budgets[0], found.baseline)
+    return replace(found.plans[0], baseline=baseline, arms=arms, folded=())
 
 
 def check_same(found: SearchPlan, store: StudyStore) -> None:
-    """Refuse to resume a search that began with other settings; only the number of trials may grow.
+    """Refuse to resume a search that began with other settings; only trials and keep may change.
 
     Raises:
         UserError: another search, or a study, of this name is in the storage.
     """
-    search = found.search
-    content = {
-        "format": _FORMAT,
-        "objective": search.objective,
-        "hardware": [search.hardware, search.shapes],
-        "budgets": list(search.budgets),
-        "at_once": search.at_once,
-        "sampler": search.sampler,
-        "seed": search.seed,
-        "baseline": [found.baseline, *found.first],
-        "factors": {factor: list(labels) for factor, labels in search.factors.items()},
-        "recipes": {
-            arm.name: [other.runs[0].id for other in (plan.arm(arm.name) for plan in found.plans)]
-            for arm in found.plans[0].arms
-        },
+    keys = ("objective", "hardware", "shapes", "budgets", "at_once", "sampler", "seed", "factors")
+    settings = {key: getattr(found.search, key) for key in keys}
+    recipes = {
+        arm.name: [plan.arm(arm.name).runs[0].id for plan in found.plans] for arm in found.plans[0].arms
     }
+    content = {"format": _FORMAT, **settings, "first": found.halving.grid.first, "recipes": recipes}
     path = store.path / LOCK
     try:
         there = read_record(path)
@@ -140,10 +232,10 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
             raise UserError(f"{store.path} holds a study of this name (give the search another)") from None
         write_record(path, content)
         return
-    if there != content:
-        keys = [key for key in content if there.get(key) != content[key]]
+    plain = json.loads(json.dumps(content))
+    if others := [key for key in plain if there.get(key) != plain[key]]:
         raise UserError(
-            f"{store.path} holds a search of this name with other {', '.join(keys)} (give this one another "
+            f"{store.path} holds a search of this name with other {', '.join(others)} (give this one another "
             "name; only trials and keep may change)"
         )
 
@@ -159,15 +251,16 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
     status = run.status()
     if status.state == "failed":
         return TrialResult(failed=status.message or "failed")
-    if status.state == "diverged" and name == found.baseline:
-        raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
     time, is_diverged, curve = found.times[name], status.state == "diverged", losses_of(run)
+    if is_diverged and name == found.baseline:
+        raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
     if found.search.objective == "loss":
         if is_diverged:
             bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)
             return TrialResult(values=(bound, time), violation=DIVERGED)
         return TrialResult(values=(curve[max(curve)], time))
-    target = found.target
+    target = found.plans[0].target
+    assert target is not None  # a search without one is refused
 
     def tokens_to_target(curve: Curve) -> float | None:
         crossing = find_crossing(list(curve), list(curve.values()), target.val_loss, target.crossing)
@@ -196,31 +289,26 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
 
     arms = {arm.name: arm for arm in found.study.arms}
     baseline = found.plans[-1].arm(found.baseline)
-    first = found.search.seed + 1
-    config = baseline.config
-    sections = {
-        "model": config.model,
-        "data": config.data,
-        "training": config.training,
-        "resources": baseline.resources,
+    config, target, first = baseline.config, found.plans[0].target, found.search.seed + 1
+    assert target is not None
+    base = {
+        "model": _written(config.model),
+        "data": _written(config.data),
+        "training": _written(config.training),
+        "resources": _written(baseline.resources),
+        "backend": None if config.backend == "auto" else config.backend,
+        "trainer": config.trainer,
     }
-    base = {name: content for name, section in sections.items() if (content := _written(section))}
-    if config.backend != "auto":
-        base["backend"] = config.backend
-    if config.trainer is not None:
-        base["trainer"] = config.trainer
-    target = found.target
     content = {
         "name": f"{found.name[:_LONGEST_NAME]}-confirm",
         "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "
         "the best of many single runs is partly the luckiest.",
         "baseline": found.baseline,
-        "target": {target.kind: target.value}
-        | ({} if target.crossing == "confirmed" else {"crossing": target.crossing}),
+        "target": {target.kind: target.value, "crossing": target.crossing},
         "seeds": list(range(first, first + SEEDS)),
-        "base": base,
+        "base": {name: section for name, section in base.items() if section},
         "arms": {
-            name: {"recipe": _recipe(arms[name].recipe_spec)}
+            name: {"recipe": _written(arms[name].recipe_spec) or "bf16"}
             for name in dict.fromkeys([found.baseline, *names])
         },
     }
@@ -233,25 +321,8 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
     return f"{written_by}\n{text.getvalue()}"
 
 
-def _recipe(spec: RecipeSpec) -> Any:
-    """Return a recipe in a study file's notation, as one word if that is enough."""
-    content = _written(spec)
-    if not content:
-        return "bf16"
-    return content["preset"] if set(content) == {"preset"} else content
-
-
 def _written(section: Any) -> Any:
     """Return a section in a study file's notation, without default values."""
-    if isinstance(section, list):
-        return [_written(item) for item in section]
-    if not is_dataclass(section) or isinstance(section, type):
-        return section
-    required = {"recipe": section.recipe} if hasattr(section, "recipe") else {}
-    usual = type(section)(**required)
-    content = {field.name: getattr(section, field.name) for field in fields(section)}
-    return {
-        name: _written(value)
-        for name, value in content.items()
-        if name in required or value != getattr(usual, name)
-    }
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type(section)).dump_python(section, exclude_defaults=True, mode="json")

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
 from ablate.run.schedule import divergence_bound
-from ablate.search.engine import TrialGroup, TrialResult, losses_of, search
-from ablate.search.ledger import Ledger, Proposal, open_storage, violation
+from ablate.search.engine import (
+    TrialGroup,
+    TrialResult,
+    losses_of,
+    open_storage,
+    open_study,
+    search,
+    violation,
+)
 from ablate.search.spaces import Rates, best_trial
 from ablate.store import END_STATES
 from ablate.store.plan_file import TrialRecord
@@ -30,6 +37,9 @@ if TYPE_CHECKING:
     from ablate.store import StudyStore
     from ablate.store.plan_file import GroupTuning
     from ablate.study.search_space import Tune
+
+_WATCHED_FROM = 1 / 3
+"""No trial is hopeless before this share of its budget: a high rate often falls behind at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,40 +63,36 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     groups = []
     for group in tuning.groups:
 
-        def describe(found: Proposal, arms: Sequence[str] = group.arms) -> dict[str, Any]:
-            return {"runs": [one for arm in arms for one in trial_ids(plan.arm(arm), tuning, found.params)]}
+        def describe(trial: FrozenTrial, arms: Sequence[str] = group.arms) -> dict[str, Any]:
+            return {"runs": [one for arm in arms for one in trial_ids(plan.arm(arm), tuning, trial.params)]}
 
-        space = Rates(
-            fields=tuning.fields,
-            shared=group.shared,
-            sampler=tuning.sampler,
-            prune=tuning.prune,
-            tokens=tuning.tokens,
-            seed=tuning.seeds[0],
-        )
-        ledger = Ledger(storage, f"{tuning.study}: {group.name} [{fingerprint(plan, tuning, group)}]")
-        trials = tuning.trials
+        space = Rates(fields=tuning.fields, shared=group.shared, sampler=tuning.sampler, seed=tuning.seeds[0])
+        name = f"{tuning.study}: {group.name} [{fingerprint(plan, tuning, group)}]"
         groups.append(
-            TrialGroup(name=group.name, ledger=ledger, space=space, num_trials=trials, describe=describe)
+            TrialGroup(
+                name=group.name,
+                study=open_study(storage, name),
+                propose=space.propose,
+                num_trials=tuning.trials,
+                describe=describe,
+                watched_from=round(tuning.tokens * _WATCHED_FROM) if tuning.prune else None,
+            )
         )
 
     def plan_of_all() -> Plan:
-        asked = [(group.name, one.number, one.params) for group in groups for one in group.ledger.trials()]
+        asked = [(one.name, trial.number, trial.params) for one in groups for trial in one.study.get_trials()]
         return trial_plan(plan, tuning, asked) if asked else first_trials(plan, tuning)
 
-    def run(asked: Sequence[Asked]) -> list[TrialResult | None]:
-        runs.write(plan_of_all())
+    def run(asked: Sequence[Asked]) -> list[TrialResult]:
+        runs.store.write_plan(plan_of_all())
         these = [(one.group.name, one.trial.number, one.trial.params) for one in asked]
         runs.train(asked, trial_plan(plan, tuning, these))
         return [_result(runs, one) for one in asked]
 
-    runs.write(plan_of_all())
+    runs.store.write_plan(plan_of_all())
     is_done = search(groups, tuning.at_once, run)
-    told = [group.ledger.trials()[: group.num_trials] for group in groups]
-    found = [
-        _found(runs.store, group, own, is_done=is_done)
-        for group, own in zip(tuning.groups, told, strict=True)
-    ]
+    told = [group.study.get_trials()[: group.num_trials] for group in groups]
+    found = [_found(runs.store, *pair, is_done=is_done) for pair in zip(tuning.groups, told, strict=True)]
     unended = [one for own in told for one in own if not one.state.is_finished()]
     return Searched(
         tuning=replace(tuning, groups=tuple(found)),
@@ -96,7 +102,7 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     )
 
 
-def _result(runs: TrialRuns, one: Asked) -> TrialResult | None:
+def _result(runs: TrialRuns, one: Asked) -> TrialResult:
     """Return a trial's result, without values while some run has not ended.
 
     A run that diverged counts with the loss at which it is called so.
@@ -129,7 +135,7 @@ def _found(
             runs=tuple(trial.user_attrs["runs"]),
         )
         for trial in trials
-        if trial.state.name in ("COMPLETE", "PRUNED")
+        if trial.state.is_finished()
     )
     best = best_trial(trials)
     chosen = group.shared if best is None else best.params

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
-from ablate.search.ledger import open_storage
+from ablate.search.engine import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
 from ablate.store.runs import running
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from ablate.reports.findings.search import Found
-    from ablate.search.plan import SearchPlan
+    from ablate.search.recipes import SearchPlan
     from ablate.store.plan_file import LockedPlan
     from ablate.track.cursor import MirrorReport
     from ablate.workflow import Where
@@ -106,13 +106,13 @@ def _go_on(
     before = plan.read(trials)
     ended = sum(trial.state.is_finished() for one in before for trial in one)
     listener.say(
-        f"Search {planned.name}: {len(plan.grid.candidates)} recipes, {plan.num_trials} to try at the first "
+        f"Search {planned.name}: {len(plan.grid.cells)} recipes, {plan.num_trials} to try at the first "
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
     corpora = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=where.address is None)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
-    runs.write(tried_plan(planned, before))
+    store.write_plan(tried_plan(planned, before))
     is_done = plan.is_done(before)
     if not is_done:
         listener.say(f"Starting Ray {where.cluster} …")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.compare import NOT_TOLD
+from ablate.search.engine import violation
 from ablate.search.halving import DIVERGED, front, importances, is_feasible, with_levels
-from ablate.search.ledger import violation
 from ablate.search.spaces import IRRELEVANT, candidate_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from optuna.trial import FrozenTrial
 
-    from ablate.search.plan import SearchPlan
+    from ablate.search.recipes import SearchPlan
 
 _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 3.1 8B"}
 
@@ -127,7 +127,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
                         factor: trial.params.get(factor, IRRELEVANT) if trial.params else NOT_TOLD
                         for factor in search.factors
                     },
-                    started_from=bool(trial.user_attrs.get("started_from")) or arm.name in planned.first,
+                    started_from=arm.name in grid.first,
                     is_baseline=arm.name == planned.baseline,
                     on_front=trial.number in best,
                     end=end,
@@ -152,6 +152,6 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
         importances=(importances(grid, first, 0), importances(grid, first, 1)),
         weighed=len(with_levels(first)),
         wanted=planned.halving.num_trials,
-        candidates=len(grid.candidates),
+        candidates=len(grid.cells),
         dropped=tuple((cell.name, cell.reason) for cell in planned.plans[0].dropped),
     )

@@ -307,7 +307,7 @@ def search_document(found: Found) -> dict[str, Any]:
             for rung in found.rungs
         ],
         "importances": {
-            "method": "fANOVA",
+            "method": "PED-ANOVA",
             "trials": found.weighed,
             found.objective: plain(value),
             "step_time": plain(time),

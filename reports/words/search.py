@@ -83,11 +83,11 @@ def trials_table(found: Found, rung: Rung) -> Table:
 
 
 def importance_table(found: Found) -> Table:
-    """Return the share of each objective's variance that each factor explains; no row with too few trials."""
+    """Return each factor's share in what tells each objective's best trials; no row with too few trials."""
     value, time = found.importances
     return make_table(
-        f"Share of the variance that each factor explains, by fANOVA over the {found.weighed} trials of "
-        "the first budget that have a level and a result. With so few trials, picked where results were "
+        f"Share of each factor in what tells the best trials, by PED-ANOVA over the {found.weighed} trials "
+        "of the first budget that have a level and a result. With so few trials, picked where results were "
         "good, the shares are rough: a guide, no test.",
         [
             {

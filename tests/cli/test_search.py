@@ -16,11 +16,9 @@ import optuna
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.search.engine import TrialResult
-from ablate.search.halving import dominates, search_grid
-from ablate.search.ledger import Ledger, open_storage
-from ablate.search.plan import plan_search
-from ablate.search.recipes import tried_plan
+from ablate.search.engine import TrialResult, open_storage, open_study
+from ablate.search.halving import search_grid
+from ablate.search.recipes import plan_search, tried_plan
 from ablate.search.spaces import candidate_of
 from ablate.store import StudyStore
 from ablate.store.runs import running
@@ -40,7 +38,7 @@ def folder(tmp_path):
 def ledgers(folder):
     storage = open_storage(None, folder / "runs" / "s")
     names = [f"s @ {budget} tokens" for budget in ("40k", "80k")]
-    return [Ledger(storage, name, ("loss", "step time")).trials() for name in names]
+    return [open_study(storage, name, ("loss", "step time")).get_trials() for name in names]
 
 
 def trained(folder):
@@ -101,7 +99,11 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
     tried = found["budgets"][0]["trials"]
     assert len({trial["recipe"] for trial in tried}) == 8  # of 8: bf16, tseng and three GEMMs × two
     points = {trial["recipe"]: (trial["loss"], trial["step_time_over_baseline"]) for trial in tried}
-    better = {name for name, one in points.items() if not any(dominates(o, one) for o in points.values())}
+    better = {
+        name
+        for name, (loss, time) in points.items()
+        if not any(o != (loss, time) and o[0] <= loss and o[1] <= time for o in points.values())
+    }
     assert {trial["recipe"] for trial in tried if trial["on_front"]} == better
     assert "F none" not in better
     assert "F sr" in better

@@ -1,10 +1,11 @@
-"""A made-up search in a process of its own, killed at a write of its journal; prints its ledgers at the end.
+"""A made-up search in a process of its own, killed at a write of its journal; prints its trials at the end.
 
 python killed_search.py SEARCH FOLDER OPERATION        OPERATION 0: not killed
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -13,17 +14,16 @@ from pathlib import Path
 
 from made_up import SEARCHES
 
-from ablate.search.ledger import open_storage
+from ablate.search.engine import open_storage
 
 
 def die_at(operation):
     """Be killed just before the n-th write or fsync from now on."""
-    left = [operation]
+    count = itertools.count(1)
 
     def counted(function):
         def call(*arguments):
-            left[0] -= 1
-            if left[0] == 0:
+            if next(count) == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*arguments)
 
@@ -44,8 +44,7 @@ def main():
         return call
 
     storage = open_storage(None, folder)
-    if operation:
-        die_at(operation)
+    die_at(operation)
     print(json.dumps(SEARCHES[name](storage, logged)))
 
 

@@ -6,10 +6,9 @@ import hashlib
 import itertools
 import math
 
-from ablate.search.engine import TrialGroup, TrialResult, search
+from ablate.search.engine import TrialGroup, TrialResult, open_study, search, seed_of
 from ablate.search.halving import DIVERGED, Halving, search_grid
-from ablate.search.ledger import Ledger
-from ablate.search.spaces import Candidate, Grid, Rates, candidate_of, seed_of
+from ablate.search.spaces import Grid, Rates, candidate_of
 from ablate.study.search_space import Range
 
 BEST = {"baseline": 2e-3, "fp4": 8e-3}
@@ -25,13 +24,12 @@ def grid_space(**changes):
         "gemms": ("no", "f", "d", "w"),
         "rule": ("even", "floor"),
     }
-    cells = [dict(zip(factors, labels, strict=True)) for labels in itertools.product(*factors.values())]
-    high = Candidate(name="named0", cells=tuple(cell for cell in cells if cell["gemms"] == "no"))
-    low = [Candidate(name=" ".join(c.values()), cells=(c,)) for c in cells if c["gemms"] != "no"]
-    return Grid(
-        **({"factors": factors, "candidates": (high, *low), "first": ("named0",), "sampler": "tpe", "seed": 1}
-        | changes)
-    )  # fmt: skip
+    cells = {}
+    for labels in itertools.product(*factors.values()):
+        name = "named0" if "no" in labels else " ".join(labels)
+        cells.setdefault(name, []).append(dict(zip(factors, labels, strict=True)))
+    usual = {"factors": factors, "cells": cells, "first": ("named0",), "sampler": "tpe", "seed": 1}
+    return Grid(**(usual | changes))
 
 
 def halving(grid=None, **changes):
@@ -39,38 +37,27 @@ def halving(grid=None, **changes):
     return Halving(grid=grid or grid_space(), **(usual | changes))
 
 
-def value_of(name):
-    return (seed_of("loss", name) % 1000 / 1000, seed_of("time", name) % 7 / 7)
-
-
 def truth(asked):
     found = []
     for name in (candidate_of(one.trial) for one in asked):
-        kind = seed_of("kind", name) % 9
+        kind, values = seed_of("kind", name) % 9, (seed_of("loss", name) % 1000, seed_of("time", name) % 7)
         if kind == 0 and name != "named0":
             found.append(TrialResult(failed="a fault"))
-        elif kind == 1:
-            found.append(TrialResult(values=(9.0, value_of(name)[1]), violation=DIVERGED))
         else:
-            found.append(TrialResult(values=value_of(name)))
+            found.append(TrialResult(values=values, violation=DIVERGED if kind == 1 else None))
     return found
 
 
-def rates(**changes):
-    usual = {
-        "fields": RATE, "shared": SHARED, "sampler": "tpe", "prune": True, "tokens": 200, "seed": 3,
-    }  # fmt: skip
-    return Rates(**(usual | changes))
-
-
-def groups(storage, names=tuple(BEST), *, trials=7, **changes):
+def groups(storage, names=tuple(BEST), *, trials=7, prune=True, **changes):
+    space = Rates(**({"fields": RATE, "shared": SHARED, "sampler": "tpe", "seed": 3} | changes))
     return [
         TrialGroup(
             name=name,
-            ledger=Ledger(storage, name),
-            space=rates(**changes),
+            study=open_study(storage, name),
+            propose=space.propose,
             num_trials=trials,
-            describe=lambda found, name=name: {"runs": [f"{name}-{found.params['learning_rate']}"]},
+            describe=lambda trial, name=name: {"runs": [f"{name}-{trial.params['learning_rate']}"]},
+            watched_from=67 if prune else None,
         )
         for name in names
     ]
@@ -82,22 +69,22 @@ def loss(group, rate, tokens):
     return 2 + 0.1 * math.log2(rate / BEST[group]) ** 2 + 3 * math.exp(-tokens / 60) + noise
 
 
-def train(one, *, look=True):
-    """Train a trial, looking after each evaluation whether it is hopeless, or at the end alone."""
-    curve = {}
-    for tokens in TOKENS:
-        curve[tokens] = loss(one.group.name, one.trial.params["learning_rate"], tokens)
-        if look and one.hopeless_at(curve) is not None:
-            return TrialResult(curve=curve)
-    return TrialResult(values=(curve[TOKENS[-1]],), violation=0.0, curve=curve)
-
-
 def train_all(asked, *, look=True):
-    return [train(one, look=look) for one in asked]
+    """Train trials, looking after each evaluation whether one is hopeless, or at the end alone."""
+    found = []
+    for one in asked:
+        curve = {}
+        for tokens in TOKENS:
+            curve[tokens] = loss(one.group.name, one.trial.params["learning_rate"], tokens)
+            if look and one.hopeless_at(curve) is not None:
+                break
+        values = (curve[200],) if 200 in curve else None
+        found.append(TrialResult(values=values, violation=0.0, curve=curve))
+    return found
 
 
 def facts(trials):
-    """Return what a ledger holds, as JSON would."""
+    """Return what a study holds, as JSON would."""
     return [
         [t.number, t.params, t.user_attrs, t.state.name, t.values and [*t.values], t.constraints,
          {str(tokens): value for tokens, value in t.intermediate_values.items()}]
@@ -114,8 +101,8 @@ def go_grid(storage, wrap=lambda run: run, **changes):
 def go_rates(storage, wrap=lambda run: run, **changes):
     tuned = groups(storage, **changes)
     search(tuned, 2, wrap(train_all))
-    return [facts(group.ledger.trials()) for group in tuned]
+    return [facts(group.study.get_trials()) for group in tuned]
 
 
 SEARCHES = {"grid": go_grid, "rates": go_rates}
-"""Each goes on with its search in a storage, with ``wrap`` around what runs it, and returns its ledgers."""
+"""Each goes on with its search in a storage, with ``wrap`` around what runs it, and returns its trials."""

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
-import shutil
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import optuna
 import pytest
-from made_up import SEARCHES, go_grid, go_rates, groups, halving, train_all, truth
+from made_up import SEARCHES, go_grid, go_rates, groups, train_all
 
-from ablate.search.engine import TrialResult, search
-from ablate.search.halving import search_grid
-from ablate.search.ledger import JOURNAL, open_storage
-from ablate.search.spaces import candidate_of
+from ablate.base.errors import UserError
+from ablate.search.engine import JOURNAL, TrialResult, open_storage, open_study, search
 
 BOTH = pytest.mark.parametrize("go", SEARCHES.values(), ids=SEARCHES)
-
-
-def in_memory():
-    return optuna.storages.InMemoryStorage()
+in_memory = optuna.storages.InMemoryStorage
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +29,32 @@ def whole():
     return {go: go(in_memory()) for go in SEARCHES.values()}
 
 
+def ending(at, function):
+    """End by Ctrl-C at the n-th call."""
+    count = itertools.count(1)
+
+    def call(*args, **kwargs):
+        if next(count) == at:
+            raise KeyboardInterrupt
+        return function(*args, **kwargs)
+
+    return call
+
+
 WRITES = (
     "create_new_trial", "set_trial_intermediate_value", "set_trial_state_values", "set_trial_user_attr",
+    "set_trial_system_attr",
 )  # fmt: skip
 
 
 def dies(go, whole, at):
     """Tell whether a search that ends before a write to its storage gets there, and loses nothing."""
     storage = in_memory()
-    count = itertools.count(1)
-
-    def ending(write):
-        def call(*args, **kwargs):
-            if next(count) == at:
-                raise KeyboardInterrupt
-            return write(*args, **kwargs)
-
-        return call
-
+    writes = ending(at, lambda write, *args, **kwargs: write(*args, **kwargs))
     with pytest.MonkeyPatch.context() as patch:
         for name in WRITES:
-            patch.setattr(storage, name, ending(getattr(storage, name)))
+            real = getattr(storage, name)
+            patch.setattr(storage, name, lambda *args, real=real, **kwargs: writes(real, *args, **kwargs))
         try:
             go(storage)
         except KeyboardInterrupt:
@@ -76,64 +78,35 @@ def test_a_search_that_ends_at_any_third_write_loses_nothing(go, whole):
     assert len(survived) > 20
 
 
+@pytest.fixture(params=["journal", "sqlite", "grpc"])
+def opens(request, tmp_path):
+    """Open the same storage again and again, as the same command does after an interruption."""
+    if request.param == "journal":
+        yield lambda: open_storage(None, tmp_path)
+    elif request.param == "sqlite":
+        yield lambda: open_storage(f"sqlite:///{tmp_path / 'optuna.db'}", tmp_path)
+    else:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        behind = open_storage(None, tmp_path)
+        server = optuna.storages._grpc.server.make_server(behind, "127.0.0.1", port, ThreadPoolExecutor())
+        server.start()
+        yield lambda: open_storage(f"grpc://127.0.0.1:{port}", tmp_path)
+        server.stop(grace=None)
+
+
 @BOTH
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_an_interruption_in_a_round_leaves_it_open(go, whole, tmp_path, after):
-    def interrupted(run):
-        count = itertools.count()
-
-        def call(asked):
-            if next(count) == after:
-                raise KeyboardInterrupt
-            return run(asked)
-
-        return call
-
-    with pytest.raises(KeyboardInterrupt):
-        go(open_storage(None, tmp_path), interrupted)
-    assert go(open_storage(None, tmp_path)) == whole[go]
-
-
-@BOTH
-def test_a_trial_without_an_end_is_run_again(go, whole):
-    """Whichever trial a round comes back without, none of the round is told, and the next call goes on."""
-    storage = in_memory()
-    for lost in range(30):
-        asked_before = []
-
-        def losing(run, lost=lost, asked_before=asked_before):
-            def call(asked):
-                asked_before.extend(asked)
-                results = run(asked)
-                if len(asked_before) > lost:
-                    results[lost % len(asked)] = None
-                return results
-
-            return call
-
-        ledgers = go(storage, losing)
-        if ledgers == whole[go]:
-            break
-        states = [trial[3] for trials in ledgers for trial in trials if trial[2]["round"] == _last(trials)]
-        assert "RUNNING" in states
-    assert go(storage) == whole[go]
-
-
-def _last(trials):
-    return max(trial[2]["round"] for trial in trials)
-
-
-@pytest.mark.exhaustive
-@BOTH
-def test_a_search_goes_on_in_every_storage(go, opens):
+@pytest.mark.parametrize("after", [0, 2])
+def test_an_interrupted_search_goes_on_in_every_storage(go, opens, after):
     expected = go(in_memory(), trials=6)
     batches = []
 
     def interrupted(run):
+        run = ending(after + 1, run) if not batches else run
+
         def call(asked):
-            batches.append([one.trial for one in asked])
-            if len(batches) == 2:
-                raise KeyboardInterrupt
+            batches.append([(one.group.name, one.trial.number) for one in asked])
             return run(asked)
 
         return call
@@ -141,57 +114,65 @@ def test_a_search_goes_on_in_every_storage(go, opens):
     with pytest.raises(KeyboardInterrupt):
         go(opens(), interrupted, trials=6)
     assert go(opens(), interrupted, trials=6) == expected
-    assert batches[1] == batches[2]  # the open round again, and no other
+    assert batches[after] == batches[after + 1]  # the open round again, and no other
     count = len(batches)
     assert go(opens(), interrupted, trials=6) == expected
     assert len(batches) == count  # what was told is not run again
 
 
-def killed(name, folder, operation):
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "killed_search.py"), name, str(folder), str(operation)],
-        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONHASHSEED": str(operation)},
-    )  # fmt: skip
-    return done.returncode, done.stdout
+@BOTH
+def test_a_trial_without_an_end_is_run_again(go, whole):
+    """Whichever trial a round comes back without, none of the round is told, and the next call goes on."""
+    storage = in_memory()
+    for lost in range(0, 30, 4):
+        count = itertools.count()
 
+        def losing(run, lost=lost, count=count):
+            return lambda asked: [TrialResult() if next(count) == lost else result for result in run(asked)]
 
-def check_kills(go, whole, folder, first, step):
-    """Be killed at a write to the journal and again at a later one: the ledgers are as if nothing was."""
-    folder.mkdir()
-    name = next(name for name in SEARCHES if SEARCHES[name] is go)
-    kills = 0
-    for operation in (first, first + step, 0):
-        code, output = killed(name, folder, operation)
-        if code == 0:
+        trials = go(storage, losing)
+        if trials == whole[go]:
             break
-        assert code == -9
-        kills += 1
-        # A lock that a killed process leaves behind is broken by Optuna after 30 s: not waited for here.
-        for lock in folder.glob("optuna.log.lock*"):
-            lock.unlink()
-    assert kills > 0
-    assert json.loads(output) == whole[go]
-    ran = (folder / "ran.txt").read_text().splitlines()
-    assert len(set(ran)) == sum(map(len, whole[go]))
-    assert len(ran) <= len(set(ran)) + 4 * kills  # what was killed in the middle is run again, nothing else
+        assert "RUNNING" in {trial[3] for one in trials for trial in one[-4:]}
+    assert go(storage) == whole[go]
 
 
 @pytest.mark.exhaustive
 @BOTH
 @pytest.mark.parametrize("first", [1, 4, 9, 14, 26, 39, 57, 70])
 def test_killed_anywhere_and_resumed_it_is_the_same(go, whole, tmp_path, first):
-    check_kills(go, whole, tmp_path / "killed", first, 43)
+    """Killed at a write to the journal and again at a later one: the trials are as if nothing was."""
+    name = next(name for name in SEARCHES if SEARCHES[name] is go)
+    program = Path(__file__).parent / "killed_search.py"
+    kills = 0
+    for operation in (first, first + 43, 0):
+        done = subprocess.run(
+            [sys.executable, program, name, tmp_path, str(operation)],
+            stdout=subprocess.PIPE, check=False, env=os.environ | {"PYTHONHASHSEED": str(operation)},
+        )  # fmt: skip
+        if done.returncode == 0:
+            break
+        assert done.returncode == -9
+        kills += 1
+        # A lock that a killed process leaves behind is broken by Optuna after 30 s: not waited for here.
+        for lock in tmp_path.glob("optuna.log.lock*"):
+            lock.unlink()
+    assert kills > 0
+    assert json.loads(done.stdout) == whole[go]
+    ran = (tmp_path / "ran.txt").read_text().splitlines()
+    assert len(set(ran)) == sum(map(len, whole[go]))
+    assert len(ran) <= len(set(ran)) + 4 * kills  # what was killed in the middle is run again, nothing else
 
 
 def test_a_round_is_of_its_size_and_runs_all_groups_together(tmp_path):
     sizes = []
 
     def run(asked):
-        sizes.append([(one.group.name, one.trial.number) for one in asked])
+        sizes.append(len(asked))
         return train_all(asked)
 
     assert search(groups(open_storage(None, tmp_path)), 3, run)
-    assert [len(keys) for keys in sizes] == [6, 6, 2]
+    assert sizes == [6, 6, 2]
     # It can be watched from another process.
     assert set(optuna.get_all_study_names(open_storage(None, tmp_path))) == {"baseline", "fp4"}
 
@@ -199,28 +180,15 @@ def test_a_round_is_of_its_size_and_runs_all_groups_together(tmp_path):
 def test_pruning_does_not_depend_on_when_the_runner_looks(whole):
     late = go_rates(in_memory(), lambda run: lambda asked: run(asked, look=False))
     assert late == whole[go_rates]
-    assert any(trial[3] == "PRUNED" for trials in late for trial in trials)
-
-
-def test_a_pruned_trial_needs_no_values_and_no_other_goes_without():
-    storage = in_memory()
-    assert not search(groups(storage), 2, lambda asked: [TrialResult() for _ in asked])
-    assert {t.state.name for group in groups(storage) for t in group.ledger.trials()} == {"RUNNING"}
+    assert any(trial[3] == "PRUNED" and trial[6] for trials in late for trial in trials)
 
 
 def test_more_trials_go_on_from_those_that_are_there():
-    storage = in_memory()
+    storage, asked = in_memory(), []
     go_rates(storage)
-    asked = []
-
-    def logged(run):
-        return lambda batch: asked.extend(batch) or run(batch)
-
-    assert go_rates(storage, logged, trials=10) == go_rates(in_memory(), trials=10)
+    grown = go_rates(storage, lambda run: lambda batch: asked.extend(batch) or run(batch), trials=10)
+    assert grown == go_rates(in_memory(), trials=10)
     assert len(asked) == 6
-
-
-def test_more_trials_of_a_grid_go_on_at_every_budget():
     storage = in_memory()
     go_grid(storage, trials=14)  # TPE picks half of its last round
     grown, whole = go_grid(storage, trials=20), go_grid(in_memory(), trials=20)
@@ -230,29 +198,38 @@ def test_more_trials_of_a_grid_go_on_at_every_budget():
     assert set(again) >= set(expected)
 
 
-def test_a_ledger_says_what_the_search_is_told_to_say():
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_not_finite_is_no_result(value):
     storage = in_memory()
-    plan = halving(budgets=(100, 300), trials=5)
-    search_grid(plan, storage, truth, lambda budget, name: {"runs": [f"{name} at {budget}"]})
-    first, second = plan.read(storage)
-    assert first[0].user_attrs == {
-        "runs": ["named0 at 100"], "tokens": 100, "started_from": True, "round": 0, "position": 0,
-        "candidate": "named0",
-    }  # fmt: skip
-    assert second[0].user_attrs["tokens"] == 300
-    assert "started_from" not in first[1].user_attrs | second[0].user_attrs
-    assert candidate_of(second[0]) == "named0"
+    with pytest.raises(ValueError, match="not finite"):
+        search(groups(storage), 2, lambda asked: [TrialResult(values=(value,)) for _ in asked])
+    assert {t.state.name for group in groups(storage) for t in group.study.get_trials()} == {"RUNNING"}
 
 
-@BOTH
-def test_a_search_that_an_earlier_version_began_goes_on(go, whole, tmp_path):
-    """Its journals: killed in the second round, of which no trial had been told."""
-    name = next(name for name in SEARCHES if SEARCHES[name] is go)
-    shutil.copy(Path(__file__).parent / "begun" / f"{name}.log", tmp_path / JOURNAL)
-    run = []
+@pytest.mark.parametrize("cut", [1, 15, 39])
+def test_a_journal_whose_last_line_is_cut_is_gone_on_with(whole, tmp_path, cut):
+    go_rates(open_storage(None, tmp_path))
+    path = tmp_path / JOURNAL
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert go_rates(open_storage(None, tmp_path)) == whole[go_rates]
 
-    def logged(real):
-        return lambda asked: run.extend(asked) or real(asked)
 
-    assert go(open_storage(None, tmp_path), logged) == whole[go]
-    assert len(run) == sum(map(len, whole[go])) - 4  # what was told is not run again
+def test_what_cannot_be_opened_is_one_line(tmp_path):
+    (tmp_path / JOURNAL).write_text('{"no": "journal"}\n')
+    for url, said in (
+        (None, f"cannot open Optuna's storage {tmp_path / JOURNAL}: "),
+        ("grpc://nowhere", "expected .* grpc://HOST:PORT"),
+        ("nonsense://me:secret@x/y", "cannot open Optuna's storage nonsense://"),
+        (f"sqlite:///{tmp_path}/no/such/folder/optuna.db", "cannot open"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            open_storage(url, tmp_path)
+        assert "secret" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_another_number_of_objectives_is_refused():
+    storage = in_memory()
+    assert open_study(storage, "search", ("loss", "step time")).metric_names == ["loss", "step time"]
+    with pytest.raises(UserError, match="expected 1"):
+        open_study(storage, "search")

@@ -1,4 +1,4 @@
-"""What a run's end means to a search, and which searches may be gone on with."""
+"""A search's plan, what a run's end means to it, which one may go on, and the study that confirms it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,199 @@ from optuna.trial import TrialState, create_trial
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
-from ablate.recipes import PRESETS
+from ablate.modelled.speed import LLAMA_8B, token_time
+from ablate.plan import build_plan
+from ablate.recipes import PRESETS, Recipe
 from ablate.search.halving import DIVERGED
-from ablate.search.plan import plan_search
-from ablate.search.recipes import arm_name, check_same, confirm_study, result_of, tried_plan
+from ablate.search.recipes import check_same, confirm_study, plan_search, result_of, tried_plan
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
 
 SEARCH = """\
 name: s
 baseline: bf16
-target: {{val_loss: 2.0}}
-base: {{model: {{ffn: 384}}}}
-arms: {{bf16: {{recipe: bf16}}, tseng: {{recipe: tseng}}}}
+target: {val_loss: 2.0}
+base: {model: {ffn: 384}}
+arms:
+  bf16: {recipe: bf16}
+  tseng: {recipe: tseng}
+  nvfp4: {recipe: {gemms: [fprop], format: nvfp4}}
 grid:
-  factors: {{recipe.gemms: {{F: [fprop], D: [dgrad]}}, recipe.stabiliser: [none, sr]}}
-search: {{hardware: B200, trials: {trials}, budgets: {budgets}, objective: {objective}, seed: {seed}}}
+  senseless: drop
+  factors:
+    recipe.gemms: {none: [], F: [fprop], D: [dgrad]}
+    recipe.stabiliser: [none, sr]
+search: {hardware: B200, shapes: llama-8b, trials: 4, budgets: [100_000, 200_000], seed: 3}
 """
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Load the study file with some of its text replaced."""
+
+    def load(*changes):
+        text = SEARCH
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "study.yaml").write_text(text)
+        return load_study(tmp_path / "study.yaml")
+
+    return load
+
+
+@pytest.fixture
+def planned(study):
+    return lambda *changes: plan_search(study(*changes))
+
+
+def test_the_budgets_differ_in_tokens_alone(planned):
+    found = planned()
+    names = [[arm.name for arm in plan.arms] for plan in found.plans]
+    assert names[0] == names[1] == ["bf16", "tseng", "nvfp4", "F none", "F sr", "D none", "D sr"]
+    tokens = [arm.config.training.tokens for plan in found.plans for arm in plan.arms]
+    assert tokens == [100_000] * 7 + [200_000] * 7
+    assert len({arm.runs[0].id for plan in found.plans for arm in plan.arms}) == 14
+    assert {run.seed for plan in found.plans for _, run in plan.runs()} == {3}
+    assert found.arm(200_000, "tseng").config.training.tokens == 200_000
+    grid = found.halving.grid
+    assert grid.first == ("bf16", "tseng", "nvfp4")
+    assert grid.levels("F sr") == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
+    assert grid.levels("tseng") == {}
+
+
+def test_the_time_is_the_models_over_the_baselines(planned):
+    times = planned().times
+    expected = [token_time(LLAMA_8B, recipe, "B200").total for recipe in (PRESETS["tseng"].recipe, Recipe())]
+    assert (times["tseng"], times["bf16"]) == (pytest.approx(expected[0] / expected[1]), 1.0)
+    assert planned(("shapes: llama-8b", "shapes: study")).times["tseng"] != times["tseng"]
+    phase = "recipe: {gemms: [fprop], phases: [{from_fraction: 0.8, recipe: bf16}]}"
+    whole_run = planned(("recipe: tseng", phase)).times["tseng"]
+    assert whole_run == pytest.approx(0.8 * times["F none"] + 0.2)
+    assert times["F none"] < 1
+
+
+def test_rules_and_phases_that_change_nothing_make_no_other_recipe(planned):
+    factors = """\
+    recipe.layers: {all: [], last: [{last: 1, recipe: bf16}]}
+    recipe.phases: {whole: [], end: [{from_fraction: 0.8, recipe: bf16}]}
+"""
+    names = [arm.name for arm in planned(("search: {", factors + "search: {")).plans[0].arms]
+    assert [name[0] for name in names if name[0] in "nFD" and name != "nvfp4"] == ["F"] * 8 + ["D"] * 8
+
+
+def test_what_the_hardware_has_no_unit_for_is_dropped_and_listed(planned):
+    amd = planned(("B200", "MI355X"))
+    assert "nvfp4" not in amd.times
+    assert amd.halving.grid.first == ("bf16", "tseng")
+    reasons = {cell.name: cell.reason for cell in amd.plans[0].dropped}
+    assert reasons["nvfp4"] == "MI355X has no unit for one of its formats"
+    assert reasons["none sr"] == "stabiliser 'sr' with no FP4 GEMM to act on"
+    assert set(planned(("B200", "H100"), ("trials: 4", "trials: 1")).times) == {"bf16"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            [
+                ("bf16: {recipe: bf16}", "high: {recipe: mxfp4}"),
+                ("baseline: bf16", "baseline: high"),
+                ("B200", "H100"),
+            ],
+            r"study\.yaml:14:20: search\.hardware: H100 has no unit for a format of the baseline",
+        ),
+        ([("trials: 4", "trials: 2")], r"14:\d+: search\.trials: 2 are fewer than .* named arms \(3\)"),
+    ],
+)
+def test_a_search_that_cannot_begin_is_one_line(planned, changes, said):
+    with pytest.raises(UserError, match=said):
+        planned(*changes)
+
+
+def test_a_search_is_no_study_and_the_shipped_one_can_be_planned(study):
+    with pytest.raises(UserError, match=r"yaml:14:9: a search, not a study \(start it with: ablate search"):
+        build_plan(study())
+    found = plan_search(load_study("tiny-search"))
+    assert found.halving.grid.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
+    assert (len(found.times), found.search.trials) == (51, 24)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return StudyStore(tmp_path / "runs" / "s")
+
+
+@pytest.fixture
+def end(store):
+    """Write a run's end, and return what it means."""
+
+    def write(planned, name, curve, state="finished", budget=100_000):
+        run = store.run(planned.arm(budget, name).runs[0].id)
+        run.create({})
+        for step, (tokens, loss) in enumerate(curve):
+            row = {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
+            append_line(run.metrics_path, row)
+        run.write_status(Status(state=state, message="why"))
+        return result_of(planned, store, budget, name)
+
+    return write
+
+
+def test_the_loss_at_the_end_of_the_budget_or_a_bound(planned, end):
+    found = planned()
+    assert end(found, "bf16", [(50_000, 2.5), (100_000, 2.25)]).values == (2.25, 1.0)
+    assert end(found, "tseng", [], state="failed").failed == "why"
+    diverged = end(found, "F sr", [(50_000, 9.9)], state="diverged")
+    assert diverged.values == (1.5 * math.log(256), found.times["F sr"])
+    assert diverged.violation == DIVERGED
+    with pytest.raises(UserError, match="the baseline 'bf16' diverged"):
+        end(found, "bf16", [(200_000, 9.9)], state="diverged", budget=200_000)
+
+
+def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation(planned, end):
+    found = planned(("search: {", "search: {objective: token_cost, "))
+    half_way = (40_000 * 60_000) ** 0.5  # in ln tokens
+    for name, state, curve, cost, violation in (
+        ("bf16", "finished", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)], 0.0, None),
+        ("tseng", "finished", [(40_000, 3.0), (80_000, 1.0), (100_000, 0.9)], (4 / 3) ** 0.5 - 1, None),
+        ("F sr", "finished", [(50_000, 3.0), (100_000, 2.3)], 100_000 / half_way - 1, pytest.approx(0.3)),
+        ("D none", "diverged", [(50_000, 9.0)], 100_000 / half_way - 1, DIVERGED),
+    ):
+        result = end(found, name, curve, state)
+        assert (result.values[0], result.violation) == (pytest.approx(cost), violation)
+    with pytest.raises(UserError, match="does not reach the target within 200,000 tokens"):
+        end(found, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
+
+
+def test_the_lock_file_holds_what_was_tried_alone(planned):
+    found = planned()
+    budgets = [
+        [create_trial(state=TrialState.RUNNING, user_attrs={"candidate": name}) for name in names]
+        for names in (("bf16", "F sr"), ("bf16",))
+    ]
+    lock = tried_plan(found, budgets)
+    assert [arm.name for arm in lock.arms] == ["bf16 @ 100k", "F sr @ 100k", "bf16 @ 200k"]
+    assert lock.baseline == "bf16 @ 100k"
+    assert [arm.name for arm in tried_plan(found, [(), ()]).arms] == ["bf16 @ 100k"]
+    assert [arm.name for arm in tried_plan(planned((", 200_000]", "]")), budgets[1:]).arms] == ["bf16"]
+
+
+def test_another_search_of_the_name_is_refused(planned, store):
+    (store.path / "runs").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds a study of this name"):
+        check_same(planned(), store)
+    (store.path / "runs").rmdir()
+    check_same(planned(), store)
+    check_same(planned(("trials: 4", "trials: 6")), store)
+    for old, new, said in (
+        ("seed: 3", "seed: 4", "seed, recipes"),
+        (", 200_000]", "]", "budgets, recipes"),
+        ("search: {", "search: {objective: token_cost, ", "objective "),
+    ):
+        with pytest.raises(UserError, match=f"with other {said}"):
+            check_same(planned((old, new)), store)
+
 
 HEAD = """\
 name: s
@@ -38,9 +214,7 @@ base:
   training: {learning_rate: 1.0e-5, eval_every_tokens: 20_000, grad_clip: null, warmup_tokens: 1000}
   resources: {cpus: 2, custom: {mi355x: 1}}
   backend: emulated
-search: {hardware: B200, shapes: llama-8b, trials: 99, budgets: [40_000, 80_000], seed: 7}
-"""
-OWN = """\
+search: {hardware: B200, shapes: llama-8b, trials: 99, budgets: [1_000_000, 2_000_000], seed: 7}
 arms:
   bf16: {recipe: bf16}
   odd:
@@ -53,145 +227,28 @@ arms:
       dgrad: {format: mxfp8}
       layers: [{first: 1, recipe: bf16}, {match: '*.down', last: 1, recipe: {gemms: [wgrad], stabiliser: sr}}]
       phases: [{from_fraction: 0.5, recipe: tseng}]
-  'a: "name" #1': {recipe: {preset: tseng, layers: []}}
+  'a: "name" #1': {recipe: {gemms: [dgrad], stabiliser: sr}}
 """
 
 
-@pytest.fixture
-def planned(tmp_path):
-    def make(objective="loss", *, trials=4, budgets="[100_000, 200_000]", seed=3):
-        path = tmp_path / "s.yaml"
-        path.write_text(SEARCH.format(objective=objective, trials=trials, budgets=budgets, seed=seed))
-        return plan_search(load_study(path))
-
-    return make
-
-
-@pytest.fixture
-def store(tmp_path):
-    return StudyStore(tmp_path / "runs" / "s")
-
-
-def end(store, planned, name, curve, state="finished", budget=100_000):
-    run = store.run(planned.arm(budget, name).runs[0].id)
-    run.create({})
-    for step, (tokens, loss) in enumerate(curve):
-        append_line(run.metrics_path, {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss})
-    run.write_status(Status(state=state, message="why"))
-
-
-def test_the_loss_at_the_end_of_the_budget(planned, store):
-    found = planned()
-    end(store, found, "bf16", [(50_000, 2.5), (100_000, 2.25)])
-    assert result_of(found, store, 100_000, "bf16").values == (2.25, 1.0)
-    end(store, found, "tseng", [], state="failed")
-    assert result_of(found, store, 100_000, "tseng").failed == "why"
-
-
-def test_a_diverged_run_is_told_as_its_bound(planned, store):
-    found = planned()
-    end(store, found, "F sr", [(50_000, 9.9)], state="diverged")
-    result = result_of(found, store, 100_000, "F sr")
-    assert result.values == (1.5 * math.log(256), found.times["F sr"])
-    assert result.violation == DIVERGED
-    end(store, found, "bf16", [(50_000, 9.9)], state="diverged")
-    with pytest.raises(UserError, match="the baseline 'bf16' diverged"):
-        result_of(found, store, 100_000, "bf16")
-
-
-def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation(planned, store):
-    found = planned("token_cost")
-    end(store, found, "bf16", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)])
-    end(store, found, "tseng", [(40_000, 3.0), (80_000, 1.0), (100_000, 0.9)])
-    end(store, found, "F sr", [(50_000, 3.0), (100_000, 2.3)])
-    end(store, found, "D none", [(50_000, 9.0)], state="diverged")
-    half_way = (40_000 * 60_000) ** 0.5  # in ln tokens
-    for name, cost, violation in (
-        ("bf16", 0.0, None),
-        ("tseng", (80_000 / 60_000) ** 0.5 - 1, None),
-        ("F sr", 100_000 / half_way - 1, pytest.approx(0.3)),
-        ("D none", 100_000 / half_way - 1, DIVERGED),
-    ):
-        result = result_of(found, store, 100_000, name)
-        assert (result.values[0], result.violation) == (pytest.approx(cost), violation)
-    end(store, found, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
-    with pytest.raises(UserError, match="does not reach the target within 200,000 tokens"):
-        result_of(found, store, 200_000, "bf16")
-
-
-def test_the_lock_file_holds_what_was_tried_alone(planned):
-    found = planned()
-    first, second = (
-        [create_trial(state=TrialState.RUNNING, user_attrs={"candidate": name}) for name in names]
-        for names in (("bf16", "F sr"), ("bf16",))
-    )
-    lock = tried_plan(found, [first, second])
-    assert [arm.name for arm in lock.arms] == ["bf16 @ 100k", "F sr @ 100k", "bf16 @ 200k"]
-    assert lock.baseline == "bf16 @ 100k"
-    assert [arm.name for arm in tried_plan(found, [(), ()]).arms] == ["bf16 @ 100k"]
-    assert arm_name(planned(budgets="[100_000]"), 100_000, "bf16") == "bf16"
-
-
-def test_candidates_are_arms_and_cells(planned):
-    grid = planned().halving.grid
-    assert grid.by_name["F sr"].levels == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
-    assert grid.by_name["tseng"].levels == {}
-    assert grid.first == ("bf16", "tseng")
-
-
-def test_another_search_of_the_name_is_refused(planned, store):
-    (store.path / "runs").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds a study of this name"):
-        check_same(planned(), store)
-    (store.path / "runs").rmdir()
-    check_same(planned(), store)
-    check_same(planned(trials=6), store)
-    with pytest.raises(UserError, match="with other seed, recipes"):
-        check_same(planned(seed=4), store)
-    with pytest.raises(UserError, match="with other budgets, recipes"):
-        check_same(planned(budgets="[100_000]"), store)
-    with pytest.raises(UserError, match="with other objective "):
-        check_same(planned("token_cost"), store)
-
-
-@pytest.fixture
-def folder(tmp_path):
+def test_the_study_that_confirms_is_the_same_but_for_the_seeds_with_every_published_recipe(tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("text " * 40_000)
-    return tmp_path
-
-
-def confirmed(folder, text):
-    (folder / "search.yaml").write_text(text)
-    study = load_study(folder / "search.yaml")
-    found = plan_search(study)
-    names = [arm.name for arm in found.plans[0].arms if arm.name != "bf16"]
-    (folder / "out").mkdir()
-    (folder / "out" / "confirm.yaml").write_text(confirm_study(found, names, "search.yaml"))
-    return study, found, load_study(folder / "out" / "confirm.yaml")
-
-
-def test_it_is_the_same_but_for_the_seeds(folder):
-    study, _, again = confirmed(folder, HEAD + OWN)
-    assert again.name == "s-confirm"
-    assert again.seeds == (8, 9, 10, 11, 12)
-    assert study.seeds == (7,)
-    assert again.search is None
-    assert again.target == study.target
-    assert again.training == replace(study.training, tokens=80_000)
-    assert [arm.name for arm in again.arms] == ["bf16", "odd", 'a: "name" #1']
-    for arm, other in zip(study.arms, again.arms, strict=True):
-        assert (arm.model, arm.data, arm.recipe) == (other.model, other.data, other.recipe)
-        assert (arm.backend, arm.resources) == (other.backend, other.resources)
-
-
-def test_every_published_recipe_comes_back(folder):
     # Without their layers some are the same recipe.
     apart = {replace(preset.recipe, rules=()).text: name for name, preset in reversed(PRESETS.items())}
-    arms = "".join(f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n" for name in apart.values())
-    head = HEAD.replace("[40_000, 80_000]", "[2_000_000, 4_000_000]")  # de-oscillation has time
-    study, found, again = confirmed(folder, f"{head}arms:\n  bf16: {{recipe: bf16}}\n{arms}")
-    recipes = {arm.name: arm.recipe for arm in study.arms}
+    arms = (f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n" for name in apart.values())
+    (tmp_path / "search.yaml").write_text(HEAD + "".join(arms))
+    study = load_study(tmp_path / "search.yaml")
+    found = plan_search(study)
+    (tmp_path / "confirm.yaml").write_text(confirm_study(found, [*found.times][1:], "search.yaml"))
+    again = load_study(tmp_path / "confirm.yaml")
+    assert (again.name, again.seeds, study.seeds) == ("s-confirm", (8, 9, 10, 11, 12), (7,))
+    assert again.search is None
+    assert again.target == study.target
+    assert again.training == replace(study.training, tokens=2_000_000)
     assert len(again.arms) == len(found.times) > 20
+    arms = {arm.name: arm for arm in study.arms}
     for arm in again.arms:
-        assert arm.recipe == recipes[arm.name]
+        other = arms[arm.name]
+        assert (arm.model, arm.data, arm.recipe) == (other.model, other.data, other.recipe)
+        assert (arm.backend, arm.resources) == (other.backend, other.resources)

@@ -7,9 +7,8 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.execute.driver import request_stop
 from ablate.reports.pages.document import search_document
-from ablate.search.ledger import Ledger, open_storage
-from ablate.search.plan import plan_search
-from ablate.search.spaces import seed_of
+from ablate.search.engine import open_storage, open_study, seed_of
+from ablate.search.recipes import plan_search
 from ablate.store import StudyStore
 from ablate.study import load_study
 from ablate.workflow import Listener, Where
@@ -39,7 +38,7 @@ def ledgers(end):
     return [
         [
             (t.number, t.params, t.user_attrs, t.state.name, t.values, t.constraints, t.intermediate_values)
-            for t in Ledger(storage, f"s @ {budget} tokens", ("loss", "step time")).trials()
+            for t in open_study(storage, f"s @ {budget} tokens", ("loss", "step time")).get_trials()
         ]
         for budget in ("40k", "80k")
     ]

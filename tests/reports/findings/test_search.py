@@ -16,7 +16,7 @@ from ablate.reports.pages.compare import write_search
 from ablate.reports.pages.document import search_document
 from ablate.reports.words.search import front_table, search_sentences, trials_table
 from ablate.search.halving import importances
-from ablate.search.spaces import Candidate, Grid
+from ablate.search.spaces import Grid
 
 
 def test_the_front_is_the_last_budgets_the_fastest_first():
@@ -81,7 +81,7 @@ def test_the_pages_hold_the_same(tmp_path):
         "search.html", "search.md", "search.json", "front.svg", "front.png", "confirm.yaml",
     }  # fmt: skip
     page, text = ((tmp_path / f"search.{kind}").read_text() for kind in ("html", "md"))
-    for shown in ("+0.0200", "biased upward", "confirm.yaml", "Share of the variance", "0.850×"):
+    for shown in ("+0.0200", "biased upward", "confirm.yaml", "Share of each factor", "0.850×"):
         assert shown in page
         assert shown in text
     assert "<b>" not in page
@@ -117,7 +117,7 @@ def test_importances_find_the_factor_that_matters():
     cells = [{"a": a, "b": b} for a in labels["a"] for b in labels["b"]]
     space = Grid(
         factors=labels,
-        candidates=tuple(Candidate(name=f"{c['a']}{c['b']}", cells=(c,)) for c in cells),
+        cells={f"{c['a']}{c['b']}": [c] for c in cells},
         first=(),
         sampler="tpe",
         seed=0,

@@ -1,0 +1,133 @@
+"""A grid: every recipe once, with the factors that mean something for it. Rates: no point twice."""
+
+from __future__ import annotations
+
+import itertools
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up import BEST, RATE, SHARED, grid_space, groups, halving, train_all, truth
+
+from ablate.search.engine import TrialResult, search, violation
+from ablate.search.halving import search_grid, short_tokens
+from ablate.search.spaces import Grid, best_trial, candidate_of
+from ablate.study.search_space import Choices, combinations
+
+
+@st.composite
+def spaces(draw):
+    """A grid of up to three factors; cells are folded at random, some are dropped, some arms have no cell."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    factors = {f"f{i}": tuple(f"{i}{label}" for label in range(size)) for i, size in enumerate(sizes)}
+    cells = [dict(zip(factors, labels, strict=True)) for labels in itertools.product(*factors.values())]
+    first = tuple(f"named{i}" for i in range(draw(st.integers(1, 2))))
+    folded = {name: [] for name in first}
+    for cell in cells:
+        if (home := draw(st.integers(-1, len(cells)))) >= 0:
+            folded.setdefault(f"c{home}", []).append(cell)
+    sampler = draw(st.sampled_from(["tpe", "random"]))
+    return Grid(factors=factors, cells=folded, first=first, sampler=sampler, seed=1)
+
+
+@settings(max_examples=40)
+@given(spaces(), st.integers(1, 5), st.integers(1, 30))
+def test_every_recipe_is_tried_at_most_once(space, at_once, trials):
+    batches = []
+    wanted = halving(space, at_once=at_once, trials=max(trials, len(space.first)))
+    storage = optuna.storages.InMemoryStorage()
+    assert search_grid(wanted, storage, lambda asked: batches.append(len(asked)) or truth(asked))
+    first, second = ([candidate_of(trial) for trial in trials] for trials in wanted.read(storage))
+    assert len(set(first)) == len(first) == min(wanted.trials, len(space.cells))
+    assert first[: len(space.first)] == list(space.first)
+    assert max(batches) <= at_once
+    assert sum(batches) == len(first) + len(second)
+    assert second[0] == "named0"
+    assert len(set(second)) == len(second)
+    assert set(second) <= set(first)
+
+
+def test_only_factors_that_mean_something_are_params():
+    space = grid_space(first=("named0", "sr d even"))
+    assert space.propose([], 0).params == {"gemms": "no"}
+    second = space.propose([space.propose([], 0)], 0)
+    assert second.params == {"stab": "sr", "gemms": "d", "rule": "even"}
+    assert (second.user_attrs, second.state.name) == ({"candidate": "sr d even"}, "RUNNING")
+
+
+def test_tpe_takes_what_is_nearest_to_its_suggestion(monkeypatch):
+    space = grid_space(first=())
+    monkeypatch.setattr("ablate.search.spaces.RANDOM_FIRST", 0)
+    for wished, expected in (
+        ({"stab": "sr", "gemms": "d", "rule": "even"}, {"sr d even"}),
+        ({"stab": "rht", "gemms": "no", "rule": "floor"}, {"named0"}),  # one of its cells
+    ):
+        monkeypatch.setattr("ablate.search.spaces.suggestions", lambda *_args, wished=wished, **_: [wished])
+        assert {candidate_of(space.propose([], seed)) for seed in range(9)} == expected
+    again = {candidate_of(space.propose([space.propose([], 0)], seed)) for seed in range(30)}
+    assert again == {f"{stab} {gemm} {rule}" for stab, gemm, rule in itertools.product(
+        ("rht",), "fdw", ("floor",))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"), [(100_000, "100k"), (2_000_000, "2M"), (520_192, "520192"), (10**9, "1B")]
+)
+def test_budgets_have_exact_names(tokens, text):
+    assert short_tokens(tokens) == text
+
+
+# Rates
+
+
+def searched(run=train_all, **changes):
+    found = groups(optuna.storages.InMemoryStorage(), **changes)
+    assert search(found, 2, run)
+    return [group.study.get_trials() for group in found]
+
+
+def test_each_group_finds_its_own_rate_from_the_same_first_points():
+    both = searched()
+    for name, trials in zip(BEST, both, strict=True):
+        assert BEST[name] / 1.4 < best_trial(trials).params["learning_rate"] < BEST[name] * 1.4
+        assert trials[0].params == SHARED
+        assert len({trial.params["learning_rate"] for trial in trials}) == 7
+        assert {trial.state.name for trial in trials} == {"COMPLETE", "PRUNED"}
+    first, second = ([trial.params for trial in trials[:4]] for trials in both)
+    assert first == second
+
+
+def test_a_trial_that_diverged_is_never_chosen():
+    def run(asked):
+        return [
+            TrialResult(values=(1.0,), violation=1.0) if one.trial.params["learning_rate"] > 4e-3 else end
+            for one, end in zip(asked, train_all(asked), strict=True)
+        ]
+
+    (trials,) = searched(run, names=["fp4"])
+    assert best_trial(trials).params["learning_rate"] <= 4e-3
+    assert best_trial([trial for trial in trials if violation(trial)]) is None
+
+
+RATES = Choices(values=(1e-3, 2e-3, 4e-3))
+DECAY = {"weight_decay": Choices(values=(0.0, 0.1))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampler", "trials"),
+    [
+        ({"learning_rate": RATES} | DECAY, "grid", 6),
+        ({"learning_rate": Choices(values=(*RATES.values, 8e-3, 1.6e-2))}, "tpe", 5),
+        (RATE | DECAY, "tpe", 12),
+    ],
+)
+def test_nothing_is_tried_twice_and_without_pruning_all_is_complete(fields, sampler, trials):
+    shared = {name: {"learning_rate": 2e-3, "weight_decay": 0.1}[name] for name in fields}
+    changes = {"fields": fields, "shared": shared, "sampler": sampler, "trials": trials, "prune": False}
+    (found,) = searched(names=["fp4"], **changes)
+    tried = [trial.params for trial in found]
+    assert tried[0] == shared
+    assert len(set(map(repr, tried))) == trials
+    assert {trial.state.name for trial in found} == {"COMPLETE"}
+    if sampler == "grid":
+        assert sorted(map(repr, tried)) == sorted(map(repr, combinations(fields)))
