@@ -29,18 +29,16 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
 from ablate.data.sources import SourceFile, content_hashes, find_files, stat_file, text_of, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.run.config import DataConfig, ModelConfig
-
-Found = TypeVar("Found")
 
 FETCHED_FIELD = "text"
 
@@ -176,18 +174,28 @@ def _unusable(name: str, error: Exception, hint: str) -> UserError:
     return UserError(f"hub data set '{name}' cannot be read: {first_line(error)}", hint=hint)
 
 
-def cached_first(fetch: Callable[[bool], Found], what: str, hint: str) -> Found:
-    """Return what ``fetch(local_files_only)`` finds in the local hub cache, else on the hub.
+def _from_hub(name: str, what: str, needed: Sequence[str], optional: Sequence[str], hint: str) -> Path:
+    """Return the folder with these files of a repository, from the local hub cache, else from the hub."""
+    from huggingface_hub import snapshot_download
 
-    Raises:
-        UserError: ``what`` and the first line of the hub's error.
-    """
-    with suppress(Exception):  # not in the cache, which raises many types
-        return fetch(True)
-    try:
-        return fetch(False)
-    except Exception as error:
-        raise UserError(f"{what}: {first_line(error)}", hint=hint) from error
+    repository, _, revision = name.partition("@")
+    fault = ""
+    for local in (True, False):
+        try:
+            found = snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=[*needed, *optional],
+                local_files_only=local,
+            )
+        except Exception as error:  # not cached, offline, unknown: many types
+            fault = first_line(error)
+        else:
+            missing = [pattern for pattern in needed if not any(Path(found).glob(pattern))]
+            if not missing:
+                return Path(found)
+            fault = f"it has no {', '.join(missing)}"
+    raise UserError(f"{what}, nor to be had from the hub: {fault}", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,16 +216,14 @@ class HfTokenizer:
 def find_tokenizer(name: str) -> HfTokenizer:
     """Return the tokeniser of a path or a hub name."""
     path = Path(name).expanduser()
-    if path.is_dir():
-        json_path, config_path = path / "tokenizer.json", path / "tokenizer_config.json"
-    elif path.is_file():
-        json_path, config_path = path, path.with_name("tokenizer_config.json")
-    elif name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
-        raise UserError(
-            "no such tokenizer file or folder", file=name, hint="relative paths start at the study file"
-        )
-    else:
-        json_path, config_path = _from_hub(name)
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
+            what, hint = "no such tokenizer file or folder", "relative paths start at the study file"
+            raise UserError(what, file=name, hint=hint)
+        what = f"tokenizer '{name}' is neither a path"
+        hint = "check the name and the connection, or give the path of a tokenizer.json"
+        path = _from_hub(name, what, ["tokenizer.json"], ["tokenizer_config.json"], hint)
+    json_path = path / "tokenizer.json" if path.is_dir() else path
     try:
         content = json_path.read_bytes()
     except FileNotFoundError:
@@ -235,43 +241,22 @@ def find_tokenizer(name: str) -> HfTokenizer:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "expected the file that tokenizers' Tokenizer.save writes"
         raise UserError("is not a tokenizer", file=json_path, hint=hint) from error
+    named = None
+    with suppress(OSError, ValueError, AttributeError):
+        named = parse_json(json_path.with_name("tokenizer_config.json").read_bytes()).get("eos_token")
+    if isinstance(named, dict):
+        named = named.get("content")
+    end_of_text = next((one for one in (named, *_USUAL_END_TOKENS) if one in tokens), None)
+    if end_of_text is None:
+        hint = "put a tokenizer_config.json with eos_token beside it"
+        raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)
     return HfTokenizer(
         name=name,
         json_path=json_path,
         vocab_size=vocab_size,
-        end_of_text=_end_of_text(json_path, config_path, tokens),
+        end_of_text=end_of_text,
         content_hash=hashlib.sha256(content).hexdigest(),
     )
-
-
-def _from_hub(name: str) -> tuple[Path, Path]:
-    from huggingface_hub import HfApi, hf_hub_download
-
-    def fetch(local: bool) -> tuple[Path, Path]:
-        if not local:  # This call fails at once when offline; the download would try for half a minute.
-            HfApi().model_info(name, timeout=20)
-        json_path = Path(hf_hub_download(name, "tokenizer.json", local_files_only=local))
-        config_path = json_path.with_name("tokenizer_config.json")
-        with suppress(Exception):  # optional: the end-of-text token may be found by name
-            config_path = Path(hf_hub_download(name, config_path.name, local_files_only=local))
-        return json_path, config_path
-
-    hint = "check the name and the connection, or give the path of a tokenizer.json"
-    return cached_first(fetch, f"tokenizer '{name}' is neither a path nor to be had from the hub", hint)
-
-
-def _end_of_text(json_path: Path, config_path: Path, tokens: dict[str, int]) -> str:
-    try:
-        named = parse_json(config_path.read_bytes()).get("eos_token")
-    except (OSError, ValueError, AttributeError):
-        named = None
-    if isinstance(named, dict):
-        named = named.get("content")
-    for candidate in (named, *_USUAL_END_TOKENS):
-        if candidate in tokens:
-            return str(candidate)
-    hint = "put a tokenizer_config.json with eos_token beside it"
-    raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)
 
 
 def config_folder(name: str, *, weights: bool = False) -> Path:
@@ -280,18 +265,20 @@ def config_folder(name: str, *, weights: bool = False) -> Path:
     Raises:
         UserError: there is no such model.
     """
+    needed = {"config.json": "expected a folder as save_pretrained writes it"}
+    if weights:
+        needed["*.safetensors"] = "pretrained: false takes random weights"
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            what = f"model.hf: no config.json in {name}"
-            raise UserError(what, hint="expected a folder as save_pretrained writes it")
-        if weights and not any(folder.glob("*.safetensors")):
-            what = f"model.hf: no *.safetensors in {name}"
-            raise UserError(what, hint="pretrained: false takes random weights")
+        for pattern, hint in needed.items():
+            if not any(folder.glob(pattern)):
+                raise UserError(f"model.hf: no {pattern} in {name}", hint=hint)
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model.hf: no such folder {name}", hint="relative paths start at the study file")
-    return _model_from_hub(name, weights=weights)
+    what = f"model.hf '{name}' is neither a folder nor cached"
+    hint = "check the name and the connection, or fetch it with `hf download` where there is one"
+    return _from_hub(name, what, list(needed), ["*.safetensors.index.json"] if weights else [], hint)
 
 
 def hf_digest(model: ModelConfig) -> str:
@@ -311,24 +298,3 @@ def hf_digest(model: ModelConfig) -> str:
         for file, content in zip(files, content_hashes(files, f"hf {folder.absolute()}"), strict=True):
             digest.update(f"\n{file.name} {content}".encode())
     return digest.hexdigest()
-
-
-def _model_from_hub(name: str, *, weights: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    repository, _, revision = name.partition("@")
-    patterns = ["config.json", *(f"*{suffix}" for suffix in _WEIGHTS if weights)]
-
-    def fetch(local: bool) -> Path:
-        folder = Path(
-            snapshot_download(
-                repository, revision=revision or None, allow_patterns=patterns, local_files_only=local
-            )
-        )
-        if not (folder / "config.json").exists() or (weights and not any(folder.glob("*.safetensors"))):
-            raise FileNotFoundError("config.json" if not weights else "config.json or *.safetensors")
-        return folder
-
-    what = f"model.hf '{name}' is neither a folder nor cached, nor to be had from the hub"
-    hint = "check the name and the connection, or fetch it with `hf download` where there is one"
-    return cached_first(fetch, what, hint)

@@ -218,21 +218,16 @@ class Experts(nn.Module):
         self.balance = len(self.experts) * (shares * probabilities.mean(dim=0)).sum()
         out = torch.zeros_like(rows)
         for index, expert in enumerate(self.experts):
-            tokens, place = _of_expert(chosen, index, len(self.experts))
+            if chosen.is_meta:  # the routes are unknown without values: assume an even share
+                even = math.ceil(chosen.numel() / len(self.experts))
+                tokens = place = torch.zeros(even, dtype=torch.long, device="meta")
+            else:
+                tokens, place = torch.where(chosen == index)
             fill = -len(tokens) % self.rows_multiple if len(tokens) else self.rows_multiple
             y = expert(F.pad(rows[tokens], (0, 0, 0, fill)))[: len(tokens)]
             # A token reaches an expert at most once, so the order of these sums is always the same.
             out = out.index_add(0, tokens, y * weights[tokens, place, None])
         return out.view_as(x)
-
-
-def _of_expert(chosen: Tensor, index: int, experts: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens of an expert, and the expert's place among each token's choices."""
-    if chosen.is_meta:  # the routes are unknown without values: assume an even share
-        even = torch.zeros(math.ceil(chosen.numel() / experts), dtype=torch.long, device="meta")
-        return even, even
-    tokens, place = torch.where(chosen == index)
-    return tokens, place
 
 
 def _rotation(positions: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
