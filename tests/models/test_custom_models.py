@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import math
-import subprocess
 import sys
 
 import pytest
@@ -251,16 +250,6 @@ def test_options_change_a_configuration_and_one_line_says_how_to_get_transformer
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"needs a package that is not installed: transformers \(pip install"):
         outline(model, vocab_size=64, seq_len=32)
-
-
-@pytest.mark.exhaustive
-def test_building_a_hugging_face_model_prints_nothing(hf):
-    code = (
-        "from ablate.models.custom_models import outline; from ablate.run.config import ModelConfig;"
-        f"outline(ModelConfig(hf={hf('llama')!r}), vocab_size=64, seq_len=32)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
 
 
 def test_a_users_loss_is_the_one_that_is_trained_and_evaluated(config, tokens):
