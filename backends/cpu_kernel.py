@@ -21,9 +21,16 @@ from torch import Tensor
 
 from ablate.backends.protocol import Backend
 from ablate.numerics.formats import E2M1, ELEMENTS, SCALE_ADD
-from ablate.numerics.quantiser import Quantized, check_operand, fp32_scale, searched_scale
+from ablate.numerics.quantiser import Quantized, check_operand
 from ablate.numerics.rotate import permutation_of, signs_of
-from ablate.numerics.scales import four_six_divisor, fp32, searched_clip, tensor_scale
+from ablate.numerics.scales import (
+    four_six_divisor,
+    fp32,
+    fp32_scale,
+    searched_clip,
+    searched_scale,
+    tensor_scale,
+)
 from ablate.recipes import block_shape
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from machine import prepare
 from torch import Tensor, nn
 
 from ablate.numerics import apply_recipe
-from ablate.train.malloc import keep_freed_memory
+from ablate.train.loop import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

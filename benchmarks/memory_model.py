@@ -32,7 +32,7 @@ from ablate.recipes import RecipeSpec, expand_word, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.train.group import Layout, join_group
 from ablate.train.loop import assemble, gradients
-from ablate.train.throughput import time_steps
+from ablate.train.probe import time_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@
 
 Both axes without a transposed copy. Each policy is timed several times, in turns, and the least time is
 printed: the work is fixed, so what is above the least is the machine's. Memory is kept between calls as the
-trainer keeps it (``ablate.train.malloc``), for the peers too. Peers: torchao's eager ``to_mx`` followed by
+trainer keeps it (``ablate.train.loop``), for the peers too. Peers: torchao's eager ``to_mx`` followed by
 ``dequantize``, and microxcaling where it is installed; both quantise along the last axis only.
 """
 
@@ -20,7 +20,7 @@ from machine import prepare
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
 from ablate.numerics import Key, OperandPolicy
-from ablate.train.malloc import keep_freed_memory
+from ablate.train.loop import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

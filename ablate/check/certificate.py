@@ -34,7 +34,7 @@ from ablate.base.errors import UserError, first_line, likely
 from ablate.base.user_functions import load_function
 from ablate.check.differences import HARMLESS, Differences, compare, defined, definition_of, in_words
 from ablate.check.figures import RoundingFigures, Sums
-from ablate.diagnose.recipe_text import recipe_of
+from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
 from ablate.numerics.rotate import rotate
 from ablate.recipes import block_shape

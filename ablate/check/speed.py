@@ -29,7 +29,7 @@ from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy, read_recipe
 from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
 from ablate.run.architecture import PRESETS
 from ablate.run.config import ModelConfig
-from ablate.train.throughput import time_steps
+from ablate.train.probe import time_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -128,6 +128,7 @@ def _train(where: str, backend: str, recipe: Recipe) -> str:
         losses.append((loss, gradients(theirs, window, None)[0]))
         for trainee in (ours, theirs):
             take_step(trainee)
+            trainee.state.step += 1
     start, end = losses[0][0], losses[-1][0]
     apart = max(abs(one - other) for one, other in losses)
     detail = f"loss {start:.4f} → {end:.4f} in {_STEPS} steps, at most {apart:.5f} from the reference's"

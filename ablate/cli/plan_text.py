@@ -147,7 +147,7 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
     """Dry-run every arm's model by shapes."""
-    from ablate.train.dry import dry_run
+    from ablate.train.probe import dry_run
 
     found = []
     for arm in plan.arms:

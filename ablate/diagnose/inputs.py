@@ -6,11 +6,12 @@ How it fails: ``UserError`` for missing or unfitting input, with the option that
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError, first_line, likely
@@ -21,12 +22,14 @@ from ablate.data.documents import file_documents
 from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
 from ablate.data.tokenise import ByteTokenizer, Tokenizer, open_json
-from ablate.diagnose.recipe_text import mapping_of, recipe_of
+from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, read_recipe, resolve
 from ablate.run.architecture import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
 from ablate.store.checkpoints import load_newest
+from ablate.study.faults import Faults
+from ablate.study.source import follow, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +96,38 @@ def find_subject(
     return Subject(config=config, weights=weights)
 
 
+def mapping_of(text: str, *, option: str) -> dict[str, Any]:
+    """Return the mapping that the text of an option says."""
+    if not text.strip().startswith("{"):
+        raise UserError(f"{option}: expected a mapping in braces, as {{width: 512}}, got '{text}'")
+    source = parse(text.encode(), option)
+    if source.problems:
+        raise UserError(*source.problems)
+    found: dict[str, Any] = source.data
+    return found
+
+
+def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
+    """Return the recipe that the text of an option says; a mapping's faults are told as those of a file."""
+    text = text.strip()
+    if text in SHORT_RECIPES:
+        return read_recipe(text)
+    if not text.startswith("{"):
+        otherwise = "`ablate recipes` lists them; or a mapping in braces, as {gemms: [wgrad]}"
+        raise UserError(f"{option}: unknown recipe '{text}' ({likely(text, SHORT_RECIPES, otherwise)})")
+    source = parse(text.encode(), option)
+    faults = Faults(source)
+    try:
+        recipe = resolve(TypeAdapter(RecipeSpec).validate_python(source.data))
+    except ValidationError as error:
+        faults.add_validation(error, (), section=RecipeSpec)
+    except SenselessRecipe as error:
+        faults.add(error.path[: follow(source.data, error.path)[1]], str(error), error.hint)
+    if faults:
+        raise UserError(*(replace(fault, line=None, column=None) for fault in faults.problems()))
+    return recipe
+
+
 def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     """Return the tokens [sequences, seq_len + 1] that are diagnosed.
 
@@ -103,33 +138,27 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     if subject.prepared is not None:
         train, _ = open_tokens(prepare(config.data, subject.prepared))
         return batch(train, sequence_starts(config.seed, 0, sequences, seq_len, len(train)), seq_len)
-    tokens = _read(config.data, sequences * seq_len + 1)
-    if len(tokens) <= sequences * seq_len:
-        what = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
-        raise UserError(f"--data: {what} (lower --seq-len or --sequences, or name more text)")
-    return batch(tokens, np.arange(sequences) * seq_len, seq_len)
-
-
-def _read(data: DataConfig, count: int) -> np.ndarray[Any, Any]:
-    """Return the first tokens of some text."""
+    data, count = config.data, sequences * seq_len + 1
     tokenizer: Tokenizer = ByteTokenizer()
     if data.tokenizer_path is not None:
         found = hub.find_tokenizer(data.tokenizer_path)
         tokenizer = open_json(found.json_path, found.end_of_text)
-    if data.source == "stdlib":
-        files = stdlib_files()
-    else:
-        files = find_files(data.paths, JSON_SUFFIXES if data.source == "jsonl" else TEXT_SUFFIXES)
-    pieces: list[np.ndarray[Any, Any]] = [np.zeros(0, dtype=np.int64)]
-    there = 0
-    for file in files:
-        field = data.text_field if data.source == "jsonl" else None
-        for document in file_documents(file, field, lambda _: None):
-            pieces.append(tokenizer.encode([document.encode()]).astype(np.int64))
-            there += len(pieces[-1])
-            if there >= count:
-                return np.concatenate(pieces)[:count]
-    return np.concatenate(pieces)
+    is_json = data.source == "jsonl"
+    files = (
+        stdlib_files()
+        if data.source == "stdlib"
+        else find_files(data.paths, JSON_SUFFIXES if is_json else TEXT_SUFFIXES)
+    )
+    tokens = np.zeros(0, dtype=np.int64)
+    text_field = data.text_field if is_json else None
+    for document in chain.from_iterable(file_documents(file, text_field, lambda _: None) for file in files):
+        tokens = np.append(tokens, tokenizer.encode([document.encode()]).astype(np.int64))
+        if len(tokens) >= count:
+            break
+    if len(tokens) <= sequences * seq_len:
+        what = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
+        raise UserError(f"--data: {what} (lower --seq-len or --sequences, or name more text)")
+    return batch(tokens, np.arange(sequences) * seq_len, seq_len)
 
 
 def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
@@ -138,16 +167,14 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
     Raises:
         ValueError: they are those of another model.
     """
-    from ablate.train.snapshot import Snapshot, restore_snapshot
+    from ablate.train.snapshot import Snapshot, restore_model
 
-    module = trainee.network.module
-    tensors: dict[str, Any] = {
-        f"model.{name}": buffer for name, buffer in module.named_buffers() if "amax_" in name
-    }
+    buffers = trainee.network.module.named_buffers()
+    tensors: dict[str, Any] = {f"model.{name}": buffer for name, buffer in buffers if "amax_" in name}
     for name, tensor in found.items():
         if name.startswith("model.") and (name in tensors or "amax_" not in name):
             tensors[name] = tensor
-    restore_snapshot(module, trainee.optimizer, Snapshot(step=0, tensors=tensors, numbers={}))
+    restore_model(Snapshot(step=0, tensors=tensors, numbers={}), trainee.network.module)
 
 
 def _of_run(

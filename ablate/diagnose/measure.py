@@ -107,7 +107,7 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
         variance = (total - _dot(common, common) / count) / (count - 1)
         bias = _known((mean - variance) / mean)
     return ProductFigures(
-        draws=count, relative_error=_root(ratio(mean, energy)), cosine=_known(cosines / count), sketch=sketch,
+        draws=count, relative_error=_root_ratio(mean, energy), cosine=_known(cosines / count), sketch=sketch,
         gain=_known(1 + slope / count / energy) if energy else None,
         bias_share=bias if math.isfinite(mean) else None,
         exact_energy=_known(energy), error_energy=_known(mean),
@@ -216,13 +216,22 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
     def share(which: Tensor) -> float | None:
         return ratio(float(which.logical_and_(there).sum().item()), count)
 
+    rows, columns = grid.block
+    by_position: tuple[float | None, ...] = ()
+    if rows == 1 < columns <= _LARGEST_BLOCK and exact.numel():
+        products, energies = (
+            (one * exact).reshape(-1, columns).sum(0).tolist() for one in (quantised, exact)
+        )
+        by_position = tuple(map(ratio, products, energies))
+    scales = grid.scales[(grid.scales > 0) & torch.isfinite(grid.scales)].log2()
+    quantiles = (_quantile(scales, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0))
     after = outlier_figures(exact, grid.block, channels)
     same = unrotated.data_ptr() == exact.data_ptr() or torch.equal(unrotated, exact)
     return OperandFigures(
-        relative_error=_root(ratio(float(error.square().sum().item()), energy)),
-        gain=ratio(product, energy), gain_by_position=_by_position(quantised, exact, grid.block),
+        relative_error=_root_ratio(float(error.square().sum().item()), energy),
+        gain=ratio(product, energy), gain_by_position=by_position,
         clipped=share(magnitude > element.max), underflowed=share(magnitude < smallest),
-        zeroed=share(quantised == 0), log2_scale=_log2_quantiles(grid.scales),
+        zeroed=share(quantised == 0), log2_scale=tuple(one for one in quantiles if one is not None),
         before=after if same else outlier_figures(unrotated, grid.block, channels), after=after,
     )  # fmt: skip
 
@@ -247,21 +256,6 @@ def outlier_figures(v: Tensor, block: tuple[int, int], channels: int) -> Outlier
     )  # fmt: skip
 
 
-def _by_position(quantised: Tensor, exact: Tensor, block: tuple[int, int]) -> tuple[float | None, ...]:
-    rows, columns = block
-    if rows != 1 or not 1 < columns <= _LARGEST_BLOCK or not exact.numel():
-        return ()
-    product = (quantised * exact).reshape(-1, columns).sum(0).tolist()
-    energy = exact.square().reshape(-1, columns).sum(0).tolist()
-    return tuple(ratio(p, e) for p, e in zip(product, energy, strict=True))
-
-
-def _log2_quantiles(scales: Tensor) -> tuple[float, ...]:
-    known = scales[(scales > 0) & torch.isfinite(scales)].log2()
-    found = [_quantile(known, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0)]
-    return tuple(value for value in found if value is not None)
-
-
 def _quantile(values: Tensor, q: float) -> float | None:
     if not values.numel():
         return None
@@ -278,5 +272,6 @@ def ratio(part: float, whole: float) -> float | None:
     return _known(part / whole) if whole else None
 
 
-def _root(value: float | None) -> float | None:
-    return None if value is None else math.sqrt(value)
+def _root_ratio(part: float, whole: float) -> float | None:
+    found = ratio(part, whole)
+    return None if found is None else math.sqrt(found)

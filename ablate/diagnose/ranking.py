@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy as np
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from ablate.recipes import Gemm
     from ablate.train.loop import Trainee
@@ -111,25 +111,35 @@ def predict_harm(
     trainee.state.tap = tap
     exact_loss, _ = gradients(trainee, window, None)
     trainee.state.tap = None
-    exact = [p.grad.detach().clone() if p.grad is not None else None for p in module.parameters()]
-    energy = sum(float(g.float().square().sum().item()) for g in exact if g is not None)
+    exact = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+    energy = sum(float(g.float().square().sum().item()) for g in exact.values())
     done(1)
     found = []
     first_step = trainee.state.step
     for each in gemms:
-        each.layer.override = _alone(own[each.layer.name], each.gemm)
-        sums: list[Tensor | None] = [None] * len(exact)
+        recipe = own[each.layer.name]
+        policy = recipe.gemm(each.gemm)
+        doubly = "forward" in (policy.left.source, policy.right.source)  # then its operand is Fprop's
+        quantised = {each.gemm: policy} | ({"fprop": recipe.fprop} if doubly else {})
+        each.layer.override = LayerRecipe(**quantised)
+        sums: dict[str, Tensor] = {}
         total, loss = 0.0, 0.0
         for draw in range(each.draws):
             trainee.state.step = first_step + draw
             module.zero_grad(set_to_none=True)
             loss += gradients(trainee, window, None)[0] / each.draws
-            total += _add_errors(module, exact, sums) / each.draws
+            squares = 0.0
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None and name in exact:
+                    error = parameter.grad.float() - exact[name].float()
+                    squares += float(error.square().sum().item())
+                    sums[name] = sums[name].add_(error) if name in sums else error
+            total += squares / each.draws
             done(1)
         trainee.state.step = first_step
         bias, variance = total, 0.0
         if each.draws > 1:
-            common = sum(float(s.square().sum().item()) for s in sums if s is not None) / each.draws**2
+            common = sum(float(s.square().sum().item()) for s in sums.values()) / each.draws**2
             variance = (total - common) * each.draws / (each.draws - 1)
             bias = total - variance
         diagnoses = diagnose_layer(tapped[each.layer.name], draws=draws)
@@ -145,23 +155,3 @@ def predict_harm(
         layer.override = None
     module.zero_grad(set_to_none=True)
     return sorted(found, key=lambda one: -math.inf if one.harm is None else one.harm, reverse=True)
-
-
-def _alone(recipe: LayerRecipe, gemm: Gemm) -> LayerRecipe:
-    """Return a recipe that quantises one GEMM, and Fprop if the GEMM's operand comes from it."""
-    policy = recipe.gemm(gemm)
-    doubly = "forward" in (policy.left.source, policy.right.source)
-    return LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))
-
-
-def _add_errors(module: nn.Module, exact: Sequence[Tensor | None], sums: list[Tensor | None]) -> float:
-    """Add the gradient's error to the sums, and return its energy."""
-    energy = 0.0
-    for index, (parameter, reference) in enumerate(zip(module.parameters(), exact, strict=True)):
-        if parameter.grad is None or reference is None:
-            continue
-        error = parameter.grad.float() - reference.float()
-        energy += float(error.square().sum().item())
-        before = sums[index]
-        sums[index] = error if before is None else before.add_(error)
-    return energy

@@ -22,6 +22,7 @@ How it fails: undefined figures are None; a run that diverges is not diagnosed o
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -174,12 +175,15 @@ class Recorder:
         self._seq_len = trainee.settings.seq_len
         layers = quantised_layers(trainee.network.module)
         places = [layer.place for layer in layers.values()]
-        self._others: dict[str, dict[str, QuantLinear]] = {}
+
+        def chosen(recipe: Recipe) -> dict[str, QuantLinear]:
+            return {name: layers[name] for name in chosen_layers(settings.layers, recipe, places)}
+
+        self._layers: dict[str | None, dict[str, QuantLinear]] = {None: chosen(self._state.recipe)}
+        """By the name of another recipe; None: the run's own."""
         for name, recipe in settings.other_recipes().items():
-            chosen = chosen_layers(settings.layers, recipe, places)
-            self._others[name] = layers_with_recipe(recipe, [layers[one] for one in chosen], self._state)
-        self._own = set(chosen_layers(settings.layers, self._state.recipe, places))
-        wanted = self._own.union(*self._others.values())
+            self._layers[name] = layers_with_recipe(recipe, chosen(recipe).values(), self._state)
+        wanted = set().union(*self._layers.values())
         self._chosen = {name: layer for name, layer in layers.items() if name in wanted}
         self._found: dict[str, Tapped] = {}
 
@@ -197,16 +201,12 @@ class Recorder:
         for name in self._chosen:
             if (tapped := self._found.pop(name, None)) is None:
                 continue
-            if name in self._own:
-                self._tell(diagnose_layer(tapped, draws=self._settings.draws))
-            for recipe, layers in self._others.items():
+            for other, layers in self._layers.items():
                 if name in layers:
-                    other = diagnose_layer(replace(tapped, layer=layers[name]), draws=self._settings.draws)
-                    self._tell(other, what_if=recipe)
-
-    def _tell(self, found: Iterator[GemmDiagnosis], **more: str) -> None:
-        for one in found:
-            self._on_row(to_row(one, tokens=self._state.tokens, step=self._state.step) | more)
+                    measured = replace(tapped, layer=layers[name])
+                    for one in diagnose_layer(measured, draws=self._settings.draws):
+                        row = to_row(one, tokens=self._state.tokens, step=self._state.step)
+                        self._on_row(row if other is None else row | {"what_if": other})
 
     def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         if at.call == 0 and name in self._chosen and name not in self._found and len(x):
@@ -259,14 +259,7 @@ def to_row(one: GemmDiagnosis, *, tokens: int, step: int) -> dict[str, Any]:
     figures = asdict(one)
     row: dict[str, Any] = {"kind": "diagnosis", "tokens": tokens, "step": step}
     row |= {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
-    row |= _rounded(figures.pop("product") | figures)
-    return row
-
-
-def _rounded(value: Any) -> Any:
-    """Round the numbers in plain data to 6 digits: no figure is more exact, and the file gets shorter."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+    row |= figures.pop("product") | figures
+    # To 6 digits: no figure is more exact, and the file gets shorter.
+    rounded: dict[str, Any] = json.loads(json.dumps(row), parse_float=lambda one: float(f"{float(one):.6g}"))
+    return rounded

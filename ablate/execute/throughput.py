@@ -25,7 +25,7 @@ from ablate.base.errors import UserError
 from ablate.execute.environment import code_digest, other_work, why_not_valid
 from ablate.store.records import Speed, SpeedRecord, SpeedSettings
 from ablate.train.group import Layout
-from ablate.train.throughput import StepTimes, time_steps
+from ablate.train.probe import StepTimes, time_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ablate.backends.protocol import dequantised
-from ablate.layers.linear import quantised_layers
-from ablate.layers.shards import is_sharded, local_rows
+from ablate.layers.linear import is_sharded, local_rows, quantised_layers
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.run.schedule import plan_steps
 
@@ -50,10 +49,11 @@ class Deoscillation:
         layers = quantised_layers(model)
         self._layers = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
         self._state = state
-        self._followed: Followed | None = None
+        self.followed: Followed | None = None  # at present
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
         """This process's rows of each weight as they were last, and quantised."""
-        self._sums: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        """The sums of the present window by name; sharded as the weights are."""
         self.steps = 0
         """Steps of the present window that have been taken in."""
 
@@ -64,14 +64,14 @@ class Deoscillation:
         Returns how many of the weights that this process holds were reset; None where no window ended.
         """
         asked = self._asked()
-        if asked is None or asked != self._followed:
+        if asked is None or asked != self.followed:
             self._begin(asked)
             return None
         self.steps += 1
         reset = 0
         for name, (before, quantised_before) in self._before.items():
             weight, quantised = self._weight(name), self._quantised(name)
-            moved, quantised_moved = (local_rows(self._sums[key])[0] for key in _keys(name))
+            moved, quantised_moved = (local_rows(self.sums[key])[0] for key in _keys(name))
             moved.add_((weight.float() - before.float()).abs_())
             quantised_moved.add_((quantised - quantised_before).abs_())
             before.copy_(weight)
@@ -85,15 +85,6 @@ class Deoscillation:
         self._begin(asked)
         return reset
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether weights are followed at present."""
-        return self._followed is not None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the sums of the present window by name; sharded as the weights are."""
-        return self._sums
-
     @torch.no_grad()
     def resume(self, steps: int) -> dict[str, Tensor]:
         """Go on in a window after so many of its steps; return its sums, to be filled.
@@ -102,11 +93,11 @@ class Deoscillation:
         """
         self._begin(self._asked())
         self.steps = steps
-        return self._sums
+        return self.sums
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the present window, and how many steps it has had (``steps``)."""
-        return {"steps": self.steps, **self._sums}
+        return {"steps": self.steps, **self.sums}
 
     @torch.no_grad()
     def load_state_dict(self, found: Mapping[str, Any]) -> None:
@@ -141,10 +132,10 @@ class Deoscillation:
 
     def _begin(self, asked: Followed | None) -> None:
         """Begin a window at the weights as they are."""
-        self._followed, self.steps = asked, 0
+        self.followed, self.steps = asked, 0
         names = () if asked is None else asked[1]
         self._before = {name: (self._weight(name).clone(), self._quantised(name)) for name in names}
-        self._sums = {
+        self.sums = {
             key: torch.zeros_like(self._layers[name].weight.detach(), dtype=torch.float32)
             for name in names
             for key in _keys(name)

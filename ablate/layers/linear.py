@@ -30,8 +30,7 @@ from torch.nn import functional
 from ablate.backends.protocol import Draw, dequantised
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.philox import Key
-from ablate.numerics.quantiser import check_operand
-from ablate.recipes import OPERANDS, LayerRecipe, features_fault, token_group
+from ablate.recipes import GEMMS, OPERANDS, LayerRecipe, features_fault, token_group
 from ablate.recipes.coverage import in_short
 from ablate.recipes.place import LayerPlace, places
 from ablate.recipes.policy import contracted_axis
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Backend, Operand
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
-    from ablate.recipes.policy import Source
 
 AMAX_HISTORY = 1024
 """Steps of past largest magnitudes that a delayed scale uses (TransformerEngine's DelayedScaling)."""
@@ -196,9 +194,7 @@ class QuantLinear(nn.Linear):
     def draw(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Draw:
         """Return the policy, key and amax for one operand of one GEMM at this position."""
         policy = self.recipe_at(at.tokens).gemm(gemm)
-        left, right = OPERANDS[gemm]
-        assert operand in (left, right)
-        chosen = policy.left if operand == left else policy.right
+        chosen = policy.left if operand == OPERANDS[gemm][0] else policy.right
         amax = None
         if chosen.scale == "delayed":
             amax = self._delayed_amax(tensor, (gemm, operand), at)
@@ -210,36 +206,18 @@ class QuantLinear(nn.Linear):
         ``tensor`` may be the forward pass's operand, which is quantised once more.
         """
         axis = contracted_axis(gemm, operand)
-        where = tensor if isinstance(tensor, Tensor) else self.weight
-        backend, draw = self.backend(gemm, at, where), self.draw(tensor, gemm, operand, at)
-        with self._named(gemm, operand):
-            if isinstance(tensor, Tensor):
-                done = backend.quantize(tensor, draw, axis=axis)
-            else:
-                done = backend.quantize_again(tensor, draw, axis=axis)
+        draw = self.draw(tensor, gemm, operand, at)
+        if isinstance(tensor, Tensor):
+            done = self.backend(gemm, at, tensor).quantize(tensor, draw, axis=axis)
+        else:
+            done = self.backend(gemm, at, self.weight).quantize_again(tensor, draw, axis=axis)
+        return self.watched(gemm, operand, done)
+
+    def watched(self, gemm: Gemm, operand: str, done: Operand) -> Operand:
+        """Show an operand to who watches, and return it."""
         if self.state.watch is not None:
             self.state.watch(self.name, gemm, operand, done)
         return done
-
-    def both_of_dy(self, dy: Tensor, at: Position) -> list[Operand]:
-        """Quantise dy for Dgrad and for Wgrad in one read, by the back end of both GEMMs."""
-        gemms: tuple[Gemm, Gemm] = ("dgrad", "wgrad")
-        rows, columns = (self.draw(dy, gemm, "dy", at) for gemm in gemms)
-        for gemm, draw in zip(gemms, (rows, columns), strict=True):
-            with self._named(gemm, "dy"):
-                check_operand(dy, draw.policy, contracted_axis(gemm, "dy"), draw.key)
-        done = self.backend("dgrad", at, dy).quantize_both(dy, rows, columns)
-        for gemm, operand in zip(gemms, done, strict=True):
-            if self.state.watch is not None:
-                self.state.watch(self.name, gemm, "dy", operand)
-        return list(done)
-
-    @contextmanager
-    def _named(self, gemm: Gemm, operand: str) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:
-            raise ValueError(f"{gemm.capitalize()}'s {operand} of layer {self.name}: {error}") from None
 
     def _delayed_amax(self, tensor: Tensor | Operand, which: tuple[Gemm, str], at: Position) -> float:
         """Record this step's largest magnitude; return that of past steps, or this one at the start.
@@ -316,6 +294,29 @@ def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
     return {layer.name: layer for layer in module.modules() if isinstance(layer, QuantLinear)}
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other processes hold the rest of a tensor, as FSDP2 shares it out."""
+    return hasattr(tensor, "to_local")  # a DTensor; importing its module takes half a second
+
+
+def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
+    """Return this process's part of a tensor, and the rows of the whole tensor that it covers.
+
+    FSDP2 splits the first dimension like ``torch.chunk``.
+    """
+    if not is_sharded(tensor):
+        return tensor, slice(None)
+    whole: Any = tensor
+    (placement,) = whole.placements
+    assert placement.is_shard(0)
+    rows, size = whole.shape[0], whole.device_mesh.size()
+    chunk = -(-rows // size)
+    start = min(chunk * whole.device_mesh.get_local_rank(), rows)
+    local: Tensor = whole.to_local()
+    assert local.shape[0] == min(start + chunk, rows) - start
+    return local, slice(start, start + local.shape[0])
+
+
 @contextmanager
 def forward_in_bf16(model: nn.Module) -> Iterator[None]:
     """Within this context every quantised layer computes in bf16, for evaluations, whatever its recipe says.
@@ -369,8 +370,10 @@ def _gradients(
         if wants_dx and wants_dw:
             backend = layer.backend("dgrad", at, dy)
             if backend.one_read and backend is layer.backend("wgrad", at, dy):
-                along_n, along_m = layer.both_of_dy(back.dy, at)
-                return back.gradient("dgrad", along_n), back.gradient("wgrad", along_m)
+                draws = (layer.draw(back.dy, gemm, "dy", at) for gemm in GEMMS[1:])
+                both = zip(GEMMS[1:], backend.quantize_both(back.dy, *draws), strict=True)
+                dx, dw = (back.gradient(gemm, layer.watched(gemm, "dy", done)) for gemm, done in both)
+                return dx, dw
         # One after the other, so that only one copy of dy exists at a time.
         nothing = dy.new_empty(0)
         return (
@@ -429,18 +432,23 @@ class _Backward:
         layer, at, (name, of) = self._layer, self._at, ("w", "x") if gemm == "dgrad" else ("x", "w")
         dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
         source = self._recipe.gemm(gemm).right.source
-        right = layer.operand(self.given(name, source), gemm, name, at)
-        grad = layer.backend(gemm, at, self._weight).multiply(dy, right)
-        grad = self._through_quantiser(grad, of, rotated=source != "high_precision")
+        given = self.tensor(name) if source == "high_precision" else self.operand(name)
+        grad = layer.backend(gemm, at, self._weight).multiply(dy, layer.operand(given, gemm, name, at))
+        # Back through the mask and the rotation of the forward operand, whose gradient it is.
+        policy = self._recipe.fprop.left if of == "x" else self._recipe.fprop.right
+        mask = self.operand(of).mask if policy.mask else None
+        rotated = bool(policy.hadamard) and source != "high_precision"
+        if not rotated and mask is not None:
+            policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
+        if rotated or mask is not None:
+            key = layer.key("fprop", of, policy, at)
+            backend = layer.backend("fprop", at, grad)
+            grad = backend.gradient_through(grad, policy, key=key, mask=mask)
         return _first(grad, self._rows) if gemm == "dgrad" else grad.to(self._weight.dtype)
 
     def tensor(self, name: str) -> Tensor:
         """Return x or w in bf16."""
         return self._x if name == "x" else self._weight.to(torch.bfloat16)
-
-    def given(self, name: str, source: Source) -> Tensor | Operand:
-        """Return x or w as a backward operand takes it."""
-        return self.tensor(name) if source == "high_precision" else self.operand(name)
 
     def operand(self, name: str) -> Operand:
         """Return x or w as Fprop's product had it."""
@@ -451,19 +459,6 @@ class _Backward:
         if done.mask is not None and backward.source != "high_precision":
             self._kept[name] = done
         return done
-
-    def _through_quantiser(self, grad: Tensor, name: str, *, rotated: bool) -> Tensor:
-        """Take the gradient of a forward operand, x or w [rows, K], back through its mask and rotation."""
-        fprop = self._recipe.fprop
-        policy = fprop.left if name == "x" else fprop.right
-        mask = self.operand(name).mask if policy.mask else None
-        if not rotated:
-            policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
-        if mask is None and not policy.hadamard:
-            return grad
-        key = self._layer.key("fprop", name, policy, self._at)
-        backend = self._layer.backend("fprop", self._at, grad)
-        return backend.gradient_through(grad, policy, key=key, mask=mask)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ablate.layers.linear import QuantLinear
-from ablate.layers.shards import local_rows
+from ablate.layers.linear import QuantLinear, local_rows
 from ablate.recipes import row_group
 from ablate.run.architecture import HEAD, model_places
 

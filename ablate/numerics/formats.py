@@ -58,15 +58,11 @@ ELEMENTS: dict[str, Element] = {
 """The element of each quantised format of a policy."""
 
 
-def _max_mantissa(element: Element) -> int:
-    """Return the 23 mantissa bits of the largest value as an fp32 number."""
-    return round((element.max / 2.0**element.max_exponent - 1) * 2**23)
-
-
 SCALE_ADD: dict[str, Callable[[Element], int]] = {
     "floor": lambda _element: 0,
     "even": lambda element: 1 << (22 - element.mantissa_bits),
-    "rceil": lambda element: 0x7FFFFF - _max_mantissa(element),
+    # The 23 mantissa bits of the largest value are subtracted.
+    "rceil": lambda element: 0x7FFFFF - round((element.max / 2.0**element.max_exponent - 1) * 2**23),
     "ceil": lambda _element: 0x7FFFFF,
     "uos": lambda _element: 0x7FFFFF - 0x680000,
 }
@@ -93,35 +89,33 @@ def round_nearest(v: Tensor, element: Element) -> Tensor:
     return torch.copysign(torch.where(magnitude.isnan(), magnitude, rounded), v)
 
 
-def round_nearest_away(v: Tensor, element: Element) -> Tensor:
-    """Round fp32 to the element's grid: nearest, ties away from zero, saturating."""
-    low, step, p = _neighbours(v, element)
-    return torch.copysign(torch.where(p >= 0.5, low + 1, low) * step, v)
+def _to_neighbour(v: Tensor, element: Element, goes_up: Callable[[Tensor], Tensor]) -> Tensor:
+    """Round to one of the two neighbours, by the distance from the lower one in steps. Saturates."""
+    magnitude = v.abs().clamp(max=element.max)
+    exponent = (magnitude.view(torch.int32) >> 23).clamp(min=127 + element.min_exponent)
+    exponent = torch.where(magnitude.isnan(), 127, exponent)
+    step = ((exponent - element.mantissa_bits) << 23).view(torch.float32)
+    in_steps = magnitude / step  # exact: a step is a power of two
+    low = torch.floor(in_steps)
+    return torch.copysign(torch.where(goes_up(in_steps - low), low + 1, low) * step, v)
 
 
-def round_nearest_toward_zero(v: Tensor, element: Element) -> Tensor:
-    """Round fp32 to the element's grid: nearest, ties toward zero, saturating."""
-    low, step, p = _neighbours(v, element)
-    return torch.copysign(torch.where(p > 0.5, low + 1, low) * step, v)
-
-
-NEAREST = {
+NEAREST: dict[str, Callable[[Tensor, Element], Tensor]] = {
     "nearest": round_nearest,
-    "nearest_away": round_nearest_away,
-    "nearest_toward_zero": round_nearest_toward_zero,
+    "nearest_away": lambda v, element: _to_neighbour(v, element, lambda p: p >= 0.5),
+    "nearest_toward_zero": lambda v, element: _to_neighbour(v, element, lambda p: p > 0.5),
 }
-"""The roundings of a policy that draw nothing."""
+"""The roundings of a policy that draw nothing. Ties go to the even code, away from zero, or toward it."""
 
 
 def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:
     """Round fp32 to one of its two neighbours: up when p > u, u the top 24 bits of ``words`` over 2^24.
 
     p is the distance from the lower neighbour in steps. Comparing p with u gives the same bits on any
-    device, unlike floor(v / step + u). Saturates; ``words`` are int64 in [0, 2^32).
+    device, unlike floor(v / step + u). ``words`` are int64 in [0, 2^32).
     """
-    low, step, p = _neighbours(v, element)
     u = (words >> 8).to(torch.float32) * 2.0**-24
-    return torch.copysign(torch.where(p > u, low + 1, low) * step, v)
+    return _to_neighbour(v, element, lambda p: p > u)
 
 
 def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
@@ -131,20 +125,8 @@ def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
     shifted right by 16 for the last two, which are therefore truncated toward zero. The emulation is
     composable_kernel's ``convert_to_type_sr``, for magnitudes that do not saturate.
     """
-    low, step, p = _neighbours(v, element)
-    below = torch.floor(p * 2**22) + (words >> 10).to(torch.float32)  # both under 2^22: exact
-    return torch.copysign(torch.where(below >= 2**22, low + 1, low) * step, v)
-
-
-def _neighbours(v: Tensor, element: Element) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the lower neighbour in steps, the step, and the remaining fraction of a step."""
-    magnitude = v.abs().clamp(max=element.max)
-    exponent = (magnitude.view(torch.int32) >> 23).clamp(min=127 + element.min_exponent)
-    exponent = torch.where(magnitude.isnan(), 127, exponent)
-    step = ((exponent - element.mantissa_bits) << 23).view(torch.float32)
-    in_steps = magnitude / step  # exact: a step is a power of two
-    low = torch.floor(in_steps)
-    return low, step, in_steps - low
+    below = (words >> 10).to(torch.float32)
+    return _to_neighbour(v, element, lambda p: torch.floor(p * 2**22) + below >= 2**22)  # exact sums
 
 
 def encode(values: Tensor, element: Element) -> Tensor:

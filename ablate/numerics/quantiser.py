@@ -8,7 +8,6 @@ same scale into NaN, so that errors stay visible.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ablate.numerics import formats, scales
-from ablate.numerics.formats import ELEMENTS, FLOAT32_MAX, Element
+from ablate.numerics.formats import ELEMENTS, Element
 from ablate.numerics.philox import Key, random_words
 from ablate.numerics.rotate import rotate, unrotate
 from ablate.numerics.scales import Scale, fp32
@@ -103,20 +102,6 @@ def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) 
         )
 
 
-def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
-    """Return the scales of rows, 1×128 blocks or 128×128 tiles, in the shape of their magnitudes."""
-    down = scales.divided(ELEMENTS[policy.format].max, amax).clamp(max=FLOAT32_MAX)
-    down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
-    if policy.scale.endswith("_pow2"):
-        down = scales.power_below(down)
-    return Scale(down=down, up=1 / down)
-
-
-def searched_scale(clip: Tensor, policy: OperandPolicy) -> Tensor:
-    """Return what divides rows before rounding and multiplies them after it, from their clipping values."""
-    return torch.where(clip == 0, 1.0, scales.divided(clip, ELEMENTS[policy.format].max))
-
-
 def round_operand(
     x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
 ) -> Quantized:
@@ -183,7 +168,7 @@ class _Rounded:
             self.scaled = blocks * encode
         elif policy.scale == "searched":
             clip = scales.searched_clip(self.v, self.element)
-            self.up = searched_scale(clip[:, :, None], policy)
+            self.up = scales.searched_scale(clip[:, :, None], policy)
             self.scaled = blocks / self.up
         elif policy.scale in MS_EDEN:
             words = self._words()[:, ::16].reshape(-1)
@@ -250,7 +235,7 @@ class _Rounded:
     def _block_scales(self, blocks: Tensor, encode: float, amax: float) -> Scale:
         rule, decode = self.policy.scale, self.decode
         if rule in _FP32_SCALES:
-            return fp32_scale(scales.amax_bits(blocks).view(torch.float32), self.policy)
+            return scales.fp32_scale(scales.amax_bits(blocks).view(torch.float32), self.policy)
         if self.policy.format not in _TWO_LEVEL:
             return scales.e8m0_scale(blocks, self.policy)
         if rule == "two_level_row":
@@ -277,8 +262,9 @@ def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
     """Cut [n, k] into blocks [number, rows, columns], in row-major order."""
     rows, columns = shape
     n, k = v.shape
-    cut = v.reshape(n // max(rows, 1), rows, k // columns, columns) if v.numel() else v.view(0, 1, 1, 1)
-    return cut.transpose(1, 2).reshape(-1, rows, columns) if v.numel() else v.new_zeros(0, rows, columns)
+    if not v.numel():
+        return v.new_zeros(0, rows, columns)
+    return v.reshape(n // rows, rows, k // columns, columns).transpose(1, 2).reshape(-1, rows, columns)
 
 
 def from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
@@ -312,20 +298,15 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
     """
     if not x.dim():
         raise ValueError("expected at least one dimension, got a single number")
-    if x.dim() == 2:
-        matrix, along = x, axis
-    else:
-        matrix, along = x.movedim(axis, -1), 1
-        moved_shape = matrix.shape
-        matrix = matrix.reshape(-1, matrix.shape[-1]) if x.numel() else matrix.reshape(0, matrix.shape[-1])
+    matrix, along = x, axis % 2
+    if x.dim() != 2:
+        moved, along = torch.atleast_2d(x.movedim(axis, -1)), 1  # type: ignore[no-untyped-call]
+        matrix = moved.flatten(0, -2)
     done = round_operand(matrix, policy, axis=along, key=key)
-    values = done.values.to(torch.float32) * done.descale
-    if policy.hadamard:
-        last = values.t().contiguous() if along % 2 == 0 else values.contiguous()
-        last = unrotate(last, policy, key)
-        values = last.t() if along % 2 == 0 else last
-    values = values.to(x.dtype)
-    return values.contiguous() if x.dim() == 2 else values.reshape(moved_shape).movedim(-1, axis).contiguous()
+    values = unrotate(done.contraction_last.to(torch.float32) * done.descale, policy, key).to(x.dtype)
+    if x.dim() == 2:
+        return (values if along else values.t()).contiguous()
+    return values.view(moved.shape).view(x.movedim(axis, -1).shape).movedim(-1, axis).contiguous()
 
 
 def quantize(

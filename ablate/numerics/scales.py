@@ -8,8 +8,7 @@ contraction axis; rows is 1 except for square tiles. Rules add in a pairwise tre
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,8 +55,7 @@ SEARCH_LARGEST = 1.2
 """LLM-FP4 searches for the clipping value among these shares of the largest magnitude (2310.16836)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
+class Scale(NamedTuple):
     """``down`` multiplies the values before rounding, ``up`` after it; fp32, broadcastable to the blocks."""
 
     down: Tensor
@@ -100,34 +98,37 @@ def amax_bits(blocks: Tensor) -> Tensor:
 
 
 def tensor_amax(v: Tensor) -> float:
-    """Return the largest magnitude of a tensor: NaN or Inf if the tensor has one, 0 if it is empty."""
-    if not v.numel():
-        return 0.0
-    bits = (v.contiguous().view(torch.int32) & 0x7FFFFFFF).max()
-    return float(bits.view(torch.float32).item())
+    """Return the largest magnitude of a matrix: NaN or Inf if it has one, 0 if it is empty."""
+    return amax_bits(v[None]).view(torch.float32).item()
 
 
 def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
-    """Return the E8M0 scale of each block under an MX scale rule."""
+    """Return the E8M0 scale of each block under an MX scale rule.
+
+    That of QuEST is 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code. It is 255,
+    NaN, where the squares leave fp32 (values beyond about 1e19).
+    """
     bits = amax_bits(blocks)
     element = formats.ELEMENTS[policy.format]
     if policy.scale == "quest":
-        byte = torch.where(bits >= 0x7F800000, 255, _quest_bytes(blocks))
+        mean = tree_sum(blocks) * (1 / 32)
+        variance = tree_sum(blocks * blocks) * (1 / 32) - mean * mean
+        scale = variance.clamp(min=0).sqrt() * fp32(QUEST_CLIP) + 1e-8
+        byte = torch.where(variance.isfinite(), scale.view(torch.int32) >> 23, 255).unsqueeze(-1)
+        byte = torch.where(bits >= 0x7F800000, 255, byte)
     else:
         byte = formats.e8m0_byte(bits, formats.SCALE_ADD[policy.scale](element), element.max_exponent)
     return Scale(down=formats.e8m0_reciprocal(byte), up=formats.e8m0_decode(byte))
 
 
-def _quest_bytes(blocks: Tensor) -> Tensor:
-    """Return the byte of 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code.
-
-    255, NaN, where the squares leave fp32 (values beyond about 1e19).
-    """
-    mean = tree_sum(blocks) * (1 / 32)
-    variance = tree_sum(blocks * blocks) * (1 / 32) - mean * mean
-    std = variance.clamp(min=0).sqrt()
-    scale = std * torch.tensor(QUEST_CLIP, dtype=torch.float32).item() + 1e-8
-    return torch.where(variance.isfinite(), scale.view(torch.int32) >> 23, 255).unsqueeze(-1)
+def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
+    """Return the scales of rows, 1×128 blocks or 128×128 tiles, in the shape of their magnitudes."""
+    down = divided(formats.ELEMENTS[policy.format].max, amax).clamp(max=FLOAT32_MAX)
+    down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
+    if policy.scale.endswith("_pow2"):  # the power of two below; NaN stays NaN
+        powers = (down.view(torch.int32) & 0x7F800000).view(torch.float32)
+        down = torch.where(down.isnan(), down, powers)
+    return Scale(down=down, up=1 / down)
 
 
 def tensor_scale(amax: float, policy: OperandPolicy) -> tuple[float, float]:
@@ -155,17 +156,16 @@ def largest_scale(rule: str) -> float:
     return FOUR_SIX_MAX if rule.startswith("four_six") and not rule.endswith("448") else E4M3.max
 
 
-def nvfp4_scale(base: Tensor, decode: float) -> Scale:
+def nvfp4_scale(base: Tensor, decode: float | Tensor) -> Scale:
     """Return the E4M3 block scale nearest to ``base``, and the factor that maps values to the E2M1 grid."""
     up = round_nearest(base.clamp(max=FLOAT32_MAX), E4M3)
     down = (1 / (up * decode)).clamp(max=FLOAT32_MAX)
     return Scale(down=down, up=up)
 
 
-def nvfp4_base(blocks: Tensor, encode: float) -> Tensor:
+def nvfp4_base(blocks: Tensor, encode: float | Tensor) -> Tensor:
     """Return each block's amax / 6 in units of the tensor scale, before rounding to E4M3."""
-    amax = amax_bits(blocks).view(torch.float32)
-    return amax * fp32(encode * fp32(1 / 6))
+    return amax_bits(blocks).view(torch.float32) * (encode * fp32(1 / 6))
 
 
 def four_six(
@@ -192,22 +192,12 @@ def four_six(
         difference = divided(quantise(scale) * scale.up * amax, four_six_divisor(policy)) - blocks
         errors.append(FOUR_SIX_ERRORS[measure](difference))
     four = (errors[1] < errors[0])[:, None, None]
-    six_scale, four_scale = candidates
-    return Scale(
-        down=torch.where(four, four_scale.down, six_scale.down),
-        up=torch.where(four, four_scale.up, six_scale.up),
-    )
+    return Scale(*(torch.where(four, of_4, of_6) for of_6, of_4 in zip(*candidates, strict=True)))
 
 
 def four_six_divisor(policy: OperandPolicy) -> float:
     """Return what divides element × block scale × tensor's amax, to give the dequantised value."""
     return fp32(6 * largest_scale(policy.scale) * policy.prescale)
-
-
-def power_below(scale: Tensor) -> Tensor:
-    """Return the largest power of two that is at most a positive, normal fp32 scale; NaN stays NaN."""
-    powers = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
-    return torch.where(scale.isnan(), scale, powers)
 
 
 def two_level_row(rows: Tensor) -> tuple[Scale, Tensor]:
@@ -220,10 +210,7 @@ def two_level_row(rows: Tensor) -> tuple[Scale, Tensor]:
     encode = divided(E4M3.max * 6, amax).clamp(max=FLOAT32_MAX)
     encode = torch.where(amax.isfinite(), encode, math.nan).expand(-1, rows.shape[1], 1).reshape(-1, 1, 1)
     decode = 1 / encode
-    blocks = rows.reshape(-1, 1, 16)
-    base = amax_bits(blocks).view(torch.float32) * (encode * fp32(1 / 6))
-    up = round_nearest(base.clamp(max=FLOAT32_MAX), E4M3)
-    return Scale(down=(1 / (up * decode)).clamp(max=FLOAT32_MAX), up=up), decode
+    return nvfp4_scale(nvfp4_base(rows.reshape(-1, 1, 16), encode), decode), decode
 
 
 def two_level_128(spans: Tensor) -> tuple[Scale, Tensor]:
@@ -304,6 +291,11 @@ def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) ->
     stretch = stretch.repeat_interleave(policy.hadamard // 16)[:, None, None]
     chosen = formats.round_stochastic(scale * stretch, E4M3, words[:, None, None])
     return values, chosen
+
+
+def searched_scale(clip: Tensor, policy: OperandPolicy) -> Tensor:
+    """Return what divides rows before rounding and multiplies them after it, from their clipping values."""
+    return torch.where(clip == 0, 1.0, divided(clip, formats.ELEMENTS[policy.format].max))
 
 
 def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:

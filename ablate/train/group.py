@@ -4,25 +4,23 @@ Each is a process in torch's default process group. These values go through gloo
 gradients. Sums are taken in the order of the micro-batches, so that they equal those of one
 process.
 
-A model's units are its blocks: the members of the outermost lists of modules. They are recomputed, compiled
-and sharded (FSDP2). A block's weights are gathered in bf16, because every product of a built-in model uses
+A model's blocks are the members of the outermost lists of modules. They are recomputed, compiled and sharded
+(FSDP2). A block's weights are gathered in bf16, because every product of a built-in model uses
 them in bf16. The weights outside the blocks (embedding, last norm, head) are gathered in their own precision,
 because an embedding that is also the head sums two gradients.
 
 How it fails: after a process dies, the others wait in a collective call until the group's timeout, or until
-their parent ends them. ``ValueError`` if blocks are required and the model has none.
+their parent ends them.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import distributed, nn
-from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,10 +40,6 @@ class Group:
     size: int = 1
     mesh: DeviceMesh | None = None
     channel: Any = None
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
-        return any(self.gathered(flag))
 
     def first(self, value: _Value) -> _Value:
         """Return the first process's value."""
@@ -104,23 +98,14 @@ def join_group(device: str) -> Group:
     return Group(rank, size, mesh, distributed.new_group(backend="gloo"))
 
 
-def units(module: nn.Module) -> list[nn.Module]:
-    """Return a model's blocks, in order."""
+def blocks(module: nn.Module, needed_by: str | None = None) -> list[nn.Module]:
+    """Return a model's blocks in order; ``ValueError`` if there are none and a setting needs them."""
     if isinstance(module, nn.ModuleList):
         return [child for child in module if any(True for _ in child.parameters())]
-    return [unit for child in module.children() for unit in units(child)]
-
-
-def compute_twice(module: nn.Module) -> None:
-    """Keep only the input of each block, and recompute the rest in the backward pass."""
-    for unit in _units(module, "resources.activation_checkpointing"):
-        unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
-
-
-def compile_blocks(module: nn.Module) -> None:
-    """Compile each block by ``torch.compile``."""
-    for unit in _units(module, "training.compile"):
-        unit.compile()
+    found = [block for child in module.children() for block in blocks(child)]
+    if needed_by and not found:
+        raise ValueError(f"{needed_by} needs blocks: modules in a torch.nn.ModuleList")
+    return found
 
 
 def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_bf16: bool) -> None:
@@ -138,17 +123,10 @@ def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_b
     block = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if gather_bf16 else None, reduce_dtype=reduce, cast_forward_inputs=False
     )
-    for unit in units(module):
+    for unit in blocks(module):
         fully_shard(unit, mesh=group.mesh, mp_policy=block)
     fully_shard(module, mesh=group.mesh, mp_policy=whole)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(enable=True)  # the only reduction of gloo
-
-
-def _units(module: nn.Module, asked_by: str) -> list[nn.Module]:
-    found = units(module)
-    if not found:
-        raise ValueError(f"{asked_by} needs blocks: modules in a torch.nn.ModuleList")
-    return found

@@ -11,15 +11,19 @@ ends the run as *diverged*, with the tokens seen; that is a result, not an error
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
+import platform
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ablate.backends.cpu_bf16 import multiply_in_fp32
 from ablate.backends.select import Selection
@@ -27,16 +31,14 @@ from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.deoscillation import Deoscillation
-from ablate.layers.linear import forward_in_bf16, is_forward_in_bf16, weights_used_alone
-from ablate.layers.shards import is_sharded
+from ablate.layers.linear import forward_in_bf16, is_forward_in_bf16, is_sharded, weights_used_alone
 from ablate.layers.state import EVAL_CALL, RecipeState
 from ablate.models.custom_models import named
 from ablate.models.decoder import Decoder
 from ablate.models.network import Network, build_network
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
-from ablate.train.group import ONE_DEVICE, Layout, compile_blocks, compute_twice, shard
-from ablate.train.malloc import keep_freed_memory
-from ablate.train.snapshot import Checkpoints, restore_deoscillation, restore_snapshot, take_snapshot
+from ablate.train.group import ONE_DEVICE, Layout, blocks, shard
+from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +51,10 @@ if TYPE_CHECKING:
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 End = Literal["finished", "diverged", "interrupted"]
+_WINDOW: dict[str, Any] = {
+    "steps": 0, "tokens": 0, "loss": 0.0, "norm": 0.0, "seconds": 0.0, "reset": 0,
+}  # fmt: skip
+"""Sums since the last training row; ``reset``: weights that de-oscillation reset."""
 _CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: …, recipe: bf16}]"
 
 
@@ -113,30 +119,24 @@ def train(
 
     keep_freed_memory()
     train_tokens, validation_tokens = tokens or open_tokens(prepare(config.data, cache_folder("tokens")))
-    trainee, group = assemble(config, device, layout), layout.group
-    plan, state, model, optimizer = trainee.plan, trainee.state, trainee.network.module, trainee.optimizer
-    deoscillation = trainee.deoscillation
-    own = as_parent = trainee
+    trainee = own = as_parent = assemble(config, device, layout)
+    plan, state, group = own.plan, own.state, own.group
+    model, optimizer = own.network.module, own.optimizer
     fork_step = 0
     if (fork := config.fork) is not None:
         fork_step = fork.tokens // plan.tokens_per_step
         as_parent = replace(own, settings=fork.training, plan=plan_steps(fork.training, group.size))
-    observer = observe(trainee) if observe else None
-    guard, window, first = _DivergenceGuard(config.vocab_size), _Window(), 0
+    observer = observe(own) if observe else None
+    first = above_bound = 0
+    window = dict(_WINDOW)
     if checkpoints is not None and (snapshot := checkpoints.load()) is not None:
-        restore_snapshot(model, optimizer, snapshot)
-        first, guard.above = snapshot.step, snapshot.numbers["evaluations_above_bound"]
+        first, window = snapshot.step, dict(snapshot.numbers["window"])
         state.tokens = first * plan.tokens_per_step
-        restore_deoscillation(deoscillation, snapshot)
-        window = _Window(**snapshot.numbers["window"])
+        restore_snapshot(snapshot, model, optimizer, own.deoscillation)
+        above_bound = snapshot.numbers["evaluations_above_bound"]
 
-    def keep(step: int) -> None:
-        if checkpoints is not None:
-            numbers = {"evaluations_above_bound": guard.above, "window": asdict(window)}
-            checkpoints.save(take_snapshot(model, optimizer, deoscillation, step=step, numbers=numbers))
-
-    def diverged(message: str, *, as_parent: bool) -> TrainResult:
-        if as_parent:
+    def diverged(message: str, at: int) -> TrainResult:
+        if at < fork_step:
             raise UserError(f"what it forks from diverged after {seen:,} tokens, before the fork: {message}")
         return TrainResult(state="diverged", tokens=seen, step=done, message=message)
 
@@ -148,48 +148,58 @@ def train(
         rate = learning_rate(settings, step)
         _set_optimizer(optimizer, settings, rate)
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
-        window_tokens = batch(train_tokens, starts, settings.seq_len)
+        sequences = batch(train_tokens, starts, settings.seq_len)
         if observer is not None:
             observer.before(step)
-        loss, norm = gradients(trainee, window_tokens, settings.grad_clip)
+        loss, norm = gradients(trainee, sequences, settings.grad_clip)
         foreign = not config.model.is_built_in and group.size == 1  # an expert may run elsewhere alone
         if step == first and foreign and (fault := weights_used_alone(state)) is not None:
             raise UserError(f"{named(config.model)}: {fault}", hint=_CALL_IT)
         done, seen = step + 1, (step + 1) * plan.tokens_per_step
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss) else "gradient norm"
-            message = f"non-finite training {what}{_first_bad_operand(trainee, window_tokens)}"
-            return diverged(message, as_parent=step < fork_step)
+            return diverged(f"non-finite training {what}{_first_bad_operand(trainee, sequences)}", step)
         if observer is not None:
             stepped = time.perf_counter() - started
             observer.after()
             started = time.perf_counter() - stepped  # the observer's time does not count for the speed
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         state.tokens = seen
-        if deoscillation is not None and (reset := deoscillation.step()) is not None:
-            window.reset += sum(group.gathered(reset))
-        window.add(loss, norm, plan.tokens_per_step, time.perf_counter() - started)
+        if (reset := take_step(trainee)) is not None:
+            window["reset"] += sum(group.gathered(reset))
+        for name, value in (
+            ("steps", 1), ("tokens", plan.tokens_per_step), ("loss", loss), ("norm", norm),
+            ("seconds", time.perf_counter() - started),
+        ):  # fmt: skip
+            window[name] += value
 
         if done % trainee.plan.log_every_steps == 0 or done == plan.steps:
-            row = {"kind": "train", "tokens": seen, "step": done, "lr": rate, **window.means()}
-            if deoscillation is not None and deoscillation.has_begun:
-                row["weights_reset"] = window.reset
+            row = {
+                "kind": "train", "tokens": seen, "step": done, "lr": rate,
+                "loss": window["loss"] / window["steps"], "grad_norm": window["norm"] / window["steps"],
+                "tokens_per_sec": window["tokens"] / window["seconds"],
+            }  # fmt: skip
+            if own.deoscillation is not None and own.deoscillation.followed is not None:
+                row["weights_reset"] = window["reset"]
             on_metrics(row)
-            window = _Window()
+            window = dict(_WINDOW)
         if done % trainee.plan.eval_every_steps == 0 or done in (fork_step, plan.steps):
             losses = evaluate(trainee, validation_tokens)
-            if math.isfinite(losses["val_loss"]):
-                finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
-                on_metrics({"kind": "eval", "tokens": seen, "step": done, **finite})
-            if verdict := guard.verdict(losses["val_loss"], settings):
-                return diverged(verdict, as_parent=done < fork_step)
+            if not math.isfinite(val_loss := losses["val_loss"]):
+                return diverged("non-finite validation loss", done)
+            finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
+            on_metrics({"kind": "eval", "tokens": seen, "step": done, **finite})
+            bound = divergence_bound(settings.divergence_loss, config.vocab_size)
+            above_bound = above_bound + 1 if val_loss > bound else 0
+            if above_bound >= settings.divergence_evals:
+                what = f"validation loss above {bound:.3g} nats/token for {above_bound} evaluations"
+                return diverged(what, done)
         if done == plan.steps:
             break
-        if checkpoints is not None and group.first(checkpoints.due(seen)):
-            keep(done)
-        if group.any(should_stop()):
-            keep(done)
+        stops = any(group.gathered(should_stop()))
+        if checkpoints is not None and (stops or group.first(checkpoints.due(seen))):
+            numbers = {"evaluations_above_bound": above_bound, "window": window}
+            checkpoints.save(take_snapshot(model, optimizer, own.deoscillation, step=done, numbers=numbers))
+        if stops:
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
     return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps, trainee=own)
 
@@ -241,9 +251,11 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
             parameter.data = parameter.data.to(torch.bfloat16)
     if layout.checkpoint_activations:
-        compute_twice(module)
+        for block in blocks(module, needed_by="resources.activation_checkpointing"):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if settings.compile:
-        compile_blocks(module)
+        for block in blocks(module, needed_by="training.compile"):
+            block.compile()
     if group.size > 1:
         dense = config.model.is_built_in and config.model.experts is None
         shard(module, group, settings, gather_bf16=dense)
@@ -252,28 +264,42 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         module.initialise(torch.Generator().manual_seed(initial_seed))
     else:
         module.to(device)
+    # Weight decay applies to matrices only.
+    decayed = [[p for p in module.parameters() if (p.dim() >= 2) is matrix] for matrix in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": parameters} for parameters in decayed], fused=True)
+    _set_optimizer(optimizer, settings, settings.learning_rate)
     return Trainee(
         settings=settings, plan=plan, state=state, network=network,
-        optimizer=build_optimizer(module, settings), device=device, group=group,
+        optimizer=optimizer, device=device, group=group,
         deoscillation=Deoscillation(module, state) if state.deoscillates else None,
     )  # fmt: skip
 
 
 def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
     """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
-    loss = _accumulate(trainee, window)
-    bound = grad_clip if grad_clip is not None else math.inf
-    norm = torch.nn.utils.clip_grad_norm_(trainee.network.module.parameters(), bound)
-    return loss, (norm.full_tensor() if is_sharded(norm) else norm).item()  # type: ignore[attr-defined]
+    network, state, group, count = trainee.network, trainee.state, trainee.group, trainee.plan.micro_batches
+    parts = np.split(window, count)
+    own: dict[int, float] = {}
+    for call in range(group.rank, count, group.size):
+        state.call = call
+        if network.draws:  # so that a resumed run has the dropout of an uninterrupted one
+            torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
+        inputs, targets = _split(parts[call], trainee.device)
+        trained, loss = network.loss(network.module, inputs, targets, "mean")
+        (trained / count).backward()  # type: ignore[no-untyped-call]
+        own[call] = (loss / count).item()
+    total = group.total(own, count)
+    norm: Any = torch.nn.utils.clip_grad_norm_(
+        network.module.parameters(), math.inf if grad_clip is None else grad_clip
+    )
+    return total, (norm.full_tensor() if is_sharded(norm) else norm).item()
 
 
-def take_step(trainee: Trainee) -> None:
-    """Change the weights by the gradients, at the rate that the optimizer has, and move on by a step."""
+def take_step(trainee: Trainee) -> int | None:
+    """Change the weights by the gradients; return how many de-oscillation reset where a window ended."""
     trainee.optimizer.step()
     trainee.optimizer.zero_grad(set_to_none=True)
-    if trainee.deoscillation is not None:
-        trainee.deoscillation.step()
-    trainee.state.step += 1
+    return None if trainee.deoscillation is None else trainee.deoscillation.step()
 
 
 def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]:
@@ -315,22 +341,6 @@ def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
     return group.total(own, len(windows)) / sum(len(window) * settings.seq_len for window in windows)
 
 
-def _accumulate(trainee: Trainee, window: np.ndarray[Any, Any]) -> float:
-    """Run forward and backward over the micro-batches; return the mean loss in nats per token."""
-    network, state, group, count = trainee.network, trainee.state, trainee.group, trainee.plan.micro_batches
-    parts = np.split(window, count)
-    own: dict[int, float] = {}
-    for call in range(group.rank, count, group.size):
-        state.call = call
-        if network.draws:  # so that a resumed run has the dropout of an uninterrupted one
-            torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
-        inputs, targets = _split(parts[call], trainee.device)
-        trained, loss = network.loss(network.module, inputs, targets, "mean")
-        (trained / count).backward()  # type: ignore[no-untyped-call]
-        own[call] = (loss / count).item()
-    return group.total(own, count)
-
-
 def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
     """Replay the step, which gives the same bits, and name the first operand of a GEMM that is not finite."""
     found: list[str] = []
@@ -341,7 +351,7 @@ def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
 
     trainee.state.watch = watch
     trainee.network.module.zero_grad(set_to_none=True)
-    _accumulate(trainee, window)
+    gradients(trainee, window, None)
     trainee.state.watch = None
     return next(filter(None, trainee.group.gathered("".join(found))), "")
 
@@ -352,21 +362,6 @@ def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
     return tensor[:, :-1], tensor[:, 1:]
 
 
-def build_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
-    """Build a run's AdamW; weight decay applies to matrices only."""
-    decays = {True: settings.weight_decay, False: 0.0}
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if (p.dim() >= 2) is matrix], "weight_decay": decay}
-            for matrix, decay in decays.items()
-        ],
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.adam_eps,
-        fused=True,
-    )
-
-
 def _set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float) -> None:
     """Set what AdamW reads at a step: the settings may change at a fork."""
     decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, as it was built
@@ -375,47 +370,13 @@ def _set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, r
         parameters.update(lr=rate, betas=betas, eps=settings.adam_eps, weight_decay=decay)
 
 
-class _DivergenceGuard:
-    """Counts consecutive evaluations above the bound."""
+def keep_freed_memory() -> None:
+    """Keep the memory that a training step frees, because the next step asks for the same sizes again.
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.above = 0
-
-    def verdict(self, val_loss: float, settings: TrainingConfig) -> str | None:
-        """Return why the run has diverged, or None."""
-        if not math.isfinite(val_loss):
-            return "non-finite validation loss"
-        bound = divergence_bound(settings.divergence_loss, self.vocab_size)
-        self.above = self.above + 1 if val_loss > bound else 0
-        if self.above < settings.divergence_evals:
-            return None
-        return f"validation loss above {bound:.3g} nats/token for {self.above} evaluations"
-
-
-@dataclass
-class _Window:
-    """Means since the last training row, and the weights that de-oscillation has reset."""
-
-    steps: int = 0
-    tokens: int = 0
-    loss: float = 0.0
-    norm: float = 0.0
-    seconds: float = 0.0
-    reset: int = 0
-
-    def add(self, loss: float, norm: float, tokens: int, seconds: float) -> None:
-        """Count one step."""
-        self.steps += 1
-        self.tokens += tokens
-        self.loss += loss
-        self.norm += norm
-        self.seconds += seconds
-
-    def means(self) -> Metrics:
-        """Return the row's means."""
-        return {
-            "loss": self.loss / self.steps,
-            "grad_norm": self.norm / self.steps,
-            "tokens_per_sec": self.tokens / self.seconds,
-        }
+    By default glibc returns every freed block above a few MiB to the kernel, and the next step pays for each
+    of its pages again: on tensors of 32 MiB that costs several times as much as quantising them.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h; the second only if the first was accepted.
+        mallopt(-3, 1 << 30) and mallopt(-1, 2**31 - 1)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ablate.layers.shards import is_sharded, local_rows
+from ablate.layers.linear import is_sharded, local_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch import Tensor, nn
 
@@ -83,8 +83,8 @@ def take_snapshot(
 ) -> Snapshot:
     """Return the current state; its tensors are in use and must be written before the next step."""
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in model_tensors(model)}
-    if deoscillation is not None and deoscillation.has_begun:
-        tensors |= {f"{_SUMS}{name}": sums for name, sums in deoscillation.tensors().items()}
+    if deoscillation is not None and deoscillation.followed is not None:
+        tensors |= {f"{_SUMS}{name}": sums for name, sums in deoscillation.sums.items()}
         numbers = {**numbers, "deoscillation_steps": deoscillation.steps}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
@@ -96,21 +96,18 @@ def take_snapshot(
     )
 
 
-def restore_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
-    """Restore a model and its optimizer from a snapshot.
+def restore_snapshot(
+    snapshot: Snapshot,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    deoscillation: Deoscillation | None = None,
+) -> None:
+    """Restore a model, its optimizer and its window of de-oscillation, once the state has its tokens.
 
     Raises:
-        ValueError: the snapshot belongs to another model.
+        ValueError: the snapshot belongs to another model or another recipe.
     """
-    own = {f"{_MODEL}{name}": tensor for name, tensor in model_tensors(model)}
-    given = {name: tensor for name, tensor in snapshot.tensors.items() if name.startswith(_MODEL)}
-    if odd := sorted(own.keys() ^ given.keys()):
-        raise ValueError(f"a snapshot of another model: {odd[0]} is in one of them alone")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if tuple(tensor.shape) != tuple(given[name].shape):
-                raise ValueError(f"a snapshot of another model: {name} differs in shape")
-            _copy(given[name], tensor, name)
+    restore_model(snapshot, model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, source in snapshot.tensors.items():
@@ -124,22 +121,25 @@ def restore_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, snapsho
                 restored = _read(source, slice(None))
             state.setdefault(int(index), {})[key] = restored
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def restore_deoscillation(deoscillation: Deoscillation | None, snapshot: Snapshot) -> None:
-    """Restore the window of de-oscillation, after the model's weights and its state's tokens.
-
-    Raises:
-        ValueError: the snapshot belongs to another recipe.
-    """
-    given = {name for name in snapshot.tensors if name.startswith(_SUMS)}
     steps = snapshot.numbers.get("deoscillation_steps", 0)
     sums = {} if deoscillation is None else deoscillation.resume(steps)
-    if odd := sorted(given ^ {f"{_SUMS}{name}" for name in sums}):
-        raise ValueError(f"a snapshot of another recipe: {odd[0]} is in one of them alone")
-    with torch.no_grad():
-        for name, tensor in sums.items():
-            _copy(snapshot.tensors[f"{_SUMS}{name}"], tensor, f"{_SUMS}{name}")
+    _fill(snapshot, _SUMS, sums.items(), of="recipe")
+
+
+def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
+    """Restore a model's weights and buffers alone; raises as ``restore_snapshot``."""
+    _fill(snapshot, _MODEL, model_tensors(model), of="model")
+
+
+@torch.no_grad()
+def _fill(snapshot: Snapshot, prefix: str, targets: Iterable[tuple[str, Tensor]], *, of: str) -> None:
+    own = {f"{prefix}{name}": tensor for name, tensor in targets}
+    if odd := sorted(own.keys() ^ {name for name in snapshot.tensors if name.startswith(prefix)}):
+        raise ValueError(f"a snapshot of another {of}: {odd[0]} is in one of them alone")
+    for name, tensor in own.items():
+        if tuple(tensor.shape) != tuple(snapshot.tensors[name].shape):
+            raise ValueError(f"a snapshot of another {of}: {name} differs in shape")
+        _copy(snapshot.tensors[name], tensor, name)
 
 
 def _copy(source: Tensor | Rows, target: Tensor, name: str) -> None:

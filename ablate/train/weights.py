@@ -19,12 +19,10 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from ablate.base.files import write_json_atomic
 from ablate.data.tokenise import END_OF_TEXT
-from ablate.layers.linear import BUFFERS_OF_SCALES
-from ablate.layers.shards import is_sharded
+from ablate.layers.linear import BUFFERS_OF_SCALES, is_sharded
 from ablate.models.hf_names import from_hugging_face, hugging_face_config, to_hugging_face
 from ablate.store.checkpoints import as_os_error, write_tensors
 from ablate.train.snapshot import model_tensors
@@ -63,7 +61,17 @@ def save_weights(trainee: Trainee, config: RunConfig, folder: Path, *, tokenizer
     try:
         draft.mkdir(parents=True)
         with as_os_error():
-            _write(trainee.network.module, config, weights, draft)
+            if config.model.hf is not None:
+                _save_pretrained(trainee.network.module, weights, draft)
+            else:
+                if config.model.is_built_in:
+                    weights = to_hugging_face(config.model, weights)
+                    content = hugging_face_config(
+                        config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len,
+                        dtype=str(next(iter(weights.values())).dtype).removeprefix("torch."),
+                    )  # fmt: skip
+                    write_json_atomic(draft / "config.json", content)
+                write_tensors(draft / _FILE, weights, {"format": "pt"})
         if config.data.tokenizer == "bpe" and tokenizer is not None:
             shutil.copyfile(tokenizer / "tokenizer.json", draft / "tokenizer.json")
             words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
@@ -78,21 +86,6 @@ def save_weights(trainee: Trainee, config: RunConfig, folder: Path, *, tokenizer
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _write(module: nn.Module, config: RunConfig, weights: dict[str, Tensor], folder: Path) -> None:
-    model = config.model
-    if model.hf is not None:
-        _save_pretrained(module, weights, folder)
-        return
-    if model.is_built_in:
-        weights = to_hugging_face(model, weights)
-        content = hugging_face_config(
-            model, vocab_size=config.vocab_size, seq_len=config.training.seq_len,
-            dtype=str(next(iter(weights.values())).dtype).removeprefix("torch."),
-        )  # fmt: skip
-        write_json_atomic(folder / "config.json", content)
-    write_tensors(folder / _FILE, weights, {"format": "pt"})
 
 
 def _save_pretrained(module: Any, weights: dict[str, Tensor], folder: Path) -> None:

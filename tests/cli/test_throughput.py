@@ -14,7 +14,7 @@ from ablate.plan import build_plan
 from ablate.run.config import ResourcesConfig
 from ablate.store.records import SpeedSettings
 from ablate.study import load_study
-from ablate.train.throughput import StepTimes
+from ablate.train.probe import StepTimes
 from tests.cli.command import ablate
 
 STUDY = """\

@@ -1,12 +1,13 @@
 """Predicted harm against the gradients of models built with that one GEMM quantised."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from ablate.diagnose.ranking import layer_gemms, predict_harm
 from ablate.layers.linear import quantised_layers
 from ablate.recipes import PRESETS, RecipeSpec, resolve
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.loop import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -14,14 +15,14 @@ WINDOW = np.random.default_rng(0).integers(0, 64, (4, 33))
 DOWN = "blocks.1.ffn.down"
 
 
-def trainee_of(recipe):
-    config = RunConfig(
-        model=ModelConfig(width=64, layers=2, heads=2, ffn=96), data=DataConfig(), data_digest="x",
-        vocab_size=64, training=TrainingConfig(seq_len=32, batch_size=4),
-        recipe=recipe if not isinstance(recipe, dict) else resolve(RecipeSpec(**recipe)),
-        backend="emulated", seed=1,
-    )  # fmt: skip
-    return assemble(config, "cpu")
+@pytest.fixture
+def trainee_of(make_config):
+    def make(recipe):
+        config = make_config(batch_size=4, seed=1)
+        recipe = resolve(RecipeSpec(**recipe)) if isinstance(recipe, dict) else recipe
+        return assemble(dataclasses.replace(config, recipe=recipe), "cpu")
+
+    return make
 
 
 def gradient(trainee, step=0):
@@ -37,18 +38,21 @@ def only(gemm, stabiliser):
     return {"layers": [{"match": DOWN, "recipe": {"gemms": [gemm], "stabiliser": stabiliser}}], "gemms": []}
 
 
-def harms(recipe, names, draws=3):
-    trainee = trainee_of(recipe)
-    gemms = layer_gemms(trainee, names, draws=draws)
-    passes = []
-    found = predict_harm(trainee, WINDOW, gemms, draws=draws, done=passes.append)
-    assert sum(passes) == 1 + sum(one.draws for one in gemms)
-    return trainee, found
+@pytest.fixture
+def harms(trainee_of):
+    def find(recipe, names, draws=3):
+        trainee, passes = trainee_of(recipe), []
+        gemms = layer_gemms(trainee, names, draws=draws)
+        found = predict_harm(trainee, WINDOW, gemms, draws=draws, done=passes.append)
+        assert sum(passes) == 1 + sum(one.draws for one in gemms)
+        return trainee, found
+
+    return find
 
 
 @pytest.mark.parametrize("gemm", ALL)
 @pytest.mark.parametrize("stabiliser", ["none", "sr"])
-def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(gemm, stabiliser):
+def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(harms, trainee_of, gemm, stabiliser):
     _, found = harms({"gemms": ALL, "stabiliser": stabiliser}, [DOWN])
     one = next(one for one in found if one.gemm == gemm)
     exact, exact_loss = gradient(trainee_of({}))
@@ -67,25 +71,19 @@ def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(gemm, stabili
     assert one.diagnosis.gemm == gemm
 
 
-def test_the_worst_comes_first_and_nothing_is_left_behind():
-    trainee, found = harms({"gemms": ALL}, [DOWN, "blocks.0.attention.qkv"])
+def test_the_worst_comes_first_each_is_quantised_alone_and_nothing_is_left_behind(harms, trainee_of):
+    trainee, found = harms({"gemms": ALL}, ["blocks.0.attention.qkv", DOWN])
     assert len(found) == 6
     assert [one.harm for one in found] == sorted((one.harm for one in found), reverse=True)
-    assert trainee.state.tap is None
-    after, _ = gradient(trainee)
-    trainee_again = trainee_of({"gemms": ALL})
-    trainee_again.network.module.eval()
-    before, _ = gradient(trainee_again)
-    assert np.array_equal(before, after)
-
-
-def test_a_layer_is_quantised_alone_whichever_came_before():
-    _, found = harms({"gemms": ALL}, ["blocks.0.attention.qkv", DOWN])
     _, alone = harms({"gemms": ALL}, [DOWN])
-    assert {one.gemm: one.harm for one in found if one.layer == DOWN} == {one.gemm: one.harm for one in alone}
+    assert [one.harm for one in found if one.layer == DOWN] == [one.harm for one in alone]
+    assert trainee.state.tap is None
+    untouched = trainee_of({"gemms": ALL})
+    untouched.network.module.eval()
+    assert np.array_equal(gradient(trainee)[0], gradient(untouched)[0])
 
 
-def test_layers_that_stay_in_high_precision_have_no_cells():
+def test_layers_that_stay_in_high_precision_have_no_cells(trainee_of):
     trainee = trainee_of({"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]})
     gemms = layer_gemms(trainee, list(quantised_layers(trainee.network.module)), draws=2)
     assert {one.layer.name.split(".")[1] for one in gemms} == {"1"}
@@ -93,7 +91,7 @@ def test_layers_that_stay_in_high_precision_have_no_cells():
 
 
 @pytest.mark.parametrize("name", ["tetrajet", "te-hybrid-fp8-delayed"])
-def test_double_quantisation_and_delayed_scales(name):
+def test_double_quantisation_and_delayed_scales(harms, name):
     _, found = harms(PRESETS[name].recipe, [DOWN], draws=2)
     assert len(found) == 3
     assert all(one.harm is not None and one.diagnosis.product.relative_error > 0.01 for one in found)

@@ -1,6 +1,7 @@
-"""The diagnosis of a real layer: what is exact, bias and variance, and which streams it draws from."""
+"""The diagnosis of a layer, and that of a run, no bit of which it changes."""
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -8,127 +9,107 @@ import torch
 from torch import nn
 
 from ablate.backends.protocol import dequantised
-from ablate.diagnose.recorder import Tapped, diagnose_layer
-from ablate.layers.linear import AMAX_HISTORY, QuantLinear, product
+from ablate.diagnose.recorder import MAX_ROWS, Recorder, Tapped, diagnose_layer, sampled_rows
+from ablate.layers.linear import product
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
-from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe
+from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, resolve
+from ablate.recipes.place import places
+from ablate.run.diagnostics import Diagnostics, chosen_layers
+from ablate.train import train
+from tests.exhaustive import rest_exhaustive
 
 AT = Position(step=3, call=0, tokens=0)
+ALL = ["fprop", "dgrad", "wgrad"]
+PLAIN = {"gemms": ALL}
+SR = {"gemms": ALL, "stabiliser": "sr"}
+RHT = {"gemms": ["wgrad"], "stabiliser": "rht"}
+NVIDIA = dataclasses.replace(PRESETS["nvidia-nvfp4"].recipe, rules=(), phases=())
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
 
 
-def layer_of(recipe, inputs=64, outputs=96):
+def tapped_of(recipe, tokens=128, sequences=4, size=(64, 96)):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
+    model = nn.Sequential(nn.Linear(*size, bias=False))
     apply_recipe(model, recipe, seed=5, quiet=True)
-    assert isinstance(model[0], QuantLinear)
-    return model[0]
+    weight = model[0].weight.detach().to(torch.bfloat16)
+    x, dy = normal(tokens, size[0]), normal(tokens, size[1], seed=1)
+    return Tapped(layer=model[0], at=AT, dy=dy, x=x, weight=weight, sequences=sequences)
 
 
-def tapped_of(layer, tokens=128, sequences=4, at=AT):
-    x, dy = normal(tokens, layer.in_features), normal(tokens, layer.out_features, seed=1)
-    return Tapped(layer=layer, at=at, dy=dy, x=x, weight=layer.weight.detach().to(torch.bfloat16),
-                  sequences=sequences)  # fmt: skip
-
-
-def diagnosed(recipe, draws=4, **options):
-    layer = layer_of(recipe)
-    return {one.gemm: one for one in diagnose_layer(tapped_of(layer, **options), draws=draws)}
-
-
-ALL = ["fprop", "dgrad", "wgrad"]
+def diagnosed(tapped, draws=2):
+    return {one.gemm: one for one in diagnose_layer(tapped, draws=draws)}
 
 
 def test_the_exact_products_are_those_of_the_same_bf16_tensors():
-    layer = layer_of({"gemms": ALL})
-    tapped = tapped_of(layer)
+    tapped = tapped_of(PLAIN)
     x, dy, w = (t.double() for t in (tapped.x, tapped.dy, tapped.weight))
     exact = {"fprop": x @ w.t(), "dgrad": dy @ w, "wgrad": dy.t() @ x}
-    for one in diagnose_layer(tapped, draws=2):
-        output = product(layer, one.gemm, AT, dy=tapped.dy, x=tapped.x, weight=tapped.weight).double()
-        error = output - exact[one.gemm]
-        relative = (error.norm() / exact[one.gemm].norm()).item()
+    for gemm, one in diagnosed(tapped).items():
+        output = product(tapped.layer, gemm, AT, dy=tapped.dy, x=tapped.x, weight=tapped.weight).double()
+        relative = ((output - exact[gemm]).norm() / exact[gemm].norm()).item()
         assert one.product.relative_error == pytest.approx(relative, rel=1e-3)
         assert 0.1 < relative < 0.3
-        assert one.product.exact_energy == pytest.approx(exact[one.gemm].square().sum().item(), rel=1e-4)
+        assert one.product.exact_energy == pytest.approx(exact[gemm].square().sum().item(), rel=1e-4)
 
 
-def test_without_randomness_one_draw_and_all_of_the_error_is_bias():
-    for recipe in ({"gemms": ALL}, {"gemms": ALL, "stabiliser": "dht"}):
-        for one in diagnosed(recipe).values():
-            assert (one.product.draws, one.product.bias_share) == (1, 1.0)
-
-
-def test_stochastic_rounding_that_never_clips_has_next_to_no_bias():
-    found = diagnosed({"gemms": ALL, "stabiliser": "sr"}, draws=16)
-    for one in found.values():
-        assert one.product.draws == 16
-        assert abs(one.product.bias_share) < 0.02
-        assert one.product.gain == pytest.approx(1, abs=0.01)
-        assert all(figures.clipped == 0 for figures in one.operands.values())
-
-
-def test_stochastic_rounding_of_one_operand_leaves_the_others_bias():
-    """NVIDIA's recipe rounds dy alone stochastically: the error of x in Wgrad stays in every draw."""
-    recipe = dataclasses.replace(PRESETS["nvidia-nvfp4"].recipe, rules=(), phases=())
-    wgrad = diagnosed(recipe, draws=16)["wgrad"]
-    # Half of the error's energy is x's, rounded to nearest, and a little more is dy's.
-    assert 0.2 < wgrad.product.bias_share < 0.6
-
-
-def test_signs_that_training_draws_once_count_as_bias_and_those_of_a_step_do_not():
-    recipe = {"gemms": ["wgrad"], "stabiliser": "rht"}
-    once = diagnosed({**recipe, "signs": "layer"})["wgrad"]
-    anew = diagnosed({**recipe, "signs": "step"}, draws=8)["wgrad"]
-    assert (once.product.draws, once.product.bias_share) == (1, 1.0)
-    assert anew.product.draws == 8
-    assert anew.product.bias_share < 0.5
+@pytest.mark.parametrize(
+    ("recipe", "gemms", "draws", "low", "high"),
+    [
+        (PLAIN, ALL, 1, 1, 1),
+        (PLAIN | {"stabiliser": "dht"}, ALL, 1, 1, 1),
+        (SR, ALL, 16, -0.02, 0.02),
+        # It rounds dy alone stochastically: the error of x in Wgrad, about half of the energy, stays.
+        (NVIDIA, ["wgrad"], 16, 0.2, 0.6),
+        (RHT | {"signs": "layer"}, ["wgrad"], 1, 1, 1),  # drawn once in training
+        (RHT | {"signs": "step"}, ["wgrad"], 16, 0, 0.5),
+        ("bf16", [], 1, 0, 0),
+        ({"gemms": [], "rest": "fp8"}, ALL, 1, 1, 1),
+    ],
+)
+def test_what_stays_the_same_in_every_draw_is_bias(recipe, gemms, draws, low, high):
+    found = diagnosed(tapped_of(recipe), draws=16)
+    assert set(gemms) <= found.keys() == {gemm for gemm in found if found[gemm].operands}
+    for gemm in gemms:
+        assert found[gemm].product.draws == draws
+        assert low <= found[gemm].product.bias_share <= high
+        if recipe is SR:
+            assert found[gemm].product.gain == pytest.approx(1, abs=0.01)
+            assert all(figures.clipped == 0 for figures in found[gemm].operands.values())
 
 
 def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
-    whole = tapped_of(layer_of({"gemms": ALL}), tokens=64, sequences=None)
-    part = dataclasses.replace(whole, dy=whole.dy[:50], x=whole.x[:50], layer=layer_of({"gemms": ALL}))
+    whole = tapped_of(PLAIN, tokens=64, sequences=None)
+    part = dataclasses.replace(whole, dy=whole.dy[:50], x=whole.x[:50])
     zeroed = dataclasses.replace(whole, dy=whole.dy.clone(), x=whole.x.clone())
     zeroed.dy[50:], zeroed.x[50:] = 0, 0
-    for one, other in zip(diagnose_layer(part, draws=2), diagnose_layer(zeroed, draws=2), strict=True):
+    for one, other in zip(diagnosed(part).values(), diagnosed(zeroed).values(), strict=True):
         # Products of other sizes are summed in another order on some CPUs.
         assert one.product.relative_error == pytest.approx(other.product.relative_error, rel=1e-6)
-        assert one.product.gain == pytest.approx(other.product.gain, rel=1e-6)
 
 
 def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured():
     plain = OperandPolicy(format="nvfp4")
     rotated = dataclasses.replace(plain, hadamard=16)
 
-    def wgrad_of(source):
+    def tapped(source):
         right = dataclasses.replace(rotated, source=source)
         fprop = GemmPolicy(left=plain, right=plain)
-        return layer_of(Recipe(fprop=fprop, wgrad=GemmPolicy(left=rotated, right=right)))
+        return tapped_of(Recipe(fprop=fprop, wgrad=GemmPolicy(left=rotated, right=right)))
 
-    twice = tapped_of(wgrad_of("forward_bf16"))
+    twice, once = tapped("forward_bf16"), tapped("high_precision")
     forward = dequantised(twice.layer.operand(twice.x, "fprop", "x", AT)).to(torch.bfloat16)
-    once = dataclasses.replace(twice, layer=wgrad_of("high_precision"), x=forward)
-    found, expected = (
-        [one.operands["x"] for one in diagnose_layer(each, draws=2)][-1] for each in (twice, once)
-    )
-    assert found == expected
-
-
-def test_gemms_in_high_precision_are_left_out():
-    assert list(diagnosed({"gemms": ["wgrad"]})) == ["wgrad"]
-    assert diagnosed("bf16") == {}
-    assert list(diagnosed({"gemms": [], "rest": "fp8"})) == ALL
+    expected = diagnosed(dataclasses.replace(once, x=forward))
+    assert diagnosed(twice)["wgrad"].operands["x"] == expected["wgrad"].operands["x"]
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_published_recipe_can_be_diagnosed(name):
     recipe = dataclasses.replace(PRESETS[name].recipe, rules=(), phases=())
-    layer = layer_of(recipe, inputs=256, outputs=256)
-    for one in diagnose_layer(tapped_of(layer, tokens=256), draws=2):
+    for one in diagnosed(tapped_of(recipe, tokens=256, size=(256, 256))).values():
         assert 0 < one.product.relative_error < 0.6, one
         assert abs(one.product.gain - 1) < 0.2
         for figures in one.operands.values():
@@ -137,82 +118,196 @@ def test_every_published_recipe_can_be_diagnosed(name):
 
 
 def test_draws_of_diagnostics_are_not_trainings():
-    layer = layer_of({"gemms": ALL, "stabiliser": "sr+rht"})
-    tapped = tapped_of(layer)
-    policy = layer.recipe_at(0).wgrad.left
-    steps = set()
-    for step in (0, 1, 7, 1_000_000):
-        for redraw in (1, 2, 1023):
-            at = Position(step=step, call=0, tokens=0).redrawn(redraw)
-            key = layer.key("wgrad", "dy", policy, at)
-            assert key.step >= 1 << 31
-            assert key.call == EVAL_CALL
-            steps.add(key.step)
-    assert len(steps) == 12
-    outputs = [
-        product(layer, "wgrad", at, dy=tapped.dy, x=tapped.x, weight=tapped.weight)
-        for at in (AT, AT.redrawn(1), AT.redrawn(2), AT.redrawn(1))
+    tapped = tapped_of(SR | {"stabiliser": "sr+rht"})
+    policy = tapped.layer.recipe_at(0).wgrad.left
+    keys = [
+        tapped.layer.key("wgrad", "dy", policy, Position(step=step, call=0, tokens=0).redrawn(redraw))
+        for step in (0, 1, 7, 1_000_000)
+        for redraw in (1, 2, 1023)
     ]
-    assert torch.equal(outputs[1], outputs[3])
-    assert not torch.equal(outputs[0], outputs[1])
-    assert not torch.equal(outputs[1], outputs[2])
+    assert len({key.step for key in keys}) == 12
+    assert all(key.step >= 1 << 31 and key.call == EVAL_CALL for key in keys)
+    outputs = [
+        product(tapped.layer, "wgrad", at, dy=tapped.dy, x=tapped.x, weight=tapped.weight)
+        for at in (AT.redrawn(1), AT.redrawn(1), AT, AT.redrawn(2))
+    ]
+    assert [torch.equal(outputs[0], other) for other in outputs] == [True, True, False, False]
 
 
 def test_nothing_is_changed_by_looking_neither_delayed_scales_nor_torchs_generator():
-    layer = layer_of("te-hybrid-fp8-delayed")
-    layer.get_buffer("amax_history")[:, 2] = 3.0
-    layer.get_buffer("amax_step")[:, 2] = 2
-    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-    torch.manual_seed(11)
+    tapped = tapped_of("te-hybrid-fp8-delayed")
+    tapped.layer.get_buffer("amax_history")[:, 2] = 3.0
+    tapped.layer.get_buffer("amax_step")[:, 2] = 2
+    before = {name: buffer.clone() for name, buffer in tapped.layer.named_buffers()}
     state = torch.get_rng_state()
-    found = list(diagnose_layer(tapped_of(layer), draws=3))
+    found = diagnosed(tapped)
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(buffer, before[name]) for name, buffer in layer.named_buffers())
-    assert before["amax_history"].shape[1] == AMAX_HISTORY + 1
+    assert all(torch.equal(buffer, before[name]) for name, buffer in tapped.layer.named_buffers())
     # The past's largest magnitude, 3, was used: the tensors' own largest values clip.
-    assert found[0].operands["x"].clipped > 0
+    assert found["fprop"].operands["x"].clipped > 0
 
 
-def test_the_noise_of_the_data_is_that_of_the_exact_weight_gradient():
-    tapped = tapped_of(layer_of({"gemms": ["wgrad"]}), tokens=256, sequences=8)
-    (wgrad,) = diagnose_layer(tapped, draws=2)
-    noise = wgrad.data_noise
-    dy, x = tapped.dy.double(), tapped.x.double()
-    parts = [a.t() @ b for a, b in zip(dy.chunk(4), x.chunk(4), strict=True)]
-    energy = sum(parts).square().sum().item()
-    assert (noise.sequences, noise.gradient_energy) == (8, pytest.approx(energy, rel=1e-4))
-    expected = (4 * sum(part.square().sum().item() for part in parts) - energy) / 3
-    assert noise.noise_energy == pytest.approx(expected, rel=1e-4)
-    # Random tensors have no signal: nearly all of the gradient is noise.
-    assert noise.noise_energy == pytest.approx(energy, rel=0.1)
-
-
-@pytest.mark.parametrize("sequences", [None, 1, 3])
-def test_odd_numbers_of_sequences_give_no_noise_scale(sequences):
-    tapped = tapped_of(layer_of({"gemms": ["wgrad"]}), tokens=96, sequences=sequences)
-    (wgrad,) = diagnose_layer(tapped, draws=2)
-    assert wgrad.data_noise is None
+@pytest.mark.parametrize("sequences", [8, None, 1, 3])
+def test_the_noise_of_the_data_is_that_of_the_exact_weight_gradient(sequences):
+    tapped = tapped_of({"gemms": ["wgrad"]}, tokens=264, sequences=sequences)
+    noise = diagnosed(tapped)["wgrad"].data_noise
+    assert (noise is None) == (sequences != 8)  # too few parts
+    if noise is not None:
+        dy, x = tapped.dy.double(), tapped.x.double()
+        parts = [a.t() @ b for a, b in zip(dy.chunk(4), x.chunk(4), strict=True)]
+        energy = sum(parts).square().sum().item()
+        assert (noise.sequences, noise.gradient_energy) == (8, pytest.approx(energy, rel=1e-4))
+        expected = (4 * sum(part.square().sum().item() for part in parts) - energy) / 3
+        assert noise.noise_energy == pytest.approx(expected, rel=1e-4)
+        # Random tensors have no signal: nearly all of the gradient is noise.
+        assert noise.noise_energy == pytest.approx(energy, rel=0.1)
 
 
 @pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
 def test_odd_tensors_give_figures_that_are_none(odd):
-    layer = layer_of({"gemms": ALL, "stabiliser": "sr"})
-    tapped = tapped_of(layer)
+    tapped = tapped_of(SR)
     tapped.dy.fill_(odd)
-    found = {one.gemm: one for one in diagnose_layer(tapped, draws=2)}
+    found = diagnosed(tapped)
     assert found["fprop"].product.relative_error > 0
-    assert found["wgrad"].product.relative_error is None
-    assert found["wgrad"].product.bias_share is None
+    assert found["wgrad"].product.relative_error is found["wgrad"].product.bias_share is None
 
 
 def test_a_channel_is_a_feature_in_whichever_gemm_it_stands():
-    tapped = tapped_of(layer_of({"gemms": ALL}))
+    tapped = tapped_of(PLAIN)
     tapped.x[:, 5] *= 30
     tapped.dy[:, 7] *= 30
-    found = {one.gemm: one.operands for one in diagnose_layer(tapped, draws=2)}
-    for name, gemms in (("x", ("fprop", "wgrad")), ("dy", ("dgrad", "wgrad"))):
+    found = {gemm: one.operands for gemm, one in diagnosed(tapped).items()}
+    for name, features, gemms in (("x", 64, ("fprop", "wgrad")), ("dy", 96, ("dgrad", "wgrad"))):
         shares = [found[gemm][name].before for gemm in gemms]
-        features = tapped.x.shape[1] if name == "x" else tapped.dy.shape[1]
         assert [one.outlier_share for one in shares] == [pytest.approx(1 / features)] * 2
         assert shares[0].mean_share == pytest.approx(shares[1].mean_share, rel=1e-4)
     assert found["dgrad"]["w"].before.outlier_share == 0
+
+
+STEP = 32 * 16  # tokens
+SHORT = {"tokens": 6 * STEP, "eval_every_tokens": 3 * STEP, "micro_batch_size": 8}
+RECIPES = {
+    "sr and rht": RecipeSpec(gemms=ALL, stabiliser="sr+rht"),
+    "plain": RecipeSpec(gemms=ALL),
+    "delayed": RecipeSpec(rest="fp8-delayed"),
+}
+
+
+def run(config, tokens, diagnostics=None, **options):
+    rows, found = [], []
+    observe = diagnostics and (lambda trainee: Recorder(trainee, diagnostics, found.append))
+    result = train(config, rows.append, tokens=tokens, observe=observe, **options)
+    for row in rows:
+        row.pop("tokens_per_sec", None)
+    return (result, rows), found
+
+
+@pytest.mark.parametrize("name", rest_exhaustive(RECIPES, "sr and rht".__eq__))
+def test_a_run_is_the_same_to_the_bit_with_and_without_and_other_recipes_train_nothing(
+    make_config, tokens, name
+):
+    config = make_config(RECIPES[name], **SHORT)
+    settings = Diagnostics(every_tokens=2 * STEP, layers=["*"], draws=2)
+    others = dataclasses.replace(settings, what_if=["mxfp4", SR, "te-hybrid-fp8-delayed"])
+    before = torch.get_rng_state()
+    plain, _ = run(config, tokens)
+    looked, alone = run(config, tokens, settings)
+    with_others, found = run(config, tokens, others)
+    assert looked == with_others == plain
+    assert torch.equal(before, torch.get_rng_state())
+    assert {row["tokens"] for row in alone} == {2 * n * STEP for n in range(3)}
+    # Every layer of two blocks but the head, three GEMMs, and the first micro-batch alone.
+    assert len(alone) == 3 * 2 * 4 * 3
+    assert [row for row in found if "what_if" not in row] == alone
+    assert {row.get("what_if") for row in found} == {None, *others.other_recipes()}
+    own = {(row["step"], row["layer"], row["gemm"]): row for row in alone}
+    for row in found:
+        json.dumps(row, allow_nan=False)
+        same = own[row["step"], row["layer"], row["gemm"]]
+        assert row["exact_energy"] == same["exact_energy"]  # the same tensors
+        assert (row["kind"], row["data_noise"]) == ("diagnosis", same["data_noise"])
+        assert (row["data_noise"] is not None) == (row["gemm"] == "wgrad")
+        assert row["data_noise"] is None or row["data_noise"]["sequences"] == 8
+        if row.get("what_if") == "mxfp4":
+            assert (row["draws"], row["bias_share"]) == (1, 1.0)
+            assert 0.05 < row["relative_error"] < 0.3
+        if row.get("what_if") == "te-hybrid-fp8-delayed":
+            assert 0.01 < row["relative_error"] < 0.08  # dy in E5M2
+
+
+@pytest.mark.exhaustive
+def test_another_recipes_error_is_that_of_a_run_which_trains_in_it(make_config, tokens):
+    """On the first step both runs have the same tensors, but for what the recipe did to them above."""
+    rare = Diagnostics(every_tokens=10**9)
+    _, in_bf16 = run(make_config(**SHORT), tokens, dataclasses.replace(rare, what_if=["mxfp4"]))
+    _, trained = run(make_config(RECIPES["plain"], **SHORT), tokens, rare)
+    assert len(in_bf16) == len(trained) > 0  # a run in bf16 is measured where the other recipe quantises
+    other, first = (
+        next(row for row in rows if (row["layer"], row["gemm"]) == ("blocks.0.attention.qkv", "fprop"))
+        for rows in (in_bf16, trained)
+    )
+    assert other == first | {"what_if": "mxfp4"}
+
+
+def test_each_recipe_is_measured_at_its_own_layers_and_phases(make_config, tokens):
+    ruled = {"gemms": ALL, "layers": [{"first": 1, "recipe": "bf16"}],
+             "phases": [{"from_tokens": 4 * STEP, "recipe": {"gemms": ["fprop"]}}]}  # fmt: skip
+    settings = Diagnostics(every_tokens=4 * STEP, what_if=[ruled], draws=2)
+    config = make_config(RECIPES["plain"], model={"layers": 4, "width": 32, "ffn": 32}, **SHORT)
+    blocks, gemms = {}, {}
+    for row in run(config, tokens, settings)[1]:
+        blocks.setdefault("what_if" in row, set()).add(row["layer"].split(".")[1])
+        gemms.setdefault(("what_if" in row, row["step"]), set()).add(row["gemm"])
+    assert blocks == {False: {"0", "2", "3"}, True: {"1", "2", "3"}}
+    assert gemms == {(False, 0): set(ALL), (True, 0): set(ALL), (False, 4): set(ALL), (True, 4): {"fprop"}}
+    assert run(make_config(**SHORT), tokens, Diagnostics(every_tokens=STEP))[1] == []  # nothing is quantised
+
+
+class Kept:
+    """Checkpoints in memory, to go on from a step."""
+
+    kept = None
+
+    def load(self):
+        return self.kept
+
+    def due(self, tokens):
+        return tokens == 3 * STEP
+
+    def save(self, snapshot):
+        tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
+        self.kept = dataclasses.replace(snapshot, tensors=tensors)
+
+
+@pytest.mark.exhaustive
+def test_a_resumed_run_repeats_the_same_rows(make_config, tokens):
+    config, kept = make_config(RECIPES["sr and rht"], **SHORT), Kept()
+    settings = Diagnostics(every_tokens=STEP, layers=["*.down"], draws=2)
+    (_, rows), found = run(config, tokens, settings, checkpoints=kept)
+    (_, later), again = run(config, tokens, settings, checkpoints=kept)
+    assert again == [row for row in found if row["step"] >= 3]
+    assert later == [row for row in rows if row["step"] > 3]
+
+
+def test_ends_and_middle_are_of_the_blocks_that_are_quantised():
+    names = [f"blocks.{n}.{part}" for n in range(16) for part in ("qkv", "down")] + ["head"]
+    where = places(names, heads=["head"]).values()
+    plain = resolve(RecipeSpec(gemms=ALL))
+    assert chosen_layers("ends and middle", plain, where) == [
+        f"blocks.{n}.{part}" for n in (0, 8, 15) for part in ("qkv", "down")
+    ]
+    nvidia = PRESETS["nvidia-nvfp4"].recipe  # first 2 and last 8 blocks in high precision
+    assert {name.split(".")[1] for name in chosen_layers("ends and middle", nvidia, where)} == {"2", "5", "7"}
+    assert chosen_layers(["*.down", "nothing"], plain, where)[0] == "blocks.0.down"
+    assert chosen_layers("ends and middle", resolve(RecipeSpec()), where) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "seq_len"), [(4096, 128), (640, 64), (4096, 2048), (1000, 100), (96, 7), (8, 32)]
+)
+def test_a_sample_of_the_rows_is_whole_sequences_where_it_can_be(rows, seq_len):
+    taken, sequences = sampled_rows(rows, seq_len)
+    assert 0 < taken <= MAX_ROWS
+    assert sequences is None or sequences * seq_len == taken
+    assert taken == rows or taken % 256 == 0
+    assert sequences is not None or taken == MAX_ROWS or rows % seq_len

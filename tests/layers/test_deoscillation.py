@@ -160,7 +160,7 @@ def test_a_weight_that_two_layers_share_is_followed_once_and_a_frozen_one_not_at
         layers[2].weight.requires_grad_(False)
         _, state = make(FP4 | {"deoscillate": {}, "layers": rules}, *layers)
         state.advance()
-        assert set(state.deoscillation.tensors()) == {f"{followed}.moved", f"{followed}.quantised_moved"}
+        assert set(state.deoscillation.sums) == {f"{followed}.moved", f"{followed}.quantised_moved"}
 
 
 def test_a_weight_that_a_hook_computes_is_refused_where_it_would_be_reset():

@@ -17,8 +17,8 @@ from ablate.models.custom_models import build, outline
 from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig
 from ablate.train import train
-from ablate.train.dry import dry_run
 from ablate.train.loop import assemble
+from ablate.train.probe import dry_run
 from tests.exhaustive import rest_exhaustive
 
 MINE = """

@@ -1,4 +1,4 @@
-"""Models of any size by shapes alone."""
+"""The size of a run by shapes alone, and the time of its steps."""
 
 import subprocess
 import sys
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from ablate.layers.deoscillation import Deoscillation
 from ablate.recipes import RecipeSpec, expand_word, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.train.dry import dry_run
+from ablate.train.probe import dry_run, time_steps
 
 
 def config(model, recipe, *, vocab_size=256, **training):
@@ -47,7 +48,7 @@ def test_llama_8b_in_seconds_and_little_memory():
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 from ablate.run.architecture import PRESETS
-from test_dry import ModelConfig, config, dry_run
+from test_probe import ModelConfig, config, dry_run
 model = ModelConfig(**PRESETS["llama3.1-8b"])
 recipe = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"}
 found = dry_run(config(model, recipe, vocab_size=128_256, seq_len=8192, batch_size=32, micro_batch_size=1))
@@ -56,3 +57,13 @@ peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 assert peak_gib < 4, peak_gib
 """
     subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], check=True)
+
+
+def test_the_time_of_a_step_holds_its_de_oscillation(make_config, monkeypatch):
+    taken = []
+    own = Deoscillation.step
+    monkeypatch.setattr(Deoscillation, "step", lambda self: taken.append(own(self)))
+    config = make_config(RecipeSpec(gemms=["fprop"], deoscillate={"window": 2}), tokens=2048)
+    time_steps(config, device="cpu", steps=2, warmup=1, repeats=2)
+    assert len(taken) == 5
+    assert [reset is not None for reset in taken] == [False, False, True, False, True]

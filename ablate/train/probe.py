@@ -1,0 +1,128 @@
+"""The size and the speed of a run, without a study and without data.
+
+A dry run passes one micro-batch forward and backward on torch's meta device: it takes seconds and some
+hundred megabytes for a model of any size, and uses the same layers, custom operators and recipe as training.
+Timed are whole optimizer steps on random tokens, on which speed does not depend; loading, evaluation,
+checkpoints and logging are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ablate.backends.select import Selection
+from ablate.base.errors import UserError
+from ablate.layers.linear import quantised_layers
+from ablate.layers.state import RecipeState
+from ablate.models.custom_models import describe_error, named
+from ablate.models.network import build_network
+from ablate.train.group import ONE_DEVICE, Layout
+from ablate.train.loop import assemble, gradients, keep_freed_memory, stream_seed, take_step
+
+if TYPE_CHECKING:
+    from ablate.run.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """The size of a dry run: parameters, linear layers, and tokens of one forward pass."""
+
+    parameters: int
+    linear_layers: int
+    tokens: int
+
+
+def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
+    """Build a run's model and pass one device's micro-batch forward and backward, with shapes only.
+
+    Raises:
+        ValueError: the features of a layer do not fit its recipe.
+        UserError: a model that is not built in cannot be used, or raises.
+    """
+    settings = config.training
+    sequences = settings.micro_batch_size or settings.batch_size // devices
+    state = RecipeState(
+        recipe=config.recipe, backend=Selection("emulated"), seed=config.seed, total_tokens=settings.tokens
+    )
+    with torch.device("meta"):
+        network = build_network(config, state, initial_seed=0)
+        model = network.module
+        tokens = torch.zeros(sequences, settings.seq_len, dtype=torch.long)
+        try:
+            network.loss(model, tokens, tokens, "mean")[0].backward()  # type: ignore[no-untyped-call]
+        except UserError:
+            raise
+        except Exception as error:
+            if config.model.is_built_in:
+                raise
+            hint = (
+                "it is called as module(tokens), a loss as loss(module, inputs, targets), without values here"
+            )
+            raise UserError(f"{named(config.model)} raised {describe_error(error)}", hint=hint) from error
+    for name, p in model.named_parameters():
+        if p.requires_grad and (p.grad is None or p.grad.shape != p.shape):
+            what = f"no gradient reaches its parameter {name}"
+            hint = "leave it out, or freeze it by requires_grad_(False)"
+            raise UserError(f"{named(config.model)}: {what}", hint=hint)
+    return DryRun(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        linear_layers=len(quantised_layers(model)),
+        tokens=tokens.numel(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds per step, one figure per repeat; and the device's peak memory in bytes, if it is known."""
+
+    sec_per_step: tuple[float, ...]
+    tokens_per_step: int
+    peak_memory_bytes: int | None
+
+
+def time_steps(
+    config: RunConfig,
+    *,
+    device: str,
+    steps: int,
+    warmup: int,
+    repeats: int,
+    layout: Layout = ONE_DEVICE,
+) -> StepTimes:
+    """Time ``steps`` optimizer steps ``repeats`` times, after ``warmup`` steps that do not count.
+
+    Raises:
+        ValueError: an operand does not fit its policy.
+    """
+    keep_freed_memory()
+    trainee = assemble(replace(config, fork=None), device, layout)  # its own recipe from the first step on
+    draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
+    shape = (config.training.batch_size, config.training.seq_len + 1)
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def take(count: int) -> float:
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for _ in range(count):
+            window = draw.integers(0, config.vocab_size, shape)
+            gradients(trainee, window, config.training.grad_clip)
+            take_step(trainee)
+            trainee.state.step += 1
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    take(warmup)
+    return StepTimes(
+        sec_per_step=tuple(take(steps) / steps for _ in range(repeats)),
+        tokens_per_step=trainee.plan.tokens_per_step,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+    )
