@@ -63,10 +63,9 @@ class Watch(contextlib.ExitStack):
     returns. The next attempt resumes from the last checkpoint.
     """
 
-    def __init__(self, lease: Lease, hang_after_sec: float, on_hang: Callable[[str], None]) -> None:
-        """``on_hang`` is called with one line before the process is ended."""
+    def __init__(self, lease: Lease, hang_after_sec: float) -> None:
         super().__init__()
-        self._lease, self._hang_after_sec, self._on_hang = lease, hang_after_sec, on_hang
+        self._lease, self._hang_after_sec = lease, hang_after_sec
         self._progress_sec = time.monotonic()
         self.lost = False
         self.tokens = 0
@@ -83,7 +82,10 @@ class Watch(contextlib.ExitStack):
             self.lost = self.lost or not self._lease.is_mine()
             idle = time.monotonic() - self._progress_sec
             if idle > self._hang_after_sec:
-                self._on_hang(f"no progress for {idle:.0f} s")
+                message = f"no progress for {idle:.0f} s"
+                print(message, flush=True)
+                with contextlib.suppress(OSError):
+                    self._lease.end("interrupted", message)
                 os._exit(EXIT_HUNG)
 
 
@@ -100,10 +102,6 @@ def sampled(
         process = psutil.Process()
         psutil.cpu_percent()  # both measure from their last call, this one from the same thread's
         process.cpu_percent()
-        with contextlib.suppress(OSError), path.open("rb+") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # an incomplete line spoils no other
-                file.write(b"\n")
         going = True
         while going:
             going = not done.wait(every_sec)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ablate.execute.environment import code_digest, fingerprint
 from ablate.run.ids import run_id as id_of
-from ablate.run.schedule import kept_by, plan_steps, shared_prefixes
+from ablate.run.schedule import plan_steps, shared_prefixes
 from ablate.store import END_STATES, RunDir, StudyStore
 from ablate.store.checkpoints import newest_step
 from ablate.store.leases import Leases
@@ -234,6 +234,9 @@ class Prefixes:
                 can_hold=lambda run_id, step: run_id in self._configs and self._step(run_id) < step,
             )
             self._found = {run_id: prefix for run_id, prefix in found.items() if self._is_open(run_id)}
+        self._kept: dict[str, dict[int, Path]] = {}
+        for prefix in self._found.values():
+            self._kept.setdefault(prefix.holder, {})[prefix.tokens] = self._folder / prefix.key
         self._begun = {run_id for run_id in self._found if self._step(run_id)}
 
     def _is_open(self, run_id: str) -> bool:
@@ -244,15 +247,9 @@ class Prefixes:
 
     def filled_in(self, run: RunRequest) -> RunRequest:
         """Return a run with the prefix that it begins with, and with those that it keeps for others."""
-        prefix, kept = self._found.get(run.run_id), kept_by(self._found).get(run.run_id, {})
-        return replace(
-            run,
-            prefix=None if prefix is None else (self._folder / prefix.key, prefix.step),
-            prefixes={
-                step * plan_steps(run.config.training).tokens_per_step: self._folder / key
-                for step, key in kept.items()
-            },
-        )
+        prefix = self._found.get(run.run_id)
+        begins_with = None if prefix is None else (self._folder / prefix.key, prefix.step)
+        return replace(run, prefix=begins_with, prefixes=self._kept.get(run.run_id, {}))
 
     def waits_for(self, run_id: str) -> str | None:
         """Return the run that a run has to wait for, None if there is none or its prefix is there."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ablate.store import RunDir, State, Status, StudyStore
+    from ablate.store import State, Status, StudyStore
     from ablate.store.plan_file import LockedArm, LockedRun
 
 _SHOWN = {"train": ("loss", "tokens_per_sec"), "eval": ("val_loss",)}
@@ -115,7 +115,15 @@ class ProgressReader:
             return RunProgress(**shown, state="pending", tokens=0)
         run = self._store.run(planned.id)
         status = run.examined() if self._examines_files else run.status()
-        tail = _Tail() if status.state == "damaged" else self._tail(run)
+        tail = self._tails.setdefault(run.run_id, _Tail())
+        if status.state == "damaged":
+            tail = _Tail()
+        elif run.metrics_path.exists():
+            found = run.metrics_path.stat()
+            if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has its own file
+                tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
+            if found.st_size != tail.offset:
+                tail.read(run.metrics_path)
         state, message = status.state, status.message
         if state == "running" and self._executor_alive is False:
             state, message = "interrupted", "its executor is gone"
@@ -127,18 +135,6 @@ class ProgressReader:
             pace=_pace(status, tail) if self._executor_alive else None,
             **tail.values,
         )
-
-    def _tail(self, run: RunDir) -> _Tail:
-        tail = self._tails.setdefault(run.run_id, _Tail())
-        try:
-            found = run.metrics_path.stat()
-        except FileNotFoundError:
-            return tail
-        if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has its own file
-            tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
-        if found.st_size != tail.offset:
-            tail.read(run.metrics_path)
-        return tail
 
 
 def _pace(status: Status, tail: _Tail) -> float | None:

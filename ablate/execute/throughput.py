@@ -119,11 +119,14 @@ def record(
     study: str, device: Device, speeds: Sequence[Speed], others: str | None, settings: SpeedSettings
 ) -> SpeedRecord:
     """Return the record for the file: what was timed, where, how and when."""
+    clock_mhz = None
+    with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
+        clock_mhz = float(psutil.cpu_freq().current if device.kind == "cpu" else torch.cuda.clock_rate())
     return SpeedRecord(
         study=study,
         device=device,
         code=code_digest(),
-        clock_mhz=_clock_mhz(device.kind),
+        clock_mhz=clock_mhz,
         other_work=others,
         versions={
             "ablate": __version__,
@@ -135,9 +138,3 @@ def record(
         measured_unix=time.time(),
         arms=tuple(speeds),
     )
-
-
-def _clock_mhz(kind: str) -> float | None:
-    with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
-        return float(psutil.cpu_freq().current if kind == "cpu" else torch.cuda.clock_rate())
-    return None

@@ -88,10 +88,11 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     except (OSError, KeyboardInterrupt) as error:
         # The status could not be written either, or a task was cancelled before it trained: the next attempt
         # continues from the files.
-        message = _one_line(error) if isinstance(error, OSError) else "interrupted"
+        is_fault = isinstance(error, OSError)
+        message = end_of(error).message if isinstance(error, OSError) else "interrupted"
         with contextlib.suppress(OSError):
             lease.end("interrupted", message)
-        return TaskEnd(state="interrupted", transient=isinstance(error, OSError), message=message)
+        return TaskEnd(state="interrupted", transient=is_fault, message=message)
 
 
 def _attempt(task: RunRequest, run: RunDir, lease: Lease, begin: Begin | None) -> TaskEnd:
@@ -141,14 +142,6 @@ def _train(
 
     resources, terminated = task.resources, threading.Event()
 
-    def give_up(message: str) -> None:
-        print(message, flush=True)
-        if lease.is_mine():
-            with contextlib.suppress(OSError):
-                ended = replace(status, state="interrupted", message=message, ended_unix=time.time())
-                run.write_status(ended)
-                lease.end("interrupted", message)
-
     def write(writer: MetricsWriter, row: dict[str, Any]) -> None:
         watch.progress(row.get("tokens"))
         writer.append({**row, "time_unix": time.time()})
@@ -161,7 +154,7 @@ def _train(
         return watch.lost or terminated.is_set() or task.stop_path.exists() or run.stop_path.exists()
 
     with (
-        Watch(lease, resources.hang_after_sec, give_up) as watch,
+        Watch(lease, resources.hang_after_sec) as watch,
         sampled(run.system_path, lambda: watch.tokens),
         contextlib.ExitStack() as files,
     ):
@@ -350,28 +343,26 @@ def _is_lost_peer(error: Exception) -> bool:
 
 
 def end_of(error: Exception) -> TaskEnd:
-    """Return the end of a process that raised this error; a bug or too little memory does not pass."""
-    if isinstance(error, OSError):
-        may_pass = error.errno in _PASSING
-    else:
-        may_pass = _is_gpu_fault(error) or _is_lost_peer(error)
-    state: State = "interrupted" if may_pass else "failed"
-    return TaskEnd(state=state, transient=may_pass, message=_one_line(error))
+    """Return the end of a process that raised this error, with the usual remedy if there is one.
 
-
-def _one_line(error: Exception) -> str:
-    """Describe a run's fault in one line, with the usual remedy if there is one."""
+    A bug or too little memory does not pass.
+    """
     from ablate.backends.select import UnfitDeviceError
 
-    line, name = first_line(error), type(error).__name__
-    if isinstance(error, UserError | UnfitDeviceError):
-        return line
-    if name == "OutOfMemoryError":
-        return f"out of GPU memory ({line}); a smaller training.micro_batch_size needs less"
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return "no space left on the storage; free some and run the same command again"
-    if _is_lost_peer(error):
-        return LOST_PEER
-    if _is_gpu_fault(error):
-        return f"the GPU failed: {line}; `ablate check cuda` tests it"
-    return f"{name}: {line}"
+    message, name = first_line(error), type(error).__name__
+    may_pass = False
+    if isinstance(error, OSError):
+        may_pass = error.errno in _PASSING
+        if error.errno in _FULL:
+            message = "no space left on the storage; free some and run the same command again"
+        else:
+            message = f"{name}: {message}"
+    elif name == "OutOfMemoryError":
+        message = f"out of GPU memory ({message}); a smaller training.micro_batch_size needs less"
+    elif _is_lost_peer(error):
+        may_pass, message = True, LOST_PEER
+    elif _is_gpu_fault(error):
+        may_pass, message = True, f"the GPU failed: {message}; `ablate check cuda` tests it"
+    elif not isinstance(error, UserError | UnfitDeviceError):
+        message = f"{name}: {message}"
+    return TaskEnd(state="interrupted" if may_pass else "failed", transient=may_pass, message=message)

@@ -221,12 +221,10 @@ def _known_backend(name: str) -> str:
     return name
 
 
-def _list_backends(schema: dict[str, Any]) -> None:
-    schema["enum"] = list(backend_names())
-
-
 BackendName = Annotated[
-    str, AfterValidator(_known_backend), Field(json_schema_extra=_list_backends, strict=True)
+    str,
+    AfterValidator(_known_backend),
+    Field(json_schema_extra=lambda schema: schema.update(enum=list(backend_names())), strict=True),
 ]
 """A built-in back end or an entry point's."""
 

@@ -83,16 +83,13 @@ class Diagnostics:
         found: dict[str, Recipe] = {}
         for spec in self.what_if:
             recipe = resolve(spec)
-            plain = name = _word_for(spec) or describe(recipe)
+            words = (word for word, content in SHORT_RECIPES.items() if spec == RecipeSpec(**content))
+            plain = name = next(words, None) or describe(recipe)
             number = 2
             while name in found:  # two recipes that differ in the layers of their rules alone
                 name, number = f"{plain} ({number})", number + 1
             found[name] = recipe
         return found
-
-
-def _word_for(spec: RecipeSpec) -> str | None:
-    return next((word for word, content in SHORT_RECIPES.items() if spec == RecipeSpec(**content)), None)
 
 
 def chosen_layers(

@@ -163,26 +163,27 @@ def outcomes(
     fit: LocalFit | None = None,
 ) -> list[Outcome]:
     """Return how a finished run stands to each of several targets (nats per token)."""
-    found = [find_crossing(tokens, loss, target, rule) for target in targets]
-    inner = [i for i, one in enumerate(found) if one is not None and not one.left_bound and one.tokens > 0]
-    fitted: dict[int, float] = {}
-    if fit is not None and rule == "confirmed" and inner:
-        near = [one.tokens for i in inner if (one := found[i]) is not None]
-        values = fit.crossings(near, [targets[i] for i in inner])
-        fitted = {i: float(value) for i, value in zip(inner, values, strict=True) if math.isfinite(value)}
-    # Censored at the last evaluation: the rest was not observed.
+    crossings = [find_crossing(tokens, loss, target, rule) for target in targets]
+    fitted = np.full(len(targets), np.nan)
+    if fit is not None and rule == "confirmed":
+        near = [
+            np.nan if one is None or one.left_bound or one.tokens <= 0 else one.tokens for one in crossings
+        ]
+        fitted = fit.crossings(near, targets)
     last = float(np.max(np.asarray(tokens, dtype=float)))
-    return [
-        Outcome(seed=seed, end="censored", low=last)
-        if one is None
-        else Outcome(seed=seed, end="hit", low=0.0, high=one.tokens)
-        if one.left_bound
-        else Outcome(
-            seed=seed, end="hit", low=fitted.get(i, one.tokens), high=fitted.get(i, one.tokens),
-            interpolated=one.tokens, fitted=fitted.get(i),
-        )
-        for i, one in enumerate(found)
-    ]  # fmt: skip
+    found = []
+    for one, value in zip(crossings, map(float, fitted), strict=True):
+        if one is None:  # censored at the last evaluation: the rest was not observed
+            found.append(Outcome(seed=seed, end="censored", low=last))
+        elif one.left_bound:
+            found.append(Outcome(seed=seed, end="hit", low=0.0, high=one.tokens))
+        else:
+            by_fit = value if math.isfinite(value) else None
+            at = one.tokens if by_fit is None else by_fit
+            found.append(
+                Outcome(seed=seed, end="hit", low=at, high=at, interpolated=one.tokens, fitted=by_fit)
+            )
+    return found
 
 
 class LocalFit:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ablate.recipes import Deoscillate, Phase, Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ablate.run.config import ArmConfig, ResourcesConfig, RunConfig, TrainingConfig
 
@@ -156,7 +156,12 @@ def shared_prefixes(
     already. ``can_hold`` tells of a run's id and a step whether that run can give its state after the step to
     others.
     """
-    known = {run_id: (config, resources) for run_id, config, resources in runs if _is_plain(config)}
+    known = {
+        run_id: (config, resources)
+        for run_id, config, resources in runs
+        if config.trainer is None
+        and not any(_has_history(one.recipe) for one in (config, config.fork) if one is not None)
+    }
     cuts: dict[int, set[int]] = {}
     for config, _ in known.values():
         cuts.setdefault(config.seed, set()).update(_last_common_steps(config))
@@ -180,40 +185,21 @@ def shared_prefixes(
     return found
 
 
-def kept_by(prefixes: Mapping[str, Prefix]) -> dict[str, dict[int, str]]:
-    """Return for each holder the steps after which it keeps its state, with their keys."""
-    kept: dict[str, dict[int, str]] = {}
-    for prefix in prefixes.values():
-        kept.setdefault(prefix.holder, {})[prefix.step] = prefix.key
-    return kept
-
-
-def _is_plain(config: RunConfig) -> bool:
-    recipes = [config.recipe] if config.fork is None else [config.recipe, config.fork.recipe]
-    return config.trainer is None and not any(map(_has_history, recipes))
-
-
 @lru_cache(maxsize=4096)
 def _has_history(recipe: Recipe) -> bool:
     return any(policy.scale == "delayed" for part in recipe.parts for _, _, policy in part.operands())
 
 
-def _last_common_steps(config: RunConfig) -> Iterator[int]:
-    """Yield the last step before each change of a run."""
-    per_step, fork = plan_steps(config.training).tokens_per_step, config.fork
-    starts = _starts(config.recipe, plan_steps(config.training).tokens)
+def _last_common_steps(config: RunConfig) -> set[int]:
+    """Return the last step before each change of a run."""
+    plan, fork = plan_steps(config.training), config.fork
+    starts = [one.start(plan.tokens) for one in config.recipe.later]
     if fork is not None:
-        earlier = _starts(fork.recipe, plan_steps(fork.training).tokens)
-        starts = [
-            fork.tokens,
-            *(start for start in starts if start > fork.tokens),
-            *(start for start in earlier if start < fork.tokens),
-        ]
-    yield from (step for start in starts if (step := math.ceil(start / per_step) - 1) > 0)
-
-
-def _starts(recipe: Recipe, total_tokens: int) -> list[int]:
-    return [one.start(total_tokens) for one in recipe.later]
+        total = plan_steps(fork.training).tokens
+        earlier = [one.start(total) for one in fork.recipe.later]
+        starts = [fork.tokens, *(one for one in starts if one > fork.tokens)]
+        starts += [one for one in earlier if one < fork.tokens]
+    return {step for start in starts if (step := math.ceil(start / plan.tokens_per_step) - 1) > 0}
 
 
 def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) -> str:

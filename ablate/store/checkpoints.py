@@ -24,7 +24,7 @@ import hashlib
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.files import hash_of, read_record, write_bytes_atomic, write_record
@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 FORMAT = 3
 KEPT = 2
 _FOLDER = "checkpoints"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointFile:
-    """One file of a checkpoint."""
-
-    name: str
-    bytes: int
-    hash: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +58,13 @@ class StoredTensor:
             with safe_open(self.files[0], framework="pt") as file:
                 return file.get_tensor(self.name)  # type: ignore[no-any-return]
         first, last, _ = rows.indices(self.shape[0])
-        wanted, before = [], 0
+        pieces, before = [], 0
         for path, count in zip(self.files, self.rows_of_files, strict=True):
-            start, stop = max(first - before, 0), min(last - before, count)
-            if start < stop:
-                wanted.append((path, start, stop))
+            start, stop = (min(max(edge - before, 0), count) for edge in (first, last))
             before += count
-        pieces = []
-        for path, start, stop in wanted or [(self.files[0], 0, 0)]:
-            with safe_open(path, framework="pt") as file:
-                pieces.append(file.get_slice(self.name)[start:stop])
+            if start < stop or path is self.files[0]:
+                with safe_open(path, framework="pt") as file:
+                    pieces.append(file.get_slice(self.name)[start:stop])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
@@ -96,8 +84,8 @@ class Checkpoint:
 
 def save_part(
     folder: Path, step: int, tensors: Mapping[str, Tensor], *, index: int = 0, count: int = 1
-) -> CheckpointFile:
-    """Write the tensors of one process, out of ``count``; they become a checkpoint with the manifest.
+) -> dict[str, Any]:
+    """Write the tensors of one process, out of ``count``; return what the manifest says of their file.
 
     Raises:
         OSError: they could not be written; earlier files are untouched.
@@ -108,7 +96,7 @@ def save_part(
     temporary = folder / f".{target.name}.{os.getpid()}"
     try:
         write_tensors(temporary, tensors)
-        part = CheckpointFile(name=target.name, bytes=temporary.stat().st_size, hash=_hash(temporary))
+        part = {"name": target.name, "bytes": temporary.stat().st_size, "hash": _hash(temporary)}
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -142,7 +130,7 @@ def as_os_error() -> Iterator[None]:
 def save_manifest(
     folder: Path,
     step: int,
-    parts: Sequence[CheckpointFile],
+    parts: Sequence[dict[str, Any]],
     *,
     numbers: dict[str, Any],
     rows: Mapping[str, tuple[int, str]],
@@ -163,27 +151,23 @@ def save_manifest(
         "format": FORMAT,
         "step": step,
         "numbers": numbers,
-        "files": [asdict(part) for part in parts],
+        "files": list(parts),
         "sharded": sorted(sharded),
         "rows": rows,
         "fingerprints": list(fingerprints),
     }
     if prefix is not None and not prefix.exists():  # first: a run that is killed here comes by again
-        _publish(folder, content, prefix)
+        draft = prefix.with_name(f".{prefix.name}.{os.getpid()}")
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            _copy_state(folder, content, draft)
+            draft.rename(prefix)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            if not prefix.exists():  # else somebody was faster, with the same
+                raise
     write_record(folder / f"{step:012d}.json", content)
     _prune(folder)
-
-
-def _publish(folder: Path, manifest: dict[str, Any], prefix: Path) -> None:
-    draft = prefix.with_name(f".{prefix.name}.{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        _copy_state(folder, manifest, draft)
-        draft.rename(prefix)
-    except OSError:
-        shutil.rmtree(draft, ignore_errors=True)
-        if not prefix.exists():  # else somebody was faster, with the same
-            raise
 
 
 def begin_with(prefix: Path, step: int, run: Path) -> None:
@@ -218,7 +202,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     passed_over: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
-            return _load(path), passed_over
+            return load_step(folder, int(path.stem)), passed_over
         except (OSError, ValueError, KeyError, TypeError) as error:
             passed_over.append(f"checkpoint {path.name}: {error}")
     return None, passed_over
@@ -266,10 +250,7 @@ def load_step(folder: Path, step: int) -> Checkpoint:
     Raises:
         OSError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
-    return _load(folder / f"{step:012d}.json")
-
-
-def _load(path: Path) -> Checkpoint:
+    path = folder / f"{step:012d}.json"
     manifest = read_record(path)
     if manifest["format"] != FORMAT:
         raise ValueError(f"of format {manifest['format']}")

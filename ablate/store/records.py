@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
 
 from ablate.backends.device import Device  # noqa: TC001  pydantic reads the annotation at run time
-from ablate.recipes import GEMMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,20 +37,6 @@ Time = Annotated[Number, Field(ge=0, lt=1e11)]
 Count = Annotated[Whole, Field(ge=1, lt=1 << 31)]
 
 
-def _check_training(training: dict[str, Any]) -> dict[str, Any]:
-    for key in ("tokens", "warmup_tokens", "decay_tokens"):
-        tokens = training.get(key)
-        if not (tokens is None or (type(tokens) is int and 0 <= tokens < 1 << 62)):
-            raise PydanticCustomError("tokens", f"'{key}' should be a number of tokens")
-    schedule = training.get("schedule")
-    if not (schedule is None or isinstance(schedule, str)):
-        raise PydanticCustomError("schedule", "'schedule' should be a string")
-    return training
-
-
-Training = Annotated[dict[str, Any], AfterValidator(_check_training)]
-"""A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
-
 T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
@@ -71,15 +56,36 @@ def checked(kind: type[T], content: object) -> T:
     return found
 
 
-def _check_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
-    for gemm in GEMMS:
-        policy = recipe.get(gemm, {})
-        if not isinstance(policy, dict):
-            raise PydanticCustomError("gemm", "'{gemm}' should be a dictionary", {"gemm": gemm})
-        for side in ("left", "right"):
-            if not isinstance(policy.get(side, {}), dict):
-                raise PydanticCustomError("side", "'{at}' should be a dictionary", {"at": f"{gemm}.{side}"})
-    return recipe
+class _TrainingKeys(TypedDict, total=False):
+    tokens: Tokens | None
+    warmup_tokens: Tokens | None
+    decay_tokens: Tokens | None
+    schedule: Text | None
+
+
+class _GemmKeys(TypedDict, total=False):
+    left: dict[str, Any]
+    right: dict[str, Any]
+
+
+class _RecipeKeys(TypedDict, total=False):
+    fprop: _GemmKeys
+    dgrad: _GemmKeys
+    wgrad: _GemmKeys
+
+
+def _with(keys: type) -> AfterValidator:
+    """Return a check of those keys of a dictionary that somebody asks for; the others stay."""
+
+    def check(content: dict[str, Any]) -> dict[str, Any]:
+        checked(keys, content)
+        return content
+
+    return AfterValidator(check)
+
+
+Training = Annotated[dict[str, Any], _with(_TrainingKeys)]
+"""A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -89,7 +95,7 @@ class RecordedConfig:
     model: dict[str, Any] | None = None
     data: dict[str, Any] | None = None
     training: Training | None = None
-    recipe: Annotated[dict[str, Any], AfterValidator(_check_recipe)] | None = None
+    recipe: Annotated[dict[str, Any], _with(_RecipeKeys)] | None = None
     whole: dict[str, Any] = field(default_factory=dict)
 
     def with_training(self, **values: Any) -> RecordedConfig:

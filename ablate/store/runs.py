@@ -331,9 +331,11 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
             if alone:
                 store.write_plan(plan)
             fcntl.flock(file, fcntl.LOCK_SH)
-            if not _is_there(store.path / _LOCK, file):
-                continue  # the study was removed while this process waited
-            if _has_plan(store, plan):
+            is_same = False
+            with contextlib.suppress(OSError, UserError):  # the study may have been removed meanwhile
+                is_there = os.path.samestat((store.path / _LOCK).stat(), os.fstat(file.fileno()))
+                is_same = is_there and plan_to_json(store.plan()) == plan_to_json(plan)
+            if is_same:
                 file.seek(0)
                 file.truncate()
                 file.write(f"process {os.getpid()} on {platform.node()}\n")
@@ -361,40 +363,18 @@ def is_running(study_dir: Path) -> bool | None:
     """Whether a process runs the study now; None where this user may not look."""
     try:
         with (study_dir / _LOCK).open("rb") as file:
-            return not _try(file, fcntl.LOCK_EX)
+            return not _alone(file, looks=1)
     except FileNotFoundError:
         return False
     except OSError:
         return None
 
 
-def _alone(file: Any) -> bool:
+def _alone(file: Any, looks: int = _LOOKS) -> bool:
     """Take the exclusive lock. Several tries: ``is_running`` takes the lock for a moment."""
-    for _ in range(_LOOKS):
-        if _try(file, fcntl.LOCK_EX):
+    for look in range(looks):
+        time.sleep(_PAUSE_SEC if look else 0.0)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        time.sleep(_PAUSE_SEC)
     return False
-
-
-def _try(file: Any, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_there(path: Path, file: Any) -> bool:
-    """Whether the open file is still the one at the path."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _has_plan(store: StudyStore, plan: LockedPlan) -> bool:
-    try:
-        return plan_to_json(store.plan()) == plan_to_json(plan)
-    except (OSError, UserError):
-        return False

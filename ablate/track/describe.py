@@ -99,17 +99,14 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
         other = row.get("what_if")
         if other is not None and not isinstance(other, str):
             return {}
-        place = "diag" if other is None else f"what_if/{_short_name(other)}"
+        place = "diag"
+        if other is not None:
+            name = _REFUSED.sub("_", other)
+            if len(name) > _MAX_RECIPE:
+                name = f"{name[: _MAX_RECIPE - 9]} {hashlib.sha256(other.encode()).hexdigest()[:8]}"
+            place = f"what_if/{name}"
         return {key: f"{place}/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
     return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
-
-
-def _short_name(recipe: str) -> str:
-    """Return a recipe's name as a part of a metric's name; long ones end with a digest."""
-    plain = _REFUSED.sub("_", recipe)
-    if len(plain) <= _MAX_RECIPE:
-        return plain
-    return f"{plain[: _MAX_RECIPE - 9]} {hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
 
 
 def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:

@@ -71,13 +71,27 @@ def local_server(
         start_new_session=True,
         env=environment,
     )
-    copier = threading.Thread(target=_copy_redacted, args=(process, log_path), daemon=True)
+
+    def copy_redacted() -> None:
+        assert process.stdout is not None
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with process.stdout as output, log_path.open("w", encoding="utf-8") as log:
+            for line in output:
+                log.write(redact(line.decode(errors="replace")))
+                log.flush()
+
+    copier = threading.Thread(target=copy_redacted, daemon=True)
     copier.start()
     try:
         _wait_until_up(f"http://127.0.0.1:{port}", process, log_path)
         yield url, process
     finally:
-        _end_group(process)
+        with contextlib.suppress(ProcessLookupError):  # the server and its worker, first with SIGTERM
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SEC)
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         copier.join(_STOP_SEC)
 
 
@@ -114,22 +128,3 @@ def _wait_until_up(url: str, process: subprocess.Popen[bytes], log_path: Path) -
                 return
         time.sleep(0.1)
     raise UserError(f"MLflow's server did not answer at {url} within {_START_SEC:.0f} s (see {log_path})")
-
-
-def _copy_redacted(process: subprocess.Popen[bytes], log_path: Path) -> None:
-    assert process.stdout is not None
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with process.stdout as output, log_path.open("w", encoding="utf-8") as log:
-        for line in output:
-            log.write(redact(line.decode(errors="replace")))
-            log.flush()
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its worker, first with SIGTERM."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SEC)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

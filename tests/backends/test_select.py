@@ -23,7 +23,7 @@ from ablate.backends.select import (
 from ablate.backends.testing.inputs import policies_of
 from ablate.backends.testing.suite import both
 from ablate.base.errors import UserError
-from ablate.execute.worker import _one_line
+from ablate.execute.worker import end_of
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 from ablate.run import backend_names
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
@@ -197,7 +197,7 @@ def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(mo
 
 
 def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
-    assert _one_line(RuntimeError("CUDA error: device-side assert triggered\nmore")) == (
+    assert end_of(RuntimeError("CUDA error: device-side assert triggered\nmore")).message == (
         "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it"
     )
-    assert _one_line(UnfitDeviceError("no such path")) == "no such path"
+    assert end_of(UnfitDeviceError("no such path")).message == "no such path"

@@ -8,7 +8,7 @@ import pytest
 
 from ablate.recipes import RecipeSpec
 from ablate.run.config import Fork, ResourcesConfig
-from ablate.run.schedule import kept_by, shared_prefixes
+from ablate.run.schedule import shared_prefixes
 
 STEP = 512
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -103,5 +103,4 @@ def test_a_run_that_cannot_hold_a_state_is_passed_over(runs_of):
     runs = runs_of({"a": BF16, "b": late(10), "c": late(10, "fp8")})
     prefixes = shared_prefixes(runs, can_hold=lambda run, step: run != "a" and step == 9)
     assert {run: prefix.holder for run, prefix in prefixes.items()} == {"c": "b"}
-    assert kept_by(prefixes) == {"b": {9: prefixes["c"].key}}
     assert shared_prefixes(runs, salt="other code")["b"].key != shared_prefixes(runs)["b"].key
