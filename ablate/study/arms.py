@@ -43,7 +43,7 @@ class Arms:
         self.dropped: list[DroppedCell] = []
         self.cells: list[tuple[Cell, str | None]] = []
         self.sections = Sections(faults.source, folder)
-        self._faults, self._source = faults, faults.source
+        self.faults, self._source = faults, faults.source
         self._written = dict(items(get(self._source.data, "arms")))
         self._by_content: dict[tuple[str, ...], str] = {}
         self._rotates: dict[Path, bool] = {}
@@ -73,7 +73,7 @@ class Arms:
         if not isinstance(name, str) or name in self._written:
             return name if isinstance(name, str) else None
         what = f"no arm {self._source.got(at)} to inherit from"
-        self._faults.add(at, what, likely(name, self._written, None))
+        self.faults.add(at, what, likely(name, self._written, None))
         return None
 
     def _layers(self, name: str) -> Layers | None:
@@ -86,7 +86,7 @@ class Arms:
             if parent in chain:
                 if parent == name == min(chain, key=list(self._written).index):
                     circle = " → ".join([*chain, name])
-                    self._faults.add(("arms", name, "from"), f"arms inherit in a circle: {circle}")
+                    self.faults.add(("arms", name, "from"), f"arms inherit in a circle: {circle}")
                 return None
             chain.append(parent)
         return (*self.base, *(self._stack(("arms", one)) for one in reversed(chain)))
@@ -98,7 +98,7 @@ class Arms:
         place = locate(self._source, layers, *misfit.fields) or locate(self._source, layers, "recipe")
         where = _home(name, layers) if place is None else place[0]
         arm = None if where[:2] == ("arms", name) else name
-        self._faults.add(where, misfit.what, misfit.hint, arm=arm)
+        self.faults.add(where, misfit.what, misfit.hint, arm=arm)
 
     def _build(self, name: str, layers: Layers) -> ResolvedArm | None:
         """Build and check one arm; None if it is dropped or cannot be built."""
@@ -154,7 +154,7 @@ class Arms:
         label = "give the values labels: {label: value}"
         if (rule := name_rule(name)) and (arm is not None or not is_cell):
             what, hint = "cannot name an arm", f"{rule}; {label}" if is_cell else rule
-            self._faults.add(at, f"the values make names that {what}" if is_cell else what, hint)
+            self.faults.add(at, f"the values make names that {what}" if is_cell else what, hint)
         if arm is None or (rule and is_cell):
             return None
         if not is_cell:
@@ -162,7 +162,7 @@ class Arms:
         content = self._content(arm)
         if (same := self._by_content.get(content)) is None:
             if name in self.arms:
-                self._faults.add(at, f"two different arms would be called '{name}'", label)
+                self.faults.add(at, f"two different arms would be called '{name}'", label)
                 return None
             self.arms[name], self._by_content[content] = arm, name
         elif is_cell:
@@ -174,7 +174,7 @@ class Arms:
     def refuse_same(self, arm: ResolvedArm, same: str) -> None:
         """Add the fault of an arm that equals another."""
         hint = "names, descriptions and resources do not count"
-        self._faults.add(_home(arm.name, arm.layers), f"the same arm as '{same}'", hint)
+        self.faults.add(_home(arm.name, arm.layers), f"the same arm as '{same}'", hint)
 
     def _check_recipe_of_name(self, arm: ResolvedArm) -> None:
         """Refuse an arm that has the name of a recipe and another recipe: any ``bf16``, else if inherited."""
@@ -187,13 +187,13 @@ class Arms:
             return
         got = f"{describe(arm.recipe)}{'' if is_own else ', which it inherits'}"
         hint = f"write {arm.name}: {{recipe: {word}}}, or take another name"
-        self._faults.add(("arms", arm.name, KEY), f"expected the recipe that its name says, got {got}", hint)
+        self.faults.add(("arms", arm.name, KEY), f"expected the recipe that its name says, got {got}", hint)
 
     def _add_cells(self) -> None:
         source = get(self._source.data, "grid", "from")
         parent = self._known(("grid", "from"))
         under = self._chains.get(parent or "") if isinstance(source, str) else self.base
-        for cell in expand(self._faults):
+        for cell in expand(self.faults):
             if under is None:
                 return
             if cell.excluded:

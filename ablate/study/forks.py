@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from ablate.study.arms import Arms
-    from ablate.study.faults import Faults
     from ablate.study.source import Source
     from ablate.study.study import ResolvedArm
 
@@ -34,12 +33,12 @@ _KEPT = (
 """Fields of training that belong to the state, the order of the data or what is evaluated."""
 
 
-def resolve_forks(found: Arms, names: Collection[str], baseline: str, faults: Faults) -> None:
+def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
     """Check the forks, and put the arm that is left and whole steps in place of what was written.
 
     ``names``: of all arms that the file has, also of those with faults.
     """
-    written, source = dict(found.arms), faults.source
+    written, faults, source = dict(found.arms), found.faults, found.faults.source
     folded = {cell.name: cell.into for cell in found.folded}
     forked = {name: arm.fork.arm for name, arm in written.items() if arm.fork is not None}
     parents = {name: folded.get(parent, parent) for name, parent in forked.items()}

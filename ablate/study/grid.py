@@ -45,6 +45,9 @@ class Cell(NamedTuple):
     excluded: str | None
 
 
+Factors = dict[str, list[Level]]
+
+
 def expand(faults: Faults) -> list[Cell]:
     """Return the cells of a file's grid in its order, the last factor varying fastest."""
     factors = _factors(faults)
@@ -73,8 +76,8 @@ def expand(faults: Faults) -> list[Cell]:
     return [] if faults.any_within("grid") else cells
 
 
-def _factors(faults: Faults) -> dict[str, list[Level]]:
-    factors: dict[str, list[Level]] = {}
+def _factors(faults: Faults) -> Factors:
+    factors: Factors = {}
     for factor, values in items(get(faults.source.data, *_FACTORS)):
         path, at = tuple(factor.split(".")), (*_FACTORS, factor)
         if type_at(BaseSection, path) is None:
@@ -132,7 +135,7 @@ def factor_paths() -> list[str]:
     return paths
 
 
-def _axes(factors: dict[str, list[Level]], faults: Faults) -> list[list[tuple[Level, ...]]]:
+def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
     """Return the independent axes of the product; zipped factors share an axis."""
     group_of: dict[str, tuple[str, ...]] = {name: (name,) for name in factors}
     written = get(faults.source.data, "grid", "zip")
@@ -154,13 +157,13 @@ def _axes(factors: dict[str, list[Level]], faults: Faults) -> list[list[tuple[Le
     return [list(zip(*(factors[name] for name in group), strict=False)) for group in groups]
 
 
-def _is_known(at: Path, name: str, factors: dict[str, list[Level]], faults: Faults) -> bool:
+def _is_known(at: Path, name: str, factors: Factors, faults: Faults) -> bool:
     if name not in dict(items(get(faults.source.data, *_FACTORS))):  # else its own fault says enough
         faults.add(at, f"'{name}' is no factor of this grid", likely(name, factors, None))
     return name in factors
 
 
-def _rules(factors: dict[str, list[Level]], faults: Faults) -> Iterator[tuple[Path, dict[str, list[Level]]]]:
+def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
     """Yield each rule's place and the levels that it names, by factor (more than one only if equal)."""
     data = faults.source.data
     written = get(data, "grid", "exclude")
@@ -168,7 +171,7 @@ def _rules(factors: dict[str, list[Level]], faults: Faults) -> Iterator[tuple[Pa
         at: Path = ("grid", "exclude", number)
         if rule == {}:
             faults.add(at, "an empty rule would exclude every cell")
-        wanted: dict[str, list[Level]] = {}
+        wanted: Factors = {}
         for name, value in items(rule):
             if not _is_known((*at, name, KEY), name, factors, faults):
                 continue

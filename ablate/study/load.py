@@ -94,17 +94,17 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
     found = Arms(faults, path.absolute().parent)
     cells = (cell.name for cell, _ in found.cells)
     names = list(dict.fromkeys([*dict(items(source.data.get("arms"))), *cells]))
-    baseline = _baseline(found, names, faults)
+    baseline = _baseline(found, names)
     if not ("grid" in source.data or names or faults.any_within("arms")):
         faults.add(("arms",), "a study needs at least one arm", "under 'arms', or through a 'grid'")
     if file is not None:
-        _check_file(file, found, faults)
+        _check_file(file, found)
         if file.baseline_again and (again := again_name(baseline)) in names:
             what = f"an arm of the name '{again}' is there already"
             faults.add(("baseline_again",), what, "the baseline's second arm takes that name")
-    resolve_forks(found, names, baseline, faults)
-    tune = None if file is None else check_tune(file, found, faults)
-    search = check_search(file, found, faults)
+    resolve_forks(found, names, baseline)
+    tune = None if file is None else check_tune(file, found)
+    search = check_search(file, found)
     for at, place in source.places.items():  # a setting of the base that every arm overrides
         if place.line or at[:1] != ("base",) or isinstance(get(source.data, *at), dict | list):
             continue
@@ -144,8 +144,9 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
     )
 
 
-def _check_file(file: StudyFile, found: Arms, faults: Faults) -> None:
+def _check_file(file: StudyFile, found: Arms) -> None:
     """Check parts of the file against each other."""
+    faults = found.faults
     if file.target is None and (file.search is not None or isinstance(file.seeds, SeedsSection)):
         asks = "search" if file.search is not None else "seeds until settled"
         faults.add(("target",), f"{asks} needs a target", "write {val_loss: …} or {perplexity: …}")
@@ -194,8 +195,9 @@ def _target(section: TargetSection) -> Target:
     return Target(kind=kind, value=getattr(section, kind), crossing=section.crossing, within=margin)
 
 
-def _baseline(found: Arms, names: list[str], faults: Faults) -> str:
+def _baseline(found: Arms, names: list[str]) -> str:
     """Return the baseline arm's name; the name of a folded cell stands for the arm that it equals."""
+    faults = found.faults
     name = get(faults.source.data, "baseline")
     if not isinstance(name, str):
         return ""

@@ -52,9 +52,10 @@ _NOT_OF_A_SEARCH: dict[Path, str] = {
 # ---- tune ---------------------------------------------------------------------------------------------
 
 
-def check_tune(file: StudyFile, found: Arms, faults: Faults) -> Tune | None:
+def check_tune(file: StudyFile, found: Arms) -> Tune | None:
     """Return the study's search for values; None if it has none or the section has a fault."""
-    if (section := file.tune) is None:
+    section, faults = file.tune, found.faults
+    if section is None:
         return None
     fields = {name: _values(name, values, faults) for name, values in section.fields.items()}
     trials = section.trials or 0
@@ -68,11 +69,11 @@ def check_tune(file: StudyFile, found: Arms, faults: Faults) -> Tune | None:
         elif trials > there:
             what = f"{trials} trials, but only {there:.0f} combinations"
             faults.add(("tune", "trials"), what, "or sampler: grid, which takes every one once")
-    groups = _groups(found, section, faults)
+    groups = _groups(found, section)
     if faults.any_within("tune"):
         return None
-    _check_arms(fields, groups, found, faults)
-    _check_budget(section, found, faults)
+    _check_arms(fields, groups, found)
+    _check_budget(section, found)
     first = max(file.every_seed) + 1
     used = {*file.every_seed, *(range(first, first + len(file.every_seed)) if file.baseline_again else ())}
     free = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used)
@@ -107,9 +108,9 @@ def _values(name: str, values: RangeSection | list[Any], faults: Faults) -> Rang
     return Choices(values=tuple(values))
 
 
-def _groups(found: Arms, section: TuneSection, faults: Faults) -> dict[str, tuple[str, ...]]:
+def _groups(found: Arms, section: TuneSection) -> dict[str, tuple[str, ...]]:
     """Return the arms of each group in the order of the study; any other arm has a group of its own."""
-    folded = {cell.name: cell.into for cell in found.folded}
+    folded, faults = {cell.name: cell.into for cell in found.folded}, found.faults
     group_of: dict[str, str] = {}
     for name, members in section.groups.items():
         for index, member in enumerate(members):
@@ -129,9 +130,9 @@ def _groups(found: Arms, section: TuneSection, faults: Faults) -> dict[str, tupl
     return groups
 
 
-def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms, faults: Faults) -> None:
+def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms) -> None:
     """Check the tuned arms' names, that their own values may be tried, and that they differ in more."""
-    blank = {name: getattr(TrainingConfig(), name) for name in fields}
+    faults, blank = found.faults, {name: getattr(TrainingConfig(), name) for name in fields}
     first: dict[tuple[str, ...], str] = {}
     for arm in found.arms.values():
         if tuned_name(arm.name) in found.arms:
@@ -153,17 +154,17 @@ def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms, 
             faults.add(("tune", "groups", group), what, "give each a group of its own")
 
 
-def _check_budget(section: TuneSection, found: Arms, faults: Faults) -> None:
+def _check_budget(section: TuneSection, found: Arms) -> None:
     """Check every arm at the trials' budget with the lowest and with the highest values."""
     for arm in found.arms.values():
         if section.tokens > arm.training.tokens:
             what = f"{section.tokens} tokens a trial exceed the {arm.training.tokens} of a run"
-            faults.add(("tune", "tokens"), what, "trials are shorter than runs", arm=arm.name)
+            found.faults.add(("tune", "tokens"), what, "trials are shorter than runs", arm=arm.name)
             return
     at: Path = ("tune", "fields")
     for end, key in enumerate(("low", "high")):
         tried: list[tuple[Path, Path]] = [(("tune", "tokens"), ("training", "tokens"))]
-        for name, values in items(get(faults.source.data, *at)):
+        for name, values in items(get(found.faults.source.data, *at)):
             place: str | int = key
             if isinstance(values, list):
                 rising = sorted(
@@ -181,9 +182,9 @@ def _check_budget(section: TuneSection, found: Arms, faults: Faults) -> None:
 # ---- search -------------------------------------------------------------------------------------------
 
 
-def check_search(file: StudyFile | None, found: Arms, faults: Faults) -> Search | None:
+def check_search(file: StudyFile | None, found: Arms) -> Search | None:
     """Return the search that a file describes, None for an ordinary study; adds faults."""
-    data = faults.source.data
+    faults, data = found.faults, found.faults.source.data
     if "search" not in data:
         return None
     for path, hint in _NOT_OF_A_SEARCH.items():
