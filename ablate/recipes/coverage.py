@@ -187,12 +187,8 @@ def _with_reasons(matrices: Iterable[Matrix], reasons: Mapping[str, str]) -> lis
 
 def in_short(names: Iterable[str], form: str = "{} ({})") -> list[str]:
     """Group names that differ in numbers alone, as ``layers.*.mixing (12)``; ``form``: pattern and number."""
-    groups: dict[str, list[list[str]]] = {}
+    groups: dict[str, list[str]] = {}
     for name in names:
         kind = name if name.isdecimal() else re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        groups.setdefault(kind, []).append(name.split("."))
-    short = []
-    for found in groups.values():
-        pattern = ".".join(part[0] if len(set(part)) == 1 else "*" for part in zip(*found, strict=True))
-        short.append(form.format(pattern, len(found)) if len(found) > 1 else pattern)
-    return short
+        groups.setdefault(kind, []).append(name)
+    return [form.format(kind, len(own)) if len(own) > 1 else own[0] for kind, own in groups.items()]

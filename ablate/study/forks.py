@@ -60,16 +60,12 @@ def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
         faults.add(("tune",), "a study with forks cannot tune its arms", hint)
     base = found.arms[baseline]
     for arm in found.arms.values():
-        if arm.name == baseline or arm.fork == base.fork:
+        if arm is base or arm.fork == base.fork or (base.fork is not None and base.fork.arm == arm.name):
             continue
-        if base.fork is not None and base.fork.arm != arm.name:
-            place = f"'{base.fork.arm}' after {base.fork.tokens} tokens"
-            what = f"the baseline forks from {place}, this arm does not"
-            misfit = Misfit(what, "costs count from one place: fork it there, too", ("fork",))
-            found.add_fault(arm.name, arm.layers, misfit)
-        elif arm.fork is not None and arm.fork.arm != base.name:
-            what = f"the baseline '{base.name}' does not pass through this fork of '{arm.fork.arm}'"
-            found.add_fault(arm.name, arm.layers, Misfit(what, f"fork from '{base.name}'", ("fork.from",)))
+        if base.fork is not None or (arm.fork is not None and arm.fork.arm != base.name):
+            what = f"the baseline '{base.name}' does not pass through the place where this arm begins"
+            hint = "costs count from one place: fork both from one arm after as many tokens"
+            found.add_fault(arm.name, arm.layers, Misfit(what, hint, ("fork.from", "fork")))
 
 
 def _whole_steps(arm: ResolvedArm) -> int:

@@ -130,6 +130,8 @@ def parse(content: bytes, shown: str, path: Path = ()) -> Source:
     except UnicodeDecodeError as error:
         what = f"not UTF-8 text (byte 0x{content[error.start]:02x})"
         raise _error(shown, what, before=content[: error.start].decode("utf-8", "replace")) from None
+    if escape := _NO_CHARACTER.search(text):
+        raise _error(shown, f"an escape that is no character: {escape[0]}", before=text[: escape.start()])
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows it, and the warning would not name a place
     if (root := _compose(yaml, text, shown)) is None:
@@ -149,6 +151,8 @@ def _error(file: str, what: str, hint: str | None = None, *, before: str = "", m
     return UserError(Problem(file=file, line=line + 1, column=column + 1, what=what, hint=hint))
 
 
+_NO_CHARACTER = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\U(?!0010|000)[0-9a-fA-F]{8}")
+"""Escapes of half a surrogate pair, or beyond Unicode."""
 _HINTS = {
     "'\\t'": "indent with spaces",
     "another document": "a study file holds one",
@@ -176,10 +180,8 @@ def _compose(yaml: YAML, text: str, shown: str) -> Any:
         raise _error(shown, what, before=text[: error.position]) from None
     except RecursionError:
         raise _error(shown, f"nested more than {MAX_DEPTH} deep") from None
-    except Exception as error:  # ruamel lets other errors through, such as ValueError for "\\U00110000"
-        escape = re.search(r"\\U(?!0010|000)[0-9a-fA-F]{8}", text)
-        hint = f"{type(error).__name__}: {first_line(error)}"[:80]
-        raise _error(shown, "not valid YAML", hint, before=text[: escape.start()] if escape else "") from None
+    except Exception as error:  # ruamel lets other errors through
+        raise _error(shown, "not valid YAML", f"{type(error).__name__}: {first_line(error)}"[:80]) from None
 
 
 class _Builder:
@@ -239,7 +241,6 @@ class _Builder:
                 continue
             if str(key_node.tag) not in (_TAG + "str", _TAG + "timestamp", _TAG + "value"):
                 self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", "quote it")
-            self._check_unicode(key_node, path, key)
             if key in own:
                 self._add(key_node, (*path, key), "key given twice", f"first on line {own[key]}")
                 continue
@@ -263,12 +264,7 @@ class _Builder:
                 return text
             return value
         self._refuse_tag(node, path, "str")
-        self._check_unicode(node, path, text)
         return text
-
-    def _check_unicode(self, node: ScalarNode, path: Path, text: str) -> None:
-        if any("\ud800" <= char <= "\udfff" for char in text):  # half of a surrogate pair, by an escape
-            self._add(node, path, f"an escape that is no character: {text[:40]!r}")
 
     def _refuse_tag(self, node: Any, path: Path, expected: str) -> None:
         # YAML 1.2's core schema has no dates and no '=': both are text.

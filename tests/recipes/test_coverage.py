@@ -64,4 +64,4 @@ def test_what_is_skipped_needs_no_other_permission():
 
 def test_names_that_differ_in_numbers_stand_together():
     names = ["model.0.a.1.w", "model.0.a.2.w", "model.0.b", "3", "4"]
-    assert in_short(names) == ["model.0.a.*.w (2)", "model.0.b", "3", "4"]
+    assert in_short(names) == ["model.*.a.*.w (2)", "model.0.b", "3", "4"]
