@@ -96,7 +96,7 @@ class Arms:
     def add_fault(self, name: str, layers: Layers, misfit: Misfit) -> None:
         """Add a fault of an arm at the fields that are to blame; at its recipe if they are defaults."""
         place = locate(self._source, layers, *misfit.fields) or locate(self._source, layers, "recipe")
-        where = _home(name, layers) if place is None else place[0]
+        where = place or _home(name, layers)
         arm = None if where[:2] == ("arms", name) else name
         self.faults.add(where, misfit.what, misfit.hint, arm=arm)
 
@@ -120,7 +120,7 @@ class Arms:
             place = locate(self._source, layers, "recipe.hadamard_size")
             assert place is not None
             is_used = recipe is None or any(policy.hadamard for *_, policy in recipe.operands())
-            self._rotates[place[0]] = self._rotates.get(place[0], False) or is_used
+            self._rotates[place] = self._rotates.get(place, False) or is_used
         model, data, training, resources = (config[key] for key in ("model", "data", "training", "resources"))
         misfits = [] if model is None else list(checks.model_misfits(model, built["model"][1]))
         if recipe is not None and model is not None and not misfits and model.describes(config["trainer"]):

@@ -89,7 +89,7 @@ def _misfits(
     parent = written.get(name)
     if name == arm.name:
         place = locate(source, arm.layers, "fork.from")
-        if place is not None and place[0][:2] == ("arms", name):
+        if place is not None and place[:2] == ("arms", name):
             yield Misfit("an arm cannot fork from itself", None, ("fork.from",))
     elif parent is None:
         if name not in names:  # else it has faults of its own

@@ -40,34 +40,31 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def locate(source: Source, layers: Layers, *fields: str) -> tuple[Path, int] | None:
+def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
     """Return where one of an arm's fields, as dotted paths, stands: at the arm's own before an inherited one.
 
-    Beside the place: the number of its stack, from the uppermost; None if no field is written.
+    None if no field is written.
     """
-    paths = [[int(part) if part.isdecimal() else part for part in field.split(".")] for field in fields]
-    found = [at for path in paths if (at := _locate(source, layers, tuple(path))) is not None]
-    return min(found, key=lambda one: one[1], default=None)
-
-
-def _locate(source: Source, layers: Layers, path: Path) -> tuple[Path, int] | None:
-    for above, stack in enumerate(reversed(layers)):
-        for where, into in reversed(stack):
-            if into[: len(path)] == path:
-                return where, above
-            if into[0] != path[0]:
-                continue
-            part, replaces = _part(source, (where, into))
-            found, steps = follow(part, path[1:])
-            if steps == len(path) - 1:
-                at = (*where, *path[len(into) :])
-                if at not in source.places and get(source.data, *where, "preset") is not None:
-                    at = (*where, "preset")
-                while at not in source.places:  # a word stands for it
-                    at = at[:-1]
-                return at, above
-            if replaces or not isinstance(found, dict):
-                return None
+    paths = [tuple(int(part) if part.isdecimal() else part for part in field.split(".")) for field in fields]
+    for stack in reversed(layers):
+        for path in list(paths):
+            for where, into in reversed(stack):
+                if into[: len(path)] == path:
+                    return where
+                if into[0] != path[0]:
+                    continue
+                part, replaces = _part(source, (where, into))
+                found, steps = follow(part, path[1:])
+                if steps == len(path) - 1:
+                    at = (*where, *path[len(into) :])
+                    if at not in source.places and get(source.data, *where, "preset") is not None:
+                        at = (*where, "preset")
+                    while at not in source.places:  # a word stands for it
+                        at = at[:-1]
+                    return at
+                if replaces or not isinstance(found, dict):
+                    paths.remove(path)  # what is inherited does not count
+                    break
     return None
 
 

@@ -116,5 +116,4 @@ class Study(Question):
         """Return where an arm's model, code, recipe or a setting that arms must share stands in the file."""
         from ablate.study.layers import locate
 
-        place = locate(self.source, arm.layers, *_FIELDS[part])
-        return ("arms", arm.name) if place is None else place[0]
+        return locate(self.source, arm.layers, *_FIELDS[part]) or ("arms", arm.name)
