@@ -18,10 +18,10 @@ from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, SenselessRecipe, descri
 from ablate.store.plan_file import DroppedCell
 from ablate.study import checks
 from ablate.study.checks import Misfit
-from ablate.study.grid import expand, items
+from ablate.study.grid import expand
 from ablate.study.layers import Sections, factors_of, locate
 from ablate.study.sections import SECTIONS, name_rule
-from ablate.study.source import KEY, get
+from ablate.study.source import KEY
 from ablate.study.study import FoldedCell, ResolvedArm
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class Arms:
         self.cells: list[tuple[Cell, str | None]] = []
         self.sections = Sections(faults.source, folder)
         self.faults, self._source = faults, faults.source
-        self._written = dict(items(get(self._source.data, "arms")))
+        self._written = dict(self._source.items("arms"))
         self._by_content: dict[tuple[str, ...], str] = {}
         self._rotates: dict[Path, bool] = {}
         base = self._stack(("base",))
-        budgets = get(self._source.data, "search", "budgets")
+        budgets = self._source.get("search", "budgets")
         if isinstance(budgets, list) and budgets:  # the arms of a search are checked at its smallest budget
             base = (*base, (("search", "budgets", 0), ("training", "tokens")))
         self.base: Layers = (base,)
@@ -64,12 +64,12 @@ class Arms:
                 faults.add(at, "expected a Hadamard in an arm with this size, got none", hint)
 
     def _stack(self, where: Path) -> tuple[Layer, ...]:
-        written = items(get(self._source.data, *where))
+        written = self._source.items(*where)
         return tuple(((*where, key), (key,)) for key, _ in written if key in SECTIONS)
 
     def _known(self, at: Path) -> str | None:
         """Return the named arm that ``from`` names; None if it is missing, or is no arm, which is a fault."""
-        name = get(self._source.data, *at)
+        name = self._source.get(*at)
         if not isinstance(name, str) or name in self._written:
             return name if isinstance(name, str) else None
         what = f"no arm {self._source.got(at)} to inherit from"
@@ -79,7 +79,7 @@ class Arms:
     def _layers(self, name: str) -> Layers | None:
         """Return the parts that make a named arm; None if its chain of ``from`` is broken."""
         chain = [name]
-        while isinstance(get(self._written[chain[-1]], "from"), str):
+        while isinstance(self._source.get("arms", chain[-1], "from"), str):
             parent = self._known(("arms", chain[-1], "from"))
             if parent is None:
                 return None
@@ -107,7 +107,7 @@ class Arms:
         spec: RecipeSpec | None = config.pop("recipe")
         recipe = None if spec is None else _resolved(spec)
         if isinstance(recipe, SenselessRecipe):
-            if _is_cell(layers) and get(self._source.data, "grid", "senseless") == "drop":
+            if _is_cell(layers) and self._source.get("grid", "senseless") == "drop":
                 self.dropped.append(DroppedCell(name=name, reason=str(recipe)))
                 return None
             hint = "exclude the cell, or set grid.senseless: drop" if _is_cell(layers) else recipe.hint
@@ -134,7 +134,7 @@ class Arms:
             self.add_fault(name, layers, misfit)
         if spec is None or recipe is None or None in (model, data, training, resources, config["backend"]):
             return None
-        description = None if _is_cell(layers) else get(self._written[name], "description")
+        description = None if _is_cell(layers) else self._source.get("arms", name, "description")
         return ResolvedArm(
             name=name,
             description=description if isinstance(description, str) else None,
@@ -190,7 +190,7 @@ class Arms:
         self.faults.add(("arms", arm.name, KEY), f"expected the recipe that its name says, got {got}", hint)
 
     def _add_cells(self) -> None:
-        source = get(self._source.data, "grid", "from")
+        source = self._source.get("grid", "from")
         parent = self._known(("grid", "from"))
         under = self._chains.get(parent or "") if isinstance(source, str) else self.base
         for cell in expand(self.faults):

@@ -17,7 +17,6 @@ from ablate.store.plan_file import ForkPoint
 from ablate.study.arms import content_of
 from ablate.study.checks import Misfit
 from ablate.study.layers import locate
-from ablate.study.source import get
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -55,7 +54,7 @@ def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
         found.arms[name] = replace(arm, fork=fork)
     if not forked or faults:
         return
-    if get(source.data, "tune") is not None:
+    if source.get("tune") is not None:
         hint = "tune them in a study of their own"
         faults.add(("tune",), "a study with forks cannot tune its arms", hint)
     base = found.arms[baseline]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import likely
 from ablate.study.faults import Faults, children, type_at
 from ablate.study.sections import SECTIONS, BaseSection
-from ablate.study.source import KEY, Path, Source, get, show_path
+from ablate.study.source import KEY, Path, Source, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,13 +78,13 @@ def expand(faults: Faults) -> list[Cell]:
 
 def _factors(faults: Faults) -> Factors:
     factors: Factors = {}
-    for factor, values in items(get(faults.source.data, *_FACTORS)):
+    for factor, _ in faults.source.items(*_FACTORS):
         path, at = tuple(factor.split(".")), (*_FACTORS, factor)
         if type_at(BaseSection, path) is None:
             hint = likely(factor, factor_paths(), "a field of base, such as training.learning_rate")
             faults.add((*at, KEY), "unknown factor", hint)
             continue
-        keys = range(len(values)) if isinstance(values, list) else [key for key, _ in items(values)]
+        keys = [key for key, _ in faults.source.entries(*at)]
         if not keys:
             faults.add(at, "expected a list of values, or {label: value}")
             continue
@@ -96,14 +96,9 @@ def _factors(faults: Faults) -> Factors:
     return factors
 
 
-def items(value: Any) -> list[tuple[str, Any]]:
-    """Return a mapping's items; none of any other value."""
-    return list(value.items()) if isinstance(value, dict) else []
-
-
 def _label(factor: str, where: Path, source: Source) -> str:
     """Return a value's label: a recipe's word alone, any other value as ``field=value``."""
-    leaf, value = factor.rsplit(".", 1)[-1], get(source.data, *where)
+    leaf, value = factor.rsplit(".", 1)[-1], source.get(*where)
     if isinstance(value, list):
         parts = (_label(factor, (*where, index), source) for index in range(len(value)))
         return "+".join(parts) or f"no {leaf}"
@@ -116,7 +111,7 @@ def _label(factor: str, where: Path, source: Source) -> str:
 
 def check_value(path: Path, where: Path, faults: Faults) -> None:
     """Check the value that stands at ``where`` as that of the field at a path of the base section."""
-    value = get(faults.source.data, *where)
+    value = faults.source.get(*where)
     for key in reversed(path):
         value = {key: value}
     try:
@@ -138,8 +133,7 @@ def factor_paths() -> list[str]:
 def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
     """Return the independent axes of the product; zipped factors share an axis."""
     group_of: dict[str, tuple[str, ...]] = {name: (name,) for name in factors}
-    written = get(faults.source.data, "grid", "zip")
-    for number, group in enumerate(written if isinstance(written, list) else ()):
+    for number, group in faults.source.entries("grid", "zip"):
         at = ("grid", "zip", number)
         named = [str(name) for name in group] if isinstance(group, list) else []
         if len(set(named)) < 2:
@@ -158,28 +152,27 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
 
 
 def _is_known(at: Path, name: str, factors: Factors, faults: Faults) -> bool:
-    if name not in dict(items(get(faults.source.data, *_FACTORS))):  # else its own fault says enough
+    if name not in dict(faults.source.items(*_FACTORS)):  # else its own fault says enough
         faults.add(at, f"'{name}' is no factor of this grid", likely(name, factors, None))
     return name in factors
 
 
 def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
     """Yield each rule's place and the levels that it names, by factor (more than one only if equal)."""
-    data = faults.source.data
-    written = get(data, "grid", "exclude")
-    for number, rule in enumerate(written if isinstance(written, list) else ()):
+    source = faults.source
+    for number, rule in source.entries("grid", "exclude"):
         at: Path = ("grid", "exclude", number)
         if rule == {}:
             faults.add(at, "an empty rule would exclude every cell")
         wanted: Factors = {}
-        for name, value in items(rule):
+        for name, value in source.items(*at):
             if not _is_known((*at, name, KEY), name, factors, faults):
                 continue
             levels = factors[name]
-            wanted[name] = [one for one in levels if value in (one.label, get(data, *one.where))]
+            wanted[name] = [one for one in levels if value in (one.label, source.get(*one.where))]
             if not wanted[name]:
                 labels = ", ".join(level.label for level in levels[:10])
-                what = f"no value of the factor '{name}', got {faults.source.got((*at, name))}"
+                what = f"no value of the factor '{name}', got {source.got((*at, name))}"
                 faults.add((*at, name), what, f"its values: {labels}")
         if wanted:
             yield at, wanted

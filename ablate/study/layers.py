@@ -20,7 +20,7 @@ from ablate.run.architecture import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.store.plan_file import ForkPoint
 from ablate.study.sections import ForkSection
-from ablate.study.source import follow, get
+from ablate.study.source import follow
 
 if TYPE_CHECKING:
     from ablate.study.source import Path, Source
@@ -57,7 +57,7 @@ def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
                 found, steps = follow(part, path[1:])
                 if steps == len(path) - 1:
                     at = (*where, *path[len(into) :])
-                    if at not in source.places and get(source.data, *where, "preset") is not None:
+                    if at not in source.places and source.get(*where, "preset") is not None:
                         at = (*where, "preset")
                     while at not in source.places:  # a word stands for it
                         at = at[:-1]
@@ -71,7 +71,7 @@ def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
 def _part(source: Source, layer: Layer) -> tuple[Any, bool]:
     """Return what a layer makes of its section, and whether that takes the place of what is inherited."""
     where, (section, *inside) = layer
-    value = get(source.data, *where)
+    value = source.get(*where)
     for key in reversed(inside):
         value = {key: value}
     if section == "recipe":
@@ -83,9 +83,10 @@ def _part(source: Source, layer: Layer) -> tuple[Any, bool]:
             }
     if section != "model":
         return value, False
-    replaces = any(get(value, key) is not None for key in ("preset", "hf", "function"))
-    if (fields := PRESETS.get(str(get(value, "preset")))) is not None:
-        value = fields | {key: own for key, own in value.items() if key != "preset"}
+    own = value if isinstance(value, dict) else {}
+    replaces = any(own.get(key) is not None for key in ("preset", "hf", "function"))
+    if (fields := PRESETS.get(str(own.get("preset")))) is not None:
+        value = fields | {key: said for key, said in own.items() if key != "preset"}
     return value, replaces
 
 
@@ -100,7 +101,7 @@ def factors_of(source: Source, layers: Layers) -> dict[str, Any]:
     factors: dict[str, Any] = {}
     for stack in layers[1:]:
         for where, into in stack:
-            _set_factors(factors, into, get(source.data, *where))
+            _set_factors(factors, into, source.get(*where))
     return factors
 
 

@@ -19,10 +19,9 @@ from ablate.store.plan_file import Margin, Settled, StopRule, Target
 from ablate.study.arms import Arms
 from ablate.study.faults import Faults
 from ablate.study.forks import resolve_forks
-from ablate.study.grid import items
 from ablate.study.searches import check_search, check_tune
 from ablate.study.sections import SeedsSection, StudyFile, TargetSection
-from ablate.study.source import follow, get, parse, put_settings, read_source
+from ablate.study.source import follow, parse, put_settings, read_source
 from ablate.study.study import Study, again_name
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
         faults.add_validation(error, (), section=StudyFile)
     found = Arms(faults, path.absolute().parent)
     cells = (cell.name for cell, _ in found.cells)
-    names = list(dict.fromkeys([*dict(items(source.data.get("arms"))), *cells]))
+    names = list(dict.fromkeys([*dict(source.items("arms")), *cells]))
     baseline = _baseline(found, names)
     if not ("grid" in source.data or names or faults.any_within("arms")):
         faults.add(("arms",), "a study needs at least one arm", "under 'arms', or through a 'grid'")
@@ -106,7 +105,7 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
     tune = None if file is None else check_tune(file, found)
     search = check_search(file, found)
     for at, place in source.places.items():  # a setting of the base that every arm overrides
-        if place.line or at[:1] != ("base",) or isinstance(get(source.data, *at), dict | list):
+        if place.line or at[:1] != ("base",) or isinstance(source.get(*at), dict | list):
             continue
         above = {".".join(map(str, at[1:length])) for length in range(2, len(at) + 1)}
         if found.arms and all(above & arm.factors.keys() for arm in found.arms.values()):
@@ -167,7 +166,7 @@ def _check_file(file: StudyFile, found: Arms) -> None:
         try:
             recipe = resolve(spec)
         except SenselessRecipe as error:
-            _, steps = follow(get(faults.source.data, *at), error.path)
+            _, steps = follow(faults.source.get(*at), error.path)
             faults.add((*at, *error.path[:steps]), str(error), error.hint)
             continue
         if all(policy.is_untouched for part in recipe.parts for *_, policy in part.operands()):
@@ -198,7 +197,7 @@ def _target(section: TargetSection) -> Target:
 def _baseline(found: Arms, names: list[str]) -> str:
     """Return the baseline arm's name; the name of a folded cell stands for the arm that it equals."""
     faults = found.faults
-    name = get(faults.source.data, "baseline")
+    name = faults.source.get("baseline")
     if not isinstance(name, str):
         return ""
     name = {cell.name: cell.into for cell in found.folded}.get(name, name)

@@ -23,10 +23,10 @@ from ablate.run.config import TrainingConfig
 from ablate.store.plan_file import GroupTuning
 from ablate.study import checks
 from ablate.study.arms import content_of
-from ablate.study.grid import check_value, items
+from ablate.study.grid import check_value
 from ablate.study.search_space import Choices, Range, Search, SearchCell, Tune, tuned_name
 from ablate.study.sections import MAX_TRIALS, SECTIONS, RangeSection, StudyFile, TuneSection
-from ablate.study.source import KEY, get
+from ablate.study.source import KEY
 
 if TYPE_CHECKING:
     from ablate.study.arms import Arms
@@ -164,7 +164,7 @@ def _check_budget(section: TuneSection, found: Arms) -> None:
     at: Path = ("tune", "fields")
     for end, key in enumerate(("low", "high")):
         tried: list[tuple[Path, Path]] = [(("tune", "tokens"), ("training", "tokens"))]
-        for name, values in items(get(found.faults.source.data, *at)):
+        for name, values in found.faults.source.items(*at):
             place: str | int = key
             if isinstance(values, list):
                 rising = sorted(
@@ -184,19 +184,19 @@ def _check_budget(section: TuneSection, found: Arms) -> None:
 
 def check_search(file: StudyFile | None, found: Arms) -> Search | None:
     """Return the search that a file describes, None for an ordinary study; adds faults."""
-    faults, data = found.faults, found.faults.source.data
-    if "search" not in data:
+    faults, source = found.faults, found.faults.source
+    if "search" not in source.data:
         return None
     for path, hint in _NOT_OF_A_SEARCH.items():
-        if get(data, *path) is not None:
+        if source.get(*path) is not None:
             faults.add((*path, KEY), f"a search has no '{path[-1]}'", hint)
-    arms = dict(items(data.get("arms")))
-    for name, arm in arms.items():
-        for section, _ in items(arm):  # resources change no result
+    arms = dict(source.items("arms"))
+    for name in arms:
+        for section, _ in source.items("arms", name):  # resources change no result
             if section in SECTIONS and section not in ("recipe", "resources"):
                 what = f"a search compares recipes: '{name}' must not set {section}"
                 faults.add(("arms", name, section, KEY), what, "set it in base, for all of them")
-    for factor, _ in items(get(data, "grid", "factors")):
+    for factor, _ in source.items("grid", "factors"):
         if factor.split(".")[0] != "recipe":
             what = f"a search compares recipes: '{factor}' is no part of one"
             faults.add(("grid", "factors", factor, KEY), what)

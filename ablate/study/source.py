@@ -57,6 +57,21 @@ class Source:
     places: dict[Path, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
+    def get(self, *path: Any) -> Any:
+        """Return the value at a path, None if there is none."""
+        found, steps = follow(self.data, path)
+        return found if steps == len(path) else None
+
+    def items(self, *path: Any) -> list[tuple[str, Any]]:
+        """Return the items of the mapping at a path; none of any other value."""
+        value = self.get(*path)
+        return list(value.items()) if isinstance(value, dict) else []
+
+    def entries(self, *path: Any) -> list[tuple[Any, Any]]:
+        """Return the items of the mapping, or the places and entries of the list, at a path."""
+        value = self.get(*path)
+        return list(enumerate(value)) if isinstance(value, list) else self.items(*path)
+
     def place(self, path: Path) -> Place:
         """Return the place of a value, or of the nearest one around it."""
         while path not in self.places:
@@ -65,7 +80,7 @@ class Source:
 
     def got(self, path: Path) -> str:
         """Describe a value in a few characters."""
-        value = get(self.data, *path)
+        value = self.get(*path)
         if value is None:
             return "nothing"
         if isinstance(value, dict | list):
@@ -86,12 +101,6 @@ def follow(value: Any, path: Iterable[Any]) -> tuple[Any, int]:
             break
         steps += 1
     return value, steps
-
-
-def get(value: Any, *path: Any) -> Any:
-    """Return the value at a path, None if there is none."""
-    found, steps = follow(value, path)
-    return found if steps == len(path) else None
 
 
 def show_path(path: Path) -> str:
