@@ -188,9 +188,13 @@ def _compose(yaml: YAML, text: str, shown: str) -> Any:
         what = f"a character that YAML does not allow: {text[error.position]!r}"
         raise _error(shown, what, before=text[: error.position]) from None
     except RecursionError:
-        raise _error(shown, f"nested more than {MAX_DEPTH} deep") from None
+        raise _error(shown, f"more than {MAX_DEPTH} levels") from None
     except Exception as error:  # ruamel lets other errors through
         raise _error(shown, "not valid YAML", f"{type(error).__name__}: {first_line(error)}"[:80]) from None
+
+
+def _kind(node: Any) -> str:
+    return str(node.tag).removeprefix(_TAG)
 
 
 class _Builder:
@@ -199,35 +203,26 @@ class _Builder:
     def __init__(self, constructor: Any, source: Source) -> None:
         self._constructor = constructor
         self._source = source
-        self._open: set[int] = set()  # ids, because ruamel's nodes may not be hashable
         self._num_nodes = 0
 
-    def build(self, node: Any, path: Path) -> Any:
+    def build(self, node: Any, path: Path, depth: int = 0) -> Any:
         self._num_nodes += 1
-        for is_wrong, what in (
-            (self._num_nodes > MAX_NODES, f"more than {MAX_NODES} values; are there nested aliases?"),
-            (len(self._open) > MAX_DEPTH, f"nested more than {MAX_DEPTH} deep"),
-            (id(node) in self._open, f"{show_path(path)}: an alias that contains itself"),
-        ):
-            if is_wrong:
-                raise _error(self._source.file, what, mark=node.start_mark)
+        if self._num_nodes > MAX_NODES or depth > MAX_DEPTH:
+            what = f"more than {MAX_NODES} values or {MAX_DEPTH} levels; are there nested aliases?"
+            raise _error(self._source.file, what, mark=node.start_mark)
         is_scalar, mark = isinstance(node, ScalarNode), node.start_mark
         text = str(node.value) if is_scalar else ""
         self._source.places[path] = Place(mark.line + 1, mark.column + 1, text)
-        self._open.add(id(node))
-        try:
-            if is_scalar:
-                return self._scalar(node, path, text)
-            is_list = isinstance(node, SequenceNode)
-            self._refuse_tag(node, path, "seq" if is_list else "map")
-            if is_list:
-                return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
-            return self._mapping(node, path)
-        finally:
-            self._open.discard(id(node))
+        if is_scalar:
+            return self._scalar(node, path, text)
+        is_list = isinstance(node, SequenceNode)
+        self._refuse_tag(node, path, "seq" if is_list else "map")
+        if is_list:
+            return [self.build(item, (*path, index), depth + 1) for index, item in enumerate(node.value)]
+        return self._mapping(node, path, depth + 1)
 
-    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
-        pairs = [(key, value, str(key.tag) == _TAG + "merge") for key, value in node.value]
+    def _mapping(self, node: MappingNode, path: Path, depth: int) -> dict[str, Any]:
+        pairs = [(key, value, _kind(key) == "merge") for key, value in node.value]
         merged: list[Any] = []
         for _, value, is_merge in pairs:
             if is_merge:
@@ -236,7 +231,7 @@ class _Builder:
         for source in reversed(merged):  # the mapping's own keys win, then the source named first
             if isinstance(source, MappingNode):
                 place = self._source.places[path]
-                found |= self.build(source, path)
+                found |= self.build(source, path, depth)
                 self._source.places[path] = place
             else:
                 self._add(source, (*path, "<<"), "expected an alias of a mapping")
@@ -248,7 +243,7 @@ class _Builder:
             if not isinstance(key_node, ScalarNode):
                 self._add(key_node, (*path, "?"), "a key must be text")
                 continue
-            if str(key_node.tag) not in (_TAG + "str", _TAG + "timestamp", _TAG + "value"):
+            if _kind(key_node) not in ("str", "timestamp", "value"):
                 self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", "quote it")
             if key in own:
                 self._add(key_node, (*path, key), "key given twice", f"first on line {own[key]}")
@@ -257,11 +252,11 @@ class _Builder:
             self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
             if not value_node.value and value_node.start_mark.index == value_node.end_mark.index:
                 value_node.start_mark = mark  # an empty value has the place of its key, not of the next line
-            found[key] = self.build(value_node, (*path, key))
+            found[key] = self.build(value_node, (*path, key), depth)
         return found
 
     def _scalar(self, node: ScalarNode, path: Path, text: str) -> str | int | float | bool | None:
-        kind = str(node.tag).removeprefix(_TAG)
+        kind = _kind(node)
         if kind == "null":
             return None
         if kind in ("bool", "int", "float"):
@@ -277,7 +272,7 @@ class _Builder:
 
     def _refuse_tag(self, node: Any, path: Path, expected: str) -> None:
         # YAML 1.2's core schema has no dates and no '=': both are text.
-        if str(node.tag).removeprefix(_TAG) not in (expected, "timestamp", "value", "merge"):
+        if _kind(node) not in (expected, "timestamp", "value", "merge"):
             tag = str(node.tag).replace(_TAG, "!!")
             self._add(node, path, f"the tag {tag} has no meaning here", "leave it out")
 

@@ -99,13 +99,13 @@ COMPUTED = {
         "name: x\ndescription: \x07\n",
         "2:14: a character that YAML does not allow: '\\x07'",
     ),
-    "nested beyond all": ("[" * 2000, "1:1: nested more than 50 deep"),
+    "nested beyond all": ("[" * 2000, "1:1: more than 50 levels"),
     "aliases that multiply": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
         + "".join(
             f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
         ),
-        "1:24: more than 200000 values; are there nested aliases?",
+        "1:24: more than 200000 values or 50 levels; are there nested aliases?",
     ),
     "a data file": (b"#" * (2 * 2**20), "larger than 1 MiB: not a study file"),
     "nothing": ("", "1:1: the file is empty"),
