@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError, likely
@@ -31,7 +32,7 @@ from ablate.study.search_space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ablate.data import TokenFiles
@@ -67,8 +68,7 @@ def run_study(
     folder = where.storage / loaded.name
     if not folder.exists() and (warning := code_warning(loaded)):
         listener.say(warning)
-    plan = build_plan(loaded)
-    store = StudyStore(folder)
+    plan, store = build_plan(loaded), StudyStore(folder)
     if plan.tune is not None:
         plan = known_plan(plan, store)
     chosen = _choose_runs(plan, only, seeds)
@@ -79,6 +79,8 @@ def run_study(
             f"The study has changed: runs of its former plan stay in {store.path}, and do not count: {lost}."
         )
     from ablate.execute.pending_runs import find_todo, requests_of, stop_unneeded
+    from ablate.reports import write_report
+    from ablate.results.stops import Unneeded
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
@@ -95,18 +97,18 @@ def run_study(
                 chosen = _choose_runs(plan, only, seeds)
             arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
             corpora = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
-            unneeded = _unneeded(store, plan)
-
-            def find(asked: Collection[str]) -> Todo:
-                requests = requests_of(plan, asked, corpora)
-                return find_todo(store, requests, unneeded, retry_failed=retry_failed, take=not shared)
-
-            mirror = start_mirror(store.path, where.tracking_uri)
+            unneeded: Callable[[], Mapping[str, str]] = dict if plan.stop is None else Unneeded(store)
+            find = partial(find_todo, store, unneeded=unneeded, retry_failed=retry_failed, take=not shared)
+            mirror, report = start_mirror(store.path, where.tracking_uri), None
             try:
-                outcome = _execute(store, plan, chosen, find, where, listener, unneeded)
-                if _in_waves(plan):
-                    stop_unneeded(store, requests_of(plan, chosen, corpora), unneeded())
-                report = None if outcome.interrupted or as_pilot else _report(store, listener)
+                requests = requests_of(plan, chosen, corpora)
+                outcome = _execute(store, plan, requests, find, where, listener, unneeded)
+                if _is_settled_by_looks(plan):
+                    stop_unneeded(store, requests, unneeded())
+                if not outcome.interrupted and not as_pilot:
+                    written = write_report(store)
+                    listener.reported(written)
+                    report = written.html
             finally:
                 left = mirror.stop()
             if plan.keep_weights:
@@ -150,93 +152,64 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
 def _execute(
     store: StudyStore,
     plan: Plan,
-    chosen: Collection[str],
-    find: Callable[[Collection[str]], Todo],
+    requests: Sequence[RunRequest],
+    find: Callable[[Sequence[RunRequest]], Todo],
     where: Where,
     listener: Listener,
     unneeded: Callable[[], Mapping[str, str]],
 ) -> ExecutionEnd:
-    """Execute what the chosen runs lack, which ``find`` finds; all at once, or in waves.
-
-    With seeds until settled the runs of one more seed begin when a look has found which arms need them.
-    """
+    """Execute what the requested runs lack, which ``find`` finds; all at once, or in waves."""
     from ablate.execute.cluster import connection
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
+    from ablate.execute.pending_runs import taken_text
 
     states: dict[str, State] = {}
-    in_waves = _in_waves(plan)
-    # Between two waves Ray goes on, and a request to stop is heard.
-    cancellation = Cancellation(store.path) if in_waves else None
-    before, seeds = -1, None
+    cancellation = None
     with contextlib.ExitStack() as ray:
-        begun = False
-        while True:
-            if in_waves:
-                from ablate.results.frames import load_frames
-                from ablate.results.stops import seeds_to_begin
-
-                seeds = seeds_to_begin(load_frames(store))
-                if seeds == before:
-                    break
-            todo = find({run.id for arm in plan.arms for run in arm.runs[:seeds] if run.id in chosen})
-            if todo.runs or before == -1:
-                listener.say(_todo_text(todo))
-            if todo.runs:
-                if not begun:
-                    begun = True
-                    listener.say(f"Starting Ray {where.cluster} …")
-                    if in_waves:
-                        ray.enter_context(connection(where.address, listener.say))
-                if cancellation is not None and cancellation.requested:
-                    return ExecutionEnd(states=states, interrupted=True)
-                with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
-                    ended = execute_study(
-                        store,
-                        todo.runs,
-                        address=where.address,
-                        say=listener.say,
-                        on_poll=poll,
-                        unneeded=unneeded,
-                        plan=plan,
-                    )
-                states |= ended.states
-                if ended.interrupted or ended.problem:
-                    return replace(ended, states=states)
-            if seeds is None:
-                break
-            before = seeds
+        for wave, seeds in enumerate(_waves(store, plan)):
+            begun = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
+            todo = find([request for request in requests if request.run_id in begun])
+            if todo.runs or not wave:
+                said = [f"{len(todo.runs)} to run", f"{todo.num_ended} of those asked for have ended before"]
+                said += [f"{todo.num_unneeded} are not needed"] if todo.num_unneeded else []
+                said += [taken_text(todo.taken)] if todo.taken else []
+                listener.say(f"{', '.join(said)}.")
+            if not todo.runs:
+                continue
+            if not states:
+                listener.say(f"Starting Ray {where.cluster} …")
+                if seeds is not None:  # between two waves Ray goes on, and a request to stop is heard
+                    ray.enter_context(connection(where.address, listener.say))
+                    cancellation = Cancellation(store.path)
+            elif cancellation is not None and cancellation.requested:
+                return ExecutionEnd(states=states, interrupted=True)
+            with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
+                ended = execute_study(
+                    store, todo.runs, address=where.address, say=listener.say, on_poll=poll,
+                    unneeded=unneeded, plan=plan,
+                )  # fmt: skip
+            states |= ended.states
+            if ended.interrupted or ended.problem:
+                return replace(ended, states=states)
     return ExecutionEnd(states=states, interrupted=False)
 
 
-def _in_waves(plan: Plan) -> bool:
+def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
+    """Yield how many seeds of each arm may begin: None for all; until settled, what a look has found."""
+    if not _is_settled_by_looks(plan):
+        yield None
+        return
+    from ablate.results.frames import load_frames
+    from ablate.results.stops import seeds_to_begin
+
+    before = None
+    while (seeds := seeds_to_begin(load_frames(store))) != before:
+        yield seeds
+        before = seeds
+
+
+def _is_settled_by_looks(plan: Plan) -> bool:
     return plan.stop is not None and plan.stop.settled is not None
-
-
-def _unneeded(store: StudyStore, plan: Plan) -> Callable[[], Mapping[str, str]]:
-    """Return a function for the runs that the study's stop rule makes unneeded; free without a rule."""
-    if plan.stop is None:
-        return dict
-    from ablate.results.stops import Unneeded
-
-    return Unneeded(store)
-
-
-def _todo_text(todo: Todo) -> str:
-    from ablate.execute.pending_runs import taken_text
-
-    said = [f"{len(todo.runs)} to run", f"{todo.num_ended} of those asked for have ended before"]
-    said += [f"{todo.num_unneeded} are not needed"] if todo.num_unneeded else []
-    said += [taken_text(todo.taken)] if todo.taken else []
-    return f"{', '.join(said)}."
-
-
-def _report(store: StudyStore, listener: Listener) -> Path:
-    """Write the report and tell of it; return its page."""
-    from ablate.reports import write_report
-
-    written = write_report(store)
-    listener.reported(written)
-    return written.html
 
 
 def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:
