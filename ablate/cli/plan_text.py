@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +19,6 @@ from ablate.plan import build_plan, code_warning, estimate, known_plan, read_pro
 from ablate.plan.estimate import SPREAD, cost_found, duration_text
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, values_text
-from ablate.run.architecture import layer_places
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
-    from ablate.recipes import Recipe
-    from ablate.run.architecture import LinearLayer
     from ablate.study import Study
 
 _MAX_GROUPS = 4
@@ -160,12 +157,7 @@ def _dry_runs(plan: Plan) -> list[dict[str, int]]:
 
 
 def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
-    return _groups(arm.layers, arm.config.recipe, arm.batches.tokens)
-
-
-@lru_cache(maxsize=256)  # the cells of a grid share most of theirs
-def _groups(layers: tuple[LinearLayer, ...], recipe: Recipe, total_tokens: int) -> list[LayerGroup]:
-    return layer_groups(recipe, layer_places(layers).values(), total_tokens)
+    return layer_groups(arm.config.recipe, arm.layers, arm.batches.tokens)
 
 
 def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ablate.base.t_quantile import student
+from ablate.modelled.spread import student
 from ablate.plan.plan import configured_runs
 from ablate.run.schedule import evaluated_in, shared_prefixes
 from ablate.store import END_STATES

@@ -13,7 +13,7 @@ import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from ablate.run.architecture import layer_places
 from ablate.study.checks import phase_misfits, rule_misfits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ablate.models.custom_models import Outline
     from ablate.recipes import Recipe
@@ -43,8 +43,7 @@ class OwnCode:
     def __init__(self, study: Study) -> None:
         self._study = study
         self._code = cache(code_digest)
-        self._hf = cache(_hf_digest)
-        self._outline = cache(_outline)
+        self._outlines: dict[tuple[ModelConfig, int, int], Outline] = {}
 
     def digest(self, arm: ResolvedArm) -> str | None:
         """Return the hash of an arm's code and of its model's files, None if it has no code of the user's.
@@ -54,7 +53,10 @@ class OwnCode:
         """
         model, parts = arm.model, []
         with self._at(arm, "model"):
-            parts += [self._hf(model)] if model.hf is not None else []
+            if model.hf is not None:
+                from ablate.data.hub import hf_digest
+
+                parts.append(hf_digest(model))
             parts += [self._code(model.function)] if model.function is not None else []
         with self._at(arm, "trainer"):
             parts += [self._code(arm.trainer)] if arm.trainer is not None else []
@@ -68,8 +70,13 @@ class OwnCode:
         """
         if arm.model.is_built_in:
             return None
-        with self._at(arm, "model"):
-            found = self._outline(arm.model, vocab_size, arm.training.seq_len)
+        key = arm.model, vocab_size, arm.training.seq_len
+        if key not in self._outlines:
+            from ablate.models.custom_models import outline
+
+            with self._at(arm, "model"):
+                self._outlines[key] = outline(key[0], vocab_size=key[1], seq_len=key[2])
+        found = self._outlines[key]
         unreached = coverage_faults(arm.recipe, found.matrices, allow=arm.model.allow)
         misfits = _misfits(arm.recipe, found.layers, arm.training.tokens, "recipe.layers")
         for part, faults in (("allow", list(unreached)), ("recipe", list(misfits))):
@@ -89,18 +96,6 @@ class OwnCode:
             study, at = self._study, self._study.where(arm, part)
             placed = (one if one.file else study.problem(at, one.what, one.hint) for one in error.problems)
             raise UserError(*placed) from error
-
-
-def _hf_digest(model: ModelConfig) -> str:
-    from ablate.data.hub import hf_digest
-
-    return hf_digest(model)
-
-
-def _outline(model: ModelConfig, vocab_size: int, seq_len: int) -> Outline:
-    from ablate.models.custom_models import outline
-
-    return outline(model, vocab_size=vocab_size, seq_len=seq_len)
 
 
 def check_diagnosed(study: Study, layers: Layers) -> None:
@@ -159,10 +154,11 @@ class LayerGroup:
     recipe: str
 
 
-def layer_groups(recipe: Recipe, where: Iterable[LayerPlace], total_tokens: int) -> list[LayerGroup]:
+@lru_cache(maxsize=256)  # the cells of a grid share most of theirs
+def layer_groups(recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: int) -> list[LayerGroup]:
     """Group a model's layers by their recipes over the whole budget, in the order of the model."""
     by_text: dict[str, list[LayerPlace]] = {}
-    for place in where:
+    for place in layer_places(layers).values():
         phases = phases_of(recipe, place)
         texts = [(phase.start(total_tokens), describe_layer(phase.recipe)) for phase in phases]
         text = ", ".join(f"from token {start:,}: {what}" if start else what for start, what in texts)

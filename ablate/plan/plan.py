@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ablate.run.ids import run_ids
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ablate.run.config import ArmConfig, ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.run.schedule import StepPlan
-    from ablate.store import RunDir, State, StudyStore
+    from ablate.store import State, StudyStore
     from ablate.study import FoldedCell
     from ablate.study.search_space import Tune
 
@@ -118,13 +119,10 @@ def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
         if state != "pending":
             states[run.id] = state
         if state == "finished" and len(speeds[arm.name]) < _MEASURED_RUNS_PER_ARM:
-            speeds[arm.name] += _mean_tokens_per_sec(run_dir, 0 if arm.fork is None else arm.fork.tokens)
-    measured = {arm: sum(values) / len(values) for arm, values in speeds.items() if values}
-    return StudyProgress(states=states, tokens_per_sec=measured)
-
-
-def _mean_tokens_per_sec(run_dir: RunDir, forked: int) -> list[float]:
-    """Return the mean speed of a run after its fork, where it has one; none where no row tells it."""
-    rows = (row for row in run_dir.metrics("train") if row["tokens"] > forked)
-    speeds = [speed for row in rows if (speed := number_in(row, "tokens_per_sec"))]
-    return [sum(speeds) / len(speeds)] if speeds else []
+            begins = 0 if arm.fork is None else arm.fork.tokens
+            rows = (row for row in run_dir.metrics("train") if row["tokens"] > begins)
+            if measured := [speed for row in rows if (speed := number_in(row, "tokens_per_sec"))]:
+                speeds[arm.name].append(fmean(measured))
+    return StudyProgress(
+        states=states, tokens_per_sec={arm: fmean(values) for arm, values in speeds.items() if values}
+    )

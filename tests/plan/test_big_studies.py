@@ -16,7 +16,6 @@ from ablate.base.errors import UserError
 from ablate.modelled.on_hardware import CPU, on_hardware
 from ablate.plan import build_plan
 from ablate.plan.layers import layer_groups
-from ablate.run.architecture import layer_places
 from ablate.study import load_study, shipped_studies
 
 BIG = ("llama31-8b-mlperf", "nvfp4-llama", "tseng-gpt")
@@ -75,8 +74,7 @@ def test_a_tokenizer_of_another_size_is_refused(folder, tmp_path):
 def test_every_row_of_the_published_tables_is_an_arm_and_quantises_what_it_says(name):
     found = {
         arm.name: {
-            group.recipe: group.count
-            for group in layer_groups(arm.config.recipe, layer_places(arm.layers).values(), arm.tokens)
+            group.recipe: group.count for group in layer_groups(arm.config.recipe, arm.layers, arm.tokens)
         }
         for arm in build_plan(load_study(name), without_data=True).arms
     }

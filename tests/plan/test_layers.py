@@ -2,7 +2,7 @@ import pytest
 
 from ablate.plan.layers import layer_groups
 from ablate.recipes import RecipeSpec, resolve
-from ablate.recipes.place import places
+from ablate.run.architecture import LinearLayer
 
 NAMES = [f"blocks.{i}.{part}" for i in range(6) for part in ("attention.out", "ffn.down")] + ["head"]
 RULES = [{"match": "blocks.3.*", "recipe": "bf16"}, {"first": 1, "last": 1, "recipe": "bf16"}]
@@ -31,5 +31,6 @@ ALL = "blocks.{0}.attention.out blocks.{0}.ffn.down"
 )
 def test_layers_are_grouped_by_what_they_carry_with_ranges_of_blocks(recipe, expected):
     whole = resolve(RecipeSpec(gemms=["fprop"], **recipe))
-    found = layer_groups(whole, places(NAMES, heads=("head",)).values(), 1_000)
+    layers = tuple(LinearLayer(name=name, inputs=32, outputs=32, is_head=name == "head") for name in NAMES)
+    found = layer_groups(whole, layers, 1_000)
     assert {group.recipe: (group.count, " ".join(group.names)) for group in found} == expected
