@@ -112,11 +112,3 @@ def test_units_and_a_common_shift_change_nothing(seed, unit, shift):
         assert other[arm].estimate.value == pytest.approx(unit * found.estimate.value, abs=1e-9 * unit)
         assert other[arm].estimate.variance == pytest.approx(unit**2 * found.estimate.variance, rel=1e-6)
         assert other[arm].estimate.degrees == pytest.approx(found.estimate.degrees, rel=1e-6)
-
-
-def test_without_pairs_a_variance_is_drawn_by_no_more_degrees_than_the_others_have():
-    left, right = [(0, 1.0), (1, 3.0)], [(2, 0.0), (3, 4.0), (4, 5.0)]
-    found = contrasts({"arm": (left, right)}, paired=False)["arm"].estimate
-    own_left, own_right = 2.0, 7.0  # with 1 and 2 degrees of freedom
-    mean = (own_left + 2 * own_right) / 3
-    assert found.variance == pytest.approx((mean + own_left) / 2 / 2 + (mean + 2 * own_right) / 3 / 3)

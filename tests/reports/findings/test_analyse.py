@@ -13,7 +13,7 @@ from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import compare, trend
 from ablate.reports.words.caveats import warnings
-from ablate.reports.words.tables import arms_table, design_table
+from ablate.reports.words.tables import arms_table
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.cost import Cost
 from ablate.results.frames import load_frames
@@ -123,18 +123,6 @@ def test_the_baselines_second_arm_makes_no_steps(make_study):
     again = (*frames.plan.arms[:2], replace(frames.plan.arms[2], again=True))
     for plan, count in ((frames.plan, 2), (replace(frames.plan, arms=again), 1)):
         assert len(analyse(replace(frames, plan=plan)).steps) == count
-
-
-def test_what_an_arm_differs_in_leaves_out_what_is_not_set(make_study):
-    store = make_study({"a": [line(3, 1)], "b": [line(3, 1)]})
-    plan = store.plan()
-    dgrad = {"stabiliser": None, "dy": {"rounding": "stochastic", "scale": None}, "hadamard_size": 16}
-    differs = {"recipe.gemms": ([], ["fprop", "dgrad"]), "recipe.dgrad": (None, dgrad)}
-    store.write_plan(replace(plan, arms=(plan.arms[0], replace(plan.arms[1], differs=differs))))
-    assert design_table(analyse(load_frames(store))).rows[1][1] == (
-        "recipe.gemms: [] → [fprop, dgrad]; "
-        "recipe.dgrad: null → {dy: {rounding: stochastic}, hadamard_size: 16}"
-    )
 
 
 @pytest.mark.parametrize(("last", "read_at"), [(1480, 1250), (1485, 1485)])

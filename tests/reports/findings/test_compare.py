@@ -21,10 +21,6 @@ from ablate.reports import analyse, load_frames
 from ablate.reports.figures.panels import draw_trend
 from ablate.reports.findings.compare import (
     NOT_TOLD,
-    ArmTrend,
-    Line,
-    PlacedStudy,
-    Trend,
     compare,
     line_through,
     trend,
@@ -241,8 +237,6 @@ def test_the_slope_and_its_interval_are_those_reckoned_by_hand(tmp_path):
     without = [replace(frame, plan=replace(frame.plan, target=None)) for frame in read(*stores)[1]]
     bare = trend([analyse(frame) for frame in without], without)
     assert [title for title, _ in trend_tables(bare)] == ["Loss gap"]
-    single = trend(*read(*falling(tmp_path / "one", seeds=1))).arms[0].cost.change
-    assert (single.low, single.note) == (None, "n = 1: no interval")
 
 
 @pytest.mark.parametrize("places", [(10**5, 10**6, 10**7), (10**5, 2 * 10**5, 10**8)])
@@ -386,51 +380,21 @@ def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):
 # ---- words -----------------------------------------------------------------------------------------------
 
 
-SAID = """\
-up: its token cost grows with size: (1 + token cost) changes by +5.0 % [+1.0, +9.0] for each tenfold of \
-parameters, over 3 studies from 1 M to 1 B.
-down: its token cost shrinks with size: (1 + token cost) changes by −5.0 % [−9.0, −1.0] for each tenfold of \
-parameters, over 2 studies from 1 M to 1 B.
-Inconclusive, for the interval holds zero: loss gap of up (+0.0100 [−0.0200, +0.0400]).
-No interval: loss gap of lone (n = 1).
-Left out: wide (it changes the model itself)."""
-
-
-def by_hand(places, *arms, **more):
-    studies = tuple(
-        PlacedStudy(name=f"s{i}", parameters=place, tokens=9, baseline="bf16", target="t")
-        for i, place in enumerate(places)
-    )
-    return Trend(**{"axis": "parameters", "studies": studies, "arms": arms, "left_out": {}, "differs": {},
-                    "rules": (None,) * len(places)} | more)  # fmt: skip
-
-
-def of_change(*change, points):
-    names = ("estimate", "low", "high", "note")
-    told = Interval(**dict(zip(names, change, strict=False)))
-    return Line(
-        points=tuple(point and Interval(estimate=point) for point in points),
-        change=told,
-        intercept=0,
-        slope=0,
-    )
-
-
-def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence():
-    gap = of_change(0.01, -0.02, 0.04, points=(0.1, 0.1, 0.1))
-    found = by_hand(
-        (10**6, 10**7, 10**9),
-        ArmTrend(name="up", cost=of_change(0.05, 0.01, 0.09, points=(0.1, 0.15, 0.2)), gap=gap),
-        ArmTrend(name="down", cost=of_change(-0.05, -0.09, -0.01, points=(0.2, None, 0.1)), gap=None),
-        ArmTrend(name="lone", cost=None, gap=of_change(0.1, None, None, "n = 1", points=(1, 1, 1))),
-        left_out={"wide": "it changes the model itself"},
-    )
-    assert "\n".join(trend_sentences(found)).replace("\u00a0", " ") == SAID
-    few = [*trend_sentences(by_hand((10, 90, 90)))]
-    assert few == [
+def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence(tmp_path):
+    found = trend(*read(*falling(tmp_path)))
+    steep, *_, flat, span = (text.replace("\u00a0", " ") for text in trend_sentences(found))
+    change = r"changes by −[\d.]+ % \[−[\d.]+, −[\d.]+\] for each tenfold of parameters"
+    begun, end = r"steep: its token cost shrinks with size: \(1 \+ token cost\)", r"41\.1 k to 410 k\."
+    assert re.fullmatch(f"{begun} {change}, over 3 studies from {end}", steep)
+    assert flat.startswith("Inconclusive, for the interval holds zero: token cost of flat (")
+    assert span == "The sizes span a factor of 9.98: a tenfold lies beyond them."
+    two = replace(found, studies=found.studies[:2], arms=(), left_out={"x": "why"})
+    assert [*trend_sentences(two)][:2] == [
+        "Left out: x (why).",
         "There are two sizes alone: nothing can show whether the change is the same between them.",
-        "The sizes span a factor of 9: a tenfold lies beyond them.",
     ]
+    one = [*trend_sentences(trend(*read(*falling(tmp_path / "one", seeds=1))))]
+    assert one[0].startswith("No interval: token cost of steep (n = 1: no interval), ")
 
 
 def test_the_caption_tells_the_seeds(tmp_path):

@@ -13,7 +13,6 @@ from scipy import stats
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.figures import draw_figures
-from ablate.reports.pages.render import definitions
 from ablate.reports.words.verdict import write_verdict
 from ablate.store import StudyStore
 
@@ -156,14 +155,6 @@ def test_without_second_evaluations_or_results_there_is_nothing_to_tell(study):
     page = write_report(study(EACH_ONCE))
     assert "Learnt or inferred" not in page.markdown.read_text()
     assert "val_loss_bf16" not in (page.tables / "evaluations.csv").read_text()
-
-
-def test_the_report_says_what_it_was_evaluated_in(study):
-    for how, said in (("recipe", "tells them apart"), ("bf16", "of what was learnt"), ("both", "once more")):
-        frames = load_frames(study({}, training={"schedule": "constant", "evaluate_in": how}))
-        assert said in dict(definitions(analyse(frames)))["Evaluation"]
-    frames = load_frames(study({}, training={"schedule": "constant"}))
-    assert "Evaluation" not in dict(definitions(analyse(frames)))
 
 
 def test_what_is_evaluation_alone_is_in_verdict_figure_pages_and_json(study):

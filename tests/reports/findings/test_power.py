@@ -8,11 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_study import hits, smooth_curve
+from synthetic_study import hits
 
-from ablate.reports import analyse, load_frames
 from ablate.reports.findings.power import power_of
-from ablate.reports.words.tables import power_table
 from ablate.results.cost import token_cost
 from ablate.run.outcome import Outcome
 
@@ -84,26 +82,6 @@ def test_pairs_show_smaller_costs_and_need_fewer_seeds():
     alike = [[replace(run, seed=0) for run in side] for side in (x, y)]
     assert power(*alike, paired=True) == power(*alike) == apart
     assert power(x, [replace(run, seed=run.seed + 4) for run in y], paired=True) == apart
-
-
-def test_a_study_of_paired_seeds_is_shown_by_its_pairs(make_study):
-    curves = {
-        name: [smooth_curve(np.random.default_rng(seed), seed_noise=0.05, cost=cost) for seed in range(4)]
-        for name, cost in (("bf16", 0.0), ("all", 0.02))
-    }
-    cells = {}
-    for paired in (False, True):
-        table = power_table(analyse(load_frames(make_study(curves, paired_seeds=paired))))
-        cells[paired] = dict(zip(table.columns, table.rows[0], strict=True))
-    assert cells[False]["Spread of the pairs"] == "–"
-    pairs, spread, smallest, before = (
-        float(cells[paired][column].split("\u00a0")[0])
-        for paired, column in (
-            (True, "Spread of the pairs"), (True, "Spread"), (True, "Smallest cost"), (False, "Smallest cost")
-        )
-    )  # fmt: skip
-    assert pairs < spread / 3
-    assert smallest < before / 3
 
 
 def test_what_is_settled_needs_no_more_what_is_nothing_too_many_and_some_has_nothing_to_go_by():

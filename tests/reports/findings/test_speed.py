@@ -311,9 +311,6 @@ def test_who_was_on_a_device_at_the_same_time(runs, shared, on):
     [
         (None, "altered or cut"),
         ({"format": 2}, "format"),
-        ({"measured_unix": 1e300}, "measured_unix"),
-        ({"settings": {"steps": 10}}, "settings.repeats"),
-        ({"tokens_per_sec": []}, "tokens_per_sec"),
         ({"tokens_per_sec": [10**400]}, "tokens_per_sec"),
         ({"timing_valid": 1}, "timing_valid"),
     ],
