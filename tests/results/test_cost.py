@@ -160,11 +160,3 @@ def test_a_margin_is_two_one_sided_tests():
 )
 def test_a_margin_in_loss_and_figures_without_an_interval(cost, loss, margin, place):
     assert standing(cost, loss and mean_estimate(loss), margin) == place
-
-
-def test_an_arm_just_at_the_margin_is_called_within_as_seldom_as_promised():
-    rng, wrong = np.random.default_rng(0), 0
-    for _ in range(1000):
-        x, y = 18 + math.log(1.05) + rng.normal(0, 0.02, 5), 18 + rng.normal(0, 0.02, 5)
-        wrong += standing(token_cost(hits(*np.exp(x)), hits(*np.exp(y)), paired=True), None, FIVE) == "within"
-    assert wrong <= 65

@@ -1,4 +1,4 @@
-"""Intervals of what has several sources of error, against scipy; coverage: ``test_coverage``."""
+"""Intervals against formulas written out with numpy and scipy; coverage: ``test_coverage``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ablate.results.intervals import NO_SPREAD, ONE_RUN, TOO_LARGE, difference, mean_estimate, t_interval
+from ablate.results.intervals import (
+    NO_SPREAD,
+    ONE_RUN,
+    TOO_LARGE,
+    contrasts,
+    difference,
+    mean_estimate,
+    t_interval,
+)
 
 values = st.lists(st.floats(-5, 5), min_size=2, max_size=8, unique=True).filter(lambda x: np.ptp(x) > 1e-6)
 
@@ -46,3 +54,107 @@ def test_no_interval_where_a_side_has_none_or_figures_are_beyond_all_reckoning()
         (difference(many, same), None),
     ):
         assert (t_interval(found).note, t_interval(found).low is None) == (note, note is not None)
+
+
+# ---- several arms against one baseline -------------------------------------------------------------------
+
+
+def compare(arms, base, *, paired):
+    sides = {name: (list(enumerate(arm)), list(enumerate(base))) for name, arm in enumerate(arms)}
+    return contrasts(sides, paired=paired)
+
+
+def drawn(seed, m, n, spreads=None):
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, 1, (m, n)) * np.array(spreads or [1.0] * m)[:, None], rng.normal(0, 1, n)
+
+
+def ends(estimate):
+    interval = t_interval(estimate)
+    return interval.low, interval.high
+
+
+@pytest.mark.parametrize(("m", "n"), [(2, 2), (7, 3), (3, 5)])
+def test_paired_by_the_formula(m, n):
+    arms, base = drawn(0, m, n)
+    apart = arms - base
+    variances, own = apart.var(axis=1, ddof=1), n - 1
+    d0 = min(3.0, 3 * own * (m - 1) / (m + 3))
+    for arm, found in compare(arms, base, paired=True).items():
+        variance = (d0 * variances.mean() + own * variances[arm]) / (d0 + own)
+        expected = stats.t.interval(0.95, d0 + own, apart[arm].mean(), math.sqrt(variance / n))
+        assert ends(found.estimate) == pytest.approx(expected)
+        assert ends(found.own) == pytest.approx(tuple(stats.ttest_rel(arms[arm], base).confidence_interval()))
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 4), (1, 2)])
+def test_unpaired_by_the_formula(m, n):
+    """A variance is drawn by one degree of freedom to the mean over the arms, or over one pair."""
+    arms, base = drawn(1, m, n)
+    own = np.array([*arms.var(axis=1, ddof=1), base.var(ddof=1)])
+    moderated = ((own if m == 1 else own[:-1]).mean() + (n - 1) * own) / n / n
+    moderated[-1] = moderated[-1] if m == 1 else own[-1] / n
+    known = np.array([n, n if m == 1 else n - 1])
+    for arm, found in compare(arms, base, paired=False).items():
+        both = moderated[[arm, -1]]
+        degrees = min(both.sum() ** 2 / (both**2 / known).sum(), (m + 1) * (n - 1))
+        middle = arms[arm].mean() - base.mean()
+        expected = stats.t.interval(0.95, degrees, middle, math.sqrt(both.sum()))
+        assert ends(found.estimate) == pytest.approx(expected)
+
+
+def test_one_pair_of_arms_alone_keeps_its_own_interval():
+    (found,) = compare(*drawn(2, 1, 4), paired=True).values()
+    assert found.estimate == found.own
+
+
+def test_an_arm_that_spreads_more_than_the_others_is_named():
+    arms, base = drawn(4, 6, 5, spreads=[8.0, 1, 1, 1, 1, 1])
+    found = compare(arms, base, paired=True)
+    assert [arm for arm, one in found.items() if one.stands_out] == [0]
+    own = (arms - base).var(axis=1, ddof=1)
+    assert own[0] / own[1:].mean() > stats.f.ppf(0.9, 4, 20)
+
+
+@pytest.mark.parametrize("m", [1, 6])
+def test_a_baseline_that_spreads_more_than_the_arms_is_named_and_keeps_its_own_variance(m):
+    arms, base = drawn(4, m, 5)
+    assert not any(one.baseline_stands_out for one in compare(arms, base, paired=False).values())
+    assert (8 * base).var(ddof=1) / arms.var(axis=1, ddof=1).mean() > stats.f.ppf(0.9, 4, 4 * m)
+    for one in compare(arms, 8 * base, paired=False).values():
+        assert one.baseline_stands_out
+        assert one.estimate.variance == pytest.approx(one.own.variance, rel=0.03)
+        assert one.estimate.variance >= (8 * base).var(ddof=1) / 5
+        assert (one.estimate == one.own) == (m == 1)
+
+
+def test_equal_runs_have_no_variance_and_lend_none_but_an_equal_baseline_takes_the_arms():
+    arms, base = drawn(5, 3, 4)
+    found = compare(np.vstack([arms, base + 0.25]), base, paired=True)
+    assert ends(found[3].estimate) == (None, None)
+    others = compare(arms, base, paired=True)
+    assert {arm: found[arm] for arm in others} == others
+    for one in compare(arms, 0 * base, paired=False).values():
+        assert one.estimate.variance > one.own.variance * 0.5
+        assert None not in ends(one.estimate)
+
+
+def test_arms_without_seeds_in_common_are_compared_unpaired_beside_pairs():
+    arms, base = drawn(6, 3, 4)
+    sides = {name: (list(enumerate(arm, 10 * (name == 2))), list(enumerate(base)))
+             for name, arm in enumerate(arms)}  # fmt: skip
+    found = contrasts(sides, paired=True)
+    assert (found[0].pairs, found[2].pairs) == ((0, 1, 2, 3), ())
+    expected = stats.ttest_ind(arms[2], base, equal_var=False).confidence_interval()
+    assert ends(found[2].own) == pytest.approx(tuple(expected))
+
+
+@given(seed=st.integers(0, 10_000), unit=st.sampled_from([1e-3, 1.0, 1e4]), shift=st.floats(-5, 5))
+def test_units_and_a_common_shift_change_nothing(seed, unit, shift):
+    arms, base = drawn(seed, 4, 3)
+    one = compare(arms, base, paired=False)
+    other = compare(unit * (arms + shift), unit * (base + shift), paired=False)
+    for arm, found in one.items():
+        assert other[arm].estimate.value == pytest.approx(unit * found.estimate.value, abs=1e-9 * unit)
+        assert other[arm].estimate.variance == pytest.approx(unit**2 * found.estimate.variance, rel=1e-6)
+        assert other[arm].estimate.degrees == pytest.approx(found.estimate.degrees, rel=1e-6)

@@ -328,35 +328,31 @@ def test_arms_that_some_studies_lack_or_cannot_tell(tmp_path):
         [line(3.0, 2.9, 2.8, every=50_000)] * 2,
         [smooth_curve(np.random.default_rng(i)) for i in (0, 1)],
     )
-    arms = {"fp4": fp4, "wide": fp4, "never": never, "once": fp4, "late": fp4}
     stores = [
         build_study(
-            tmp_path,
-            {"bf16": fp4} | {name: own for name, own in (arms | odd).items() if own},
-            study=name, model=model(width), own_model={"wide": {"ffn": 512}},
+            tmp_path, {"bf16": fp4, "fp4": fp4, "wide": fp4, "never": never} | more, study=name,
+            model=model(width), own_model={"wide": {"ffn": 512}},
         )
-        for name, width, odd in (
-            ("a", 32, {}), ("again", 32, {"late": None, "here": fp4}),
-            ("c", 64, {"late": None, "one": fp4, "once": never}), ("d", 128, {"once": never, "wide": None}),
+        for name, width, more in (
+            ("a", 32, {"late": fp4, "twice": fp4}), ("b", 32, {"twice": fp4}), ("c", 64, {"one": fp4}),
+            ("d", 128, {"late": fp4}),
         )
     ]  # fmt: skip
-    found = trend(*read(*stores[:1], *stores[2:]))
-    lines = {arm.name: arm for arm in found.arms}
-    assert {name: (arm.cost is not None, arm.gap is not None) for name, arm in lines.items()} == {
-        "fp4": (True, True), "never": (False, True), "once": (False, True), "late": (True, True),
-    }  # fmt: skip
-    assert [point is None for point in lines["late"].cost.points] == [False, True, False]
+    found = trend(*read(*stores))
+    lines = {arm.name: (arm.cost, arm.gap) for arm in found.arms}
+    assert list(lines) == ["fp4", "never", "late"]
+    assert (lines["never"][0], [point is None for point in lines["late"][0].points]) == (
+        None,
+        [False, True, True, False],
+    )
     assert (
         next(row for row in dict(trend_tables(found))["Token cost"].rows if row[0] == "late")[2] == NOT_TOLD
     )
-    assert found.left_out == {"wide": "it changes the model itself", "one": "in one study only"}
-    again = build_study(tmp_path, {"bf16": fp4, "fp4": fp4, "here": fp4}, study="more", model=model(32))
-    twice = trend(*read(stores[0], stores[1], stores[3]))
-    assert len(twice.arms[0].cost.points) == 3
-    assert twice.left_out["here"] == "in one study only"
-    assert (
-        trend(*read(stores[1], again, stores[3])).left_out["here"] == "it has not two estimates at two places"
-    )
+    assert found.left_out == {
+        "wide": "it changes the model itself",
+        "twice": "it has not two estimates at two places",
+        "one": "in one study only",
+    }
 
 
 def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):

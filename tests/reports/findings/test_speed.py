@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from damage import damage, replace_somewhere
 from scipy import stats
 from synthetic_study import (
     GPU,
     NATIVE,
     RATES,
-    build_study,
     hits,
-    line,
     native_study,
     rewrite,
     speed_of,
@@ -151,8 +147,6 @@ def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
 
     bound = first(fp4, fp8, kind="bound", low=0.2, reason="why")
     assert (bound.net.estimate, bound.net.note, bound.hours) == (None, "why", Interval())
-    point = first(fp4, fp8, kind="point", estimate=0.08)
-    assert point.net == Interval(estimate=point.speed.estimate / 1.08)
     own = whole_config(Recipe())
     one = first(own, own, 1e12, kind="baseline")
     assert one.speed == one.net == Interval(estimate=1.0, low=1.0, high=1.0)
@@ -328,23 +322,3 @@ def test_a_damaged_record_is_a_line_and_no_speed(tmp_path, change, said):
     assert fault.startswith(f"{store.throughput_path}: ")
     assert said in fault
     assert frames.throughput is None
-
-
-@pytest.mark.parametrize("turns", [150, pytest.param(800, marks=pytest.mark.exhaustive)])
-def test_no_record_makes_a_traceback(tmp_path, turns):
-    draw = random.Random(5)
-    # Without whole configurations, whose modelled speed takes the time of a hundred records.
-    curves = {arm: [line(3, 2.5, 1.8), line(3, 2.4, 1.8)] for arm in RATES}
-    store = build_study(tmp_path, curves, environment=NATIVE)
-    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
-    path = store.throughput_path
-    whole, record = path.read_bytes(), read_record(path)
-    used, left_out = 0, 0
-    for turn in range(turns):
-        odd = replace_somewhere(record, draw)
-        content = record_text(odd) if isinstance(odd, dict) else b"[]"
-        path.write_bytes(content if turn % 4 else damage(whole, draw))
-        analysis = analyse(load_frames(store))
-        used += bool(analysis.throughput and analysis.throughput.tokens_per_sec)
-        left_out += analysis.throughput is None
-    assert min(used, left_out) > turns / 8

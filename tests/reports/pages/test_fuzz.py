@@ -7,7 +7,7 @@ import random
 
 import pytest
 from damage import damage, replace_somewhere
-from synthetic_study import line, reseal
+from synthetic_study import NATIVE, line, reseal, speed_of, write_throughput
 
 from ablate.base.errors import UserError, safe_text
 from ablate.base.files import read_record, record_text
@@ -24,9 +24,11 @@ PARTS = [(0, 150), *(pytest.param(part, 750, marks=pytest.mark.exhaustive) for p
 def test_no_store_makes_a_traceback(make_study, part, turns):
     draw = random.Random(part)
     store = make_study(
-        {"bf16": [line(3, 2.4, 2), line(3, 2.3, 2)], "fp4": [line(3, 2.6, 2.1), line(3, 2.5, 2.4)]},
-        factors={"bf16": {"a": 1}, "fp4": {"a": 2}},
+        {"fp8": [line(3, 2.4, 2), line(3, 2.3, 2)], "fp4": [line(3, 2.6, 2.1), line(3, 2.5, 2.4)]},
+        factors={"fp8": {"a": 1}, "fp4": {"a": 2}},
+        environment=NATIVE,
     )
+    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     whole = {
         path: path.read_bytes() for path in store.path.rglob("*") if path.is_file() and path.stat().st_size
     }
