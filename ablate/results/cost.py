@@ -106,16 +106,6 @@ def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
     return mean_estimate([math.log(run.high) for run in runs]) if known else None
 
 
-def token_cost(
-    arm: Sequence[Outcome], baseline: Sequence[Outcome], *, paired: bool = False, alpha: float = ALPHA
-) -> Cost:
-    """Return the token cost of one arm over the baseline from how their runs ended, by their own variance.
-
-    ``alpha``: the chance that its interval misses, as far as this one comparison goes.
-    """
-    return token_costs({"": (arm, baseline)}, paired=paired, alpha=alpha, moderated=False)[""]
-
-
 def token_costs(
     sides: Mapping[Arm, Sides],
     *,
@@ -123,7 +113,10 @@ def token_costs(
     alpha: float | Mapping[Arm, float] = ALPHA,
     moderated: bool = True,
 ) -> dict[Arm, Cost]:
-    """Return the token cost of each arm over one baseline, with intervals moderated by each other."""
+    """Return the token cost of each arm over one baseline, with intervals moderated by each other.
+
+    ``alpha``: the chance that an arm's interval misses.
+    """
     results = {arm: (_results(left), _results(right)) for arm, (left, right) in sides.items()}
     known = {
         arm: (_logs(left), _logs(right))

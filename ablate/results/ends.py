@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 class RunResult:
     """One run: how it stands (``state``), its curve, and how it ended with regard to the target.
 
-    ``tokens`` trained of the ``budget``, in tokens as well. ``unused``: of an arm that was stopped early, it
-    counts for nothing.
+    ``tokens`` trained of the ``budget``, in tokens as well.
     """
 
     run_id: str
@@ -57,12 +56,11 @@ class RunResult:
     tokens_per_sec: float | None
     devices: int
     backend_mode: str | None
-    unused: bool = False
 
     @property
     def end(self) -> End:
         """How it ended with regard to the target."""
-        return "unused" if self.unused else self.outcome.end
+        return self.outcome.end
 
     @property
     def tokens_to_target(self) -> float | None:
@@ -72,12 +70,12 @@ class RunResult:
     @property
     def interpolated(self) -> float | None:
         """The crossing between two evaluations, in tokens."""
-        return None if self.unused else self.outcome.interpolated
+        return self.outcome.interpolated
 
     @property
     def fitted(self) -> float | None:
         """The crossing of the local fit, in tokens."""
-        return None if self.unused else self.outcome.fitted
+        return self.outcome.fitted
 
     @property
     def left_bound(self) -> bool:

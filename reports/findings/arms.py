@@ -21,6 +21,7 @@ from ablate.results.intervals import ALPHA, Interval, contrast, exponential, t_i
 from ablate.results.losses import final_differences, final_loss
 from ablate.results.stop_rule import alpha_of
 from ablate.results.stops import decide_stops, is_unused
+from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -56,7 +57,10 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
         stop, own = stops.get(entry.name), runs[entry.name]
         arms[entry.name] = ArmResult(
             planned=entry,
-            runs=tuple(replace(run, unused=is_unused(i, run, stop)) for i, run in enumerate(own)),
+            runs=tuple(
+                replace(run, outcome=Outcome(seed=run.seed, end="unused")) if is_unused(i, run, stop) else run
+                for i, run in enumerate(own)
+            ),
             config=configs.get(entry.name),
             alpha=ALPHA if stop is None else stop.alpha,
             stopped=stop,

@@ -89,7 +89,7 @@ class ArmResult:
     @property
     def used(self) -> list[RunResult]:
         """The runs that count."""
-        return [run for run in self.runs if not run.unused]
+        return [run for run in self.runs if run.end != "unused"]
 
     @property
     def outcomes(self) -> list[Outcome]:

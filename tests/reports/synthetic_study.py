@@ -15,6 +15,7 @@ from ablate.base.files import append_line, hash_of, read_record, write_record
 from ablate.execute.environment import code_digest
 from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
+from ablate.results.cost import token_costs
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.outcome import Outcome
 from ablate.store import END_STATES, Status, StudyStore
@@ -166,6 +167,11 @@ def make_study(tmp_path):
 def hits(*tokens):
     """Runs of the seeds 0, 1, … that hit after so many tokens."""
     return [Outcome(seed=seed, end="hit", low=float(t), high=float(t)) for seed, t in enumerate(tokens)]
+
+
+def token_cost(arm, baseline, **more):
+    """Return the token cost of one arm over the baseline, by their own variance."""
+    return token_costs({"": (arm, baseline)}, moderated=False, **more)[""]
 
 
 def missing(count, first=0):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from synthetic_study import hits, missing
+from synthetic_study import hits, missing, token_cost
 
-from ablate.results.cost import Cost, mean_tokens, standing, token_cost
+from ablate.results.cost import Cost, mean_tokens, standing
 from ablate.results.intervals import Estimate, Interval, mean_estimate
 from ablate.run.outcome import Outcome
 from ablate.store.plan_file import Margin

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_study import hits, line, missing, resolved_recipe, smooth_curve
+from synthetic_study import hits, line, missing, resolved_recipe, smooth_curve, token_cost
 
 from ablate.base.files import append_line
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.words import format as words
 from ablate.reports.words.verdict import write_verdict
-from ablate.results.cost import token_cost, token_costs
+from ablate.results.cost import token_costs
 from ablate.results.frames import load_frames
 from ablate.results.stop_rule import alpha_of, decide, expected_seeds, levels_of, nominal_alphas
 from ablate.results.stops import Unneeded, seeds_to_begin

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_study import hits
+from synthetic_study import hits, token_cost
 
 from ablate.reports.findings.power import power_of
-from ablate.results.cost import token_cost
 from ablate.run.outcome import Outcome
 
 SPREAD = 0.03

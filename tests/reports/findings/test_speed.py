@@ -17,6 +17,7 @@ from synthetic_study import (
     native_study,
     rewrite,
     speed_of,
+    token_cost,
     whole_config,
     write_throughput,
 )
@@ -35,7 +36,7 @@ from ablate.reports.findings.speed import (
     share_in_fp4,
     timing_of_runs,
 )
-from ablate.results.cost import Cost, token_cost
+from ablate.results.cost import Cost
 from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval
 from ablate.results.losses import Curve

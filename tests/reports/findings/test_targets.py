@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from synthetic_study import hits, missing
+from synthetic_study import hits, missing, token_cost
 
 from ablate.reports.findings.targets import MOST_TARGETS, move_target, reached
-from ablate.results.cost import token_cost
 from ablate.results.losses import Curve
 from ablate.run.outcome import Outcome, outcome
 
