@@ -54,7 +54,7 @@ def stages(folder: Path, tokenizer: Path) -> None:
 
     def read(name: str) -> list[bytes]:
         (file,) = find_files([str(folder / name)], ())
-        return list(encoded(file_documents(file, "text", lambda _done: None), None))
+        return list(encoded(file_documents(file, "text"), None))
 
     texts = read("train.00000*")
     side = ValidationSide(Documents(read("validation*"), folder / "validation.txt"))

@@ -43,7 +43,7 @@ from ablate.data.identity import held_out_size
 from ablate.data.sources import text_of, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -66,18 +66,14 @@ _ONE_A_LINE = "expected one JSON object a line"
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
-def file_documents(file: SourceFile, text_field: str | None, report: Callable[[int], None]) -> Iterator[str]:
-    """Yield the documents of a file of JSON lines, or of plain text if ``text_field`` is None.
-
-    ``report`` receives the number of bytes read so far.
-    """
-    return _text(file, report) if text_field is None else _json_lines(file, text_field, report)
-
-
-def _text(file: SourceFile, report: Callable[[int], None]) -> Iterator[str]:
+def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
+    """Yield the documents of a file of JSON lines, or of plain text if ``text_field`` is None."""
+    if text_field is not None:
+        yield from _json_lines(file, text_field)
+        return
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     buffer, is_long = "", False
-    for _, block in _read(file, report, by_line=False):
+    for _, block in _read(file, by_line=False):
         buffer += decoder.decode(block)
         is_long = is_long or len(buffer) > WHOLE_CHARACTERS
         start = 0
@@ -99,8 +95,8 @@ def _cut(text: str, start: int) -> int:
     return text.rfind("\n", low, high) + 1 or text.rfind(" ", low, high) + 1 or high
 
 
-def _json_lines(file: SourceFile, text_field: str, report: Callable[[int], None]) -> Iterator[str]:
-    for number, line in _read(file, report, by_line=True):
+def _json_lines(file: SourceFile, text_field: str) -> Iterator[str]:
+    for number, line in _read(file, by_line=True):
         content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if not content.strip():
             continue
@@ -113,7 +109,7 @@ def _json_lines(file: SourceFile, text_field: str, report: Callable[[int], None]
         yield text_of(row, text_field, file.path, number)
 
 
-def _read(file: SourceFile, report: Callable[[int], None], *, by_line: bool) -> Iterator[tuple[int, bytes]]:
+def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, bytes]]:
     """Yield the content in lines or blocks, each with the number of the line that it begins in."""
     line = 0
     try:
@@ -127,9 +123,6 @@ def _read(file: SourceFile, report: Callable[[int], None], *, by_line: bool) -> 
                     raise UserError(what, file=file.path, line=line + 1, hint=_ONE_A_LINE)
                 yield line + 1, chunk
                 line += chunk.count(b"\n")
-                if not by_line or line % 256 == 0:
-                    report(raw.tell())
-            report(raw.tell())
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         hint = "the download or copy is incomplete; fetch the file again"
         what = f"gzip data is damaged after this line: {error}" if line else f"gzip data is damaged: {error}"
@@ -210,22 +203,21 @@ class ValidationSide:
         self.lines: Hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *lines]))
 
     def leave_out(self, texts: Sequence[bytes]) -> tuple[list[bytes], int]:
-        """Return those texts that are training documents, and the number of near copies left out."""
+        """Return those texts that are training documents, and the number of near copies left out.
+
+        A near copy: half of its long lines, by bytes, are validation text's.
+        """
         known = _is_among(hash_all(text.strip() for text in texts), self.documents)
         others = list(compress(texts, ~known))
-        near = self.near_copies(others)
-        return list(compress(others, ~near)), int(near.sum())
-
-    def near_copies(self, texts: Sequence[bytes]) -> NDArray[np.bool_]:
-        """Return for each text whether half of its long lines, by bytes, are validation text's."""
-        lines = [(number, line) for number, text in enumerate(texts) for line in set(_long_lines(text))]
+        lines = [(number, line) for number, text in enumerate(others) for line in set(_long_lines(text))]
         owners = np.array([number for number, _ in lines], dtype=np.int64)
         lengths = np.array([len(line) for _, line in lines], dtype=np.float64)
         shared = _is_among(hash_all(line for _, line in lines), self.lines)
         total_bytes, shared_bytes = (
-            np.bincount(owners, weights, minlength=len(texts)) for weights in (lengths, lengths * shared)
+            np.bincount(owners, weights, minlength=len(others)) for weights in (lengths, lengths * shared)
         )
-        return shared_bytes >= NEAR_COPY * np.maximum(total_bytes, 1)
+        near = shared_bytes >= NEAR_COPY * np.maximum(total_bytes, 1)
+        return list(compress(others, ~near)), int(near.sum())
 
 
 def _is_among(hashes: Hashes, sorted_hashes: Hashes) -> NDArray[np.bool_]:

@@ -40,11 +40,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ablate.data.identity import Corpus
-    from ablate.data.sources import SourceFile
     from ablate.run.config import DataConfig
 
     OnProgress = Callable[[float, str], None]
-    Report = Callable[[int], None]
     Encoded = tuple[bytes, dict[str, int]]
 
 # The ends of the stages on the progress bar: a stream waits for the network; tokenising takes most of the
@@ -138,32 +136,31 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
 
     What an interrupted attempt left in ``scratch/`` is used; it is removed at the end.
     """
-
-    def stage(low: float, high: float, what: str, total: int) -> Report:
-        return lambda done: progress(low + (high - low) * min(1.0, done / max(1, total)), what)
-
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
     text_field = data.text_field if data.source == "jsonl" else None
     files, validation_files = list(corpus.train), list(corpus.validation)
     if corpus.hub:
-        report = stage(0.0, _FETCHED, "reading the data set", corpus.identity.num_bytes)
-        files = [hub.fetch(corpus.hub, data, scratch, report)]
+        size = max(1, corpus.identity.num_bytes)
+
+        def report_fetched(done: int) -> None:
+            progress(_FETCHED * min(1.0, done / size), "reading the data set")
+
+        files = [hub.fetch(corpus.hub, data, scratch, report_fetched)]
         text_field = hub.FETCHED_FIELD
     elif text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
         for mixed in (files, validation_files):
             mixed.sort(key=lambda file: hashlib.sha256(file.name.encode()).digest())
 
-    def training_text(report: Report = lambda _: None) -> Iterator[bytes]:
-        return encoded(_documents(files, text_field, report), data.max_bytes)
+    def training_text() -> Iterator[bytes]:
+        return encoded((text for file in files for text in file_documents(file, text_field)), data.max_bytes)
 
-    stored = sum(file.size for file in files)
-    total = min(stored, data.max_bytes or stored)
-    listed = Documents(training_text(stage(_FETCHED, _READ, "reading text", total)))
+    progress(_FETCHED, "reading text")
+    listed = Documents(training_text())
     spool = scratch / "validation.txt"
+    progress(_READ, "reading validation text" if data.validation_paths else "holding out validation text")
     if data.validation_paths:
-        report = stage(_READ, _READ, "reading validation text", 1)
-        own = _documents(validation_files, text_field, report)
+        own: Iterable[str] = (text for file in validation_files for text in file_documents(file, text_field))
         if corpus.hub:
             own = hub.documents(corpus.hub, data.validation_paths[0], data.text_field)
         validation = Documents(encoded(own, data.max_bytes), spool)
@@ -172,8 +169,8 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
             raise UserError("there is no validation text", hint=_CHECK_PATHS)
     else:
         chosen = set(hold_out(listed.hashes, listed.lengths).tolist())
-        texts = enumerate(training_text(stage(_READ, _HELD_OUT, "holding out validation text", total)))
-        validation = Documents((text for number, text in texts if number in chosen), spool)
+        texts = (text for number, text in enumerate(training_text()) if number in chosen)
+        validation = Documents(texts, spool)
         order = np.argsort(validation.hashes).tolist()
     side = ValidationSide(validation)
 
@@ -183,15 +180,19 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
         tokenizer = open_json(hf.json_path, hf.end_of_text)
         description = f"{hf.name}, {hf.vocab_size} tokens"
     elif data.tokenizer == "bpe":
-        report = stage(_HELD_OUT, _LEARNT, "learning the BPE", min(total, BPE_SAMPLE_BYTES))
-        tokenizer = _learn_bpe(training_text(report), side, corpus.identity.vocab_size)
+        progress(_HELD_OUT, "learning the BPE")
+        tokenizer = _learn_bpe(training_text(), side, corpus.identity.vocab_size)
         description = f"byte-level BPE, {tokenizer.vocab_size} tokens"
     if isinstance(tokenizer, JsonTokenizer):
         tokenizer_json = tokenizer.save(folder).read_bytes()
 
     dtype = np.dtype("<u2" if corpus.identity.vocab_size <= 1 << 16 else "<u4")
     validation_bytes = int(validation.lengths.sum())
-    report = stage(_LEARNT, 1.0, "tokenising", validation_bytes + int(listed.lengths.sum()))
+    total = validation_bytes + int(listed.lengths.sum())
+
+    def report(done: int) -> None:
+        progress(_LEARNT + (1 - _LEARNT) * min(1.0, done / total), "tokenising")
+
     validation_tokens = done = 0
     with (folder / "validation.bin").open("wb") as file:
         for batch in _batches(validation.texts(order)):
@@ -245,17 +246,6 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
         "copies_left_out": len(listed.lengths) - own_sides,
         "near_copies_left_out": near,
     }
-
-
-def _documents(files: Sequence[SourceFile], text_field: str | None, report: Report) -> Iterator[str]:
-    before = 0
-
-    def report_file(position: int) -> None:
-        report(before + position)
-
-    for file in files:
-        yield from file_documents(file, text_field, report_file)
-        before += file.size
 
 
 def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:

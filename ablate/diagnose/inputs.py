@@ -151,7 +151,7 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     )
     tokens = np.zeros(0, dtype=np.int64)
     text_field = data.text_field if is_json else None
-    for document in chain.from_iterable(file_documents(file, text_field, lambda _: None) for file in files):
+    for document in chain.from_iterable(file_documents(file, text_field) for file in files):
         tokens = np.append(tokens, tokenizer.encode([document.encode()]).astype(np.int64))
         if len(tokens) >= count:
             break
