@@ -5,13 +5,14 @@ Both use ``ProgressReader`` alone, so that they show what is stored.
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,7 +26,9 @@ from ablate.workflow import Listener
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from rich.live import Live
     from rich.progress import TaskID
+    from rich.text import Text
 
     from ablate.reports import ReportPaths
     from ablate.store import StudyStore
@@ -87,69 +90,6 @@ def end_text(runs: Iterable[RunProgress], *, at_most: bool, now: datetime | None
     return f"ends {'by' * at_most or 'about'} {end:%a %d %b %H:%M} ({duration_text(seconds)} left)"
 
 
-class LiveDisplay:
-    """Shows the given runs until the block ends; ``update`` may be called as often as one likes."""
-
-    def __init__(self, reader: ProgressReader, run_ids: Sequence[str], *, err: bool = False) -> None:
-        self._reader = reader
-        self._run_ids = run_ids
-        self._err = err
-        self._started = time.monotonic()
-        self._last_drawn = self._last_line = float("-inf")
-        self._states: dict[str, State] = {}
-        self._end_known = False
-        self._live = None
-        if (sys.stderr if err else sys.stdout).isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=err), auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._last_drawn = float("-inf")
-        self.update()
-        if self._live is not None:
-            self._live.stop()
-
-    def update(self) -> None:
-        """Redraw if the interval has passed."""
-        now = time.monotonic()
-        if now - self._last_drawn < _REFRESH_SEC:
-            return
-        self._last_drawn = now
-        runs = self._reader.read(self._run_ids)
-        whole = self._reader.read() if self._reader.in_waves else runs  # the next wave is not asked for yet
-        end = end_text(whole, at_most=self._reader.may_end_sooner)
-        clock = f"[{timedelta(seconds=round(now - self._started))}]"
-        line = " · ".join(filter(None, (f"{clock} {summary(runs)}", end)))
-        if self._live is not None:
-            from rich.text import Text
-
-            room = max(4, shutil.get_terminal_size().lines - 7)
-            shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
-            text = Text(f"{line}\n{runs_table(shown)}", no_wrap=True, overflow="ellipsis")
-            for state, style in _STYLES.items():
-                text.highlight_words([state], style)
-            self._live.update(text, refresh=True)
-            return
-        changed = [run for run in runs if self._states.get(run.run_id, "pending") != run.state]
-        for run in changed:
-            self._states[run.run_id] = run.state
-            detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} nats/token"
-            detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
-            detail += f": {run.message}" if run.message else ""
-            click.echo(safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}"), err=self._err)
-        if changed or bool(end) > self._end_known or now - self._last_line >= _LINE_EVERY_SEC:
-            self._end_known |= bool(end)
-            self._last_line = now
-            click.echo(line, err=self._err)
-
-
 class ConsoleListener(Listener):
     """Prints sentences, and shows the progress of token files and runs; ``err``: on standard error."""
 
@@ -185,6 +125,57 @@ class ConsoleListener(Listener):
 
     @contextmanager
     def executing(self, store: StudyStore, run_ids: Sequence[str]) -> Iterator[Callable[[], None]]:
-        """Show the live table of these runs."""
-        with LiveDisplay(ProgressReader(store), run_ids, err=self.err) as display:
-            yield display.update
+        """Show these runs: as a live table on a terminal, else a line for each change of a state."""
+        reader, started = ProgressReader(store), time.monotonic()
+        states: dict[str, State] = {}
+        drawn = told = -math.inf
+        live: Live | None = None
+        if (sys.stderr if self.err else sys.stdout).isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            live = Live(console=Console(stderr=self.err), auto_refresh=False, transient=True)
+
+        def draw() -> None:
+            nonlocal drawn, told
+            drawn = time.monotonic()
+            runs = reader.read(run_ids)
+            whole = reader.read() if reader.in_waves else runs  # the next wave is not asked for yet
+            clock = f"[{timedelta(seconds=round(drawn - started))}]"
+            end = end_text(whole, at_most=reader.may_end_sooner)
+            line = " · ".join(filter(None, (f"{clock} {summary(runs)}", end)))
+            if live is not None:
+                live.update(_live_table(line, runs), refresh=True)
+                return
+            changed = [run for run in runs if states.get(run.run_id, "pending") != run.state]
+            for run in changed:
+                states[run.run_id] = run.state
+                detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} nats/token"
+                detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
+                detail += f": {run.message}" if run.message else ""
+                self.say(safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}"))
+            if changed or drawn - told >= _LINE_EVERY_SEC:
+                told = drawn
+                self.say(line)
+
+        def poll() -> None:
+            if time.monotonic() - drawn >= _REFRESH_SEC:
+                draw()
+
+        with live or nullcontext():
+            try:
+                yield poll
+            finally:
+                draw()
+
+
+def _live_table(line: str, runs: list[RunProgress]) -> Text:
+    """Return as many runs as a terminal has lines; what moves comes first."""
+    from rich.text import Text
+
+    room = max(4, shutil.get_terminal_size().lines - 7)
+    shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
+    text = Text(f"{line}\n{runs_table(shown)}", no_wrap=True, overflow="ellipsis")
+    for state, style in _STYLES.items():
+        text.highlight_words([state], style)
+    return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import time
@@ -55,10 +54,7 @@ def _trials_of(store: StudyStore) -> StudyStore | None:
 @storage_option
 @json_option
 @click.option("--runs", "all_runs", is_flag=True, help="Show each run with its id, however many there are.")
-@click.option(
-    "--watch", is_flag=True, help="Go on showing it until it ends; Ctrl-C ends the display, not the study."
-)
-def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: bool) -> None:
+def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs.
 
     A large study is shown arm by arm.
@@ -68,8 +64,6 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
     from ablate.store.runs import is_running
 
     store = find_study(storage, study)
-    if watch:
-        _watch(store)
     running = is_running(store.path)
     reader = ProgressReader(store, executor_alive=running, examines_files=True)
     runs, trials = reader.read(), _trials_of(store)
@@ -78,14 +72,13 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
         trials_run = is_running(trials.path)
         tried = ProgressReader(trials, executor_alive=trials_run, examines_files=True).read()
         tuning = {"study": trials.path.name, "states": count_states(tried)}
-    ends = None
-    if seconds_left is not None:
-        ends = (datetime.now().astimezone() + timedelta(seconds=seconds_left)).isoformat(timespec="seconds")
+    now = datetime.now().astimezone()
+    ends = None if seconds_left is None else now + timedelta(seconds=seconds_left)
     content = {
         "study": store.path.name,
         "running": running,
         "states": count_states(runs),
-        "ends": ends,
+        "ends": ends and ends.isoformat(timespec="seconds"),
         "runs": [asdict(run) for run in runs],
         "tuning": tuning,
     }
@@ -104,19 +97,6 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool, watch: b
             yield f"{arm} seed {', '.join(seeds)} {state}: {message}"
 
     deliver(content, lines, as_json=as_json)
-
-
-def _watch(store: StudyStore) -> None:
-    """Redraw the table several times a second while a process runs the study."""
-    from ablate.cli.display import LiveDisplay
-    from ablate.execute.progress import ProgressReader
-    from ablate.store.runs import is_running
-
-    ids = [run.id for _, run in store.plan().runs()]
-    with contextlib.suppress(KeyboardInterrupt), LiveDisplay(ProgressReader(store), ids) as display:
-        while is_running(store.path):
-            display.update()
-            time.sleep(_LOOK_SEC)
 
 
 @click.command("logs", epilog="Examples:  ablate logs 3f0c   ·   ablate logs 3f0c --follow")
