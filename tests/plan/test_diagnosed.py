@@ -3,11 +3,9 @@
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.plan import build_plan
 from ablate.recipes import PRESETS
 from ablate.run.diagnostics import DEFAULT_STEPS, Diagnostics
 from ablate.store.plan_file import plan_to_json
-from ablate.study import load_study
 
 STUDY = """\
 name: s
@@ -38,19 +36,8 @@ def build(*, vocab_size, seq_len):
 
 
 @pytest.fixture
-def plan_of(tmp_path):
-    def plan(more=""):
-        path = tmp_path / "s.yaml"
-        path.write_text(STUDY + more)
-        return build_plan(load_study(path))
-
-    return plan
-
-
-def faults(plan_of, text):
-    with pytest.raises(UserError) as caught:
-        plan_of(text)
-    return [str(problem).partition("s.yaml:")[2] for problem in caught.value.problems]
+def plan_of(plan):
+    return lambda more="": plan(STUDY + more, "s.yaml")
 
 
 def test_nothing_said_means_the_defaults(plan_of):
@@ -78,19 +65,17 @@ def test_other_recipes_have_the_words_that_stand_for_them_and_change_no_id(plan_
     assert plan_to_json(on) == plan_to_json(off)
 
 
-def test_other_recipes_must_fit_the_layers_of_every_arm(plan_of, tmp_path):
-    (tmp_path / "net.py").write_text(MODEL)
-    more = "  c: {model: {function: net.py:build}}\ndiagnostics: {what_if: [mxfp4]}\n"
-    (fault,) = faults(plan_of, more)
-    assert fault == (
-        "10:25: diagnostics.what_if[0]: in-features 48 of layer inner is not a multiple of 32, as Fprop "
-        "needs it; arm 'c' (give the layer a rule of its own: layers: [{match: …, recipe: bf16}])"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
+        (
+            "{what_if: [mxfp4]}\n  c: {model: {function: net.py:build}}",
+            (
+                "10:25: diagnostics.what_if[0]: in-features 48 of layer inner is not a multiple of 32, as "
+                "Fprop needs it; arm 'c' (give the layer a rule of its own: "
+                "layers: [{match: …, recipe: bf16}])"
+            ),
+        ),
         (
             "{layers: middle}",
             (
@@ -130,5 +115,9 @@ def test_other_recipes_must_fit_the_layers_of_every_arm(plan_of, tmp_path):
         ),
     ],
 )
-def test_each_fault_is_a_line_of_the_file(plan_of, text, line):
-    assert faults(plan_of, f"diagnostics: {text}\n") == [line]
+def test_each_fault_is_a_line_of_the_file(plan_of, tmp_path, text, line):
+    (tmp_path / "net.py").write_text(MODEL)
+    asked, _, arm = text.partition("\n")
+    with pytest.raises(UserError) as caught:
+        plan_of(f"{arm}\n" * bool(arm) + f"diagnostics: {asked}\n")
+    assert str(caught.value) == f"{tmp_path}/s.yaml:{line}"
