@@ -79,27 +79,27 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
     """
     from ablate.base.command_hints import redact
 
-    optuna = quiet_optuna()
-    path = folder / JOURNAL
-    if url is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        content = path.read_bytes() if path.exists() else b""
-        if torn := len(content) - content.rfind(b"\n") - 1:
-            os.truncate(path, len(content) - torn)
+    storages, path = quiet_optuna().storages, folder / JOURNAL
+    opened: BaseStorage
     try:
         if url is None:
-            journal = optuna.storages.journal
-            return journal.JournalStorage(journal.JournalFileBackend(str(path)))  # type: ignore[no-any-return]
-        if not url.startswith(GRPC):
-            return optuna.storages.get_storage(url)  # type: ignore[no-any-return]
-        host, _, port = url.removeprefix(GRPC).rpartition(":")
-        proxy = optuna.storages.GrpcStorageProxy(host=host, port=int(port))
-        proxy.wait_server_ready(timeout=_PROXY_SEC)
+            folder.mkdir(parents=True, exist_ok=True)
+            content = path.read_bytes() if path.exists() else b""
+            if torn := len(content) - content.rfind(b"\n") - 1:
+                os.truncate(path, len(content) - torn)
+            opened = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+        elif url.startswith(GRPC):
+            host, _, port = url.removeprefix(GRPC).rpartition(":")
+            proxy = storages.GrpcStorageProxy(host=host, port=int(port))
+            proxy.wait_server_ready(timeout=_PROXY_SEC)
+            opened = proxy
+        else:
+            opened = storages.get_storage(url)
     except Exception as error:  # what a database driver raises is not ours to list
-        expected = "expected Optuna's journal, grpc://HOST:PORT or a database's URL"
         what = f"cannot open Optuna's storage {redact(url or str(path))}: {first_line(error)}"
-        raise UserError(what, hint=expected) from error
-    return proxy  # type: ignore[no-any-return]
+        hint = "expected Optuna's journal, grpc://HOST:PORT or a database's URL"
+        raise UserError(what, hint=hint) from error
+    return opened
 
 
 def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> Study:
@@ -115,8 +115,6 @@ def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOS
         sampler=optuna.samplers.RandomSampler(seed=0),  # nothing is sampled here
         load_if_exists=True,
     )
-    if (has := len(study.directions)) != len(objectives):
-        raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
     if study.metric_names != list(objectives):
         study.set_metric_names(list(objectives))
     return study
@@ -131,10 +129,14 @@ def open_trial(
     params: dict[str, Any], distributions: Mapping[str, BaseDistribution], attrs: dict[str, Any]
 ) -> FrozenTrial:
     """Return a trial without a result."""
-    own = {name: distributions[name] for name in params}
-    create: Callable[..., FrozenTrial] = quiet_optuna().trial.create_trial
-    running = quiet_optuna().trial.TrialState.RUNNING
-    return create(state=running, params=params, distributions=own, user_attrs=attrs)
+    optuna = quiet_optuna().trial
+    made: FrozenTrial = optuna.create_trial(
+        state=optuna.TrialState.RUNNING,
+        params=params,
+        distributions={name: distributions[name] for name in params},
+        user_attrs=attrs,
+    )
+    return made
 
 
 def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:

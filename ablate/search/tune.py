@@ -81,7 +81,7 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
 
     def plan_of_all() -> Plan:
         asked = [(one.name, trial.number, trial.params) for one in groups for trial in one.study.get_trials()]
-        return trial_plan(plan, tuning, asked) if asked else first_trials(plan, tuning)
+        return trial_plan(plan, tuning, asked)
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
         runs.store.write_plan(plan_of_all())
@@ -89,15 +89,19 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
         runs.train(asked, trial_plan(plan, tuning, these))
         return [_result(runs, one) for one in asked]
 
-    runs.store.write_plan(plan_of_all())
     is_done = search(groups, tuning.at_once, run)
     told = [group.study.get_trials()[: group.num_trials] for group in groups]
     found = [_found(runs.store, *pair, is_done=is_done) for pair in zip(tuning.groups, told, strict=True)]
-    unended = [one for own in told for one in own if not one.state.is_finished()]
     return Searched(
         tuning=replace(tuning, groups=tuple(found)),
         plan=plan_of_all(),
-        open_runs=frozenset(run_id for one in unended for run_id in one.user_attrs["runs"]),
+        open_runs=frozenset(
+            run_id
+            for trials in told
+            for trial in trials
+            if not trial.state.is_finished()
+            for run_id in trial.user_attrs["runs"]
+        ),
         outcome=runs.outcome,
     )
 
@@ -107,15 +111,16 @@ def _result(runs: TrialRuns, one: Asked) -> TrialResult:
 
     A run that diverged counts with the loss at which it is called so.
     """
-    curve, states, losses = runs.curve(one.run_ids), runs.states(one), []
+    curve, states = runs.curve(one.run_ids), runs.states(one)
     if not all(state in END_STATES for state in states):
         return TrialResult(curve=curve)
-    for run_id, state in zip(one.run_ids, states, strict=True):
+    losses = []
+    for run, state in zip(map(runs.store.run, one.run_ids), states, strict=True):
         if state == "diverged":
-            config = runs.store.run(run_id).config()
+            config = run.config()
             losses.append(divergence_bound(config["training"]["divergence_loss"], config["vocab_size"]))
         else:
-            own = losses_of(runs.store.run(run_id))
+            own = losses_of(run)
             losses.append(own[max(own)])
     return TrialResult(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
 
@@ -124,19 +129,20 @@ def _found(
     store: StudyStore, group: GroupTuning, trials: Sequence[FrozenTrial], *, is_done: bool
 ) -> GroupTuning:
     """Return a group with its told trials, and with the best values once all are told."""
-    records = tuple(
-        TrialRecord(
-            number=trial.number,
-            values=trial.params,
-            state="complete" if trial.state.name == "COMPLETE" else "pruned",
-            loss=trial.value if trial.state.name == "COMPLETE" else None,
-            diverged=round(violation(trial)),
-            tokens=sum(store.run(run_id).status().tokens for run_id in trial.user_attrs["runs"]),
-            runs=tuple(trial.user_attrs["runs"]),
-        )
-        for trial in trials
-        if trial.state.is_finished()
-    )
+    records = []
+    for trial in trials:
+        if trial.state.is_finished():
+            is_complete, ids = trial.state.name == "COMPLETE", trial.user_attrs["runs"]
+            record = TrialRecord(
+                number=trial.number,
+                values=trial.params,
+                state="complete" if is_complete else "pruned",
+                loss=trial.value if is_complete else None,
+                diverged=round(violation(trial)),
+                tokens=sum(store.run(run_id).status().tokens for run_id in ids),
+                runs=tuple(ids),
+            )
+            records.append(record)
     best = best_trial(trials)
     chosen = group.shared if best is None else best.params
-    return replace(group, trials=records, chosen=chosen if is_done else None)
+    return replace(group, trials=tuple(records), chosen=chosen if is_done else None)
