@@ -1,8 +1,6 @@
 import errno
 import fcntl
-import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -68,19 +66,6 @@ def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(data,
     assert load(moved).train == moved / "train.bin"
 
 
-def test_equal_digests_have_the_same_bytes_wherever_files_of_one_name_lie(tmp_path, texts):
-    made = []
-    for name, half in (("one", (texts[:30], texts[30:])), ("two", (texts[30:], texts[:30]))):
-        paths = []
-        for place, part in zip("ab", half, strict=True):
-            paths.append(tmp_path / name / place / "same.jsonl")
-            paths[-1].parent.mkdir(parents=True)
-            paths[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
-        made.append(prepare(DataConfig(source="jsonl", paths=[*map(str, paths)]), tmp_path / f"cache-{name}"))
-    assert made[0].digest == made[1].digest
-    assert made[0].train.read_bytes() == made[1].train.read_bytes()
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "fault"),
     [
@@ -127,13 +112,6 @@ def test_tokens_of_another_user_where_everybody_can_write_are_refused(files):
     files.folder.parent.chmod(0o777)
     with pytest.raises(UserError, match="another user made it, and everybody can write to"):
         load(files.folder)
-
-
-def test_what_another_host_works_on_is_not_touched(data, tmp_path):
-    cache = tmp_path / "cache"
-    (cache / f".{identify(data).digest[:16]}.not-{socket.gethostname()}.x").mkdir(parents=True)
-    prepare(data, cache)
-    assert len(listed(cache)) == 2
 
 
 def test_two_processes_at_once_do_the_work_once(data, tmp_path):
@@ -201,15 +179,3 @@ def test_a_cache_that_cannot_be_written_is_named(data, tmp_path, work):
     work.meanwhile = full
     with pytest.raises(UserError, match=r"cannot write the token cache: No space left on device"):
         prepare(data, tmp_path / "cache")
-
-
-def test_progress_rises_to_one_and_names_the_stages(data, tmp_path):
-    seen = []
-    bpe = DataConfig(source="text", paths=data.paths, tokenizer="bpe", vocab_size=300)
-    prepare(bpe, tmp_path / "cache", progress=lambda *args: seen.append(args))
-    fractions = [fraction for fraction, _ in seen]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
-    assert list(dict.fromkeys(what for _, what in seen)) == [
-        "reading text", "holding out validation text", "learning the BPE", "tokenising", "tokens are ready",
-    ]  # fmt: skip

@@ -63,12 +63,6 @@ def test_max_bytes_of_a_folder_is_a_mixture_and_of_whole_documents(tmp_path, wri
     assert max(taken) > len(taken) + 10
 
 
-@pytest.mark.parametrize("documents", [[], ["only one document"]])
-def test_too_little_text(jsonl, tmp_path, documents):
-    with pytest.raises(UserError, match=f"too little text for a validation set: {len(documents)} distinct"):
-        prepare(jsonl(documents), tmp_path / "cache")
-
-
 def test_real_shards_as_c4_publishes_them(shared_data, tmp_path):
     text = shared_data / "text"
     data = DataConfig(source="jsonl", paths=[str(text / "reviews-train.*.json.gz")])

@@ -14,16 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ablate.backends import emulated
 from ablate.backends.cpu_bf16 import multiplies_bf16
-from ablate.modelled.memory import _Step, step_memory
+from ablate.modelled.memory import step_memory
 from ablate.models import decoder as built_in
 from ablate.models.arithmetic import model_size
 from ablate.recipes import (
     PRESETS,
-    GemmPolicy,
-    LayerRecipe,
-    LayerRule,
-    OperandPolicy,
-    Phase,
     Recipe,
     RecipeSpec,
     resolve,
@@ -155,15 +150,3 @@ def test_packed_copies_are_smaller_than_emulated_ones():
     assert emulated.largest_copies == elements * 2
     assert step().largest_copies == 0
     assert (packed.at, emulated.at, emulated.peak.quantised) == ("loss", "loss", 0)  # no copy is alive there
-
-
-def test_experts_rows_are_padded_for_every_phase_of_their_own_recipe():
-    model = ModelConfig(width=256, layers=1, heads=4, ffn=256, experts=8)
-    wide = OperandPolicy(format="mxfp4", hadamard=128)
-    rotated = LayerRecipe(wgrad=GemmPolicy(left=wide, right=wide))
-    for parts, multiple in (
-        ({"phases": (Phase(from_tokens=1 << 20, recipe=rotated),)}, 128),
-        ({"rules": (LayerRule(match="*.attention.*", recipe=rotated),)}, 1),
-    ):
-        run = replace(SOME_RUN, model=model, recipe=Recipe(**parts))
-        assert _Step(run, EIGHT, "B200")._pass.rows_multiple == multiple

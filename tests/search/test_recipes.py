@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from optuna.trial import TrialState, create_trial
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
@@ -14,7 +13,7 @@ from ablate.modelled.speed import LLAMA_8B, token_time
 from ablate.plan import build_plan
 from ablate.recipes import PRESETS, Recipe
 from ablate.search.halving import DIVERGED
-from ablate.search.recipes import check_same, confirm_study, plan_search, result_of, tried_plan
+from ablate.search.recipes import check_same, confirm_study, plan_search, result_of
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
 
@@ -164,19 +163,6 @@ def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation
         assert (result.values[0], result.violation) == (pytest.approx(cost), violation)
     with pytest.raises(UserError, match="does not reach the target within 200,000 tokens"):
         end(found, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
-
-
-def test_the_lock_file_holds_what_was_tried_alone(planned):
-    found = planned()
-    budgets = [
-        [create_trial(state=TrialState.RUNNING, user_attrs={"candidate": name}) for name in names]
-        for names in (("bf16", "F sr"), ("bf16",))
-    ]
-    lock = tried_plan(found, budgets)
-    assert [arm.name for arm in lock.arms] == ["bf16 @ 100k", "F sr @ 100k", "bf16 @ 200k"]
-    assert lock.baseline == "bf16 @ 100k"
-    assert [arm.name for arm in tried_plan(found, [(), ()]).arms] == ["bf16 @ 100k"]
-    assert [arm.name for arm in tried_plan(planned((", 200_000]", "]")), budgets[1:]).arms] == ["bf16"]
 
 
 def test_another_search_of_the_name_is_refused(planned, store):
