@@ -67,11 +67,6 @@ class Cancellation:
         """Whether there is a new request."""
         return self._read() not in (None, self._before)
 
-    def raise_if_requested(self) -> None:
-        """Raise ``KeyboardInterrupt``, as Ctrl-C would, if there is a new request."""
-        if self.requested:
-            raise KeyboardInterrupt
-
     def _read(self) -> bytes | None:
         with contextlib.suppress(OSError):
             return self._path.read_bytes()
@@ -125,7 +120,8 @@ def execute_study(
         cancellation = Cancellation(store.path)
 
         def check() -> None:
-            cancellation.raise_if_requested()
+            if cancellation.requested:
+                raise KeyboardInterrupt
             if head.is_gone():
                 raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
 

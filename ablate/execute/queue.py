@@ -150,11 +150,17 @@ class Queue:
     def move(self, now: float) -> None:
         """Hand over the runs that are due at ``now`` (seconds), and check runs executed elsewhere."""
         for run_id, (due, given_up) in list(self._due.items()):
-            if due > now or self._has_to_wait(run_id):
+            if due > now:
+                continue
+            # Inside Ray a run that waits for another's state, or for devices, would occupy a process.
+            holder = self._prefixes.waits_for(run_id)
+            if holder in self._runs and holder not in self.states:
+                continue
+            if run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once:
                 continue
             del self._due[run_id]
             if (reason := self._prefixes.why_it_cannot_begin(run_id)) is not None:
-                self._fail(run_id, reason)
+                self._end(run_id, "failed", reason)
                 continue
             self._dirs[run_id].stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
             self.handed[run_id] = None
@@ -163,13 +169,6 @@ class Queue:
             self._looked = now
             for run_id in list(self._elsewhere):
                 self._look_at(run_id)
-
-    def _has_to_wait(self, run_id: str) -> bool:
-        """Whether a run waits for another's state, or for devices: inside Ray that would occupy a process."""
-        holder = self._prefixes.waits_for(run_id)
-        if holder in self._runs and holder not in self.states:
-            return True
-        return run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once
 
     def take(self, run_id: str, end: TaskEnd, now: float) -> None:
         """Take in the end of a run that was handed over."""
@@ -185,7 +184,7 @@ class Queue:
                 # It came further than before: what ended it, such as a kill, is not its own fault.
                 self._reached[run_id], self._tries[run_id] = reached, 0
             if self._tries[run_id] == len(self._pauses_sec):
-                self._fail(run_id, f"{end.message} ({len(self._pauses_sec) + 1} attempts)")
+                self._end(run_id, "failed", f"{end.message} ({len(self._pauses_sec) + 1} attempts)")
                 return
             self._due[run_id] = now + self._pauses_sec[self._tries[run_id]], 0
             self._tries[run_id] += 1
@@ -238,10 +237,7 @@ class Queue:
             self._end(run_id, "stopped", self._unneeded[run_id])
             run.stop_path.unlink(missing_ok=True)
 
-    def _fail(self, run_id: str, message: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._end(run_id, "failed", message)
-
     def _end(self, run_id: str, state: State, message: str) -> None:
         self.states[run_id], run = state, self._dirs[run_id]
-        run.write_status(replace(run.status(), state=state, message=message, ended_unix=time.time()))
+        with contextlib.suppress(OSError, ValueError):
+            run.write_status(replace(run.status(), state=state, message=message, ended_unix=time.time()))

@@ -334,23 +334,19 @@ def _is_gpu_fault(error: Exception) -> bool:
     return any(word in str(error) for word in ("CUDA error", "HIP error", "CUDA driver", "NVML"))
 
 
-def _is_lost_peer(error: Exception) -> bool:
-    """Whether another process of the run no longer answers."""
-    from torch import distributed
-
-    known = distributed.is_available() and isinstance(error, distributed.DistError)
-    return known or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
-
-
 def end_of(error: Exception) -> TaskEnd:
     """Return the end of a process that raised this error, with the usual remedy if there is one.
 
     A bug or too little memory does not pass.
     """
+    from torch import distributed
+
     from ablate.backends.select import UnfitDeviceError
 
     message, name = first_line(error), type(error).__name__
     may_pass = False
+    lost_peer = distributed.is_available() and isinstance(error, distributed.DistError)
+    lost_peer = lost_peer or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
     if isinstance(error, OSError):
         may_pass = error.errno in _PASSING
         if error.errno in _FULL:
@@ -359,7 +355,7 @@ def end_of(error: Exception) -> TaskEnd:
             message = f"{name}: {message}"
     elif name == "OutOfMemoryError":
         message = f"out of GPU memory ({message}); a smaller training.micro_batch_size needs less"
-    elif _is_lost_peer(error):
+    elif lost_peer:
         may_pass, message = True, LOST_PEER
     elif _is_gpu_fault(error):
         may_pass, message = True, f"the GPU failed: {message}; `ablate check cuda` tests it"

@@ -70,11 +70,6 @@ def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...
     )
 
 
-def part_of(name: str) -> str:
-    """Return a built-in layer's name within its block; the head's is ``head``."""
-    return name if name == HEAD else name.split(".", 2)[2]
-
-
 def layer_places(layers: Iterable[LinearLayer]) -> dict[str, LayerPlace]:
     """Return the places of layers, for the rules of a recipe."""
     known = list(layers)

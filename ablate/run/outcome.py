@@ -97,7 +97,13 @@ def find_crossing(
     Rows may come in any order. Among evaluations at the same tokens the last one counts. Evaluations without
     a finite loss are ignored.
     """
-    at, value = _clean(tokens, loss)
+    at, value = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)
+    if not (known := np.isfinite(value)).all():
+        at, value = at[known], value[known]
+    if len(at) > 1 and not np.all(np.diff(at) > 0):
+        # np.unique takes the first of the reversed rows, which is the last row.
+        at, index = np.unique(at[::-1], return_index=True)
+        value = value[::-1][index]
     under = value <= target
     if rule == "first_eval":
         first = np.flatnonzero(under)
@@ -114,18 +120,6 @@ def find_crossing(
     if at[i - 1] <= 0:  # a logarithm has no 0
         return Crossing(tokens=float(share * at[i]))
     return Crossing(tokens=float(at[i - 1] * (at[i] / at[i - 1]) ** share))
-
-
-def _clean(tokens: ArrayLike, loss: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    at = np.asarray(tokens, dtype=float)
-    value = np.asarray(loss, dtype=float)
-    if not (known := np.isfinite(value)).all():
-        at, value = at[known], value[known]
-    if len(at) > 1 and np.all(np.diff(at) > 0):
-        return at, value
-    # np.unique takes the first of the reversed rows, which is the last row.
-    unique, index = np.unique(at[::-1], return_index=True)
-    return unique, value[::-1][index]
 
 
 def outcome(
@@ -255,8 +249,14 @@ def _lines(
     # Sums of products lose no digits that count where the values lie around zero.
     middle, level = x.mean(), y.mean()
     near, own_y = x - middle, y - level
+    widths = np.full(len(at), WIDTH)
+    inside = np.searchsorted(x, at + WIDTH) - np.searchsorted(x, at - WIDTH, side="right")
+    if (few := inside <= _NEIGHBOURS).any():
+        # The fifth neighbour stands at the edge, where the weight is zero: four lie inside.
+        distance = np.partition(np.abs(x - at[few][:, None]), _NEIGHBOURS, axis=1)[:, _NEIGHBOURS]
+        widths[few] = np.maximum(WIDTH, distance)
     share = np.abs(near - (at - middle)[:, None])
-    share /= _widths(x, at)[:, None]
+    share /= widths[:, None]
     # Products, because a power takes ten times as long.
     own = np.maximum(1 - share * share * share, 0)
     own = own * own * own * weights
@@ -268,14 +268,3 @@ def _lines(
     spread, together = sum_xx / total - mean_x**2, sum_xy / total - mean_x * mean_y
     slope = np.divide(together, spread, out=np.zeros_like(together), where=spread > 1e-12)
     return level + mean_y + slope * (at - middle - mean_x), slope
-
-
-def _widths(x: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return how far evaluations count at each of ``at``."""
-    widths = np.full(len(at), WIDTH)
-    inside = np.searchsorted(x, at + WIDTH) - np.searchsorted(x, at - WIDTH, side="right")
-    if (few := inside <= _NEIGHBOURS).any():
-        # The fifth neighbour stands at the edge, where the weight is zero: four lie inside.
-        distance = np.partition(np.abs(x - at[few][:, None]), _NEIGHBOURS, axis=1)[:, _NEIGHBOURS]
-        widths[few] = np.maximum(WIDTH, distance)
-    return widths

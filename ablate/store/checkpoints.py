@@ -167,7 +167,13 @@ def save_manifest(
             if not prefix.exists():  # else somebody was faster, with the same
                 raise
     write_record(folder / f"{step:012d}.json", content)
-    _prune(folder)
+    manifests = sorted(folder.glob("*.json"), reverse=True)
+    for path in manifests[KEPT:]:
+        path.unlink(missing_ok=True)
+    kept = {path.stem for path in manifests[:KEPT]}
+    for path in folder.glob("*.safetensors"):
+        if path.name.partition(".")[0] not in kept:
+            path.unlink(missing_ok=True)
 
 
 def begin_with(prefix: Path, step: int, run: Path) -> None:
@@ -305,13 +311,3 @@ def _stored(files: list[Path], sharded: frozenset[str]) -> dict[str, StoredTenso
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _prune(folder: Path) -> None:
-    manifests = sorted(folder.glob("*.json"), reverse=True)
-    for path in manifests[KEPT:]:
-        path.unlink(missing_ok=True)
-    kept = {path.stem for path in manifests[:KEPT]}
-    for path in folder.glob("*.safetensors"):
-        if path.name.partition(".")[0] not in kept:
-            path.unlink(missing_ok=True)

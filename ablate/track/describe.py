@@ -154,6 +154,10 @@ def run_tags(
     """
     arm = plan.arms[place]
     is_baseline = arm.name == plan.baseline
+    note = [arm.description or "", f"**{arm.recipe}**", f"Differs from the baseline: {_differs(arm)}"]
+    if status.state in ("diverged", "failed", "interrupted", "stopped"):
+        note.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
+    note.append(f"[The study's report]({report})")
     tags = {
         "ablate.run_id": run.id,
         "ablate.arm": arm.name,
@@ -164,7 +168,7 @@ def run_tags(
         "mlflow.runName": f"{arm.name} seed {run.seed}",
         "mlflow.runColor": _BASELINE_COLOUR if is_baseline else _COLOURS[place % len(_COLOURS)],
         "mlflow.source.name": "ablate",
-        "mlflow.note.content": _run_note(arm, status, report),
+        "mlflow.note.content": "\n\n".join(filter(None, note)),
     }
     for key, tag in {
         "backend": "ablate.backend",
@@ -218,13 +222,6 @@ def report_link(experiment_id: str, summary: str) -> str:
     return f"#/experiments/{experiment_id}/runs/{summary}/artifacts/report/report.html"
 
 
-def summary_note(study: str, report: str) -> str:
-    """Return the description of the run that has the report."""
-    return (
-        f"[The study's report]({report}). It comes when the study ends; `ablate report {study}` makes it now."
-    )
-
-
 def view(plan: LockedPlan) -> str:
     """Return the columns of the study's page, in MLflow's format for shared views (JSON)."""
     factors = list(dict.fromkeys(key for arm in plan.arms for key in arm.factors))
@@ -245,14 +242,6 @@ def view(plan: LockedPlan) -> str:
         "useGroupedValuesInCharts": True,
     }
     return json.dumps(state, separators=(",", ":"))
-
-
-def _run_note(arm: LockedArm, status: Status, report: str) -> str:
-    lines = [arm.description or "", f"**{arm.recipe}**", f"Differs from the baseline: {_differs(arm)}"]
-    if status.state in ("diverged", "failed", "interrupted", "stopped"):
-        lines.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
-    lines.append(f"[The study's report]({report})")
-    return "\n\n".join(line for line in lines if line).strip()
 
 
 def _differs(arm: LockedArm) -> str:

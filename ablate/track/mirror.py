@@ -141,7 +141,10 @@ class Mirror:
                 if any(files):
                     stamp = files, plan_stamp, results_stamp, link
                     self._once(planned.id, stamp, partial(self._sync_run, sink, plan, place, planned, link))
-        owned["mlflow.note.content"] = describe.summary_note(plan.study, link)
+        owned["mlflow.note.content"] = (
+            f"[The study's report]({link}). It comes when the study ends; "
+            f"`ablate report {plan.study}` makes it now."
+        )
         files = _stamp(path for path in sorted(self._folder.rglob("*")) if path.is_file())
         self._once(SUMMARY, (files, link), partial(self._sync_summary, sink, summary, owned))
         if self._has_new_runs:  # a server that loses the answer is asked again, and has two
@@ -200,7 +203,11 @@ class Mirror:
             is_usable = not lost and (run is None or not is_rewound(run, entry))
         elif there is not None:
             entry = RunCursor(mlflow_id=there.info.run_id, mlflow_status="")
-            is_usable = run is None or _holds_only(sink, entry.mlflow_id, run)
+            is_usable = True
+            if run is not None:  # without a cursor: whether it has no points that the run's file lacks
+                own = {(at.step, at.timestamp_ms) for row in run.metrics() for at in describe.points(row)}
+                theirs = (sink.history(entry.mlflow_id, key) for key in ("train_loss", "val_loss"))
+                is_usable = all(points <= own for points in theirs)
         if entry is not None and not is_usable:
             sink.delete_run(entry.mlflow_id)
             entry = None
@@ -285,12 +292,6 @@ class Mirror:
             write_json_atomic(cursor_path(self._store, self._uri), asdict(self._cursor))
             self._saved = content
         self._saved_sec = time.monotonic()
-
-
-def _holds_only(sink: Sink, mlflow_id: str, run: RunDir) -> bool:
-    """Whether an MLflow run has no points that the run's file lacks."""
-    ours = {(point.step, point.timestamp_ms) for row in run.metrics() for point in describe.points(row)}
-    return all(sink.history(mlflow_id, key) <= ours for key in ("train_loss", "val_loss"))
 
 
 def _one_line(error: Exception) -> str:
