@@ -33,9 +33,9 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
     arms = [arm for arm in arms if arm.what_if is None]
     scales = {}
     for figure in _LABELS:
-        maps = [np.array(one.values, dtype=float) for arm in arms for one in arm.maps if one.figure == figure]
-        known = np.concatenate([[], *(values[np.isfinite(values)] for values in maps)])
-        scales[figure] = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+        rows = [row for arm in arms for one in arm.maps if one.figure == figure for row in one.values]
+        known = [value for row in rows for value in row if value is not None and np.isfinite(value)]
+        scales[figure] = (min(known, default=0.0), max(known, default=1.0))
 
     def picture(arm: ArmDiagnosis) -> canvas.Picture:
         return _picture(arm, scales)

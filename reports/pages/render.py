@@ -64,12 +64,11 @@ def write_pages(
     has a script, which its policy knows by the hash of its text.
     """
     drawn = {one.name: one for one in drawings if one is not None}
+    # Between the tags stands the file as it is: the browser hashes just that.
+    script = (_TEMPLATES / "report.js").read_bytes()
     seen = {"drawings": drawn, "version": __version__, "live": None, **values}
-    if seen["live"]:
-        # Between the tags stands the file as it is: the browser hashes just that.
-        script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
-        seen["script"] = Markup(script)  # noqa: S704  no user's word is in it
-        seen["script_hash"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    seen["script"] = Markup(script.decode())  # noqa: S704  no user's word is in it
+    seen["script_hash"] = base64.b64encode(hashlib.sha256(script).digest()).decode()
     pictures = {name: inline_svg(one) for name, one in drawn.items()}
     html, plain = (_environment(autoescape=html) for html in (True, False))
     files = {

@@ -9,7 +9,6 @@ How it fails: a damaged run is named in the report's warnings; only a plan that 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -155,10 +154,9 @@ def _keep_another_question(report: Path, document: Mapping[str, Any]) -> tuple[s
     """Move a report that asks otherwise than this document out of its way; return what to say of it."""
     try:
         before = parse_json((report / "report.json").read_bytes())
-        asks = parse_json(json.dumps({key: document[key] for key in _QUESTION}).encode())
-        if not isinstance(before, dict) or all(before.get(key) == asks[key] for key in _QUESTION):
+        if all(before.get(key) == document[key] for key in _QUESTION):
             return ()
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return ()
     folder = report.parent / "former-reports"
     folder.mkdir(exist_ok=True)

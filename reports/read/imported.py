@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ablate.store import State
     from ablate.store.plan_file import Target
 
+    Arms = Mapping[str, Sequence["ImportedRun"]]
+
 IMPORTED = "imported"
 """``backend_mode`` of runs whose arithmetic and timing are known from a log alone."""
 PRECISION = {f"lowest_numerical_precision_in_{part}": part for part in ("linear", "attn", "comm")}
@@ -96,9 +98,7 @@ def run_of_losses(
     )
 
 
-def tidied(
-    arms: Mapping[str, Sequence[ImportedRun]], waived: Sequence[str]
-) -> tuple[dict[str, list[ImportedRun]], list[str]]:
+def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
     """Join the pieces of each run and number seeds that are text; return the arms and what was done.
 
     Raises:
@@ -173,7 +173,7 @@ def _joined(arm: str, first: ImportedRun, other: ImportedRun) -> ImportedRun:
 
 def write_study(
     folder: Path,
-    arms: Mapping[str, Sequence[ImportedRun]],
+    arms: Arms,
     *,
     baseline: str,
     target: Target | None,
@@ -279,7 +279,7 @@ def _with_settings(run: ImportedRun, hardware: str | None, constant_from: int | 
     return replace(run, settings=settings)
 
 
-def _check_pairs(arms: Mapping[str, Sequence[ImportedRun]], baseline: str) -> None:
+def _check_pairs(arms: Arms, baseline: str) -> None:
     """Raise ``UserError`` where a run has no seed, two of an arm have the same, or no arm a pair."""
     seeds: dict[str, Counter[int | str | None]] = {}
     for name, runs in arms.items():

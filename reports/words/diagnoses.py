@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.reports.words.format import DASH, NBSP, interval, make_table, share, tokens
@@ -65,7 +64,7 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
 
 def _from_zero(value: Interval) -> Interval:
     """Return a share as none below zero, which its unbiased estimate, or a t interval of few runs, may be."""
-    return replace(value).each(lambda part: max(part, 0.0))
+    return value.each(lambda part: max(part, 0.0))
 
 
 def _sentences(one: GemmSummary) -> Iterator[str]:
