@@ -47,14 +47,12 @@ _RC: dict[str, Any] = {
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
-    "axes.unicode_minus": True,
     "axes.grid": True,
     "axes.facecolor": "none",
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "text.parse_math": False,
     "svg.fonttype": "none",
-    "path.simplify": True,
     "path.simplify_threshold": 0.2,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
@@ -157,17 +155,15 @@ def panels(names: Collection[str], across: str, up: str) -> tuple[Any, dict[str,
     columns = min(count, 3 if count <= 6 else 4)
     rows = -(-count // columns)
     figure = sheet(11 if columns > 1 else 6, 0.75 + 2.05 * rows)
-    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    places = np.arange(rows * columns).reshape(rows, columns)
+    places[places >= count] = -1
+    axes = figure.subplot_mosaic(places.tolist(), sharex=True, sharey=True, empty_sentinel=-1)
     figure.supylabel(up, fontsize=9)
     figure.supxlabel(across, fontsize=9)
-    for axis, name in zip(axes, names, strict=False):
-        axis.set_title(short(name, 30))
-    for i, axis in enumerate(axes):
-        if i >= count:
-            axis.set_axis_off()
-        elif i + columns >= count:
-            axis.tick_params(labelbottom=True)
-    return figure, dict(zip(names, axes, strict=False))
+    for i, name in enumerate(names):
+        axes[i].set_title(short(name, 30))
+        axes[i].tick_params(labelbottom=i + columns >= count)
+    return figure, dict(zip(names, axes.values(), strict=True))
 
 
 def small_multiples(
@@ -231,7 +227,7 @@ def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tup
     Near: no further out than the range of the points, which counts as ``least`` at least.
     """
     known, near = ([value for value in values if np.isfinite(value)] for values in (points, edges))
-    low, high = min(known), max(known)
+    low, high = min(known, default=0.0), max(known, default=0.0)
     extent = max(high - low, least)
     low, high = max(min([low, *near]), low - extent), min(max([high, *near]), high + extent)
     return low - 0.1 * extent, high + 0.2 * extent

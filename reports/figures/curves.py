@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.reports.findings.results import Analysis, RateCurve
-    from ablate.results.losses import Curve
 
 _LATE = 0.6
 _TARGET = {"color": canvas.INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
@@ -55,9 +54,12 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     crossings = [run.tokens_to_target for arm in analysis.arms for run in arm.runs if run.tokens_to_target]
     end = max(float(curve.tokens[-1]) for curve in curves)
     start = max(min([_LATE * end, *(0.9 * at for at in crossings)]), 0.2 * end)
-    first = max(float(curve.loss[0]) for curve in curves)
-    scales = ((0.0, (_window(curves, 0.0, target)[0], 1.02 * first)), (start, _window(curves, start, target)))
-    for i, (axis, (left, (low, high))) in enumerate(zip(axes, scales, strict=True)):
+    # The late part holds all final losses and the target.
+    late = [curve for curve in curves if curve.end != "diverged" and curve.tokens[-1] >= start] or curves
+    edges = np.concatenate([curve.loss[curve.tokens >= start] for curve in late])
+    low, top = canvas.limits([*(curve.loss[-1] for curve in late), target or np.nan], edges, least=0.05)
+    scales = ((0.0, 1.02 * max(float(curve.loss[0]) for curve in curves)), (start, top))
+    for i, (axis, (left, high)) in enumerate(zip(axes, scales, strict=True)):
         for curve in curves:
             look = style[curve.arm]
             diverged = curve.end == "diverged"
@@ -92,18 +94,6 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
         text.set_gid(part(name))
     alt = f"Line chart of validation loss over training tokens. Mean final losses: {'; '.join(lines)}."
     return figure, caption + canvas.decay_caption(analysis.decay_begins), alt
-
-
-def _window(curves: Sequence[Curve], start: float, target: float | None) -> tuple[float, float]:
-    """Return the losses from ``start`` on that lie near each other, with the target unless it is far off."""
-    late = [curve for curve in curves if curve.end != "diverged" and curve.tokens[-1] >= start] or curves
-    values = np.concatenate([curve.loss[curve.tokens >= start] for curve in late])
-    low, middle, high = (float(value) for value in np.quantile(values, (0, 0.5, 1)))
-    high = min(high, middle + 4 * max(middle - low, 0.02))
-    if target is not None and target > low - max(high - low, 0.1):
-        low, high = min(low, target), max(high, target)
-    room = 0.05 * (high - low) or 0.02
-    return low - room, high + room
 
 
 @canvas.drawing("learning-rate", "Learning rate")

@@ -11,7 +11,6 @@ from synthetic_study import line
 from ablate.reports import figures
 from ablate.reports.figures import draw_figures, forest
 from ablate.reports.figures.canvas import SHADE, limits, looks, shade_decay, short
-from ablate.reports.figures.curves import _window
 from ablate.reports.findings.analyse import analyse
 from ablate.results.cost import Cost
 from ablate.results.frames import load_frames
@@ -26,16 +25,16 @@ def test_looks_names_and_scales():
     assert -0.2 < low < -0.1 < 0.4 < high < 0.5
 
 
+def figures_of(store):
+    return {drawing.name: drawing for drawing in draw_figures(analyse(load_frames(store)))}
+
+
 @pytest.mark.parametrize("losses", [(3, 2.5, 2.2, 2.1), (3, 1.5, 1.2, 1.1), (3, 2.3, 1.9, 1.2)])
 def test_the_enlarged_part_holds_the_target_and_no_divergence(make_study, losses):
     curves = {"a": [line(*losses), line(3, 9, 9, 9)]}
     store = make_study(curves, target={"value": 2.2}, states={("a", 1): "diverged"})
-    low, high = _window(analyse(load_frames(store)).curves, 200, 2.2)
-    assert low < 2.2 < high < 3
-
-
-def figures_of(store):
-    return {drawing.name: drawing for drawing in draw_figures(analyse(load_frames(store)))}
+    low, high = figures_of(store)["convergence"].axes[1]["y"]
+    assert low < 2.2 < high < 3.5
 
 
 def test_the_same_study_gives_the_same_bytes_and_no_global_state(make_study, monkeypatch):

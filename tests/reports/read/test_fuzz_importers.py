@@ -22,12 +22,10 @@ from ablate.results.frames import load_frames
 from ablate.store.plan_file import Target
 
 SPLINTERS = [
-    b"", b"\x00", b"\xff\xfe", b"\n", b"\r", b",", b'"', b"'", b"{", b"}", b"[" * 3000, b"null",
-    b"true", b"NaN", b"-Infinity", b"1e400", b"-1", b"0", b"9" * 400, b"9" * 5000, b"1e-320", b"-0.0",
-    b"0x10", b":::MLLOG ", b":::MLLOG {", b'"metadata": []', b'"value": {}', b'"key": 3',
-    b"samples_count", b"eval_accuracy", b"seed", b"\xe2\x80\xae", b"\x1b[2J", b"<script>", b"../../x",
-    b" - ", b"__MIN", b"tokens", b"val_loss", b"arm", b"\\", b"\\ud800", b"1_0", b" 12", b"inf",
-    b"3.5e2",
+    *b"|\x00|\xff\xfe|\n|\r|,|\"|'|{|}|null|true|NaN|-Infinity|1e400|-1|0|1e-320|-0.0|0x10|:::MLLOG "
+    b'|:::MLLOG {|"metadata": []|"value": {}|"key": 3|samples_count|eval_accuracy|seed|\xe2\x80\xae|\x1b[2J'
+    b"|<script>|../../x| - |__MIN|tokens|val_loss|arm|\\|\\ud800|1_0| 12|inf|3.5e2".split(b"|"),
+    b"[" * 3000, b"9" * 400, b"9" * 5000,
 ]  # fmt: skip
 
 
@@ -78,21 +76,14 @@ READERS = {
 
 
 def damaged(content, draw):
-    out = bytearray(content)
+    """Put splinters, random bytes, or lines of its own into some places of a file."""
     for _ in range(draw.choice([1, 1, 2, 3])):
-        kind, at = draw.random(), draw.randrange(len(out) + 1)
-        if kind < 0.2:
-            del out[at : at + draw.randint(1, 60)]
-        elif kind < 0.35 and at < len(out):
-            out[at] ^= 1 << draw.randrange(8)
-        elif kind < 0.5:
-            lines = bytes(out).split(b"\n")
-            line = lines.pop(draw.randrange(len(lines)))
-            lines.insert(draw.randrange(len(lines) + 1), line)
-            out = bytearray(b"\n".join(lines))
-        else:
-            out[at : at + draw.choice([0, 0, 1, 2, 4, 8])] = draw.choice(SPLINTERS)
-    return bytes(out)
+        at, splinter = draw.randrange(len(content) + 1), draw.choice(SPLINTERS)
+        new = draw.choice(
+            [splinter, splinter, draw.randbytes(1), draw.choice(content.splitlines(True) or [b""])]
+        )
+        content = content[:at] + new + content[at + draw.choice([0, 0, 1, 2, 4, 8, 60]) :]
+    return content
 
 
 @pytest.mark.parametrize("turns", [200, pytest.param(2_000, marks=pytest.mark.exhaustive)])
