@@ -38,41 +38,38 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
         scales[figure] = (min(known, default=0.0), max(known, default=1.0))
 
     def picture(arm: ArmDiagnosis) -> canvas.Picture:
-        return _picture(arm, scales)
+        errors = np.nan_to_num(np.array(arm.maps[0].values, dtype=float), nan=-np.inf).max(axis=1)
+        rows = np.sort(np.argsort(-errors, kind="stable")[:_MOST_ROWS])
+        figure = canvas.sheet(11, 1.35 + 0.17 * len(rows))
+        axes = figure.subplots(1, len(arm.maps), sharey=True, squeeze=False)[0]
+        for axis, one in zip(axes, arm.maps, strict=True):
+            shown = slice(None, None, -(-len(one.tokens) // _MOST_COLUMNS))
+            tokens = one.tokens[shown]
+            values = np.array(one.values, dtype=float)[rows, shown]
+            low, high = scales[one.figure]
+            edges = [*tokens, 2 * tokens[-1] - tokens[-2] if len(tokens) > 1 else tokens[-1] + 1]
+            mesh = axis.pcolormesh(edges, range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
+            axis.grid(visible=False)
+            canvas.count_ticks(axis, 4)
+            bar = figure.colorbar(mesh, ax=axis, location="bottom", label=_LABELS[one.figure])
+            bar.outline.set_visible(False)
+            bar.ax.grid(visible=False)
+        names = [f"{canvas.short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in arm.maps[0].rows]
+        axes[0].set_yticks(np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=7)
+        axes[0].invert_yaxis()
+        caption = (
+            f"{arm.arm}: the error of each layer's GEMM against the exact product, over training tokens; "
+            f"means over runs, n = {arm.runs}. Relative error: norm of the error over that of the product. "
+            "Bias share: of the error's energy, what is the same in every draw of the recipe's randomness; 1 "
+            "where nothing is drawn. Gain: slope of the output on the exact one; below 1 it shrinks. Shown "
+            f"are {len(rows)} of {len(names)} rows, those with the largest error, and {_MOST_COLUMNS} steps "
+            "at most."
+        )
+        alt = f"Heat maps of relative error, bias share and gain by layer and GEMM, of arm {arm.arm}."
+        return figure, caption, alt
 
     drawings = (
         canvas.drawing(f"diagnostics-{i}", f"Diagnostics: {arm.arm}")(picture)(arm)
         for i, arm in enumerate(arms, 1)
     )
     return tuple(one for one in drawings if one is not None)
-
-
-def _picture(arm: ArmDiagnosis, scales: dict[str, tuple[float, float]]) -> canvas.Picture:
-    errors = np.nan_to_num(np.array(arm.maps[0].values, dtype=float), nan=-np.inf).max(axis=1)
-    rows = np.sort(np.argsort(-errors, kind="stable")[:_MOST_ROWS])
-    figure = canvas.sheet(11, 1.35 + 0.17 * len(rows))
-    axes = figure.subplots(1, len(arm.maps), sharey=True, squeeze=False)[0]
-    for axis, one in zip(axes, arm.maps, strict=True):
-        shown = slice(None, None, -(-len(one.tokens) // _MOST_COLUMNS))
-        tokens = one.tokens[shown]
-        values = np.array(one.values, dtype=float)[rows, shown]
-        low, high = scales[one.figure]
-        edges = [*tokens, 2 * tokens[-1] - tokens[-2] if len(tokens) > 1 else tokens[-1] + 1]
-        mesh = axis.pcolormesh(edges, range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
-        axis.grid(visible=False)
-        canvas.count_ticks(axis, 4)
-        bar = figure.colorbar(mesh, ax=axis, location="bottom", label=_LABELS[one.figure])
-        bar.outline.set_visible(False)
-        bar.ax.grid(visible=False)
-    names = [f"{canvas.short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in arm.maps[0].rows]
-    axes[0].set_yticks(np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=7)
-    axes[0].invert_yaxis()
-    caption = (
-        f"{arm.arm}: the error of each layer's GEMM against the exact product, over training tokens; means "
-        f"over runs, n = {arm.runs}. Relative error: norm of the error over that of the product. Bias share: "
-        "of the error's energy, what is the same in every draw of the recipe's randomness; 1 where nothing "
-        "is drawn. Gain: slope of the output on the exact one; below 1 it shrinks. Shown are "
-        f"{len(rows)} of {len(names)} rows, those with the largest error, and {_MOST_COLUMNS} steps at most."
-    )
-    alt = f"Heat maps of relative error, bias share and gain by layer and GEMM over tokens, of arm {arm.arm}."
-    return figure, caption, alt

@@ -25,10 +25,9 @@ def draw_front(found: Found) -> canvas.Picture | None:
     axes = figure.subplots(1, len(rungs), squeeze=False)[0]
     for axis, rung in zip(axes, rungs, strict=True):
         for one in (point for point in rung.points if point.end == "ok"):
-            marker = {"marker": "s" if one.started_from else "o", "color": canvas.CONTEXT, "markersize": 5}
-            if one.on_front or one.is_baseline:
-                marker = {key: style[one.name][key] for key in ("marker", "color")} | {"markersize": 7}
-            axis.plot([one.time], [one.value], **marker, zorder=3)
+            usual = {"marker": "s" if one.started_from else "o", "color": canvas.CONTEXT}
+            look = style[one.name] if one.on_front or one.is_baseline else usual
+            axis.plot([one.time], [one.value], look["marker"], color=look["color"], markersize=6, zorder=3)
         # What lies above and right of the front is dominated.
         axis.step(
             [one.time for one in rung.front], [one.value for one in rung.front], where="post",
