@@ -5,7 +5,6 @@ python benchmarks/checkpoint.py [--width 128]        prints one line of JSON
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -13,31 +12,26 @@ import time
 from pathlib import Path
 
 import numpy as np
+from machine import options, small_run
 
 from ablate.execute.beside import Keeper
 from ablate.recipes import PRESETS
-from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.config import ResourcesConfig
 from ablate.store.metrics import MetricsWriter
 from ablate.train import train
 from ablate.train.group import ALONE
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=128)
-    width = parser.parse_args().width
-    config = RunConfig(
-        model=ModelConfig(width=width, layers=2, heads=width // 32, ffn=width * 11 // 4 // 32 * 32),
-        data=DataConfig(), data_digest="x", vocab_size=256,
-        training=TrainingConfig(tokens=2048 * 60, seq_len=128, batch_size=16, eval_every_tokens=10**9,
-                                eval_tokens=128),
-        recipe=PRESETS["tseng"].recipe, backend="auto", seed=0,
-    )  # fmt: skip
+    width = options(__doc__, width=128).width
+    config = small_run(
+        width, 2, PRESETS["tseng"].recipe, tokens=2048 * 60, eval_every_tokens=10**9, eval_tokens=128
+    )
     tokens = np.random.default_rng(0).integers(0, 256, 400_000, dtype=np.uint16)
     steps, saves = [], []
     with tempfile.TemporaryDirectory() as folder:
         with MetricsWriter(Path(folder) / "metrics.jsonl") as metrics:
-            keeper = Keeper(Path(folder) / "c", metrics, None, every_sec=0.0, group=ALONE)
+            keeper = Keeper(Path(folder) / "c", (metrics,), None, every_sec=0.0, group=ALONE)
             ended = [time.perf_counter()]
 
             class Timed:

@@ -10,12 +10,12 @@ lie along the rows, which its quantiser cannot do in place.
 
 from __future__ import annotations
 
-import argparse
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from machine import prepare
+from machine import in_turns, options, prepare
 from torch import Tensor, nn
 
 from ablate.numerics import apply_recipe
@@ -65,42 +65,28 @@ def torchao_layer(weight: Tensor) -> Callable[[Tensor, Tensor], None] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--inputs", type=int, default=1024)
-    parser.add_argument("--outputs", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=7)
-    args = parser.parse_args()
+    args = options(__doc__, tokens=4096, inputs=1024, outputs=1024, threads=1, repeats=7)
     machine = prepare(args.threads)
     keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(args.tokens, args.inputs, generator=generator).to(torch.bfloat16).requires_grad_()
     dy = torch.randn(args.tokens, args.outputs, generator=generator).to(torch.bfloat16)
 
-    layers: dict[str, nn.Module] = {}
+    def passes(layer: nn.Module) -> None:
+        layer(x).backward(dy)
+        x.grad = None
+
+    work: dict[str, Callable[[], None]] = {}
     for name, recipe in {"bf16": None, **RECIPES}.items():
         model = nn.Sequential(nn.Linear(args.inputs, args.outputs, bias=False)).to(torch.bfloat16)
         if recipe is not None:
             apply_recipe(model, recipe, quiet=True)
-        layers[name] = model
+        work[name] = partial(passes, model)
     weight = torch.randn(args.outputs, args.inputs, generator=generator).to(torch.bfloat16)
-    peer = torchao_layer(weight)
+    if peer := torchao_layer(weight):
+        work["torchao (eager)"] = lambda: peer(x.detach(), dy)
     clock = time.process_time if args.threads == 1 else time.perf_counter
-    least = dict.fromkeys([*layers, *(["torchao (eager)"] if peer else [])], float("inf"))
-    for repeat in range(args.repeats):
-        for name in least:
-            start = clock()
-            if name in layers:
-                layers[name](x).backward(dy)
-            elif peer is not None and repeat < 2:
-                peer(x.detach(), dy)
-            else:
-                continue
-            least[name] = min(least[name], clock() - start)
-            x.grad = None
+    least = {name: min(taken) for name, taken in in_turns(work, args.repeats, clock).items()}
     print(f"{args.tokens} tokens, {args.inputs} -> {args.outputs}, forward + backward; {machine}")
     for name, seconds in least.items():
         print(f"{name:<36} {seconds * 1e3:8.1f} ms  {seconds / least['bf16']:6.2f} x bf16")

@@ -28,31 +28,21 @@ ARMS = {
 
 
 def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
-    import numpy as np
     import torch
+    from machine import small_run, step
     from pydantic import TypeAdapter
 
     from ablate.backends.select import load_backend
     from ablate.recipes import RecipeSpec, resolve
-    from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-    from ablate.train.loop import assemble, gradients
+    from ablate.train.loop import assemble
 
     torch.set_num_threads(1)
     load_backend("emulated").detail()
-    training = TrainingConfig(seq_len=128, batch_size=16)
-    window = np.random.default_rng(0).integers(0, 256, (16, 129))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ffn = width * 11 // 4 // 128 * 128
-    shape = ModelConfig(width=width, layers=layers, heads=width // 64, ffn=ffn)
-    config = RunConfig(
-        model=shape, data=DataConfig(), data_digest="made up", vocab_size=256, training=training,
-        recipe=resolve(TypeAdapter(RecipeSpec).validate_python(recipe)), backend="emulated", seed=0,
-    )  # fmt: skip
-    trainee = assemble(config, "cpu")
+    spec = TypeAdapter(RecipeSpec).validate_python(recipe)
+    trainee = assemble(small_run(width, layers, resolve(spec)), "cpu")
     for _ in range(3):
-        gradients(trainee, window, None)
-        trainee.optimizer.step()
-        trainee.optimizer.zero_grad(set_to_none=True)
+        step(trainee)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 

@@ -10,12 +10,10 @@ trainer keeps it (``ablate.train.loop``), for the peers too. Peers: torchao's ea
 
 from __future__ import annotations
 
-import argparse
-import time
 from typing import TYPE_CHECKING
 
 import torch
-from machine import prepare
+from machine import in_turns, options, prepare
 
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
@@ -64,13 +62,7 @@ def microxcaling_peer(x: torch.Tensor) -> Callable[[], object] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", type=int, default=4096, help="rows and columns")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    args = options(__doc__, size=4096, threads=1, repeats=5)
     machine = prepare(args.threads)
     keep_freed_memory()
     x = torch.randn(args.size, args.size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
@@ -83,14 +75,7 @@ def main() -> None:
             )
     peers = {"torchao (eager)": torchao_peer(x), "microxcaling": microxcaling_peer(x)}
     work |= {name: call for name, call in peers.items() if call}
-    least = dict.fromkeys(work, float("inf"))
-    for repeat in range(args.repeats):
-        for name, call in work.items():
-            if name in peers and repeat > 1:
-                continue  # they take seconds, and no more precision is needed
-            start = time.perf_counter()
-            call()
-            least[name] = min(least[name], time.perf_counter() - start)
+    least = {name: min(taken) for name, taken in in_turns(work, args.repeats).items()}
     print(f"{args.size}x{args.size} bf16; {machine}")
     ours = max(least["mxfp4 nearest, axis 0"], least["mxfp4 nearest, axis 1"])
     for name, seconds in least.items():
