@@ -128,7 +128,7 @@ def page(record: ProofRecord) -> str:
     ]
     parts, sections = [], []
     for part in record.parts:
-        rows = [(one.check, one.backend, one.result, _detail(one)) for one in part.findings]
+        rows = [(one.check, one.backend, one.result, detail_of(one)) for one in part.findings]
         if rows:
             sections += [f"\n## {part.name[0].upper()}{part.name[1:]}\n"]
             sections += _table(("check", "back end", "result", "detail"), rows)
@@ -140,11 +140,14 @@ def page(record: ProofRecord) -> str:
     lines += _table(("part", "result", "checks", "seconds"), parts)
     if record.failed:
         lines += ["\n## Failures\n"]
-        lines += [f"- {part.name}, {one.check} {one.backend}: {_detail(one)}" for part, one in record.failed]
+        lines += [
+            f"- {part.name}, {one.check} {one.backend}: {detail_of(one)}" for part, one in record.failed
+        ]
     return "\n".join(lines + sections) + "\n"
 
 
-def _detail(one: Finding) -> str:
+def detail_of(one: Finding) -> str:
+    """Return a finding's line with its figures and its file."""
     figures = ", ".join(f"{name} {value:.4g}" for name, value in one.figures.items())
     tensors = f"[tensors]({one.tensors})" if one.tensors else ""
     return "; ".join(filter(None, (one.detail, figures, tensors)))

@@ -41,6 +41,7 @@ from ablate.check.record import (
     Part,
     ProofRecord,
     State,
+    detail_of,
     page,
     read_proof,
 )
@@ -235,8 +236,7 @@ def prove(
                 backend=check.backend, check=check.name, seconds=clock() - started,
                 tensors=_save(path, place, error) if isinstance(error, FaultError) else None, **outcome,
             )  # fmt: skip
-            figures = "".join(f"; {one} {value:.4g}" for one, value in found.figures.items())
-            say(f"{found.result:<7} {name}: {found.check} ({found.backend}): {found.detail}{figures}")
+            say(f"{found.result:<7} {name}: {found.check} ({found.backend}): {detail_of(found)}")
             if type(error).__name__ == "AcceleratorError" or re.search("(CUDA|HIP) error:", str(error)):
                 keep()
                 what = f"the device is lost to this process ({found.detail})"
