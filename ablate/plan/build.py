@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.data import DataIdentity
-    from ablate.run.config import DataConfig, ModelConfig, Setting
+    from ablate.run.config import DataConfig, Setting
     from ablate.study import ResolvedArm, Study
 
 
@@ -65,7 +65,8 @@ def build_plan(
     identities, missing = _identify_all(study, identify, without_data=without_data)
     baseline = next(arm for arm in study.arms if arm.name == study.baseline)
     # The results of one section are shared by all arms with it.
-    described, counted, sized, plain = cache(describe), cache(plan_steps), cache(_built_in), cache(_fields)
+    described, counted = cache(describe), cache(plan_steps)
+    sized, laid_out, plain = cache(model_size), cache(linear_layers), cache(_stated)
     own_code = OwnCode(study)
     parents = {arm.name: arm for arm in study.arms}
     folded: dict[str, list[str]] = {}
@@ -79,7 +80,8 @@ def build_plan(
         size: ModelSize | None = None
         layers: tuple[LinearLayer, ...] = ()
         if arm.model.describes(arm.trainer):
-            size, layers = sized(arm.model, identity.vocab_size, arm.training.seq_len)
+            size = sized(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
+            layers = laid_out(arm.model, identity.vocab_size)
         elif outline is not None:
             size, layers = outlined_size(outline), outline.layers
         fork = None
@@ -118,12 +120,29 @@ def build_plan(
                 coverage=None if outline is None else outline.coverage(arm.recipe),
             )
         )
-    if problems := [*_same_runs(study, arms), *_set_apart(study, arms)]:
+    if problems := list(_not_comparable(study, arms)):
         raise UserError(*problems)
-    _refuse_a_guess(study, min(identity.vocab_size for identity in identities.values()))
+    fewest = min(identity.vocab_size for identity in identities.values())
+    target, guess = study.target, math.log(fewest)
+    if target is not None and target.val_loss >= guess:
+        what = (
+            f"an untrained model reaches {target.value:g}: a guess among {fewest} tokens has a loss of "
+            f"{guess:.3f}, a perplexity of {fewest}"
+        )
+        raise UserError(study.problem(("target", target.kind), what, "take a target below that"))
     check_diagnosed(study, {arm.name: arm.layers for arm in arms})
-    if study.baseline_again:
-        arms.append(_again(study, next(arm for arm in arms if arm.name == study.baseline)))
+    if study.baseline_again:  # with as many unused seeds
+        first, own = max(study.seeds) + 1, next(arm for arm in arms if arm.name == study.baseline)
+        again = replace(
+            own,
+            name=again_name(own.name),
+            description=f"{own.name} with other seeds, in which nothing should be found (A/A)",
+            again=True,
+            factors={},
+            folded=(),
+            runs=planned_runs(own.config, range(first, first + len(study.seeds))),
+        )
+        arms.append(again)
     plan = Plan(
         **{field.name: getattr(study, field.name) for field in fields(Question)},
         study=study.name,
@@ -137,25 +156,6 @@ def build_plan(
     if study.tune is None:
         return plan
     return tuned_plan(plan, study.tune)
-
-
-def _built_in(model: ModelConfig, vocab_size: int, seq_len: int) -> tuple[ModelSize, tuple[LinearLayer, ...]]:
-    size = model_size(model, vocab_size=vocab_size, seq_len=seq_len)
-    return size, linear_layers(model, vocab_size)
-
-
-def _again(study: Study, baseline: PlannedArm) -> PlannedArm:
-    """Return an arm that repeats the baseline with as many unused seeds."""
-    first = max(study.seeds) + 1
-    return replace(
-        baseline,
-        name=again_name(baseline.name),
-        description=f"{baseline.name} with other seeds, in which nothing should be found (A/A)",
-        again=True,
-        factors={},
-        folded=(),
-        runs=planned_runs(baseline.config, range(first, first + len(study.seeds))),
-    )
 
 
 def _identify_all(
@@ -184,36 +184,22 @@ def _identify_all(
     return identities, tuple(problems)
 
 
-def _refuse_a_guess(study: Study, vocab_size: int) -> None:
-    """Raise ``UserError`` for a target that a model reaches before it has learnt anything."""
-    target, guess = study.target, math.log(vocab_size)
-    if target is not None and target.val_loss >= guess:
-        what = (
-            f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has a loss of "
-            f"{guess:.3f}, a perplexity of {vocab_size}"
-        )
-        raise UserError(study.problem(("target", target.kind), what, "take a target below that"))
-
-
-def _same_runs(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
+def _not_comparable(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
+    """Yield arms that are the same run, and what differs so that the report would set an arm's runs apart."""
     first: dict[str, str] = {}
     for arm in arms:
         same = first.setdefault(arm.runs[0].id, arm.name)
         if same != arm.name and arm.config.data_digest:
             what = f"arm '{arm.name}' is the same as arm '{same}'"
             yield Problem(file=study.shown_path, what=what, hint="their data have the same content")
-
-
-def _set_apart(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
-    """Yield what differs in an arm that all must share, so that the report would set its runs apart."""
     shared = {arm.name: _shared(arm) for arm in arms}
-    for arm in study.arms:
-        for setting, own in shared[arm.name].items():
+    for one in study.arms:
+        for setting, own in shared[one.name].items():
             usual = shared[study.baseline][setting]
             if setting not in study.waive and own and usual and own != usual:
-                what = f"arm '{arm.name}' differs from the baseline in {setting}: expected {usual}, got {own}"
+                what = f"arm '{one.name}' differs from the baseline in {setting}: expected {usual}, got {own}"
                 hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
-                yield study.problem(study.where(arm, setting), what, hint)
+                yield study.problem(study.where(one, setting), what, hint)
 
 
 def _shared(arm: PlannedArm) -> dict[Setting, str | None]:
@@ -243,20 +229,16 @@ def _differences(
     return {name: pair for name, pair in differs.items() if pair[0] != pair[1]}
 
 
-def _fields(section: Any) -> dict[str, Any]:
-    """Return a section's fields as plain data; of a rule of layers or a phase what is not the default."""
-    return {one.name: _stated(getattr(section, one.name)) for one in fields(section)}
-
-
-def _stated(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _stated(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_stated(item) for item in value]
-    if not is_dataclass(value):
-        return value
-    own = {one.name: (getattr(value, one.name), one.default) for one in fields(value)}
-    return {name: _stated(item) for name, (item, usual) in own.items() if item != usual}
+def _stated(section: Any, *, whole: bool = True) -> Any:
+    """Return a section's fields as plain data; of the parts within it what is not the default."""
+    if isinstance(section, dict):
+        return {name: _stated(item, whole=False) for name, item in section.items()}
+    if isinstance(section, list | tuple):
+        return [_stated(item, whole=False) for item in section]
+    if not is_dataclass(section):
+        return section
+    own = {one.name: (getattr(section, one.name), one.default) for one in fields(section)}
+    return {name: _stated(item, whole=False) for name, (item, usual) in own.items() if whole or item != usual}
 
 
 def _fork_text(arm: ResolvedArm) -> str | None:

@@ -69,25 +69,21 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     unmeasured: Ground = "scaled" if measured else "modelled"
     shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
     ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in run_seconds}
+    storage = 0
+    for arm in plan.arms:
+        weights = 0 if arm.size is None or not plan.keep_weights else arm.size.parameters
+        each = 2 if arm.config.training.master_weights == "bf16" else 4
+        rows = arm.batches.metric_rows * _BYTES_PER_ROW
+        storage += len(arm.runs) * (_BYTES_PER_RUN + rows + each * weights)
     return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
         wall_seconds=_wall_seconds(plan, progress, run_seconds, shared, cores),
         cores=cores,
         uses_gpu=any(arm.resources.gpus for arm in plan.arms),
-        storage_bytes=sum(
-            len(arm.runs)
-            * (_BYTES_PER_RUN + arm.batches.metric_rows * _BYTES_PER_ROW + _weight_bytes(plan, arm))
-            for arm in plan.arms
-        ),
+        storage_bytes=storage,
         shared_tokens=shared,
     )
-
-
-def _weight_bytes(plan: Plan, arm: PlannedArm) -> int:
-    """Return the size of the weights that a run leaves."""
-    each = 2 if arm.config.training.master_weights == "bf16" else 4
-    return each * arm.size.parameters if plan.keep_weights and arm.size is not None else 0
 
 
 def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: True) -> dict[str, int]:

@@ -113,7 +113,13 @@ def advise(
     """
     base = plan.arm(plan.baseline)
     own = take = None
-    why_not = _unusable(curves)
+    why_not = None
+    for curve in curves:
+        if curve.diverged:
+            why_not = why_not or f"seed {curve.seed} diverged: lower the learning rate, or warm up longer"
+        elif len(curve.tokens) < _FEWEST_EVALS:
+            few = f"seed {curve.seed} has {len(curve.tokens)} evaluations: evaluate more often"
+            why_not = why_not or few
     if why_not is None:
         own = None if plan.target is None else _reached(plan, base, curves, plan.target.val_loss)
         take = own if own is not None and own.room >= ENOUGH_ROOM else _target(plan, base, curves)
@@ -144,15 +150,6 @@ def advise(
         emulated=emulated,
         may_end_sooner=plan.stop is not None,
     )
-
-
-def _unusable(curves: Sequence[Curve]) -> str | None:
-    for curve in curves:
-        if curve.diverged:
-            return f"seed {curve.seed} diverged: lower the learning rate, or warm up longer"
-        if len(curve.tokens) < _FEWEST_EVALS:
-            return f"seed {curve.seed} has {len(curve.tokens)} evaluations: evaluate more often"
-    return None
 
 
 def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float) -> Reached | None:
@@ -200,15 +197,14 @@ def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> I
         seeds = next((n for n, least in found.items() if least is not None and least <= cost), None)
         seconds = None
         if seeds is not None:
-            whole = replace(plan, arms=tuple(_with_seeds(arm, seeds) for arm in plan.arms))
-            seconds = estimate(whole, progress, cores=cores).wall_seconds
+            # Runs beyond an arm's own are to do.
+            wanted = {
+                arm.name: [LockedRun(id=f"{arm.name} {n}", seed=n) for n in range(len(arm.runs), seeds)]
+                for arm in plan.arms
+            }
+            arms_then = (replace(arm, runs=(*arm.runs[:seeds], *wanted[arm.name])) for arm in plan.arms)
+            seconds = estimate(replace(plan, arms=tuple(arms_then)), progress, cores=cores).wall_seconds
         yield SeedsFor(cost=cost, seeds=seeds, seconds=seconds)
-
-
-def _with_seeds(arm: PlannedArm, seeds: int) -> PlannedArm:
-    """Return an arm with so many seeds; runs beyond its own are to do."""
-    more = (LockedRun(id=f"{arm.name} {n}", seed=n) for n in range(len(arm.runs), seeds))
-    return replace(arm, runs=(*arm.runs[:seeds], *more))
 
 
 def with_target(text: str, line: int, target: Reached) -> str | None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.search import Found
     from ablate.search.recipes import SearchPlan
-    from ablate.store.plan_file import LockedPlan
     from ablate.track.cursor import MirrorReport
     from ablate.workflow import Where
 
@@ -66,7 +65,11 @@ def search_study(
     listener = listener or Listener()
     store = StudyStore(where.storage / planned.name)
     try:
-        with running(store, _plan_there(store, planned)) as shared:
+        begun = store.plan()
+    except (OSError, UserError):
+        begun = tried_plan(planned, ())
+    try:
+        with running(store, begun) as shared:
             refuse_second(store, shared=shared)
             check_same(planned, store)
             trials = open_storage(optuna_storage, store.path)
@@ -86,14 +89,6 @@ def search_study(
             )
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
-
-
-def _plan_there(store: StudyStore, planned: SearchPlan) -> LockedPlan:
-    """Return the lock file's plan, or the plan of a search before any trial."""
-    try:
-        return store.plan()
-    except (OSError, UserError):
-        return tried_plan(planned, ())
 
 
 def _go_on(
