@@ -81,140 +81,109 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
     ``config`` has a built-in model; of its recipe the phase with the largest memory counts. ``hardware`` is a
     name of ``PEAKS``, or None for the CPU.
     """
-    step = _Step(config, resources, hardware)
-    parts: dict[Part, list[Memory]] = {
-        "loss": list(step.loss()),
-        "blocks": list(step.blocks()),
-        "embedding": [step.embedding()],
-    }
-    moments = [(at, moment) for at, found in parts.items() for moment in found]
-    at, peak = max(moments, key=lambda found: found[1].total)
-    return StepMemory(peak=peak, at=at, largest_copies=max(moment.quantised for _, moment in moments))
-
-
-class _Step:
-    """The moments of one training step on one device."""
-
-    def __init__(self, config: ArmConfig, resources: ResourcesConfig, hardware: str | None) -> None:
-        model, vocab_size, training, recipe = config.model, config.vocab_size, config.training, config.recipe
-        self._model, self._recipe = model, recipe
-        self._peaks = None if hardware is None else PEAKS[hardware]
-        self._layers = {layer.name: layer for layer in linear_layers(model, vocab_size)}
-        self._places = layer_places(self._layers.values())
-        devices = resources.devices_per_run
-        sequences = training.micro_batch_size or max(1, training.batch_size // devices)
-        self._accumulates = training.batch_size > sequences * devices
-        self._twice = resources.activation_checkpointing
-        self._pass = _Pass(
-            model=model,
-            sequences=sequences,
-            seq_len=training.seq_len,
-            on_gpu=hardware is not None,
-            rows_multiple=max(
-                (
-                    row_group(phase.recipe)
-                    for name, place in self._places.items()
-                    if ".experts." in name
-                    for phase in phases_of(recipe, place)
-                ),
-                default=1,
-            ),
+    model, training, recipe = config.model, config.training, config.recipe
+    layers = {layer.name: layer for layer in linear_layers(model, config.vocab_size)}
+    phases = {name: phases_of(recipe, place) for name, place in layer_places(layers.values()).items()}
+    devices, twice = resources.devices_per_run, resources.activation_checkpointing
+    is_sharded = devices > 1
+    sequences = training.micro_batch_size or max(1, training.batch_size // devices)
+    multiples = [row_group(one.recipe) for name in phases if ".experts." in name for one in phases[name]]
+    work = _Pass(
+        model=model,
+        sequences=sequences,
+        seq_len=training.seq_len,
+        on_gpu=hardware is not None,
+        rows_multiple=max(multiples, default=1),
+    )
+    block_kept, stages = _block_stages(work)
+    kept = work.rows(model.width) if twice else block_kept  # per block, until its backward pass
+    logits = work.tokens * config.vocab_size
+    master = _FP32 if training.master_weights == "fp32" else _BF16
+    # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
+    at_use = _BF16 if is_sharded and model.experts is None else master
+    parameters = model_size(model, vocab_size=config.vocab_size, seq_len=training.seq_len).parameters
+    table = config.vocab_size * model.width
+    outside = table * (1 if model.tied_head else 2) + model.width
+    outside += training.seq_len * model.width if model.architecture == "gpt" else 0
+    of_block = (parameters - outside) // model.layers
+    of_block_gradients = master * of_block // devices
+    # A tied head's gradient waits for the embedding's; a sharded head's waits for the end of the pass.
+    waiting = master * table if model.tied_head or is_sharded else 0
+    of_head = master * table - waiting
+    # Gradients are copied together to be reduced, and the result is added; gloo makes another copy.
+    reduced = is_sharded * (_FP32 if training.reduction == "fp32" else _BF16) * (1 if work.on_gpu else 2)
+    followed = 0  # by de-oscillation: two sums, the last value and its quantised one of each weight
+    if recipe.deoscillate is not None:
+        followed = sum(
+            layer.inputs * layer.outputs
+            for name, layer in layers.items()
+            if any(one.recipe.fprop.right.has_fixed_grid for one in phases[name])
         )
-        kept, self._stages = _block_stages(self._pass)
-        self._kept = self._pass.rows(model.width) if self._twice else kept  # per block, until its backward
-        self._logits = sequences * training.seq_len * vocab_size
-        self._sharded = devices > 1
-        self._master = _FP32 if training.master_weights == "fp32" else _BF16
-        # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
-        self._in_block = _BF16 if self._sharded and model.experts is None else self._master
-        parameters = model_size(model, vocab_size=vocab_size, seq_len=training.seq_len).parameters
-        self._table, self._tied = vocab_size * model.width, model.tied_head
-        self._head = self._master * self._table
-        outside = self._table * (1 if model.tied_head else 2) + model.width
-        outside += training.seq_len * model.width if model.architecture == "gpt" else 0
-        of_block = (parameters - outside) // model.layers
-        self._gradients = self._master * parameters // devices
-        self._gradients_of_block = self._master * of_block // devices
-        self._gathered = Memory(weights=2 * self._in_block * of_block if self._sharded else 0)
-        # A tied head's gradient waits for the embedding's; a sharded head's waits for the end of the pass.
-        self._waiting = self._head if self._tied or self._sharded else 0
-        # Gradients are copied together to be reduced, and the result is added; gloo makes another copy.
-        reduced = (_FP32 if training.reduction == "fp32" else _BF16) * (1 if self._pass.on_gpu else 2)
-        self._reducing_block = self._sharded * (reduced * of_block + self._gradients_of_block)
-        self._reducing_outside = self._sharded * reduced * outside
-        followed = 0  # by de-oscillation: two sums, the last value and its quantised one of each weight
-        if recipe.deoscillate is not None:
-            followed = sum(
-                layer.inputs * layer.outputs
-                for name, layer in self._layers.items()
-                if any(p.recipe.fprop.right.has_fixed_grid for p in phases_of(recipe, self._places[name]))
-            )
-        self._held = Memory(
-            weights=self._master * (parameters // devices + (outside if self._sharded else 0)),
-            optimizer=2 * self._master * parameters // devices
-            + (3 * _FP32 + self._master) * followed // devices,
-        )
+    held = Memory(
+        weights=master * (parameters // devices + is_sharded * outside),
+        optimizer=2 * master * parameters // devices + (3 * _FP32 + master) * followed // devices,
+    )
+    accumulates = training.batch_size > sequences * devices
 
-    def loss(self) -> Iterator[Memory]:
-        """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
-        work = self._pass
-        kept = self._model.layers * self._kept
-        above = kept + work.norm + work.rows(self._model.width)  # the last norm, and the head's input
-        # Log-softmax in fp32, kept, and the gradients before and after it; the second in bf16.
-        yield self._at(above + 3 * _FP32 * self._logits)
-        yield self._at(above + (_FP32 + _BF16) * self._logits)
-        for moment in self._gemms(HEAD, work.tokens)[0]:
-            yield self._at(above + _BF16 * self._logits) + moment
-        finished = self._head - self._waiting
-        yield self._at(kept + _norm_backward(work), finished=finished, working=self._waiting)
-
-    def blocks(self) -> Iterator[Memory]:
-        """Yield the moments of the blocks' backward pass."""
-        last = self._model.layers - 1
-        for index in reversed(range(self._model.layers)):
-            below = index * self._kept + self._twice * self._pass.rows(self._model.width)
-            finished = self._head - self._waiting + (last - index) * self._gradients_of_block
-            reducing = self._reducing_block if index < last else 0  # the previous block
-            in_block = 0
-            for stage in self._stages:
-                here = self._gathered + self._at(
-                    below + stage.live,
-                    finished=finished + (0 if self._sharded else in_block),
-                    working=self._waiting + reducing + (in_block if self._sharded else 0),
-                )
-                if stage.layer is None:
-                    yield here
-                    continue
-                moments, gradient = self._gemms(f"blocks.{index}.{stage.layer}", stage.rows)
-                for moment in moments:
-                    yield here + moment
-                in_block += gradient
-
-    def embedding(self) -> Memory:
-        """Return the last moment: the embedding's gradient in bf16, and its cast to the weights' dtype."""
-        finished = self._head - self._waiting + self._model.layers * self._gradients_of_block
-        working = self._waiting + (_BF16 + self._master) * self._table + self._reducing_outside
-        return self._at(self._pass.rows(self._model.width), finished=finished, working=working)
-
-    def _at(self, activations: int, *, finished: int = 0, working: int = 0) -> Memory:
+    def moment(activations: int, *, finished: int = of_head, working: int = waiting) -> Memory:
         """Return a moment without the GEMMs' allocations.
 
         ``finished``: bytes of this pass's final gradients; if passes accumulate, all gradients exist already.
         ``working``: bytes of all other gradients.
         """
-        gradients = working + (self._gradients if self._accumulates else finished)
-        return self._held + Memory(gradients=gradients, activations=activations)
+        gradients = working + (master * parameters // devices if accumulates else finished)
+        return held + Memory(gradients=gradients, activations=activations)
 
-    def _gemms(self, name: str, rows: int) -> tuple[list[Memory], int]:
-        """Return the moments of a layer's Dgrad and Wgrad without duplicates, and its gradient's bytes."""
-        layer = self._layers[name]
-        at_use = self._master if layer.is_head else self._in_block
-        moments = [
-            moment
-            for phase in phases_of(self._recipe, self._places[name])
-            for moment in _moments(phase.recipe, rows, layer.outputs, layer.inputs, at_use, self._peaks)
+    def gemms(name: str, rows: int, at_use: int) -> list[Memory]:
+        """Return the moments of a layer's Dgrad and Wgrad."""
+        shape, peaks = layers[name], None if hardware is None else PEAKS[hardware]
+        return [
+            one
+            for phase in phases[name]
+            for one in _moments(phase.recipe, rows, shape.outputs, shape.inputs, at_use, peaks)
         ]
-        return moments, at_use * layer.inputs * layer.outputs
+
+    def loss() -> Iterator[Memory]:
+        """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
+        above = model.layers * kept + work.norm + work.rows(model.width)  # the last norm, the head's input
+        # Log-softmax in fp32, kept, and the gradients before and after it; the second in bf16.
+        yield moment(above + 3 * _FP32 * logits, finished=0, working=0)
+        yield moment(above + (_FP32 + _BF16) * logits, finished=0, working=0)
+        for one in gemms(HEAD, work.tokens, master):
+            yield moment(above + _BF16 * logits, finished=0, working=0) + one
+        yield moment(model.layers * kept + _norm_backward(work))
+
+    def blocks() -> Iterator[Memory]:
+        """Yield the moments of the blocks' backward pass."""
+        gathered = Memory(weights=is_sharded * 2 * at_use * of_block)
+        for done, index in enumerate(reversed(range(model.layers))):
+            below = index * kept + twice * work.rows(model.width)
+            of_last = reduced * of_block + is_sharded * of_block_gradients  # of the block before
+            own = 0  # gradients of this block
+            for stage in stages:
+                here = gathered + moment(
+                    below + stage.live,
+                    finished=of_head + done * of_block_gradients + (0 if is_sharded else own),
+                    working=waiting + (of_last if done else 0) + is_sharded * own,
+                )
+                if stage.layer is None:
+                    yield here
+                    continue
+                name = f"blocks.{index}.{stage.layer}"
+                for one in gemms(name, stage.rows, at_use):
+                    yield here + one
+                own += at_use * layers[name].inputs * layers[name].outputs
+
+    # The embedding's gradient in bf16, and its cast to the weights' dtype.
+    embedding = moment(
+        work.rows(model.width),
+        finished=of_head + model.layers * of_block_gradients,
+        working=waiting + (_BF16 + master) * table + reduced * outside,
+    )
+    parts: dict[Part, list[Memory]] = {"loss": [*loss()], "blocks": [*blocks()], "embedding": [embedding]}
+    moments = [(at, one) for at, found in parts.items() for one in found]
+    at, peak = max(moments, key=lambda found: found[1].total)
+    return StepMemory(peak=peak, at=at, largest_copies=max(one.quantised for _, one in moments))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
