@@ -70,7 +70,7 @@ class Deoscillation:
         self.steps += 1
         reset = 0
         for name, (before, quantised_before) in self._before.items():
-            weight, quantised = self._weight(name), self._quantised(name)
+            weight, quantised = self._rows(name)
             moved, quantised_moved = (local_rows(self.sums[key])[0] for key in _keys(name))
             moved.add_((weight.float() - before.float()).abs_())
             quantised_moved.add_((quantised - quantised_before).abs_())
@@ -134,25 +134,23 @@ class Deoscillation:
         """Begin a window at the weights as they are."""
         self.followed, self.steps = asked, 0
         names = () if asked is None else asked[1]
-        self._before = {name: (self._weight(name).clone(), self._quantised(name)) for name in names}
+        now = {name: self._rows(name) for name in names}
+        self._before = {name: (weight.clone(), quantised) for name, (weight, quantised) in now.items()}
         self.sums = {
             key: torch.zeros_like(self._layers[name].weight.detach(), dtype=torch.float32)
             for name in names
             for key in _keys(name)
         }
 
-    def _weight(self, name: str) -> Tensor:
-        return local_rows(self._layers[name].weight.detach())[0]
-
-    def _quantised(self, name: str) -> Tensor:
-        """Return this process's rows of a weight as the forward pass would have them, in fp32."""
+    def _rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return this process's rows of a weight, and as the forward pass would have them, in fp32."""
         layer, state = self._layers[name], self._state
         weight: Any = layer.weight.detach()
-        _, rows = local_rows(weight)
+        own, rows = local_rows(weight)
         whole = weight.full_tensor() if is_sharded(weight) else weight  # tiles and scales cross the rows
         at = Position(step=state.step, call=EVAL_CALL, tokens=state.tokens)
         done = layer.operand(whole.to(torch.bfloat16), "fprop", "w", at)
-        return dequantised(done)[rows].to(torch.float32)
+        return own, dequantised(done)[rows].to(torch.float32)
 
 
 def _keys(name: str) -> tuple[str, str]:

@@ -181,13 +181,9 @@ class RecipeState:
     _warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        fault = f"seed {self.seed!r} is no whole number (expected an int, as seed=3)"
-        if isinstance(self.seed, bool):
-            raise ValueError(fault)  # noqa: TRY004  as of any other value that is none
-        try:
-            self.seed = operator.index(self.seed)  # a number has one stream, whatever type it came in
-        except TypeError:
-            raise ValueError(fault) from None
+        if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__"):
+            raise ValueError(f"seed {self.seed!r} is no whole number (expected an int, as seed=3)")
+        self.seed = operator.index(self.seed)  # a number has one stream, whatever type it came in
         later = ["phases"] * any(phase.from_tokens or phase.from_fraction for phase in self.recipe.phases)
         if (reset := self.recipe.deoscillate) is not None and (reset.from_tokens or reset.from_fraction):
             later.append("de-oscillation")
@@ -223,14 +219,15 @@ class RecipeState:
         """Return how a trainer, the subject of the sentence, kept the recipe from moving; None if not."""
         if self._began is None:
             return None
-        if self.step == self._began[0] and self._moves_by_step:
-            how, still = "never called state.advance()", self._moves_by_step
-        elif self.tokens == self._began[1] and self._moves_by_tokens:
-            how, still = "called state.advance() without tokens", self._moves_by_tokens
-        else:
-            return None
         remedy = "after each optimizer step call state.advance(tokens), with the tokens of that step"
-        return f"{how}: {still} of the recipe stayed as at the start, which is another arm ({remedy})"
+        for began, now, moves, how in (
+            (self._began[0], self.step, self._moves_by_step, "never called state.advance()"),
+            (self._began[1], self.tokens, self._moves_by_tokens, "called state.advance() without tokens"),
+        ):
+            if began == now and moves:
+                what = f"{moves} of the recipe stayed as at the start, which is another arm"
+                return f"{how}: {what} ({remedy})"
+        return None
 
     def position(self, layer: str, *, training: bool, version: int | None = None) -> Position:
         """Return the position of a layer's forward pass, which is counted unless the trainer counts.
@@ -285,8 +282,10 @@ class RecipeState:
         missing = ""
         if passes.training == _FORWARDS_WITHOUT_ADVANCE and not self.step:
             missing = f"{_FORWARDS_WITHOUT_ADVANCE} training passes"
-        elif passes.changes == 2 and not _is_within_a_step():  # one may be of SAM, which goes to and fro
-            missing = "two changes of the weights"
+        elif passes.changes == 2:  # one may be of SAM, which goes to and fro
+            # An optimizer may run this pass itself, as L-BFGS runs many within a step.
+            files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+            missing = "" if optimizer.__file__ in files else "two changes of the weights"
         if missing and self._moves_by_step:
             self.warn_once(
                 f"{missing} without state.advance(): {self._moves_by_step} of this recipe move on with it "
@@ -354,11 +353,6 @@ class RecipeState:
         if not self._warned:
             self._warned = True
             warnings.warn(fault, stacklevel=2)
-
-
-def _is_within_a_step() -> bool:
-    """Whether an optimizer runs this pass itself, as L-BFGS runs many within a step."""
-    return any(frame.f_code.co_filename == optimizer.__file__ for frame, _ in traceback.walk_stack(None))
 
 
 def _starts(

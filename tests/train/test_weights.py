@@ -35,13 +35,12 @@ def config_of(model, recipe=None, **training):
 
 
 def trained(config, folder):
-    """Train a run that keeps its weights; return its rows and the module at its end."""
-    rows = []
-    trainee = train(config, rows.append, tokens=(TOKENS, TOKENS[:4000])).trainee
+    """Train a run that keeps its weights; return the module at its end."""
+    trainee = train(config, lambda _: None, tokens=(TOKENS, TOKENS[:4000])).trainee
     save_weights(trainee, config, folder)
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & folder.stat().st_mode}
-    return rows, trainee.network.module.eval()
+    return trainee.network.module.eval()
 
 
 def in_transformers(folder):
@@ -55,7 +54,7 @@ def in_transformers(folder):
 def test_transformers_computes_the_same(name, tmp_path):
     config = config_of(MODELS[name])
     folder = tmp_path / "weights"
-    _, own = trained(config, folder)
+    own = trained(config, folder)
     theirs = in_transformers(folder)
     assert type(theirs).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
     assert next(theirs.parameters()).dtype == torch.float32
@@ -65,22 +64,13 @@ def test_transformers_computes_the_same(name, tmp_path):
         shuffled = theirs(tokens.flip(-1)).logits.float()
     # They differ by the order of roundings to bf16 alone. Twice the text tells how far two results can be.
     assert (ours - others).abs().mean() < 0.03 * (ours - shuffled).abs().mean()
-    again = load_weights(config, folder)
-    assert {name: tensor.shape for name, tensor in again.items()} == {
-        name: parameter.shape for name, parameter in own.named_parameters()
-    }
-    assert all(torch.equal(again[name], parameter) for name, parameter in own.named_parameters())
+    again, parameters = load_weights(config, folder), dict(own.named_parameters())
+    assert again.keys() == parameters.keys()
+    assert all(torch.equal(again[name], parameter) for name, parameter in parameters.items())
 
 
-def test_keeping_weights_changes_no_bit_and_leaves_out_scales(tmp_path):
-    config = config_of(MODELS["llama"], PRESETS["te-hybrid-fp8-delayed"].recipe)
-    rows, _ = trained(config, tmp_path / "weights")
-    plain = []
-    train(config, plain.append, tokens=(TOKENS, TOKENS[:4000]))
-    losses = [
-        [(row["tokens"], row.get("loss"), row.get("val_loss")) for row in each] for each in (rows, plain)
-    ]
-    assert losses[0] == losses[1]
+def test_scales_are_no_weights(tmp_path):
+    trained(config_of(MODELS["llama"], PRESETS["te-hybrid-fp8-delayed"].recipe), tmp_path / "weights")
     assert not [name for name in load_file(tmp_path / "weights" / "model.safetensors") if "amax" in name]
 
 
@@ -89,14 +79,12 @@ def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
     outline = transformers.GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=2, n_positions=64)
     outline.save_pretrained(tmp_path / "gpt2")
     config = config_of(ModelConfig(hf=str(tmp_path / "gpt2"), allow=["*"]), master_weights="bf16")
-    _, own = trained(config, tmp_path / "weights")
+    own = trained(config, tmp_path / "weights")
     theirs = in_transformers(tmp_path / "weights")
     assert next(theirs.parameters()).dtype == torch.bfloat16
     ours = own.state_dict()
     for name, tensor in theirs.state_dict().items():
-        assert torch.equal(
-            tensor.t() if tensor.shape != ours[name].shape else tensor, ours[name]
-        ) or torch.equal(tensor.t(), ours[name])
+        assert any(torch.equal(one, ours[name]) for one in (tensor, tensor.t()))  # of GPT-2's Conv1D
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
