@@ -79,20 +79,14 @@ def find_subject(
     if own and chosen.is_built_in:
         raise UserError(f"--options: the preset {model} takes none (a function or a Hugging Face model does)")
     chosen = replace(chosen, options=own)
-    tokenizer = str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None
-    corpus = _data(data, tokenizer)
-    resolved = recipe_of(recipe or "mxfp4")
-    length = seq_len or min(_SEQ_LEN, _positions(chosen))
+    corpus = _data(data, str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None)
     config = RunConfig(
-        model=chosen,
-        data=corpus,
-        data_digest="",
-        vocab_size=_vocabulary(corpus),
-        training=TrainingConfig(seq_len=length, batch_size=sequences, tokens=10**9),
-        recipe=resolved,
-        backend="auto",
-        seed=seed,
-    )
+        model=chosen, data=corpus, data_digest="", vocab_size=_vocabulary(corpus),
+        recipe=recipe_of(recipe or "mxfp4"), backend="auto", seed=seed,
+        training=TrainingConfig(
+            seq_len=seq_len or min(_SEQ_LEN, _positions(chosen)), batch_size=sequences, tokens=10**9
+        ),
+    )  # fmt: skip
     return Subject(config=config, weights=weights)
 
 
@@ -180,60 +174,52 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
 def _of_run(
     folder: Path, *, data: str | None, recipe: str | None, seq_len: int | None, sequences: int
 ) -> Subject:
+    from ablate.train.weights import load_weights as load_kept
+
     run = RunDir(folder)
     try:
         config = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
-    model, weights, tensors, done = _weights_of(run, config)
+    model, plan = config.model, plan_steps(config.training)
+    words, done = "the weights at its end", plan.tokens
+    tensors: Mapping[str, Tensor | Rows] = {}
+    checkpoint, passed_over = load_newest(run.checkpoints)
+    if checkpoint is not None:
+        words, tensors = f"the checkpoint after step {checkpoint.step:,}", checkpoint.tensors
+        done = checkpoint.step * plan.tokens_per_step
+    elif not run.weights.is_dir():
+        settings = set_words(["keep_weights=true", "name=ANOTHER"])
+        again = command_line("run", "STUDY", *settings, storage=run.path.absolute().parents[2])
+        why = passed_over[0] if passed_over else f"train it again with: {again}"
+        raise UserError(f"{run.path}: no weights were kept ({why})")
+    elif model.hf is not None:
+        model = replace(model, hf=str(run.weights.absolute()), pretrained=True, options={})
+    else:
+        try:
+            tensors = {f"model.{name}": kept for name, kept in load_kept(config, run.weights).items()}
+        except (OSError, KeyError, ValueError) as error:
+            raise UserError(f"{run.weights}: cannot be read: {first_line(error)}") from None
     if data is not None:
         if config.data.tokenizer == "bpe":
             raise UserError("--data: the run's tokenizer was trained on its own text (leave --data out)")
-        tokenizer = config.data.tokenizer_path if config.data.tokenizer == "hf" else None
-        corpus = _data(data, tokenizer)
+        corpus = _data(data, config.data.tokenizer_path if config.data.tokenizer == "hf" else None)
         if (size := _vocabulary(corpus)) != config.vocab_size:
             what = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
             raise UserError(f"{what} (leave --data out to take the run's own text)")
         config = replace(config, data=corpus)
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
     training = replace(config.training, seq_len=length, batch_size=sequences, micro_batch_size=None)
+    asked = recipe_of(recipe) if recipe else config.recipe
     return Subject(
-        config=replace(
-            config, model=model, training=training, recipe=recipe_of(recipe) if recipe else config.recipe
-        ),
-        weights=weights,
-        tensors=tensors,
+        config=replace(config, model=model, training=training, recipe=asked),
+        weights=words, tensors=tensors, trained_tokens=done,
         prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
-        trained_tokens=done,
-    )
-
-
-def _weights_of(run: RunDir, config: RunConfig) -> tuple[ModelConfig, str, Mapping[str, Tensor | Rows], int]:
-    """Return a run's model, its weights in words and as tensors, and the tokens that trained them."""
-    from ablate.train.weights import load_weights as load_kept
-
-    plan = plan_steps(config.training)
-    checkpoint, passed_over = load_newest(run.checkpoints)
-    if checkpoint is not None:
-        words = f"the checkpoint after step {checkpoint.step:,}"
-        return config.model, words, checkpoint.tensors, checkpoint.step * plan.tokens_per_step
-    words = "the weights at its end"
-    if not run.weights.is_dir():
-        settings = set_words(["keep_weights=true", "name=ANOTHER"])
-        again = command_line("run", "STUDY", *settings, storage=run.path.absolute().parents[2])
-        why = passed_over[0] if passed_over else f"train it again with: {again}"
-        raise UserError(f"{run.path}: no weights were kept ({why})")
-    if config.model.hf is not None:
-        hf = replace(config.model, hf=str(run.weights.absolute()), pretrained=True, options={})
-        return hf, words, {}, plan.tokens
-    try:
-        kept = load_kept(config, run.weights)
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{run.weights}: cannot be read: {first_line(error)}") from None
-    return config.model, words, {f"model.{name}": tensor for name, tensor in kept.items()}, plan.tokens
+    )  # fmt: skip
 
 
 def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
+    """Return the model that is no run, and where its weights come from, in words."""
     random = f"random initial weights of seed {seed}"
     if model in PRESETS:
         return ModelConfig(**PRESETS[model]), random

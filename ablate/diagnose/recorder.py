@@ -40,7 +40,7 @@ from ablate.recipes.policy import contracted_axis
 from ablate.run.diagnostics import chosen_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from ablate.layers.state import Position
     from ablate.recipes import Gemm, OperandPolicy, Recipe
@@ -109,8 +109,21 @@ def diagnose_product(
     tapped: Tapped, gemm: Gemm, *, draws: int
 ) -> tuple[measure.ProductFigures, measure.DataNoise | None]:
     """Return the figures of one GEMM's output, and for Wgrad the noise of the data."""
-    layer, at = tapped.layer, tapped.at
-    exact, noise = _exact(tapped, gemm)
+    layer, at, noise = tapped.layer, tapped.at, None
+    dy, x, w = tapped.dy, tapped.x, tapped.weight
+    if gemm == "fprop":
+        exact = x.float() @ w.float().t()
+    elif gemm == "dgrad":
+        exact = dy.float() @ w.float()
+    else:
+        sequences = tapped.sequences or 1
+        parts = next(count for count in (_PARTS, 2, 1) if sequences % count == 0)
+        exact, energies = torch.zeros_like(w, dtype=torch.float32), []
+        for part_of_dy, part_of_x in zip(dy.float().chunk(parts), x.float().chunk(parts), strict=True):
+            piece = part_of_dy.t() @ part_of_x
+            energies.append(float(piece.square().sum().item()))
+            exact += piece
+        noise = measure.data_noise(energies, float(exact.square().sum().item()), sequences)
     count = draws if is_random(layer, gemm, at) else 1
     outputs = (
         product(layer, gemm, at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
@@ -126,22 +139,6 @@ def is_random(layer: QuantLinear, gemm: Gemm, at: Position) -> bool:
     if any(policy.source != "high_precision" for policy in policies):
         policies += [recipe.fprop.left, recipe.fprop.right]
     return any(policy.draws_anew for policy in policies)
-
-
-def _exact(tapped: Tapped, gemm: Gemm) -> tuple[Tensor, measure.DataNoise | None]:
-    """Return the exact product, and dw's data noise."""
-    if gemm == "fprop":
-        return tapped.x.float() @ tapped.weight.float().t(), None
-    if gemm == "dgrad":
-        return tapped.dy.float() @ tapped.weight.float(), None
-    sequences = tapped.sequences or 1
-    parts = next(count for count in (_PARTS, 2, 1) if sequences % count == 0)
-    exact, energies = torch.zeros_like(tapped.weight, dtype=torch.float32), []
-    for dy, x in zip(tapped.dy.float().chunk(parts), tapped.x.float().chunk(parts), strict=True):
-        piece = dy.t() @ x
-        energies.append(float(piece.square().sum().item()))
-        exact += piece
-    return exact, measure.data_noise(energies, float(exact.square().sum().item()), sequences)
 
 
 def _operand(tapped: Tapped, gemm: Gemm, name: str, policy: OperandPolicy) -> measure.OperandFigures:
@@ -181,8 +178,16 @@ class Recorder:
 
         self._layers: dict[str | None, dict[str, QuantLinear]] = {None: chosen(self._state.recipe)}
         """By the name of another recipe; None: the run's own."""
-        for name, recipe in settings.other_recipes().items():
-            self._layers[name] = layers_with_recipe(recipe, chosen(recipe).values(), self._state)
+        for other, recipe in settings.other_recipes().items():
+            seed, total = self._state.seed, self._state.total_tokens
+            state = RecipeState(recipe=recipe, backend=Selection(), seed=seed, total_tokens=total)
+            self._layers[other] = {
+                name: QuantLinear(
+                    layer.in_features, layer.out_features, name=name, state=state, place=layer.place,
+                    weight=nn.Parameter(layer.weight.detach(), requires_grad=False),
+                ).to(layer.weight.device)
+                for name, layer in chosen(recipe).items()
+            }  # fmt: skip
         wanted = set().union(*self._layers.values())
         self._chosen = {name: layer for name, layer in layers.items() if name in wanted}
         self._found: dict[str, Tapped] = {}
@@ -211,20 +216,6 @@ class Recorder:
     def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         if at.call == 0 and name in self._chosen and name not in self._found and len(x):
             self._found[name] = tapped_copy(self._chosen[name], at, dy, x, weight, seq_len=self._seq_len)
-
-
-def layers_with_recipe(
-    recipe: Recipe, layers: Iterable[QuantLinear], state: RecipeState
-) -> dict[str, QuantLinear]:
-    """Return layers that follow another recipe, by the names of those whose tensors they are to measure."""
-    other = RecipeState(recipe=recipe, backend=Selection(), seed=state.seed, total_tokens=state.total_tokens)
-    return {
-        layer.name: QuantLinear(
-            layer.in_features, layer.out_features, name=layer.name, state=other, place=layer.place,
-            weight=nn.Parameter(layer.weight.detach(), requires_grad=False),
-        ).to(layer.weight.device)
-        for layer in layers
-    }  # fmt: skip
 
 
 def tapped_copy(

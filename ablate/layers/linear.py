@@ -130,10 +130,6 @@ class QuantLinear(nn.Linear):
             self.get_buffer("amax_step").fill_(-1)
             self.get_buffer("amax_used").zero_()
 
-    def extra_repr(self) -> str:
-        """Return the text that ``print(model)`` shows."""
-        return f"{super().extra_repr()}, name={self.name!r}"
-
     def forward(self, x: Tensor) -> Tensor:
         """Return x wᵀ + b for x [..., in_features].
 
