@@ -29,6 +29,7 @@ def test_the_wheel_holds_all_under_one_name(wheel):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ablate"}
     for needed in (
         "backends/kernel/kernel.cpp",
+        "recipes/presets.json",
         "studies/quickstart.yaml",
         "studies/findings/findings-ladder.yaml",
         "reports/pages/templates/report.html.j2",

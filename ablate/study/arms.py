@@ -1,7 +1,7 @@
 """The arms of a study: built, checked, and folded where their configurations are equal.
 
 Two equal named arms are a mistake. Equal cells of a grid are normal (without an FP4 GEMM the Hadamard size
-has no effect): they are listed, and run once.
+has no effect): they are listed, and run once. Rules and phases that change no layer make no other arm.
 
 How it fails: faults are added to the collector. An arm with a broken or circular chain of ``from`` is not
 checked any further.
@@ -9,12 +9,15 @@ checked any further.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import likely
 from ablate.data.identity import field_faults
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, SenselessRecipe, describe, read_recipe, resolve
+from ablate.recipes.place import phases_of
+from ablate.run.architecture import model_places
 from ablate.store.plan_file import DroppedCell
 from ablate.study import checks
 from ablate.study.checks import Misfit
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path as FilePath
 
     from ablate.recipes import RecipeSpec
+    from ablate.run.config import ModelConfig
     from ablate.study.faults import Faults
     from ablate.study.grid import Cell
     from ablate.study.layers import Layer, Layers
@@ -228,7 +232,22 @@ def _resolved(spec: RecipeSpec) -> Recipe | SenselessRecipe:
         return error
 
 
+@cache
+def _without_idle_parts(model: ModelConfig, recipe: Recipe) -> Recipe:
+    """Return the recipe without its rules and phases if every layer of the model follows it all the time."""
+    plain = replace(recipe, rules=(), phases=())
+    for place in model_places(model).values():
+        if {one.recipe for one in phases_of(recipe, place)} != {
+            one.recipe for one in phases_of(plain, place)
+        }:
+            return recipe
+    return plain
+
+
 def content_of(arm: ResolvedArm) -> tuple[str, ...]:
     """Return what tells an arm from others, but for its fork."""
-    parts = (arm.recipe, arm.model, arm.data, arm.training)
+    recipe = arm.recipe
+    if arm.model.describes(arm.trainer) and (recipe.rules or recipe.phases):
+        recipe = _without_idle_parts(arm.model, recipe)
+    parts = (recipe, arm.model, arm.data, arm.training)
     return (arm.backend, arm.trainer or "", *(part.text for part in parts))
