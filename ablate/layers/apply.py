@@ -22,8 +22,7 @@ from ablate.layers.linear import QuantLinear, phases_that_fit, weights_used_alon
 from ablate.layers.state import RecipeState
 from ablate.recipes import Recipe, read_recipe
 from ablate.recipes.coverage import Matrix, coverage_faults, coverage_of, in_short
-from ablate.recipes.describe import describe_place
-from ablate.recipes.place import LayerPlace, block_of, idle_rules, never_runs, places
+from ablate.recipes.place import LayerPlace, block_of, places, rule_faults
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -117,14 +116,8 @@ def quantise_layers(
     where = {name: place for name, place in found.places.items() if name in unskipped}
     if not where:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
-    if idle := idle_rules(recipe, where.values()):
-        named = "; ".join(describe_place(rule) for rule in idle)
-        raise ValueError(f"a rule names no layer: {named} (the layers are {', '.join(list(where)[:4])}, …)")
-    if never_runs(recipe, where.values()):
-        raise ValueError(
-            f"the recipe's rules keep all {len(where)} linear layers in high precision: give it rules for a "
-            "model of this depth"
-        )
+    for _, what, hint in rule_faults(recipe, where):
+        raise ValueError(f"{what} ({hint})")
     for name, place in where.items():
         phases = phases_that_fit(found.linears[name], name, state, place)
         is_low = any(not part.fprop.right.is_high_precision for _, part in phases)

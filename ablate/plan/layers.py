@@ -21,9 +21,9 @@ from ablate.base.errors import Problem, UserError, likely
 from ablate.base.user_functions import code_digest
 from ablate.recipes import describe_layer, features_fault
 from ablate.recipes.coverage import coverage_faults
-from ablate.recipes.place import LayerPlace, phases_of
+from ablate.recipes.place import LayerPlace, phases_of, rule_faults
 from ablate.run.architecture import layer_places
-from ablate.study.checks import phase_misfits, rule_misfits
+from ablate.study.checks import phase_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,8 +134,8 @@ def _misfits(
 ) -> Iterator[tuple[str, str | None]]:
     """Yield what of a recipe does not fit a model, with a remedy. ``rules``: the key of its rules."""
     where = layer_places(layers)
-    for one in (*rule_misfits(where, recipe), *phase_misfits(recipe, tokens)):
-        yield one.what, one.hint
+    yield from ((what, hint) for _, what, hint in rule_faults(recipe, where))
+    yield from ((one.what, one.hint) for one in phase_misfits(recipe, tokens))
     faults = (
         features_fault(phase.recipe, layer.name, inputs=layer.inputs, outputs=layer.outputs)
         for layer in layers

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ablate.recipes.policy import CONTRACTED, LayerRecipe, LayerRule, Phase, Recipe, other_dimension
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ablate.recipes.policy import OperandPolicy
 
@@ -69,16 +69,31 @@ def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:
     return (Phase(from_tokens=0, recipe=default), *recipe.phases)
 
 
-def never_runs(recipe: Recipe, layers: Iterable[LayerPlace]) -> bool:
-    """Whether a recipe asks for low precision but its rules keep every layer in high precision."""
-    followed = (phase.recipe for place in layers for phase in phases_of(recipe, place))
-    return not recipe.is_high_precision and all(one.is_high_precision for one in followed)
+def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tuple[int | None, str, str]]:
+    """Yield the rules that decide nothing in a model, and rules that leave the recipe itself no layer.
 
-
-def idle_rules(recipe: Recipe, layers: Iterable[LayerPlace]) -> list[LayerRule]:
-    """Return the rules that match no layer."""
-    known = list(layers)
-    return [rule for rule in recipe.rules if not any(names_layer(rule, place) for place in known)]
+    Each as its index, what is wrong, and a hint; None for all rules together.
+    """
+    naming = {
+        name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
+        for name, place in where.items()
+    }
+    names = list(where)
+    for index, rule in enumerate(recipe.rules):
+        if not any(index in rules for rules in naming.values()):
+            what = f"no layer of this model is called '{rule.match}'"
+            if rule.match is None:
+                what = f"the model has no {'head' if rule.head else 'blocks of layers'}"
+            yield index, what, f"its layers are {names[0]} … {names[-1]}"
+        elif not any(rules[:1] == [index] for rules in naming.values()):
+            what = "an entry that decides nothing: an earlier one names every layer that it names"
+            yield index, what, "put it first"
+    is_left = any(not naming[name] for name, place in where.items() if not place.is_head)
+    if recipe.rules and not (is_left or recipe.is_high_precision):
+        blocks = next(iter(where.values())).num_blocks
+        what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
+        hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
+        yield None, what, hint
 
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:

@@ -13,15 +13,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.recipes import features_fault
-from ablate.recipes.place import names_layer, phases_of
+from ablate.recipes.place import phases_of, rule_faults
 from ablate.run.architecture import layer_places, linear_layers
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from ablate.recipes import Recipe
-    from ablate.recipes.place import LayerPlace
     from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 
 
@@ -161,32 +160,11 @@ def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
                     what, size, divisor = fault
                     at = fields.get(size, ("model.kv_heads", "model.heads", "model.width"))
                     found.setdefault(at, Misfit(what, f"{_nearest(size, divisor)} would fit", at))
-    return (*found.values(), *rule_misfits(where, recipe))
-
-
-def rule_misfits(where: Mapping[str, LayerPlace], recipe: Recipe) -> Iterator[Misfit]:
-    """Yield the rules that decide nothing in a model, and rules that leave the recipe itself no layer."""
-    naming = {
-        name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
-        for name, place in where.items()
-    }
-    names = list(where)
-    for index, rule in enumerate(recipe.rules):
-        if not any(index in rules for rules in naming.values()):
-            what = f"no layer of this model is called '{rule.match}'"
-            if rule.match is None:
-                what = f"the model has no {'head' if rule.head else 'blocks of layers'}"
-            hint = f"its layers are {names[0]} … {names[-2]} and {names[-1]}"
-            yield _of_recipe(what, hint, f"layers.{index}")
-        elif not any(rules[:1] == [index] for rules in naming.values()):
-            what = "an entry that decides nothing: an earlier one names every layer that it names"
-            yield _of_recipe(what, "put it first", f"layers.{index}")
-    is_left = any(not naming[name] for name, place in where.items() if not place.is_head)
-    if recipe.rules and not (is_left or recipe.is_high_precision):
-        blocks = next(iter(where.values())).num_blocks
-        what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
-        hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
-        yield _of_recipe(what, hint, "layers")
+    rules = [
+        _of_recipe(what, hint, "layers" if index is None else f"layers.{index}")
+        for index, what, hint in rule_faults(recipe, where)
+    ]
+    return (*found.values(), *rules)
 
 
 def phase_misfits(recipe: Recipe, tokens: int) -> Iterator[Misfit]:

@@ -77,17 +77,17 @@ def check_tune(file: StudyFile, found: Arms) -> Tune | None:
     first = max(file.every_seed) + 1
     used = {*file.every_seed, *(range(first, first + len(file.every_seed)) if file.baseline_again else ())}
     free = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used)
-    return Tune(
-        study=f"{file.name} tune",
-        fields=fields,
-        trials=trials,
-        seeds=tuple(itertools.islice(free, section.seeds)),
-        groups=tuple(
+    own = {
+        "study": f"{file.name} tune",
+        "fields": fields,
+        "trials": trials,
+        "seeds": tuple(itertools.islice(free, section.seeds)),
+        "groups": tuple(
             GroupTuning(name=name, arms=arms, shared=_own(fields, found, arms[0]), trials=(), chosen=None)
             for name, arms in groups.items()
         ),
-        **{name: getattr(section, name) for name in ("tokens", "sampler", "at_once", "prune")},
-    )
+    }
+    return Tune(**vars(section) | own)
 
 
 def _own(fields: Space, found: Arms, arm: str) -> dict[str, Any]:

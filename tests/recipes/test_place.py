@@ -2,7 +2,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ablate.recipes import PRESETS, LayerRecipe, LayerRule, Phase, Recipe, RecipeSpec, resolve
-from ablate.recipes.place import block_of, idle_rules, phases_of, places
+from ablate.recipes.place import block_of, phases_of, places, rule_faults
 
 MXFP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"]))
 NAMES = [f"model.layers.{i}.{part}" for i in range(12) for part in ("q_proj", "mlp.down")] + ["lm_head"]
@@ -58,9 +58,11 @@ def test_the_first_rule_that_names_a_layer_decides():
     assert formats(recipe, "model.layers.0.mlp.down") == "mxfp4"
     assert formats(recipe, "model.layers.0.q_proj") == "bf16"
     assert formats(recipe, "lm_head") == "fp8_e4m3"
-    assert idle_rules(recipe, WHERE.values()) == []
+    assert list(rule_faults(recipe, WHERE)) == []
     idle = Recipe(rules=(LayerRule(match="*.dwon"),))
-    assert [rule.match for rule in idle_rules(idle, WHERE.values())] == ["*.dwon"]
+    assert [(index, what) for index, what, _ in rule_faults(idle, WHERE)] == [
+        (0, "no layer of this model is called '*.dwon'")
+    ]
 
 
 def test_phases_begin_at_tokens_or_at_a_share_of_the_budget():
