@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
-from ablate.modelled.memory import Memory, step_memory
+from ablate.modelled.on_hardware import Memory, step_memory
 from ablate.recipes import RecipeSpec, expand_word, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.train.group import Layout, join_group

@@ -1,5 +1,14 @@
 """What an arm needs on named hardware, *modelled*: memory of a device, whether it fits, and GPU-hours.
 
+The peak memory of a training step, by part, is the largest of the step's moments: the loss, each stage of
+each block's backward pass, and the embedding. Counted are, tensor by tensor, what a block of
+``ablate.models.decoder`` keeps by torch's autograd, and what a linear layer's GEMMs allocate
+(``ablate.layers.linear`` and the back ends). Two operations differ by device: attention is written out with
+its scores on the CPU and fused on a GPU; the root mean square norm is fused on a GPU only. ``torch.compile``
+may keep less than counted here. Several devices (FSDP2) share weights, gradients and moments evenly; two
+blocks at a time are gathered, and the weights outside the blocks for the whole step.
+``docs/planning.md`` says what is not counted. A test compares the result with the measured peak on the CPU.
+
 GPU-hours are ``speed.token_time`` times the run's tokens, with the range of a step's time. Evaluation counts
 as forward passes, and recomputed activations as one more forward pass. GPU-hours sum over all devices of a
 run. They leave out communication, launches, data and checkpoints. Emulated formats have no GPU-hours.
@@ -9,24 +18,72 @@ How it fails: unknown hardware is a ``KeyError``; an arm with its own model or t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.hardware import PEAKS
-from ablate.modelled.memory import StepMemory, step_memory
-from ablate.modelled.speed import FORWARD, token_time, workload_of
+from ablate.modelled.speed import FORWARD, has_unit, operand_bytes, token_time, workload_of
 from ablate.modelled.spread import Range, seconds_range
-from ablate.recipes import Recipe
+from ablate.models.arithmetic import model_size
+from ablate.recipes import GEMMS, Recipe, row_group
+from ablate.recipes.place import phases_of
+from ablate.run.architecture import HEAD, layer_places, linear_layers
 from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:
-    from ablate.run.config import ArmConfig, ResourcesConfig
+    from collections.abc import Iterator
+
+    from ablate.modelled.hardware import Peaks
+    from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
+    from ablate.run.config import ArmConfig, ModelConfig, ResourcesConfig
+
+Part = Literal["loss", "blocks", "embedding"]
+
+_BF16, _FP32, _INT64 = 2, 4, 8
 
 FITS_SHARE = 0.9
 """Usable share of a device's memory: the rest is for uncounted parts and the allocator's losses."""
 
 CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes on one device by purpose.
+
+    ``weights`` includes their bf16 and gathered copies; ``gradients`` are those of weights; ``optimizer``
+    holds AdamW's two moments and what de-oscillation keeps; ``activations`` includes their gradients and the
+    logits; ``quantised`` holds the copies of operands in low precision (under emulation their dequantised
+    values).
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    quantised: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __add__(self, other: Memory) -> Memory:
+        names = [field.name for field in fields(self)]
+        return Memory(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMemory:
+    """The memory at the peak of a step, and ``at``, the part of the step with the peak.
+
+    ``largest_copies``: the largest bytes of quantised copies at any moment, not only at the peak.
+    """
+
+    peak: Memory
+    at: Part
+    largest_copies: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,3 +125,317 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
     capacity = round(PEAKS[hardware].capacity * 1e9)
     fits = memory.peak.total <= FITS_SHARE * capacity
     return OnHardware(memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours)
+
+
+def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str | None) -> StepMemory:
+    """Return the peak memory of a step on one device of a run.
+
+    ``config`` has a built-in model; of its recipe the phase with the largest memory counts. ``hardware`` is a
+    name of ``PEAKS``, or None for the CPU.
+    """
+    model, training, recipe = config.model, config.training, config.recipe
+    layers = {layer.name: layer for layer in linear_layers(model, config.vocab_size)}
+    phases = {name: phases_of(recipe, place) for name, place in layer_places(layers.values()).items()}
+    devices, twice = resources.devices_per_run, resources.activation_checkpointing
+    is_sharded = devices > 1
+    sequences = training.micro_batch_size or max(1, training.batch_size // devices)
+    multiples = [row_group(one.recipe) for name in phases if ".experts." in name for one in phases[name]]
+    work = _Pass(
+        model=model,
+        sequences=sequences,
+        seq_len=training.seq_len,
+        on_gpu=hardware is not None,
+        rows_multiple=max(multiples, default=1),
+    )
+    block_kept, stages = _block_stages(work)
+    kept = work.rows(model.width) if twice else block_kept  # per block, until its backward pass
+    logits = work.tokens * config.vocab_size
+    master = _FP32 if training.master_weights == "fp32" else _BF16
+    # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
+    at_use = _BF16 if is_sharded and model.experts is None else master
+    parameters = model_size(model, vocab_size=config.vocab_size, seq_len=training.seq_len).parameters
+    table = config.vocab_size * model.width
+    outside = table * (1 if model.tied_head else 2) + model.width
+    outside += training.seq_len * model.width if model.architecture == "gpt" else 0
+    of_block = (parameters - outside) // model.layers
+    of_block_gradients = master * of_block // devices
+    # A tied head's gradient waits for the embedding's; a sharded head's waits for the end of the pass.
+    waiting = master * table if model.tied_head or is_sharded else 0
+    of_head = master * table - waiting
+    # Gradients are copied together to be reduced, and the result is added; gloo makes another copy.
+    reduced = is_sharded * (_FP32 if training.reduction == "fp32" else _BF16) * (1 if work.on_gpu else 2)
+    followed = 0  # by de-oscillation: two sums, the last value and its quantised one of each weight
+    if recipe.deoscillate is not None:
+        followed = sum(
+            layer.inputs * layer.outputs
+            for name, layer in layers.items()
+            if any(one.recipe.fprop.right.has_fixed_grid for one in phases[name])
+        )
+    held = Memory(
+        weights=master * (parameters // devices + is_sharded * outside),
+        optimizer=2 * master * parameters // devices + (3 * _FP32 + master) * followed // devices,
+    )
+    accumulates = training.batch_size > sequences * devices
+
+    def moment(activations: int, *, finished: int = of_head, working: int = waiting) -> Memory:
+        """Return a moment without the GEMMs' allocations.
+
+        ``finished``: bytes of this pass's final gradients; if passes accumulate, all gradients exist already.
+        ``working``: bytes of all other gradients.
+        """
+        gradients = working + (master * parameters // devices if accumulates else finished)
+        return held + Memory(gradients=gradients, activations=activations)
+
+    def gemms(name: str, rows: int, at_use: int) -> list[Memory]:
+        """Return the moments of a layer's Dgrad and Wgrad."""
+        shape, peaks = layers[name], None if hardware is None else PEAKS[hardware]
+        return [
+            one
+            for phase in phases[name]
+            for one in _moments(phase.recipe, rows, shape.outputs, shape.inputs, at_use, peaks)
+        ]
+
+    def loss() -> Iterator[Memory]:
+        """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
+        above = model.layers * kept + work.norm + work.rows(model.width)  # the last norm, the head's input
+        # Log-softmax in fp32, kept, and the gradients before and after it; the second in bf16.
+        yield moment(above + 3 * _FP32 * logits, finished=0, working=0)
+        yield moment(above + (_FP32 + _BF16) * logits, finished=0, working=0)
+        for one in gemms(HEAD, work.tokens, master):
+            yield moment(above + _BF16 * logits, finished=0, working=0) + one
+        yield moment(model.layers * kept + _norm_backward(work))
+
+    def blocks() -> Iterator[Memory]:
+        """Yield the moments of the blocks' backward pass."""
+        gathered = Memory(weights=is_sharded * 2 * at_use * of_block)
+        for done, index in enumerate(reversed(range(model.layers))):
+            below = index * kept + twice * work.rows(model.width)
+            of_last = reduced * of_block + is_sharded * of_block_gradients  # of the block before
+            own = 0  # gradients of this block
+            for stage in stages:
+                here = gathered + moment(
+                    below + stage.live,
+                    finished=of_head + done * of_block_gradients + (0 if is_sharded else own),
+                    working=waiting + (of_last if done else 0) + is_sharded * own,
+                )
+                if stage.layer is None:
+                    yield here
+                    continue
+                name = f"blocks.{index}.{stage.layer}"
+                for one in gemms(name, stage.rows, at_use):
+                    yield here + one
+                own += at_use * layers[name].inputs * layers[name].outputs
+
+    # The embedding's gradient in bf16, and its cast to the weights' dtype.
+    embedding = moment(
+        work.rows(model.width),
+        finished=of_head + model.layers * of_block_gradients,
+        working=waiting + (_BF16 + master) * table + reduced * outside,
+    )
+    parts: dict[Part, list[Memory]] = {"loss": [*loss()], "blocks": [*blocks()], "embedding": [embedding]}
+    moments = [(at, one) for at, found in parts.items() for one in found]
+    at, peak = max(moments, key=lambda found: found[1].total)
+    return StepMemory(peak=peak, at=at, largest_copies=max(one.quantised for _, one in moments))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """One forward and backward pass on a device: ``sequences`` of ``seq_len`` tokens."""
+
+    model: ModelConfig
+    sequences: int
+    seq_len: int
+    on_gpu: bool
+    rows_multiple: int = 1
+    """The number of rows of an expert's input is padded to a multiple of this."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the pass."""
+        return self.sequences * self.seq_len
+
+    def rows(self, width: int) -> int:
+        """Return the bytes of a bf16 matrix of this width with one row per token."""
+        return _BF16 * self.tokens * width
+
+    @property
+    def norm(self) -> int:
+        """Bytes that a norm keeps in addition to its result."""
+        inputs = self.rows(self.model.width)
+        if self.model.architecture == "llama" and not self.on_gpu:
+            return 4 * inputs  # the input and the normalised input, both in fp32
+        return inputs + _FP32 * self.tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """A moment of a block's backward pass: the bytes of the block alive, and the layer whose GEMMs run.
+
+    ``live`` counts kept tensors that are still needed, and gradients of activations. It excludes the memory
+    that the GEMMs of ``layer`` (its name within the block) allocate for ``rows`` rows.
+    """
+
+    live: int
+    layer: str | None = None
+    rows: int = 0
+
+
+def _block_stages(work: _Pass) -> tuple[int, list[_Stage]]:
+    """Return the bytes that a block keeps, and the stages of its backward pass in order."""
+    attention_kept, attention_stages = _attention(work)
+    residual = work.rows(work.model.width)  # the gradient that flows past both halves
+    if work.model.experts is None:  # SwiGLU or GELU after its norm
+        kept, stages = _dense(work.model, "ffn", work.tokens, work.rows(work.model.ffn))
+        in_norm = work.norm + residual
+        ffn_kept, ffn_stages = in_norm + kept, [*_above(in_norm, stages), _Stage(live=_norm_backward(work))]
+    else:
+        ffn_kept, ffn_stages = _experts(work)
+    below = attention_kept + residual
+    return attention_kept + ffn_kept, [*_above(below, ffn_stages), *_above(residual, attention_stages)]
+
+
+def _norm_backward(work: _Pass) -> int:
+    """Return the bytes alive in a norm's backward pass: kept tensors, gradients and their products."""
+    inputs = work.rows(work.model.width)
+    if work.model.architecture == "llama" and not work.on_gpu:
+        return work.norm + inputs + 3 * 2 * inputs  # in fp32
+    return work.norm + 2 * inputs
+
+
+def _above(below: int, stages: list[_Stage]) -> list[_Stage]:
+    """Return stages with more bytes alive."""
+    return [replace(stage, live=below + stage.live) for stage in stages]
+
+
+def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, list[_Stage]]:
+    """Return the bytes kept in addition to the input, and the stages down to the input's gradient.
+
+    ``ffn``: bytes of a matrix with these rows and the inner width. Kept: the first layer's result and the
+    second layer's input; SwiGLU also keeps silu(gate).
+    """
+    if model.architecture == "gpt":
+        return 2 * ffn, [
+            _Stage(live=2 * ffn, layer=f"{name}.down", rows=rows),
+            _Stage(live=3 * ffn),  # the first layer's result, and the gradients before and after GELU
+            _Stage(live=ffn, layer=f"{name}.up", rows=rows),
+        ]
+    return 4 * ffn, [
+        _Stage(live=4 * ffn, layer=f"{name}.down", rows=rows),
+        _Stage(live=6 * ffn),  # gate, up and silu(gate), the product's gradient and those of its two factors
+        _Stage(live=2 * ffn, layer=f"{name}.gate_up", rows=rows),
+    ]
+
+
+def _experts(work: _Pass) -> tuple[int, list[_Stage]]:
+    """Return the bytes and stages of a mixture of experts and its norm; experts share the tokens evenly."""
+    model = work.model
+    assert model.experts is not None
+    width = work.rows(model.width)
+    seen = work.tokens * min(model.experts_per_token, model.experts) // model.experts
+    filled = seen + (work.rows_multiple - 1) // 2
+    taken, padded = _BF16 * seen * model.width, _BF16 * filled * model.width
+    inner = _BF16 * filled * model.ffn
+    dense, _ = _dense(model, "", filled, inner)
+    # Per expert: its padded input, its result, the weighted result, and the indices of its tokens.
+    expert = dense + 2 * padded + taken + 2 * _INT64 * seen
+    router = 2 * width + 3 * _FP32 * work.tokens * model.experts  # the router's input and output, in fp32
+    below = work.norm + router
+    # Gradients of the experts' sum and of their common input; of an expert's input and result.
+    flowing = 2 * width + 2 * padded
+    stages = [
+        stage
+        for index in reversed(range(model.experts))
+        for stage in _above(
+            below + index * expert + flowing, _dense(model, f"ffn.experts.{index}", filled, inner)[1]
+        )
+    ]
+    stages += [_Stage(live=below + 3 * width), _Stage(live=_norm_backward(work))]
+    return below + model.experts * expert, stages
+
+
+def _attention(work: _Pass) -> tuple[int, list[_Stage]]:
+    """Return the bytes that attention and its norm keep, and its stages down to the block's input."""
+    model, width = work.model, work.rows(work.model.width)
+    head_dim = model.width // model.heads
+    kv_heads = model.heads if model.kv_heads is None else model.kv_heads
+    keys = work.rows(kv_heads * head_dim)
+    all_heads = width + 2 * keys
+    rotated = width + keys if model.architecture == "llama" else 0
+    below = work.norm + width  # the norm, and the input of q, k and v
+    if work.on_gpu:
+        # v (and GPT's q and k) are views of the whole result of one layer, which therefore stays in memory.
+        core = all_heads + rotated + _FP32 * work.sequences * model.heads * work.seq_len
+        backward = core + width + width + 2 * width + 2 * keys  # out and its gradient, dq in fp32, dk, dv
+    else:
+        # Batched products keep copies of q, k and v, except for a single sequence; then each key and value
+        # head is still copied for every head that shares it.
+        one = rotated + (2 * width if keys < width else all_heads)
+        scores = _BF16 * work.sequences * model.heads * work.seq_len**2
+        core = (3 * width if work.sequences > 1 else one) + scores
+        backward = core + 2 * width + 2 * scores  # of out and v, of the probabilities and the scores
+    return below + core + width, [
+        _Stage(live=below + core + width, layer="attention.out", rows=work.tokens),
+        _Stage(live=below + backward),
+        _Stage(live=below + 2 * width + 2 * all_heads),  # gradients of q, k, v, joined and rotated back
+        _Stage(live=below + all_heads, layer="attention.qkv", rows=work.tokens),
+        _Stage(live=_norm_backward(work)),
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _moments(
+    recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
+) -> tuple[Memory, ...]:
+    """Return the allocations in the backward pass of a layer with weight [n, k] for m rows, beside x and dy.
+
+    ``at_use``: bytes per element of the weight as the layer receives it.
+    """
+    native = {name: peaks is not None and has_unit(recipe.gemm(name), peaks) for name in GEMMS}
+
+    def copy(gemm: Gemm, policy: OperandPolicy, elements: int) -> int:
+        """Return the bytes of an operand's copy for its GEMM."""
+        if policy.is_untouched:
+            return 0
+        emulated = _FP32 if policy.is_fp32 else _BF16
+        return round(((operand_bytes(policy) if native[gemm] else emulated) + policy.mask) * elements)
+
+    def scratch(gemm: Gemm, elements: int) -> int:
+        """Return what an emulated GEMM's result takes before a factor is applied; on a GPU and after it."""
+        sides = (recipe.gemm(gemm).left, recipe.gemm(gemm).right)
+        if native[gemm]:
+            return 0
+        if any(side.has_tensor_scale for side in sides):
+            return (_BF16 if peaks is None else 2 * _FP32) * elements
+        is_scaled = any(side.prescale != 1 and side.undo == "accumulator" for side in sides)
+        return _BF16 * is_scaled * elements
+
+    def back(forward: OperandPolicy, *, doubly: bool) -> int:
+        """Return the bytes per element for taking a gradient back through a forward operand's quantiser."""
+        masked = _BF16 + 1 if forward.mask else 0
+        rotated = doubly and forward.hadamard
+        if peaks is None:
+            return masked + (_BF16 if forward.mask or rotated else 0)
+        return masked + (4 * _FP32 if rotated else 0)
+
+    cast = 0 if at_use == _BF16 else _BF16 * n * k
+    dgrad, wgrad, fprop = recipe.dgrad, recipe.wgrad, recipe.fprop
+    dx, dw = _BF16 * m * k, _BF16 * n * k
+
+    doubly = dgrad.right.source != "high_precision"
+    copies = copy("dgrad", dgrad.left, m * n) + (copy("fprop", fprop.right, n * k) if doubly else 0)
+    in_dgrad = Memory(weights=cast, quantised=copies, activations=dx)
+    moments = [
+        in_dgrad + Memory(quantised=copy("dgrad", dgrad.right, n * k), activations=scratch("dgrad", m * k)),
+        in_dgrad + Memory(activations=back(fprop.left, doubly=doubly) * m * k),
+    ]
+    kept = copy("fprop", fprop.right, n * k) if doubly and fprop.right.mask else 0
+    doubly = wgrad.right.source != "high_precision"
+    copies = copy("wgrad", wgrad.left, m * n) + (copy("fprop", fprop.left, m * k) if doubly else 0)
+    in_wgrad = Memory(quantised=copies + kept, activations=dx, gradients=dw)
+    moments += [
+        in_wgrad + Memory(quantised=copy("wgrad", wgrad.right, m * k), gradients=scratch("wgrad", n * k)),
+        in_wgrad + Memory(weights=cast, gradients=back(fprop.right, doubly=doubly) * n * k),
+    ]
+    if at_use != _BF16:
+        moments.append(in_wgrad + Memory(weights=cast, gradients=at_use * n * k))
+    return tuple(moments)

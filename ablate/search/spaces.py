@@ -20,7 +20,7 @@ from ablate.search.engine import open_trial, seed_of, suggestions, violation
 from ablate.study.search_space import combinations, spread_point
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from optuna.distributions import BaseDistribution, CategoricalDistribution
     from optuna.trial import FrozenTrial
@@ -103,19 +103,21 @@ class Rates:
     def propose(self, seen: Sequence[FrozenTrial], seed: int) -> FrozenTrial:
         """Return untried values; the first are the study's own."""
         tried = [trial.params for trial in seen]
-        points = (spread_point(self.fields, at) for at in range(len(seen), len(seen) + _POINTS))
-        others: Iterable[dict[str, Any]] = combinations(self.fields) if self.sampler == "grid" else points
-        if self.sampler == "tpe" and len(seen) >= 2 * (1 + len(self.fields)):  # the first points are spread
-            options = {"n_startup_trials": 1, "multivariate": len(self.fields) > 1}
-            found = suggestions(seen, self.distributions, seed_of(self.seed, seed), **options)
-            tidy = (
-                {name: self.fields[name].tidy(value) for name, value in one.items()}
-                for one in itertools.islice(found, _TRIES)
-            )
-            others = itertools.chain(tidy, points)
-        proposals = itertools.chain([self.shared], others)
-        values = next(values for values in proposals if values not in tried)
-        return open_trial(dict(values), self.distributions, {})
+
+        def proposals() -> Iterator[dict[str, Any]]:
+            yield dict(self.shared)
+            if self.sampler == "grid":
+                yield from combinations(self.fields)
+            elif len(seen) >= 2 * (1 + len(self.fields)):  # the first points are spread over the space
+                options = {"n_startup_trials": 1, "multivariate": len(self.fields) > 1}
+                found = suggestions(seen, self.distributions, seed_of(self.seed, seed), **options)
+                for one in itertools.islice(found, _TRIES):
+                    yield {name: self.fields[name].tidy(value) for name, value in one.items()}
+            for at in range(len(seen), len(seen) + _POINTS):
+                yield spread_point(self.fields, at)
+
+        values = next(values for values in proposals() if values not in tried)
+        return open_trial(values, self.distributions, {})
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:

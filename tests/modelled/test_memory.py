@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ablate.backends import emulated
 from ablate.backends.cpu_bf16 import multiplies_bf16
-from ablate.modelled.memory import step_memory
+from ablate.modelled.on_hardware import step_memory
 from ablate.models import decoder as built_in
 from ablate.models.arithmetic import model_size
 from ablate.recipes import (
