@@ -37,11 +37,9 @@ from ablate.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from ablate.reports import ReportPaths
     from ablate.reports.words.format import Table
-    from ablate.store import StudyStore
 
 _ENDED = ("finished", "diverged", "failed", "stopped")
 _LONGEST_VALUE = 60
@@ -103,58 +101,43 @@ def report(
     if out is None and not (reading["baseline"] is None and reading["target"] is None):
         raise UserError("--baseline and --target write another report (give it a folder with --out)")
     from ablate.reports import write_report
-
-    _say_what_the_file_asks(study, store)
-    write = partial(write_report, store, out, **reading)
-    code = 0
-    with writing_to(store.path / "report" if out is None else out):
-        if watch:
-            code = _watch(store, write, every)
-        written = write()  # after watching, a last page that does not reload itself
-    if as_json and not watch:
-        click.echo(written.json.read_text(encoding="utf-8"), nl=False)
-    else:
-        echo_lines([*verdict_lines(written), "", *map(str, written.paths())])
-    return code
-
-
-def _say_what_the_file_asks(study: str, store: StudyStore) -> None:
-    """Say where a study file has been edited since it ran: the report is of the plan that ran."""
-    if not study.endswith((".yaml", ".yml")):
-        return
-    settings = store.plan().settings
-    run = command_line("run", study, *set_words(settings), storage=store.path.parent)
-    if settings:
-        click.echo(f"{study}: this report is of the study as it ran: {run}", err=True)
-        return
     from ablate.study import load_study
 
-    if keys := load_study(study).differs_from(store.plan()):
+    plan = store.plan()
+    run = command_line("run", study, *set_words(plan.settings), storage=store.path.parent)
+    if not study.endswith((".yaml", ".yml")):
+        pass
+    elif plan.settings:
+        click.echo(f"{study}: this report is of the study as it ran: {run}", err=True)
+    elif keys := load_study(study).differs_from(plan):
         click.echo(
             f"{study}: {', '.join(keys)} edited since the study ran. This report is of the plan that ran; "
             f"adopt the file with: {run}",
             err=True,
         )
-
-
-def _watch(store: StudyStore, write: Callable[..., ReportPaths], every: int) -> int:
-    """Write the report whenever the run store has changed, until every run has ended: the exit code."""
-    seen: object = None
-    try:
-        while True:
-            runs = [store.run(entry.id) for _, entry in store.plan().runs()]
-            sizes = (run.metrics_path.stat().st_size if run.metrics_path.exists() else 0 for run in runs)
-            now = [(run.status().state, size) for run, size in zip(runs, sizes, strict=True)]
-            ended = sum(state in _ENDED for state, _ in now)
-            if ended == len(now):
-                return 0
-            if now != seen:
-                written, seen = write(refresh_sec=every), now
-                moment = time.strftime("%H:%M:%S")
-                click.echo(f"{moment}  {ended} of {len(now)} runs have ended; {written.html}")
-            time.sleep(every)
-    except KeyboardInterrupt:
-        return 130
+    code, seen = 0, None
+    with writing_to(store.path / "report" if out is None else out):
+        try:
+            while watch:  # written anew whenever the run store has changed, until every run has ended
+                runs = [store.run(entry.id) for _, entry in plan.runs()]
+                sizes = (run.metrics_path.stat().st_size if run.metrics_path.exists() else 0 for run in runs)
+                now = [(run.status().state, size) for run, size in zip(runs, sizes, strict=True)]
+                ended = sum(state in _ENDED for state, _ in now)
+                if ended == len(now):
+                    break
+                if now != seen:
+                    written, seen = write_report(store, out, refresh_sec=every, **reading), now
+                    moment = time.strftime("%H:%M:%S")
+                    click.echo(f"{moment}  {ended} of {len(now)} runs have ended; {written.html}")
+                time.sleep(every)
+        except KeyboardInterrupt:
+            code = 130
+        written = write_report(store, out, **reading)  # a last page that does not reload itself
+    if as_json and not watch:
+        click.echo(written.json.read_text(encoding="utf-8"), nl=False)
+    else:
+        echo_lines([*verdict_lines(written), "", *map(str, written.paths())])
+    return code
 
 
 @click.command(
@@ -190,7 +173,15 @@ def compare(
     """
     if len(studies) < 2:
         raise UserError(f"'{studies[0]}' alone compares with nothing (name two studies at least)")
-    stores = _find_studies(storage, studies)
+    from ablate.store.runs import study_at
+
+    stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
+    known: dict[Path, str] = {}
+    for study, store in zip(studies, stores, strict=True):
+        path = store.path.resolve()
+        if path in known:
+            raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
+        known[path] = study
     from ablate.reports import analyse, load_frames
     from ablate.reports.pages import compare as pages
     from ablate.reports.pages.document import comparison_document, trend_document
@@ -224,20 +215,6 @@ def compare(
         for path in written:
             click.echo(str(path), err=as_json)
     deliver(document, partial(lines, found), as_json=as_json)
-
-
-def _find_studies(storage: Path, studies: Sequence[str]) -> list[StudyStore]:
-    """Return the stores of several studies: each a name, a YAML file, or a folder of another storage."""
-    from ablate.store.runs import study_at
-
-    stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
-    known: dict[Path, str] = {}
-    for study, store in zip(studies, stores, strict=True):
-        path = store.path.resolve()
-        if path in known:
-            raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
-        known[path] = study
-    return stores
 
 
 def _lines_of_two(found: Any) -> Iterator[str]:
