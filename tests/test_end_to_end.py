@@ -216,18 +216,14 @@ def test_another_study_takes_the_runs_that_are_its_own_too(life):
     planned = ablate("plan", "other.yaml", cwd=folder).out
     assert "3 taken from small: same configuration, same code" in planned
     assert "3 (3 finished)" in planned
-    as_json = json.loads(ablate("plan", "other.yaml", "--json", cwd=folder).out)
-    ids = {run["id"] for arm in as_json["arms"] for run in arm["runs"]}
-    assert as_json["taken_from"] == dict.fromkeys(ids, "small")
     assert not (folder / "runs/other").exists()
     done = ablate("run", "other.yaml", cwd=folder)
     assert done.code == 0, done
     assert "0 to run, 0 of those asked for have ended before, 3 taken from small" in done.out
-    report = json.loads((folder / "runs/other/report/report.json").read_text())
-    assert {arm["name"]: arm["n"] for arm in report["arms"]} == {"bf16": 1, "by another name": 1, "held": 1}
-    for run in ids:
-        taken, own = (folder / "runs" / name / "runs" / run / "metrics.jsonl" for name in ("other", "small"))
-        assert taken.read_bytes() == own.read_bytes()
+    taken = {path.parent.name: path.read_bytes() for path in folder.glob("runs/other/runs/*/metrics.jsonl")}
+    assert len(taken) == 3
+    for run, rows in taken.items():
+        assert (folder / "runs/small/runs" / run / "metrics.jsonl").read_bytes() == rows
 
 
 def test_status_and_logs_tell_what_became_of_the_runs(life):

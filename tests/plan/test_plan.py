@@ -3,14 +3,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ablate.base.errors import Problem, UserError
 from ablate.plan import build_plan
-from ablate.run.config import TrainingConfig
 from ablate.run.ids import run_id
-from ablate.run.schedule import plan_steps
 from ablate.store.plan_file import plan_to_json
 from ablate.study import load_study, shipped_studies
 
@@ -161,28 +157,6 @@ def test_differences_are_field_by_field_and_name_only_what_is_real_and_not_the_d
     assert ruled.differs["recipe.layers"] == (None, [{"last": 1, "recipe": {"gemms": ["fprop"]}}])
     half = [{"from_fraction": 0.5, "recipe": {"gemms": []}}]
     assert ruled.differs["recipe.phases"] == (None, half)
-
-
-@pytest.mark.exhaustive
-@given(
-    tokens=st.integers(1, 10**7),
-    seq_len=st.integers(1, 300),
-    batch_size=st.integers(1, 64),
-    eval_every_tokens=st.integers(1, 10**6),
-)
-@settings(max_examples=200)
-def test_evaluations_and_rows_are_those_that_the_trainer_writes(
-    tokens, seq_len, batch_size, eval_every_tokens
-):
-    training = TrainingConfig(
-        tokens=tokens, seq_len=seq_len, batch_size=batch_size, eval_every_tokens=eval_every_tokens
-    )
-    plan = plan_steps(training)
-    rows = [
-        [step for step in range(1, plan.steps + 1) if step % every == 0 or step == plan.steps]
-        for every in (plan.eval_every_steps, plan.log_every_steps)
-    ]
-    assert (plan.evals, plan.metric_rows) == (len(rows[0]), len(rows[0]) + len(rows[1]))
 
 
 PLANNED = [name for name, path in shipped_studies().items() if "\nsearch:" not in path.read_text()]
