@@ -71,7 +71,7 @@ def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(data,
     [
         ("train.bin", "a bit", "train.bin was altered"),
         ("validation.bin", "a bit", "validation.bin was altered"),
-        ("train.bin", "cut", r"train\.bin has 100 bytes, not \d+"),
+        ("train.bin", "cut", "train.bin was altered"),
         ("meta.json", "cut", r"meta\.json cannot be understood"),
         ("meta.json", "a bit", r"meta\.json cannot be understood"),
         ("meta.json", "format", "has format 1, not 2"),
