@@ -251,14 +251,13 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
     status = run.status()
     if status.state == "failed":
         return TrialResult(failed=status.message or "failed")
-    time, is_diverged, curve = found.times[name], status.state == "diverged", losses_of(run)
-    if is_diverged and name == found.baseline:
+    time, curve = found.times[name], losses_of(run)
+    missed = DIVERGED if status.state == "diverged" else None
+    if missed and name == found.baseline:
         raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
     if found.search.objective == "loss":
-        if is_diverged:
-            bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)
-            return TrialResult(values=(bound, time), violation=DIVERGED)
-        return TrialResult(values=(curve[max(curve)], time))
+        bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)
+        return TrialResult(values=(bound if missed else curve[max(curve)], time), violation=missed)
     target = found.plans[0].target
     assert target is not None  # a search without one is refused
 
@@ -272,11 +271,10 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
             f"the baseline '{found.baseline}' does not reach the target within {budget:,} tokens, so that no "
             "token cost has a meaning (raise search.budgets or the target, or search for objective: loss)"
         )
-    own = None if is_diverged else tokens_to_target(curve)
-    if own is not None:
-        return TrialResult(values=(own / against - 1, time))
-    missed = DIVERGED if is_diverged else max(curve[max(curve)] - target.val_loss, 1e-9)
-    return TrialResult(values=(budget / against - 1, time), violation=missed)
+    own = None if missed else tokens_to_target(curve)
+    if own is None:
+        missed = missed or max(curve[max(curve)] - target.val_loss, 1e-9)
+    return TrialResult(values=((own or budget) / against - 1, time), violation=missed)
 
 
 def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
