@@ -47,7 +47,7 @@ class ImportedRun:
     second evaluation in bf16, by tokens; ``throughput`` (tokens, tokens per second).
     ``settings`` is what makes runs comparable: batch, learning rate, data, hardware; never the seed, which is
     None where the log does not tell it. ``source`` names it for people; ``content`` is hashed to its id.
-    ``piece``: the run's name and seed, of which another file may hold another piece; None: it is whole.
+    ``piece``: the run's name and seed, which no other file may hold; None: it is whole.
     """
 
     source: str
@@ -99,25 +99,22 @@ def run_of_losses(
 
 
 def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
-    """Join the pieces of each run and number seeds that are text; return the arms and what was done.
+    """Check that each run is whole, and number seeds that are text; return the arms and what was numbered.
 
     Raises:
-        UserError: two files of one run that disagree, or one without a name or seed that begins late.
+        UserError: two files of one run, or one without a name or seed that begins late.
     """
-
-    def key(run: ImportedRun) -> object:
-        return id(run) if run.piece in (None, ("", None)) else run.piece
-
-    said: list[str] = []
-    found: dict[str, list[ImportedRun]] = {}
     for arm, runs in arms.items():
-        own: dict[object, ImportedRun] = {}
+        known: dict[object, ImportedRun] = {}
         for run in sorted(runs, key=lambda run: run.begins):
-            first = own.setdefault(key(run), run)
+            named = run.piece not in (None, ("", None))
+            first = known.setdefault(run.piece if named else id(run), run)
             if run.id != first.id:
-                own[key(run)] = _joined(arm, first, run)
-                said.append(f"{first.source} and {run.source} are pieces of one run of arm '{arm}': joined")
-            whole = next(iter(own.values()))
+                raise UserError(
+                    f"{first.source} and {run.source} (arm '{arm}') are of one run by their name or seed "
+                    "(put a run that was resumed into one file; two runs have two names: --columns run=NAME)"
+                )
+            whole = next(iter(known.values()))
             steps = [after - at for (at, _), (after, _) in itertools.pairwise(run.evals[:2])]
             late = steps and run.begins > whole.begins + 2 * steps[0]
             if late and run.piece == ("", None) and "beginning" not in waived:
@@ -126,49 +123,16 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
                     f"{whole.begins:,}: is it the rest of a resumed run? (put a run into one file, or name "
                     "its run or seed; if they are runs of their own: --waive beginning)"
                 )
-        found[arm] = [own[one] for one in dict.fromkeys(map(key, runs))]
-    every = [run.seed for runs in found.values() for run in runs]
+    every = [run.seed for runs in arms.values() for run in runs]
     free = (number for number in itertools.count() if number not in every)
     texts = sorted({seed for seed in every if isinstance(seed, str)})
     numbers: dict[int | str | None, int] = dict(zip(texts, free, strict=False))
-    if numbers:
-        said.append("seeds " + ", ".join(f"'{text}' = {number}" for text, number in numbers.items()))
-    return {
+    numbered = {
         arm: [replace(run, seed=numbers.get(run.seed, run.seed)) for run in runs]
-        for arm, runs in found.items()
-    }, said
-
-
-def _joined(arm: str, first: ImportedRun, other: ImportedRun) -> ImportedRun:
-    """Return the run of two pieces; raise ``UserError`` where they disagree."""
-    evals = dict(first.evals)
-    common = [at for at, _ in other.evals if at in evals]
-    odd = next(
-        (
-            f"{loss:g}, not {evals[at]:g}, at {at:,}"
-            for at, loss in other.evals
-            if evals.get(at, loss) != loss
-        ),
-        None,
-    )
-    if odd is None and not common and other.begins < first.tokens:
-        odd = f"its first loss at {other.begins:,}, between others,"
-    if odd is not None:
-        raise UserError(
-            f"{first.source} and {other.source} (arm '{arm}') are of one run by their name or seed, and the "
-            f"second says {odd} tokens (two runs have two names: --columns run=NAME; of one that was "
-            "resumed, keep one file's losses there)"
-        )
-    return replace(
-        first,
-        source=f"{first.source}, {other.source}",
-        content=first.content + other.content,
-        evals=tuple(sorted((evals | dict(other.evals)).items())),
-        in_bf16={**first.in_bf16, **other.in_bf16},
-        state=other.state if first.state == "finished" else first.state,
-        message=first.message or other.message,
-        throughput=(*first.throughput, *other.throughput),
-    )
+        for arm, runs in arms.items()
+    }
+    told = ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
+    return numbered, [f"seeds {told}"] if numbers else []
 
 
 def write_study(

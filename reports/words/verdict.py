@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.command_hints import command_line
 from ablate.reports.findings.compare import target_text
@@ -98,7 +98,7 @@ def write_verdict(analysis: Analysis) -> Verdict:
     findings = tuple(judge(arm, analysis) for arm in analysis.others)
     again = {arm.name for arm in analysis.arms if arm.planned.again}
     tones = {one.arm: one.tone for one in findings if one.arm not in again or target is None}
-    notes = tuple(_notes(analysis))
+    said: dict[str, Any] = {"findings": findings, "notes": tuple(_notes(analysis)) if findings else ()}
     if not tones:
         lead = (
             f"The study has one arm, {base.name}: there is nothing to compare it with. Its final loss is "
@@ -107,21 +107,19 @@ def write_verdict(analysis: Analysis) -> Verdict:
         if target is not None:
             reached = interval(base.tokens_to_target, tokens)
             lead += f" {base.hit} reached {target_text(target)}, after {reached} tokens."
-        return Verdict(lead=lead, findings=findings, notes=notes if findings else ())
+        return Verdict(lead=lead, **said)
     words = TONES if target is not None else _LOSS_TONES
     numbers = Counter(tones.values())
     found = listed([f"{words[tone]} ({numbers[tone]})" for tone in words if numbers[tone]])
     arms = plural(len(tones), "arm")
     if target is None:
-        lead = f"Final loss of {arms} against {base.name}: {found}."
-        return Verdict(lead=lead, findings=findings, notes=notes)
-    lead, more, take = _advice(analysis, tones)
-    count = f"Of {arms} compared with {base.name} at {target_text(target)}: {found}."
-    return Verdict(lead=lead, more=more, take=take, count=count, findings=findings, notes=notes)
+        return Verdict(lead=f"Final loss of {arms} against {base.name}: {found}.", **said)
+    said["count"] = f"Of {arms} compared with {base.name} at {target_text(target)}: {found}."
+    return Verdict(**_advice(analysis, tones), **said)
 
 
-def _advice(analysis: Analysis, tones: dict[str, Tone]) -> tuple[str, str, str | None]:
-    """Return what to do, what to run next, and the arm to take. ``tones``: of the arms to choose from."""
+def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
+    """Return the verdict's ``lead``, ``more`` and ``take``. ``tones``: of the arms to choose from."""
     base, within = analysis.baseline_arm, analysis.plan.margin
     arms = [arm for arm in analysis.others if arm.name in tones]
     good = [arm for arm in arms if tones[arm.name] in ("fewer", "within")]
@@ -132,14 +130,14 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> tuple[str, str, str |
             f"{base.n - base.hit} of {plural(base.n, 'run')}, and token costs against it are bounds at best. "
             "Take a target that it reaches, or a larger budget."
         )
-        return lead, "", None
+        return {"lead": lead}
     if not known:
         reasons = filter(None, dict.fromkeys(arm.token_cost.reason for arm in arms))
         lead = (
             f"Nothing is settled yet: no arm has a token cost with an interval ({'; '.join(reasons)}). It "
             "takes more seeds, or a target that every run reaches after its first evaluation."
         )
-        return lead, "", None
+        return {"lead": lead}
 
     def tokens_needed(arm: ArmResult) -> float:
         return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
@@ -181,7 +179,7 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> tuple[str, str, str |
         more.append(f"More seeds to settle: {', '.join(seeds)}.")
         if within is None:
             more.append(f"To show that an arm is as good as {base.name}, name a margin (target.within).")
-    return lead, " ".join(more), first.name if good else None
+    return {"lead": lead, "more": " ".join(more), "take": first.name if good else None}
 
 
 def _counts(arm: ArmResult) -> str:

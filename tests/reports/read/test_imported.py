@@ -275,37 +275,38 @@ def pieces(text):
         yield run_of_losses(evals, [name], source=name, seed=own, piece=piece)
 
 
+WHOLE = "a - - 0: 5 4.9 4.8; b - -"
+
+
 @pytest.mark.parametrize(
-    ("text", "waived", "found", "said"),
+    ("text", "waived", "said"),
     [
         (
-            "b - 3 30: 4.7 4.6; a - 3 0: 5 4.9 4.8; c - 9 0: 9",
+            "b - 3 30: 4.7 4.6; a - 3 0: 5 4.9 4.8",
             (),
-            "a, b 5 | c 1",
-            "a and b are pieces of one",
+            r"^a and b \(arm 'arm'\) are of one run by their name or",
         ),
-        ("b r - 30: 4.7 4.6; a r - 0: 5 4.9 4.8", (), "a, b 5", "run of arm 'arm': joined"),
-        ("a - 3 0: 5 4.9 4.8; b - 3 20: 4.8 4.7", (), "a, b 4", "joined"),
-        ("a - 3 0: 5 4.9 4.8; b - 3 20: 4 4.7", (), None, "second says 4, not 4.8, at 20 tokens"),
-        ("a - 3 0: 5 4.9 4.8; b - 3 15: 4", (), None, "its first loss at 15, between others"),
+        ("b r - 30: 4.7 4.6; a r - 0: 5 4.9 4.8", (), "put a run that was resumed into one file"),
         (
-            "a - - 0: 5 4.9 4.8; b - - 30: 4.7 4.6",
+            f"{WHOLE} 30: 4.7 4.6",
             (),
-            None,
-            "b begins at 30 tokens, a of arm 'arm' at 0: is it",
+            "b begins at 30 tokens, a of arm 'arm' at 0: is it the rest of a resumed",
         ),
-        ("a - - 0: 5 4.9 4.8; b - - 30: 4.7 4.6", ("beginning",), "a 3 | b 2", ""),
-        ("a - - 0: 5 4.9 4.8; b - - 20: 4.7 4.6", (), "a 3 | b 2", ""),
-        ("a - s1 0: 5 4.9; b - s0 30: 4.7 4.6; c - 0 0: 9", (), "a 2 | b 2 | c 1", "'s0' = 1, 's1' = 2"),
+        (f"{WHOLE} 30: 4.7 4.6", ("beginning",), None),
+        (f"{WHOLE} 20: 4.7 4.6", (), None),
+        ("a - 3 0: 5 4.9; b - 4 0: 5 4.8; c r 3 0: 5", (), None),
     ],
 )
-def test_pieces_of_one_run_are_joined_or_refused(text, waived, found, said):
+def test_a_run_lies_in_one_file(text, waived, said):
     arms = {"arm": [*pieces(text)]}
-    if found is None:
+    if said is None:
+        assert tidied(arms, waived) == (arms, [])
+    else:
         with pytest.raises(UserError, match=said):
             tidied(arms, waived)
-        return
-    arms, done = tidied(arms, waived)
-    assert " | ".join(f"{run.source} {len(run.evals)}" for run in arms["arm"]) == found
-    assert said in " ".join(done)
-    assert all(run.evals == tuple(sorted(run.evals)) for run in arms["arm"])
+
+
+def test_seeds_that_are_text_are_numbered():
+    arms, said = tidied({"a": [*pieces("a - s1 0: 5; b - s0 0: 5")], "b": [*pieces("c - 0 0: 9")]}, ())
+    assert [run.seed for run in arms["a"]] == [2, 1]
+    assert said == ["seeds 's0' = 1, 's1' = 2"]
