@@ -65,13 +65,16 @@ def factor_effects(rows: Sequence[Row], *, paired: bool = False) -> Effects:
     if rows:
         grid = Counter(frozenset(factors) for factors, _, _ in rows).most_common(1)[0][0]
         rows = [row for row in rows if row[0].keys() == grid]
-    if unknown := sum(value is None for _, _, value in rows):
-        reason = f"{unknown} of {len(rows)} runs have no known value: no effects"
+
+    def none(reason: str) -> Effects:
         return Effects(reason=reason, runs=len(rows))
+
+    if unknown := sum(value is None for _, _, value in rows):
+        return none(f"{unknown} of {len(rows)} runs have no known value: no effects")
     values = {name: [str(factors[name]) for factors, _, _ in rows] for name in (rows[0][0] if rows else ())}
     levels = {name: each for name in values if len(each := list(dict.fromkeys(values[name]))) > 1}
     if len(levels) < 2:
-        return Effects(reason="fewer than two factors that vary", runs=len(rows))
+        return none("fewer than two factors that vary")
     y = np.array([value for _, _, value in rows], dtype=float)
     terms: dict[tuple[str, ...], np.ndarray] = {(name,): _coded(values[name]) for name in levels}
     for a, b in itertools.combinations(levels, 2):
@@ -81,33 +84,37 @@ def factor_effects(rows: Sequence[Row], *, paired: bool = False) -> Effects:
         common = np.hstack([common, _coded([str(seed) for _, seed, _ in rows])])
     kept: dict[tuple[str, ...], np.ndarray] = {}
     for term, columns in terms.items():  # main effects first: an interaction is what gives way
-        kept[term] = _told_apart(np.hstack([common, *kept.values()]), columns)
+        told: list[int] = []
+        for i in range(columns.shape[1]):
+            design = np.hstack([common, *kept.values(), columns[:, [*told, i]]])
+            if np.linalg.matrix_rank(design) == design.shape[1]:
+                told.append(i)
+        kept[term] = columns[:, told]
     degrees = len(y) - sum(columns.shape[1] for columns in (common, *kept.values()))
     if degrees < 1:
-        return Effects(reason="no run to spare for the error: add seeds", runs=len(y))
+        return none("no run to spare for the error: add seeds")
     coefficients, rss = _least_squares([common, *kept.values()], y)
     noise = rss / degrees
     # Of equal runs nothing is left but rounding: no test is to be had from that.
     if noise <= (_TINY * max(1.0, float(np.abs(y).max()))) ** 2:
-        reason = "runs of equal factors gave equal values: no error to test against"
-        return Effects(reason=reason, runs=len(y))
+        return none("runs of equal factors gave equal values: no error to test against")
     found = []
     at = common.shape[1]
     for term, columns in kept.items():
         number = columns.shape[1]
         own, at = coefficients[at : at + number], at + number
-        effect = Effect(term=" × ".join(term), degrees=number)
+        f = p = None
         if number:
             # Type II: against the model of all terms that do not contain this one.
             others = [kept[other] for other in kept if other != term and not set(term) < set(other)]
             _, without = _least_squares([common, *others], y)
             _, complete = _least_squares([common, *others, columns], y)
             f = max(0.0, (without - complete) / number) / noise
-            effect = replace(effect, f=f, p=float(fdtrc(number, degrees, f)))
+            p = float(fdtrc(number, degrees, f))
+        deviations = {}
         if len(term) == 1 and number == terms[term].shape[1]:
-            deviations = [*map(float, own), -float(own.sum())]
-            effect = replace(effect, levels=dict(zip(levels[term[0]], deviations, strict=True)))
-        found.append(effect)
+            deviations = dict(zip(levels[term[0]], [*map(float, own), -float(own.sum())], strict=True))
+        found.append(Effect(term=" × ".join(term), degrees=number, f=f, p=p, levels=deviations))
     adjusted = iter(holm([effect.p for effect in found if effect.p is not None]))
     tested = tuple(one if one.p is None else replace(one, p_holm=next(adjusted)) for one in found)
     return Effects(terms=tested, residual=float(np.sqrt(noise)), residual_degrees=degrees, runs=len(y))
@@ -118,16 +125,6 @@ def _coded(values: Sequence[str]) -> np.ndarray:
     levels = list(dict.fromkeys(values))
     rows = np.vstack([np.eye(len(levels) - 1), -np.ones(len(levels) - 1)])
     return rows[[levels.index(value) for value in values]]
-
-
-def _told_apart(before: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return those of a term's columns that the terms before leave anything to."""
-    kept: list[int] = []
-    for i in range(columns.shape[1]):
-        design = np.hstack([before, columns[:, [*kept, i]]])
-        if np.linalg.matrix_rank(design) == design.shape[1]:
-            kept.append(i)
-    return columns[:, kept]
 
 
 def _least_squares(parts: Sequence[np.ndarray], y: np.ndarray) -> tuple[np.ndarray, float]:
