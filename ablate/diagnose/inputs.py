@@ -174,7 +174,7 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
 def _of_run(
     folder: Path, *, data: str | None, recipe: str | None, seq_len: int | None, sequences: int
 ) -> Subject:
-    from ablate.train.weights import load_weights as load_kept
+    from ablate.train.snapshot import load_weights as load_kept
 
     run = RunDir(folder)
     try:

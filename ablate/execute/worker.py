@@ -306,9 +306,10 @@ def _call_trainer(
         **options,
     )
     if task.keep_weights and result.trainee is not None and group.first(lease is None or lease.is_mine()):
-        from ablate.train.weights import save_weights
+        from ablate.train.snapshot import save_weights
 
-        save_weights(result.trainee, task.config, run.weights, tokenizer=task.tokens_dir)
+        model = result.trainee.network.module
+        save_weights(model, group, task.config, run.weights, tokenizer=task.tokens_dir)
     return result
 
 

@@ -117,10 +117,10 @@ def round_operand(
     Raises:
         ValueError: a dtype, shape or missing key that the policy cannot take.
     """
-    check_operand(x, policy, axis, key)
-    if policy.is_high_precision and not policy.hadamard:
-        return Quantized(values=x.to(_HIGH_PRECISION[policy.format]), axis=axis % 2)
     if policy.is_high_precision:
+        check_operand(x, policy, axis, key)
+        if not policy.hadamard:
+            return Quantized(values=x.to(_HIGH_PRECISION[policy.format]), axis=axis % 2)
         done = Quantized(values=_rotated(x, policy, axis, key).to(_HIGH_PRECISION[policy.format]))
     else:
         done = _Rounded(x, policy, axis=axis, key=key, amax=amax).dequantised()
@@ -148,9 +148,12 @@ class _Rounded:
     def __init__(
         self, x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None
     ) -> None:
+        check_operand(x, policy, axis, key)
+        if policy.is_high_precision:
+            raise ValueError(f"{policy.format} has no grid")
         self.policy = policy
         self.element: Element = ELEMENTS[policy.format]
-        self._stored_shape, self._along_rows, self._key = x.shape, axis % 2 == 0, key
+        self._along_rows, self._key = axis % 2 == 0, key
         self.v = _rotated(x, policy, axis, key)
         self.shape = block_shape(policy)
         if policy.scale in _TENSOR_SCALES:
@@ -186,9 +189,10 @@ class _Rounded:
     def _words(self) -> Tensor:
         """Return each element's random word, [n, k] with the contraction axis last."""
         assert self._key is not None
-        rows, columns = self._stored_shape
-        words = random_words(rows, columns, self._key, self.v.device)
-        return words.t() if self._along_rows else words
+        n, k = self.v.shape
+        if self._along_rows:
+            return random_words(k, n, self._key, self.v.device).t()
+        return random_words(n, k, self._key, self.v.device)
 
     @cached_property
     def values(self) -> Tensor:  # on first use: ``on_grid`` needs none, and random words take long
@@ -319,9 +323,6 @@ def quantize(
 
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
-    check_operand(x, policy, axis, key)
-    if policy.is_high_precision:
-        raise ValueError(f"{policy.format} has no codes")
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
     values = _codes(done.values, done.element, policy.format)
     whole = None if policy.format != "if4" or done.outer is None else done.outer != 1
@@ -348,9 +349,6 @@ def on_grid(
 
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
-    check_operand(x, policy, axis, key)
-    if policy.is_high_precision:
-        raise ValueError(f"{policy.format} has no grid")
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
     factor = done.block_factor
     up = done.v.new_tensor([done.decode]) if factor is None else factor * done.decode

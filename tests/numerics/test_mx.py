@@ -208,5 +208,5 @@ def test_what_cannot_be_quantised_is_refused_by_name(shape, options, axis, messa
         fake_quantize(torch.zeros(shape), dataclasses.replace(MXFP4, **options), axis=axis)
     with pytest.raises(ValueError, match="float64 to mxfp4"):
         fake_quantize(torch.zeros(2, 32, dtype=torch.float64), MXFP4)
-    with pytest.raises(ValueError, match="fp16 has no codes"):
+    with pytest.raises(ValueError, match="fp16 has no grid"):
         quantize(torch.zeros(2, 32), OperandPolicy(format="fp16"))
