@@ -117,25 +117,26 @@ def sampled(
                 "system_memory_usage_percentage": memory.percent,
             }
             with contextlib.suppress(OSError):
-                append_line(path, row | gpus())
+                append_line(path, row | _gpus())
 
     return _beside(sample)
 
 
-def gpus() -> dict[str, float]:
+def _gpus() -> dict[str, float]:
     """Return memory, load and power of the GPUs that this process uses, if the driver reports them."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():  # a query would create a context on an unused GPU
-        return {}
     found: dict[str, float] = {}
+    if torch is None or not torch.cuda.is_initialized():  # a query would create a context on an unused GPU
+        return found
     for index in range(torch.cuda.device_count()):
+        name = f"gpu_{index}"
         # torch passes on the errors of the packages of NVML and AMD SMI, which may also be missing.
         with contextlib.suppress(Exception):
             free, total = torch.cuda.mem_get_info(index)
-            found[f"gpu_{index}_memory_usage_megabytes"] = round((total - free) / _MIB, 1)
-            found[f"gpu_{index}_memory_usage_percentage"] = round(100 * (total - free) / total, 1)
-            found[f"gpu_{index}_utilization_percentage"] = torch.cuda.utilization(index)
-            found[f"gpu_{index}_power_usage_watts"] = torch.cuda.power_draw(index) / 1000
+            found[f"{name}_memory_usage_megabytes"] = round((total - free) / _MIB, 1)
+            found[f"{name}_memory_usage_percentage"] = round(100 * (total - free) / total, 1)
+            found[f"{name}_utilization_percentage"] = torch.cuda.utilization(index)
+            found[f"{name}_power_usage_watts"] = torch.cuda.power_draw(index) / 1000
     return found
 
 

@@ -23,8 +23,7 @@ from ablate._version import __version__
 from ablate.base.files import hash_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from importlib.resources.abc import Traversable
+    from collections.abc import Sequence
 
     from ablate.backends.device import Device
     from ablate.backends.select import Choice
@@ -53,20 +52,14 @@ def code_digest(*more: str) -> str:
     Editing a document or the report does not change it; uncommitted changes to those sources do. ``more``:
     rooms whose sources count as well.
     """
-    root = files("ablate")
     digest = hashlib.sha256()
     for part in (*_RESULT_SOURCES, *more):
-        for name, content in sorted(_sources(root / part, part)):
+        folder = Path(str(files("ablate"))) / part
+        sources = [path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".json")]
+        for name, path in sorted((f"{part}/{path.relative_to(folder)}", path) for path in sources):
+            content = path.read_bytes()
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
-
-
-def _sources(node: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    if node.is_dir():
-        for child in node.iterdir():
-            yield from _sources(child, f"{name}/{child.name}")
-    elif name.endswith((".py", ".cpp", ".h", ".json")):
-        yield name, node.read_bytes()
 
 
 def git_commit() -> str | None:

@@ -47,22 +47,18 @@ def _wait(pid: int, mark: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
     select.select([worker], [], [])
+    pipe = Path("/proc/self/fd/0").readlink()
     for _ in range(_LOOKS):  # what is being started while one looks is seen at the next
         for folder in Path("/proc").glob("[0-9]*"):
-            if int(folder.name) != os.getpid() and _bears(folder, mark.encode()):
-                with contextlib.suppress(OSError):  # it has ended meanwhile
+            if int(folder.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if f"{_VARIABLE}={mark}".encode() in variables or any(
+                    descriptor.readlink() == pipe for descriptor in (folder / "fd").iterdir()
+                ):
                     os.kill(int(folder.name), signal.SIGKILL)
         time.sleep(_PAUSE_SEC)
-
-
-def _bears(process: Path, mark: bytes) -> bool:
-    try:
-        if _VARIABLE.encode() + b"=" + mark in (process / "environ").read_bytes().split(b"\0"):
-            return True
-        pipe = Path("/proc/self/fd/0").readlink()
-        return any(descriptor.readlink() == pipe for descriptor in (process / "fd").iterdir())
-    except OSError:  # it has ended, or is another user's
-        return False
 
 
 if __name__ == "__main__":

@@ -85,7 +85,6 @@ def measure(
     for arm in arms:
         own, median, cpus = rates[arm.name], medians[arm.name], arm.resources.cpus
         why_not = why_not_valid(modes[arm.name], device_of(device), threads=cpus, others=others)
-        peaks = [one.peak_memory_bytes for one in times[arm.name] if one.peak_memory_bytes is not None]
         speed = Speed(
             arm=arm.name,
             run=arm.runs[0].id,
@@ -93,7 +92,9 @@ def measure(
             median=median,
             spread=(max(own) - min(own)) / median,
             over_baseline=median / medians[baseline] if baseline in medians else None,
-            peak_memory_bytes=max(peaks, default=None),
+            peak_memory_bytes=max(
+                filter(None, (one.peak_memory_bytes for one in times[arm.name])), default=None
+            ),
             threads=cpus,
             backend_mode=modes[arm.name],
             timing_valid=why_not is None,

@@ -32,18 +32,12 @@ def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
     data, training = config.get("data") or {}, config.get("training") or {}
     tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
     # The evaluation set: its size, where its text comes from, and which windows of that; and whose Fprop.
+    windows = training.get("eval_windows", "spread")
     evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
-    if training.get("eval_windows", "spread") != "spread":
-        evaluation.append(training["eval_windows"])
-    if training.get("evaluate_in") == "bf16":
-        evaluation.append("in bf16")
-    parts = {"tokenizer": tokenizer, "evaluation": evaluation}
-    texts = {name: " ".join(str(one) for one in own if one not in (None, [])) for name, own in parts.items()}
-    return {
-        "data": config.get("data_digest"),
-        "tokenizer": texts["tokenizer"] or None,
-        "evaluation": texts["evaluation"] or None,
-    }
+    evaluation += [windows if windows != "spread" else None]
+    evaluation += ["in bf16" if training.get("evaluate_in") == "bf16" else None]
+    told = [" ".join(str(one) for one in own if one not in (None, [])) for own in (tokenizer, evaluation)]
+    return {"data": config.get("data_digest"), "tokenizer": told[0] or None, "evaluation": told[1] or None}
 
 
 # Strict scalars: a quoted number, or a yes/no instead of a number, is an error.

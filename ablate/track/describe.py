@@ -197,21 +197,14 @@ def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
 
 
 def study_note(plan: LockedPlan, *, report: str) -> str:
-    """Return the study's description, design and arms in Markdown, with a link to its report."""
-    target, arms = plan.target, plan.arms
-    runs = sum(len(arm.runs) for arm in arms)
-    facts = {
-        "Target": "none" if target is None else _TARGETS[target.kind].format(text(target.value)),
-        "Baseline": f"`{plan.baseline}`",
-        "Design": f"{len(arms)} arms, {runs} runs",
-        "Dropped cells": f"{len(plan.dropped)}, without sense",
-        "Schedule": text(plan.training.get("schedule")),
-        "Axis": "the step of every metric is the number of training tokens",
-        "Report": f"[token cost, curves and verdict]({report})",
-    }
-    lines = [plan.description or "", "", *(f"- **{key}**: {value}" for key, value in facts.items()), ""]
+    """Return the study's description, target and arms in Markdown, with a link to its report."""
+    target = "none"
+    if plan.target is not None:
+        target = _TARGETS[plan.target.kind].format(text(plan.target.value))
+    lines = [plan.description or "", "", f"- **Target**: {target}", f"- **Baseline**: `{plan.baseline}`"]
+    lines += [f"- **Report**: [token cost, curves and verdict]({report})", ""]
     lines += ["| arm | recipe | differs from the baseline | seeds |", "|---|---|---|---|"]
-    for arm in arms:
+    for arm in plan.arms:
         cells = arm.name, arm.recipe or "", _differs(arm), ", ".join(str(run.seed) for run in arm.runs)
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return _cut("\n".join(lines).strip(), _MAX_NOTE)
