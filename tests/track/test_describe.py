@@ -153,3 +153,39 @@ def test_the_tail_tells_a_rewound_file(tmp_path):
 def test_the_view_has_the_studys_columns(study):
     columns = json.loads(describe.view(study.typed_plan()))["selectedColumns"]
     assert {"params.`factor.recipe.gemms`", "metrics.`val_loss`", "metrics.`token_cost`"} <= set(columns)
+
+
+def test_figures_of_a_report(tmp_path):
+    def arm(name, estimates, *tokens, **more):
+        runs = [
+            {
+                "id": f"{name}{seed}",
+                "seed": seed,
+                "tokens_to_target": one,
+                "at_or_before_first_evaluation": one == 5,
+            }
+            for seed, one in enumerate(tokens)
+        ]
+        tokens_to_target, token_cost = ({"estimate": one} for one in estimates)
+        return {
+            "name": name, "counted_from_tokens": 0, "tokens_to_target": tokens_to_target,
+            "token_cost": token_cost, "runs": runs, **more,
+        }  # fmt: skip
+
+    arms = [
+        arm("b", (1000.0, None), 1000.0, None, 5),
+        arm("a/c", (1250.0, 0.25), 1250.0, 1500.0, 5),
+        arm("forks", (900.0, None), 900.0, counted_from_tokens=10),
+    ]
+    (tmp_path / "r.json").write_text(json.dumps({"baseline": "b", "arms": arms}))
+    found = describe.read_results(tmp_path / "r.json")
+    assert found.pop(describe.SUMMARY) == {
+        "tokens_to_target/b": 1000.0, "tokens_to_target/a_c": 1250.0, "token_cost/a_c": 0.25,
+        "tokens_to_target/forks": 900.0,
+    }  # fmt: skip
+    assert {run: list(figures.values()) for run, figures in found.items()} == {
+        "b0": [1000.0], "b1": [], "b2": [], "a/c0": [1250.0, 0.25], "a/c1": [1500.0], "a/c2": [],
+        "forks0": [900.0],
+    }  # fmt: skip
+    (tmp_path / "r.json").write_text("{")
+    assert describe.read_results(tmp_path / "r.json") == {}

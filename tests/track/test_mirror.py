@@ -1,7 +1,6 @@
 """The mirror into a real sqlite store: in the end MLflow holds every point once, and no other."""
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -20,8 +19,9 @@ from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
+from ablate.track import describe
 from ablate.track.cursor import cursor_path, load_cursor, pending
-from ablate.track.describe import RESULTS
+from ablate.track.describe import RESULTS, SUMMARY
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.sink import Sink, default_tracking_uri, is_local, make_database, resolve_tracking_uri
@@ -193,58 +193,34 @@ def test_what_was_deleted_in_mlflow_comes_back(study, uri, held, check_same):
     check_same(study, uri)
 
 
-def write_results(study, tokens, costs):
-    """Write a report in which these runs hit the target, with these arms' token costs."""
-    folder = study.store.path / "report"
-    folder.mkdir(exist_ok=True)
-    arms = [
-        {
-            "name": arm, "counted_from_tokens": 0, "token_cost": {"estimate": costs.get(arm)},
-            "tokens_to_target": {"estimate": tokens.get((arm, 0))},
-            "runs": [
-                {
-                    "id": study.runs[arm, seed], "seed": seed, "at_or_before_first_evaluation": False,
-                    "tokens_to_target": tokens.get((arm, seed)),
-                }
-                for seed in (0, 1)
-            ],
-        }
-        for arm in ("bf16", "fprop")
-    ]  # fmt: skip
-    (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": arms}))
+def test_what_the_report_found_becomes_metrics_and_follows_it(study, uri, held, summary, monkeypatch):
+    path, key = study.store.path / "report" / "report.json", study.runs["fprop", 0]
+    path.parent.mkdir()
 
+    def figures(run):
+        return {name: value for name, value in run.data.metrics.items() if name.partition("/")[0] in RESULTS}
 
-def test_what_the_report_found_becomes_metrics_and_follows_it(study, uri, held, summary):
-    def figures():
-        runs = [*(held(study, uri)[study.runs[key]] for key in (("fprop", 0), ("fprop", 1)))]
-        return [
-            {name: value for name, value in run.data.metrics.items() if name.partition("/")[0] in RESULTS}
-            for run in (*runs, summary(study, uri))
-        ]
+    def sync_with(results):
+        path.write_text(str(results))
+        monkeypatch.setattr(describe, "read_results", lambda _: results)
+        sent = sync(study, uri).metrics_sent
+        return sent, figures(held(study, uri)[key]), figures(summary(study, uri))
 
     study.whole(2)
-    sync(study, uri)
-    write_results(study, {("bf16", 0): 1000.0, ("fprop", 0): 1250.0, ("fprop", 1): 1500.0}, {"fprop": 0.25})
-    assert sync(study, uri).metrics_sent == 3 + 1 + 3  # of the runs: tokens and a cost; of the arms
-    of_arms = {"tokens_to_target/bf16": 1000.0, "tokens_to_target/fprop": 1250.0, "token_cost/fprop": 0.25}
-    found = [{"tokens_to_target": 1250.0, "token_cost": 0.25}, {"tokens_to_target": 1500.0}, of_arms]
-    assert figures() == found  # of fprop's seed 1 no pair has hit
+    found, of_arms = {"tokens_to_target": 1250.0, "token_cost": 0.25}, {"token_cost/fprop": 0.25}
+    assert sync_with({key: found, SUMMARY: of_arms}) == (4 * 8 + 3, found, of_arms)
     before = held(study, uri)
     cursor_path(study.store, uri).unlink()
     sync(study, uri)
     assert {key: run.points for key, run in held(study, uri).items()} == {
         key: run.points for key, run in before.items()
     }
-    (study.store.path / "report" / "report.json").write_text("{")  # cut off: nothing is taken back
-    assert sync(study, uri).metrics_sent == 0
-    write_results(study, {("bf16", 0): 1000.0, ("fprop", 0): 1100.0, ("fprop", 1): 1500.0}, {"fprop": 0.25})
-    sync(study, uri)
-    assert figures()[0] == {"tokens_to_target": 1100.0, "token_cost": pytest.approx(0.1)}
-    write_results(study, {("bf16", 0): 1000.0}, {})  # another target, which fprop misses
-    sync(study, uri)
-    assert figures() == [{}, {}, {"tokens_to_target/bf16": 1000.0}]
-    run = held(study, uri)[study.runs["fprop", 0]]
-    assert run.points["train_loss"] == before[study.runs["fprop", 0]].points["train_loss"]
+    assert sync_with({}) == (0, found, of_arms)  # the report was cut off: nothing is taken back
+    found = found | {"tokens_to_target": 1100.0}
+    assert sync_with({key: found, SUMMARY: of_arms}) == (1, found, of_arms)
+    assert sync_with({key: {}, SUMMARY: of_arms}) == (8, {}, of_arms)  # another target, which it misses
+    run = held(study, uri)[key]
+    assert run.points["train_loss"] == before[key].points["train_loss"]
     assert summary(study, uri).info.run_id in run.data.tags["mlflow.note.content"]
 
 
