@@ -81,14 +81,6 @@ def test_attention_in_fp8_has_a_rate_of_its_own():
     assert plain["pointwise"] == eight["pointwise"]
 
 
-def test_in_fp4_the_gemms_of_the_blocks_are_faster_by_the_peaks_and_their_shares():
-    fp8, fp4 = (token_time(BIG, recipe, "B200") for recipe in (FP8, FDW))
-    for name in ("fprop", "dgrad", "wgrad"):
-        assert fp8.of(name) / fp4.of(name) == pytest.approx(2 * RATES["gemm4"] / RATES["gemm8"], rel=1e-3)
-    for part in ("rest_forward", "rest_backward", "optimizer"):
-        assert fp8.of(part) == fp4.of(part)
-
-
 @pytest.mark.parametrize(
     ("recipe", "hardware", "has"),
     [

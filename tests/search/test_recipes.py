@@ -10,7 +10,6 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.modelled.speed import LLAMA_8B, token_time
-from ablate.plan import build_plan
 from ablate.recipes import PRESETS, Recipe
 from ablate.search.halving import DIVERGED
 from ablate.search.recipes import check_same, confirm_study, plan_search, result_of
@@ -110,9 +109,7 @@ def test_a_search_that_cannot_begin_is_one_line(planned, changes, said):
         planned(*changes)
 
 
-def test_a_search_is_no_study_and_the_shipped_one_can_be_planned(study):
-    with pytest.raises(UserError, match=r"yaml:14:9: a search, not a study \(start it with: ablate search"):
-        build_plan(study())
+def test_the_shipped_search_can_be_planned():
     found = plan_search(load_study("tiny-search"))
     assert found.halving.grid.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
     assert (len(found.times), found.search.trials) == (51, 24)

@@ -136,14 +136,12 @@ def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
 
 def test_the_mean_over_seeds_and_arms_counts(searching):
     call, executor = searching(seeds=(7, 8), trials=2)
-    found = call()
+    both = replace(call().tuning.groups[0], name="both", arms=("bf16", "fp8"), trials=(), chosen=None)
     assert {run.config.seed for run in executor.ran} == {7, 8}
-    assert all(len(trial.runs) == 2 for group in found.tuning.groups for trial in group.trials)
-    both = replace(found.tuning.groups[0], name="both", arms=("bf16", "fp8"), trials=(), chosen=None)
     call, executor = searching("together", groups=(both,), trials=4, prune=False)
     (group,) = call().tuning.groups
     runs = (executor.store.run(run_id) for run_id in group.trials[0].runs)
     losses = [list(run.metrics())[-1]["val_loss"] for run in runs]
     assert group.trials[0].loss == pytest.approx(sum(losses) / 2)
-    assert losses[0] != losses[1]
+    assert len(set(losses)) == 2
     assert 2e-3 < group.chosen["learning_rate"] < 8e-3
