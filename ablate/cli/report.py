@@ -251,7 +251,6 @@ def _table_lines(table: Table) -> tuple[str, str]:
 @storage_option
 @tracking_option
 @click.option("--sync", is_flag=True, help="Only send MLflow what it lacks of the study; open nothing.")
-@click.option("--rebuild", is_flag=True, help="Look at everything anew, whatever was sent before.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port on 127.0.0.1 (default: 5000, else a free one)."
 )
@@ -263,7 +262,6 @@ def dashboard(
     port: int | None,
     *,
     sync: bool,
-    rebuild: bool,
     no_browser: bool,
 ) -> int:
     """Send MLflow what it lacks of STUDY (a name or its YAML file), and open its pages until Ctrl-C.
@@ -271,7 +269,7 @@ def dashboard(
     What is there already is not sent twice. --tracking-uri also puts a study into another MLflow server.
     """
     from ablate.base.command_hints import redact
-    from ablate.track.cursor import cursor_path, mirror_dir
+    from ablate.track.cursor import mirror_dir
     from ablate.track.mirror import Mirror
     from ablate.track.sink import (
         default_tracking_uri,
@@ -296,8 +294,6 @@ def dashboard(
 
     # Early, so that a taken port is reported at once.
     chosen = choose_port(port) if is_database(uri) and not sync else 0
-    if rebuild:
-        cursor_path(store, uri).unlink(missing_ok=True)
     click.echo(f"Sending what is new to {redact(uri)} …", err=True)
     try:
         report = Mirror(store, uri).sync_once()

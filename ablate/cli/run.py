@@ -41,26 +41,18 @@ _RECIPES = {
 }
 
 
-def _seeds(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Read a list of seeds such as ``0,1,4``."""
-    try:
-        return None if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"--seeds: '{text}' is no list of seeds (expected such as 0,1,4)") from None
-
-
 @click.command("run")
 @click.argument("study")
 @click.option("--only", multiple=True, metavar="ARM", help="Run this arm alone (may be repeated).")
-@click.option(
-    "--seeds", metavar="LIST", callback=_seeds, help="Run these seeds of the study alone, such as 0,1,4."
-)
+@click.option("--seeds", "listed", metavar="LIST", help="Run these seeds of the study alone, such as 0,1,4.")
 @click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
 @set_option
 @address_option
 @tracking_option
 @storage_option
-def command(study: str, storage: Path, address: str | None, tracking_uri: str | None, **which: Any) -> int:
+def command(
+    study: str, storage: Path, address: str | None, tracking_uri: str | None, listed: str | None, **which: Any
+) -> int:
     """Run STUDY (a YAML file, or the name of a shipped study): what is missing of it, then its report.
 
     The same command goes on after an interruption and never repeats a finished run.
@@ -73,16 +65,19 @@ def command(study: str, storage: Path, address: str | None, tracking_uri: str | 
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     words = [*set_words(which["settings"]), *(word for arm in which["only"] for word in ("--only", arm))]
-    seeds = None if which["seeds"] is None else ",".join(map(str, which["seeds"]))
+    try:
+        seeds = None if listed is None else [int(part) for part in listed.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: '{listed}' is no list of seeds (expected such as 0,1,4)") from None
     place = {"address": address, "tracking_uri": tracking_uri}
-    again = command_line("run", study, *words, storage=storage, seeds=seeds, **place)
+    again = command_line("run", study, *words, storage=storage, seeds=listed, **place)
     with ended_by_ctrl_c(again):
         from ablate.cli.display import ConsoleListener
         from ablate.workflow import Where
         from ablate.workflow.run import run_study
 
         listener = ConsoleListener()
-        end = run_study(study, Where(storage=storage, **place), listener, **which)
+        end = run_study(study, Where(storage=storage, **place), listener, seeds=seeds, **which)
         return conclude(listener.say, end, again)
 
 

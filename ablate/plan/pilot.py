@@ -154,7 +154,7 @@ def advise(
 
 def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float) -> Reached | None:
     """Return when the runs reach a loss, counted as the report does; None where one does not."""
-    origin = _origin(base)
+    origin, end_of_all = _counted(base)
     rule = "confirmed" if plan.target is None else plan.target.crossing
     spans = () if base.config.recipe.later else steady_spans(asdict(base.config.training))
     found: dict[int, float] = {}
@@ -164,23 +164,19 @@ def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float)
         if not (end := end.after(origin)).exact:
             return None
         found[curve.seed] = end.high
-    return Reached(val_loss=loss, tokens=found, room=(_end(base) - origin) / max(found.values()) - 1)
+    return Reached(val_loss=loss, tokens=found, room=(end_of_all - origin) / max(found.values()) - 1)
 
 
-def _origin(base: PlannedArm) -> int:
-    return 0 if base.fork is None else base.fork.tokens
-
-
-def _end(base: PlannedArm) -> int:
-    """Return the tokens after which a crossing says nothing: where the rate decays, else the budget."""
-    return decay_begins(base.config.training) or base.tokens
+def _counted(base: PlannedArm) -> tuple[int, int]:
+    """Return from which tokens on costs count, and after which a crossing says nothing: the rate decays."""
+    return 0 if base.fork is None else base.fork.tokens, decay_begins(base.config.training) or base.tokens
 
 
 def _target(plan: Plan, base: PlannedArm, curves: Sequence[Curve]) -> Reached | None:
     """Return the loss of the slower run at 0.7 of the budget, or earlier if that is no crossing."""
-    origin = _origin(base)
+    origin, end = _counted(base)
     for share in SHARES:
-        at = math.log(origin + share * (_end(base) - origin))
+        at = math.log(origin + share * (end - origin))
         there = (float(np.interp(at, np.log(curve.tokens), curve.val_loss)) for curve in curves)
         loss = math.ceil(max(there) * 1000) / 1000
         if loss < math.log(base.config.vocab_size) and (found := _reached(plan, base, curves, loss)):
