@@ -86,9 +86,10 @@ def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = 
 
 def _checked(_context: click.Context, _option: click.Parameter, uri: str | None) -> str | None:
     """Refuse an address that MLflow does not take, before anything is done."""
-    from ablate.track.sink import resolve_tracking_uri
+    if uri is not None or "MLFLOW_TRACKING_URI" in os.environ:
+        from ablate.track.sink import resolve_tracking_uri
 
-    resolve_tracking_uri(Path(), uri)
+        resolve_tracking_uri(Path(), uri)
     return uri
 
 
