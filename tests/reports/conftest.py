@@ -54,8 +54,3 @@ def written(tmp_path_factory):
 @pytest.fixture
 def ladder(tmp_path):
     return ladder_study(tmp_path)
-
-
-@pytest.fixture
-def wide(tmp_path):
-    return wide_study(tmp_path)

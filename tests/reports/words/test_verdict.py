@@ -73,9 +73,6 @@ CASES = {
     "the baseline spreads more": (
         SPREAD_CURVES, {"target": TARGET}, None, ["The runs of bf16, the baseline, spread more than"],
     ),
-    "another baseline does not": (
-        SPREAD_CURVES, {"target": TARGET, "baseline": "fp8"}, None, ["!the baseline, spread more"],
-    ),
     "own intervals": (
         SPREAD_CURVES, {"target": TARGET, "intervals": "own"}, None, ["!the baseline, spread more"],
     ),
@@ -106,7 +103,6 @@ CASES = {
         [", near the budget", "only in the last 5% of its budget"],
     ),
     "far from it": (LATE, {"target": LOW, "training": {"tokens": 480}}, None, ["!near the budget"]),
-    "no budget is known": (LATE, {"target": LOW, "training": {"tokens": 0}}, None, ["!near the budget"]),
     "the baseline misses": (
         runs("a: 3 1.8, 3 2.9; b: 3 1.8, 3 1.8"), {"target": LOW}, None,
         ["the baseline itself did not reach the target in 1 of 2 runs", "b is inconclusive", "!Take b"],
