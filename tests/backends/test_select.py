@@ -9,7 +9,6 @@ import torch
 from ablate.backends import device, select
 from ablate.backends.device import KNOWN, Device, device_of_arch
 from ablate.backends.emulated import EmulatedBackend
-from ablate.backends.packed import packing_fault
 from ablate.backends.protocol import Support
 from ablate.backends.select import (
     Selection,
@@ -71,11 +70,6 @@ def test_what_a_named_back_end_cannot_do_is_refused_with_its_reason(name, gemm, 
     pytest.importorskip("triton", reason="Triton is not installed")
     with pytest.raises(ValueError, match=why):
         Selection(name).choose(gemm, device_of_arch(arch))
-
-
-def test_what_is_packed():
-    assert packing_fault(both(MXFP4)) is None
-    assert packing_fault(GemmPolicy(left=FP8, right=E5M2)) is None
 
 
 def test_a_named_back_end_leaves_high_precision_to_the_device():
