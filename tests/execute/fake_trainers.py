@@ -48,10 +48,6 @@ def only_seed_0_ends(config, on_metrics, **options):
     return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
 
 
-def dies(config, *args, **options):
-    os._exit(1)
-
-
 def first_time(checkpoints):
     """Tell whether this run was never here before."""
     marker = checkpoints.folder.parent / "marker"

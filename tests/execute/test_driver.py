@@ -180,17 +180,6 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage, monkeypatc
     assert (first and first.outcome, second.outcome) == (None, "finished")
 
 
-@LONG
-@pytest.mark.usefixtures("local_ray", "no_pauses")
-def test_what_keeps_dying_fails_alone_after_some_attempts(study):
-    execute(study, "dies", study[1][:1])
-    run = runs_of(study)[0]
-    assert run.status().state == "failed"
-    assert run.status().message.startswith("worker lost: ")
-    assert run.status().message.endswith("(4 attempts)")
-    assert len(ledger(run)) == 4
-
-
 def start(study, script, **variables):
     script = textwrap.dedent(script.format(here=str(HERE), storage=str(study[0].path)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])} | variables

@@ -85,15 +85,6 @@ def fake(study):
     return fake
 
 
-def test_runs_end_each_for_itself_and_a_fault_of_their_own_is_not_repeated(fake):
-    for name, state in zip("bacd", ("failed", "finished", "diverged", "finished"), strict=True):
-        assert fake.queue.is_open
-        fake.take(name, TaskEnd(state=state))
-    assert fake.states == {"b": "failed", "a": "finished", "c": "diverged", "d": "finished"}
-    assert not fake.queue.is_open
-    assert fake.move(1e9) == []
-
-
 def test_what_may_pass_is_tried_again_after_growing_pauses_and_then_given_up(fake):
     now = 100.0
     for pause in PAUSES:

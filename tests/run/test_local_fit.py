@@ -47,17 +47,7 @@ def test_it_is_the_lowess_of_the_definition(points):
     )
 
 
-def test_it_spreads_less_than_the_crossing_and_one_that_went_wrong_hardly_counts():
-    found = []
-    for seed in range(200):
-        loss = curve(noise=0.01, seed=seed)
-        found.append(np.log([crossing(loss), find_crossing(TOKENS, loss, 1.5).tokens]))
-    found = np.array(found)
-    known = np.isfinite(found[:, 0])  # where noise leaves the fit no crossing nearby, there is none
-    assert known.mean() > 0.98
-    fit, interpolated = found[known].std(axis=0)
-    assert fit < 0.8 * interpolated
-    assert abs(found[known, 0].mean() - math.log(TRUE)) < 0.005
+def test_one_evaluation_that_went_wrong_hardly_counts():
     loss = curve(noise=0.001)
     clean = crossing(loss)
     loss[int(np.searchsorted(TOKENS, clean)) + 2] += 0.3
