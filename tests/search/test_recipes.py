@@ -80,6 +80,15 @@ def test_the_time_is_the_models_over_the_baselines(planned):
     assert times["F none"] < 1
 
 
+def test_rules_and_phases_that_change_nothing_make_no_other_recipe(planned):
+    factors = """\
+    recipe.layers: {all: [], last: [{last: 1, recipe: bf16}]}
+    recipe.phases: {whole: [], end: [{from_fraction: 0.8, recipe: bf16}]}
+"""
+    names = [arm.name for arm in planned(("search: {", factors + "search: {")).plans[0].arms]
+    assert [name[:2] for name in names[3:]] == ["F "] * 8 + ["D "] * 8
+
+
 def test_what_the_hardware_has_no_unit_for_is_dropped_and_listed(planned):
     amd = planned(("B200", "MI355X"))
     assert "nvfp4" not in amd.times
