@@ -13,33 +13,22 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
-    subprocess.run([*command, str(REPOSITORY)], check=True, capture_output=True)
-    (path,) = folder.glob("ablate_fp4-*.whl")
-    return path
-
-
 @pytest.mark.exhaustive
-def test_the_wheel_holds_all_under_one_name(wheel):
+def test_the_wheel_holds_all_under_one_name_and_works_without_the_checkout(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*command, str(REPOSITORY)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("ablate_fp4-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ablate"}
     for needed in (
         "backends/kernel/kernel.cpp",
-        "recipes/presets.json",
         "studies/quickstart.yaml",
         "studies/findings/findings-ladder.yaml",
         "reports/pages/templates/report.html.j2",
         "py.typed",
     ):
         assert f"ablate/{needed}" in names
-
-
-@pytest.mark.exhaustive
-def test_the_wheel_works_without_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
         "import ablate.backends, ablate.reports; print(ablate.__file__); import ablate.cli; ablate.cli.main()"
