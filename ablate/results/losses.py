@@ -182,20 +182,19 @@ def difference_bands(
         }
         for arm, one in contrasts(there, paired=paired, moderated=moderated).items():
             rows[arm].append(t_interval(one.estimate, alphas[arm]))
-    return {arm: _band(*grids[arm], rows[arm]) for arm in sides}
-
-
-def _band(left: CurveGrid, right: CurveGrid, intervals: Sequence[Interval]) -> Band:
-    parts = np.array([(one.estimate, one.low, one.high) for one in intervals], dtype=float)
-    middle, low, high = parts.reshape(-1, 3).T
-    return Band(
-        tokens=left.tokens,
-        difference=middle,
-        low=low,
-        high=high,
-        n=len(left.loss),
-        n_baseline=len(right.loss),
-    )
+    found = {}
+    for arm, (own, base) in grids.items():
+        parts = [(one.estimate, one.low, one.high) for one in rows[arm]]
+        middle, low, high = np.array(parts, dtype=float).reshape(-1, 3).T
+        found[arm] = Band(
+            tokens=own.tokens,
+            difference=middle,
+            low=low,
+            high=high,
+            n=len(own.loss),
+            n_baseline=len(base.loss),
+        )
+    return found
 
 
 def _values(grid: CurveGrid, place: int) -> list[tuple[int, float]]:

@@ -11,7 +11,6 @@ arm without a configuration (no run of it has started) is in no curve.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.reports.findings.results import Rate, RateCurve, TunedArm, TuningResult
@@ -19,7 +18,7 @@ from ablate.results.ends import group_of
 from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.store.plan_file import GroupTuning, LockedPlan
@@ -83,26 +82,20 @@ def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> 
     )
 
 
-def _curve(name: str, rates: Iterable[Rate]) -> RateCurve:
-    return RateCurve(name=name, rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))
-
-
 def _of_trials(group: GroupTuning) -> RateCurve:
     """Return a group's trials as a curve; one that was ended early or diverged has no final loss."""
     unknown = Interval(note="no final loss")
-    return _curve(
-        group.name,
-        [
-            Rate(
-                learning_rate=trial.values[RATE],
-                arm=group.name,
-                loss=unknown if trial.loss is None or trial.diverged else Interval(estimate=trial.loss),
-                n=len(trial.runs),
-                diverged=trial.diverged,
-            )
-            for trial in group.trials
-        ],
-    )
+    rates = [
+        Rate(
+            learning_rate=trial.values[RATE],
+            arm=group.name,
+            loss=unknown if trial.loss is None or trial.diverged else Interval(estimate=trial.loss),
+            n=len(trial.runs),
+            diverged=trial.diverged,
+        )
+        for trial in group.trials
+    ]
+    return RateCurve(name=group.name, rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))
 
 
 def rate_curves(
@@ -126,16 +119,10 @@ def rate_curves(
                 diverged=arm.diverged,
             )
             groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
-    curves = [
-        _curve("", points) for points in groups.values() if len({one.learning_rate for one in points}) > 1
-    ]
-    return tuple(
-        replace(
-            curve,
-            name=next(
-                (one.arm for one in curve.rates if one.learning_rate == rates.get(baseline)),
-                curve.rates[0].arm,
-            ),
-        )
-        for curve in curves
-    )
+    curves = []
+    for points in groups.values():
+        points.sort(key=lambda point: point.learning_rate)
+        usual = next((one.arm for one in points if one.learning_rate == rates.get(baseline)), points[0].arm)
+        if points[0].learning_rate < points[-1].learning_rate:
+            curves.append(RateCurve(name=usual, rates=tuple(points)))
+    return tuple(curves)

@@ -232,8 +232,10 @@ def plain(value: Any) -> Any:
         return value
     names = {*vars(value), *_COMPUTED.get(type(value), ())} - _LEFT_OUT
     found = _parts(value, **{_KEYS.get(name, name): name for name in sorted(names)})
-    if isinstance(value, Interval) and not value.note:
-        del found["note"]
+    if isinstance(value, Interval):
+        found.pop("figure", None)
+        if not value.note:
+            del found["note"]
     if isinstance(value, Rate):
         found["final_loss"] = found.pop("loss")
     if isinstance(value, RateCurve):

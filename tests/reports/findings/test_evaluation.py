@@ -173,6 +173,8 @@ def test_what_is_evaluation_alone_is_in_verdict_figure_pages_and_json(study):
     assert "Evaluation alone" in (page.tables / "evaluation.tex").read_text()
     arms = {arm["name"]: arm for arm in json.loads(page.json.read_text())["arms"]}
     assert arms["bf16"]["in_bf16"] is None
+    difference = arms["fp4"]["in_bf16"]["difference"]
+    assert set(difference) == {"estimate", "low", "high", "tokens", "n", "n_baseline"}
     assert set(arms["fp4"]["in_bf16"]) == {
         "token_cost", "tokens_alone", "share", "final_loss", "difference", "loss_alone",
     }  # fmt: skip
