@@ -68,6 +68,7 @@ def test_the_contract_of_report_json(written):
     assert (report["study"], report["baseline"], report["target"]["value"]) == ("amd-ladder", "fp8", 2.09)
     for arm in report["arms"]:
         assert arm["n"] == arm["hit"] + arm["censored"] + arm["diverged"] == len(arm["runs"]) - arm["missing"]
+        assert not {"figure", "moderated"} & {*arm["final_loss"], *arm["final_loss"]["difference"]}
     by_name = {arm["name"]: arm for arm in report["arms"]}
     diverged = by_name["F+D+W SR"]
     assert [diverged["token_cost"]["high"], diverged["final_loss"]["mean"], report["take"]] == [None] * 3
