@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ablate.backends.device import (
-    OLDEST_TO_INTERPRET,
     OLDEST_TO_WIDEN_NVFP4,
     interpreting,
     triton_fault,
@@ -80,19 +79,16 @@ class TritonBackend(PackedBackend):
 
 
 def _triton_fault(fmt: str, device: Device) -> str | None:
-    found = triton_version() or ()
     if fmt not in BLOCK:
         return f"no tl.dot_scaled for {fmt} with scales in fp32"
     if device.kind == "cpu":
         if not interpreting():
             return "needs a GPU"
-        if found < OLDEST_TO_INTERPRET:
-            return "tl.dot_scaled is interpreted from Triton 3.8 on"
         return "Triton's interpreter reads E4M3 scales as E8M0" if fmt == "nvfp4" else None
     if (device.arch, fmt) not in TILES:
         known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})
         return f"no {fmt} tiles for {device.arch} (has {', '.join(known)})"
-    if (device.arch, fmt) == ("sm_90", "nvfp4") and found < OLDEST_TO_WIDEN_NVFP4:
+    if (device.arch, fmt) == ("sm_90", "nvfp4") and (triton_version() or ()) < OLDEST_TO_WIDEN_NVFP4:
         return "NVFP4 is widened from Triton 3.8 on"
     return None
 
