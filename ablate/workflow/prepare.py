@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ablate.data import TokenFiles
@@ -34,12 +34,19 @@ def prepare(
             short.
     """
     if here:
-        _check_devices(arms)
+        from ablate.backends.select import UnfitDeviceError, fit_choices
+
+        problems = []
+        for arm in arms:
+            try:
+                fit_choices(arm.config, arm.resources, "cuda" if arm.resources.gpus else "cpu")
+            except UnfitDeviceError as error:
+                problems.append(f"arm '{arm.name}': {error}")
+        if problems:
+            raise UserError(*problems)
     if any(not arm.resources.gpus and arm.recipe != "bf16" for arm in arms):
         _prepare_quantiser(listener)
-    corpora = _prepare_tokens(storage, chosen, listener)
-    _check_tokens(corpora, chosen, listener)
-    return corpora
+    return _prepare_tokens(storage, chosen, listener)
 
 
 def _prepare_quantiser(listener: Listener) -> None:
@@ -60,50 +67,28 @@ def _prepare_quantiser(listener: Listener) -> None:
         load()
 
 
-def _check_devices(arms: Sequence[PlannedArm]) -> None:
-    from ablate.backends.select import UnfitDeviceError, fit_choices
-
-    problems = []
-    for arm in arms:
-        try:
-            fit_choices(arm.config, arm.resources, "cuda" if arm.resources.gpus else "cpu")
-        except UnfitDeviceError as error:
-            problems.append(f"arm '{arm.name}': {error}")
-    if problems:
-        raise UserError(*problems)
-
-
 def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:
-    """Make the token files of each corpus, once for all studies of the storage."""
-    from ablate.data import prepare
+    """Make the token files of each corpus, once for all studies of the storage; refuse too little text."""
+    from ablate.data.prepare import prepare, tokens_of_a_pass
 
     corpora: dict[str, TokenFiles] = {}
+    said: dict[str, None] = {}
     with listener.preparing() as show:
         for arm in arms:
-            digest = arm.config.data_digest
-            if digest in corpora:
-                continue
-            progress = partial(show, digest)
-            files = prepare(arm.config.data, storage / "tokens", progress=progress, notice=listener.say)
-            corpora[digest] = files
-            listener.say(
-                f"Corpus {arm.config.data.source}: {files.train_tokens:,} training and "
-                f"{files.validation_tokens:,} validation tokens ({files.tokenizer})."
-            )
-    return corpora
-
-
-def _check_tokens(corpora: Mapping[str, TokenFiles], arms: Sequence[PlannedArm], listener: Listener) -> None:
-    """Refuse a corpus with too little text, and say how often a run repeats one."""
-    from ablate.data.prepare import tokens_of_a_pass
-
-    repeated: dict[str, None] = {}
-    for arm in arms:
-        files, training = corpora[arm.config.data_digest], arm.config.training
-        epoch = tokens_of_a_pass(files, training)
-        times = f"{training.tokens / epoch:,.1f}"
-        if training.tokens > epoch and times != "1.0":
-            there = f"its {files.train_tokens:,} training tokens"
-            repeated[f"A run of {training.tokens:,} tokens sees {there} {times} times."] = None
-    for sentence in repeated:
+            data, digest, training = arm.config.data, arm.config.data_digest, arm.config.training
+            if digest not in corpora:
+                progress = partial(show, digest)
+                files = prepare(data, storage / "tokens", progress=progress, notice=listener.say)
+                corpora[digest] = files
+                listener.say(
+                    f"Corpus {data.source}: {files.train_tokens:,} training and "
+                    f"{files.validation_tokens:,} validation tokens ({files.tokenizer})."
+                )
+            files = corpora[digest]
+            times = training.tokens / tokens_of_a_pass(files, training)
+            if times >= 1.05:
+                there = f"its {files.train_tokens:,} training tokens"
+                said[f"A run of {training.tokens:,} tokens sees {there} {times:,.1f} times."] = None
+    for sentence in said:
         listener.say(sentence)
+    return corpora
