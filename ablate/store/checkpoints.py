@@ -58,13 +58,16 @@ class StoredTensor:
             with safe_open(self.files[0], framework="pt") as file:
                 return file.get_tensor(self.name)  # type: ignore[no-any-return]
         first, last, _ = rows.indices(self.shape[0])
-        pieces, before = [], 0
+        wanted, before = [], 0
         for path, count in zip(self.files, self.rows_of_files, strict=True):
-            start, stop = (min(max(edge - before, 0), count) for edge in (first, last))
+            start, stop = max(first - before, 0), min(last - before, count)
+            if start < stop:
+                wanted.append((path, start, stop))
             before += count
-            if start < stop or path is self.files[0]:
-                with safe_open(path, framework="pt") as file:
-                    pieces.append(file.get_slice(self.name)[start:stop])
+        pieces = []
+        for path, start, stop in wanted or [(self.files[0], 0, 0)]:
+            with safe_open(path, framework="pt") as file:
+                pieces.append(file.get_slice(self.name)[start:stop])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
