@@ -130,7 +130,8 @@ class Faults:
 def _space(text: str) -> str | None:
     """Return a hint for a key and a value without a space between them, as YAML wants it."""
     key, colon, value = text.partition(":")
-    return f"write '{key}: {value}', with a space" if colon and key.isidentifier() and value else None
+    is_slip = colon and key.isidentifier() and value and len(text.splitlines()) == 1
+    return f"write '{key}: {value}', with a space" if is_slip else None
 
 
 def _mend(kind: str, value: Any, text: str) -> str | None:
