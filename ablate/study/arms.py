@@ -182,7 +182,7 @@ class Arms:
 
     def _check_recipe_of_name(self, arm: ResolvedArm) -> None:
         """Refuse an arm that has the name of a recipe and another recipe: any ``bf16``, else if inherited."""
-        word, is_own = arm.name.lower(), "recipe" in (self._written[arm.name] or ())
+        word, is_own = arm.name.lower(), "recipe" in dict(self._source.items("arms", arm.name))
         if word not in SHORT_RECIPES or (is_own and word != "bf16"):
             return
         # Rules that keep some layers in high precision belong to a base; in bf16 none may leave it.

@@ -130,7 +130,7 @@ class Faults:
 def _space(text: str) -> str | None:
     """Return a hint for a key and a value without a space between them, as YAML wants it."""
     key, colon, value = text.partition(":")
-    is_slip = colon and key.isidentifier() and value and len(text.splitlines()) == 1
+    is_slip = colon and key.isidentifier() and value and "\n" not in text
     return f"write '{key}: {value}', with a space" if is_slip else None
 
 
