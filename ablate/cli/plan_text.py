@@ -211,6 +211,14 @@ def _figures(
                 f"{arm.batches.evals:,} evaluations"
             ),
         ),
+        "work": _each(
+            plan,
+            lambda arm: (
+                "not known"
+                if arm.size is None
+                else f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
+            ),
+        ),
         "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
         "model": _each(plan, _model_text),
         "layers": _each(plan, _carried_text),

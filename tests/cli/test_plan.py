@@ -142,6 +142,8 @@ batch     32 sequences × 128 tokens = 4,096 a step (bf16, all, F plain and 1 mo
           32 sequences × 128 tokens = 4,096 a step, in 4 micro-batches of 8 (long)
 budget    12,288 tokens a run in 3 steps, 3 evaluations (bf16, all, F plain and 1 more)
           20,480 tokens a run in 5 steps, 5 evaluations (long)
+work      7.55e+09 FLOPs a run (bf16, all, F plain and 1 more)
+          7.3e+09 FLOPs a run (long)
 schedule  constant at 0.004 (bf16, all, F plain and 1 more)
           cosine from 0.004 to 0.0004 at the end of the budget (long)
 model     llama, width 64, layers 2, heads 2, ffn 96: 0.0863 M parameters (bf16, all, F plain and 1 more)
