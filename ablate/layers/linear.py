@@ -428,8 +428,10 @@ class _Backward:
         layer, at, (name, of) = self._layer, self._at, ("w", "x") if gemm == "dgrad" else ("x", "w")
         dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
         source = self._recipe.gemm(gemm).right.source
-        given = self.tensor(name) if source == "high_precision" else self.operand(name)
-        grad = layer.backend(gemm, at, self._weight).multiply(dy, layer.operand(given, gemm, name, at))
+        right = layer.operand(
+            self.tensor(name) if source == "high_precision" else self.operand(name), gemm, name, at
+        )
+        grad = layer.backend(gemm, at, self._weight).multiply(dy, right)
         # Back through the mask and the rotation of the forward operand, whose gradient it is.
         policy = self._recipe.fprop.left if of == "x" else self._recipe.fprop.right
         mask = self.operand(of).mask if policy.mask else None

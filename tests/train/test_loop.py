@@ -165,12 +165,6 @@ def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch)
     assert {key.gemm for key in keys if key.call > 1} == {"fprop"}  # evaluation has streams of its own
 
 
-def test_a_stop_is_polled_every_step(make_config, tokens):
-    polls = iter([False, False, True])
-    result, _ = curve(make_config(), tokens, should_stop=lambda: next(polls))
-    assert (result.state, result.step) == ("interrupted", 3)
-
-
 def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypatch):
     original = EmulatedBackend.quantize
 
