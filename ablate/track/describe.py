@@ -55,6 +55,9 @@ RESULTS = _TOKENS, _COST = "tokens_to_target", "token_cost"
 """Metrics that the report gives: of a run, and with an arm's name after a slash of the run that holds it."""
 SUMMARY = "summary"
 """Stands for the run that holds the report, beside the ids of the others."""
+_CHART_ORDER = (
+    "val_loss", *RESULTS, "train_loss", "val_perplexity", "grad_norm", "tokens_per_sec", "learning_rate",
+)  # fmt: skip
 _MOST_CURVES = 40
 """Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
 _TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
@@ -216,7 +219,7 @@ def report_link(experiment_id: str, summary: str) -> str:
 
 
 def view(plan: LockedPlan) -> str:
-    """Return the columns of the study's page, in MLflow's format for shared views (JSON)."""
+    """Return the columns and charts of the study's page, in MLflow's format for shared views (JSON)."""
     factors = list(dict.fromkeys(key for arm in plan.arms for key in arm.factors))
     columns = [
         "tags.`ablate.state`",
@@ -234,6 +237,41 @@ def view(plan: LockedPlan) -> str:
         "groupBy": group if many else None,
         "useGroupedValuesInCharts": True,
     }
+    whole = _compact(state | _charts())
+    return whole if len(whole) <= _MAX_TAG else _compact(state)
+
+
+def _charts() -> dict[str, Any]:
+    """Return our order of the charts: MLflow's own is by name, sections with a slash in their names first.
+
+    It adds the charts of other metrics itself, and shows none that have no values.
+    """
+    line = {"xAxisKey": "step", "scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0}
+    line |= {"range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "useGlobalXaxisKey": True}
+    cards = [
+        {
+            "uuid": name,
+            "metricKey": name,
+            "displayName": name,
+            "metricSectionId": "curves",
+            "isGenerated": True,
+        }
+        | ({"type": "BAR"} if name in RESULTS else {"type": "LINE", **line})
+        for name in _CHART_ORDER
+    ]
+    sections = {"Model metrics": True, **dict.fromkeys(RESULTS, False), "System metrics": True}
+    return {
+        "compareRunCharts": cards,
+        "compareRunSections": [
+            {"uuid": "curves" if name == "Model metrics" else name, "name": name, "display": is_open}
+            for name, is_open in sections.items()
+        ],
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+    }
+
+
+def _compact(state: dict[str, Any]) -> str:
     return json.dumps(state, separators=(",", ":"))
 
 

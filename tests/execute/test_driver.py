@@ -155,8 +155,9 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypa
     todo = [replace(request, resources=resources) for request in study[1][:2]]
     assert set(execute(study, trainer, todo).states.values()) == {"finished"}
     for run in runs_of(study)[:2]:
-        first, second = ledger(run)
-        assert (first.outcome, second.outcome) == (outcome, "finished")
+        first, *more, last = ledger(run)
+        assert hangs or not more  # on a busy machine the start of an attempt may be taken for a hang, too
+        assert (first.outcome, last.outcome) == (outcome, "finished")
         assert (message or "") in (first.message or "")
         assert steps(run) == [1, 2, 3]
 

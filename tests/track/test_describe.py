@@ -150,9 +150,15 @@ def test_the_tail_tells_a_rewound_file(tmp_path):
     assert tail_digest(path, offset) not in (before, None)
 
 
-def test_the_view_has_the_studys_columns(study):
-    columns = json.loads(describe.view(study.typed_plan()))["selectedColumns"]
-    assert {"params.`factor.recipe.gemms`", "metrics.`val_loss`", "metrics.`token_cost`"} <= set(columns)
+def test_the_view_has_our_order_of_charts_unless_it_is_too_long_for_mlflow(study):
+    view = json.loads(describe.view(study.typed_plan()))
+    charts = [card["metricKey"] for card in view["compareRunCharts"]]
+    assert (charts[0], charts[-1]) == ("val_loss", "learning_rate")
+    assert {"params.`factor.recipe.gemms`", "metrics.`token_cost`"} <= set(view["selectedColumns"])
+    study.plan["arms"][1]["factors"] = {f"training.field{n}": 1 for n in range(80)}
+    long = describe.view(study.typed_plan())
+    assert len(long) < 5000
+    assert "compareRunCharts" not in long
 
 
 def test_figures_of_a_report(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from ablate.cli.report import page
 from ablate.reports import write_report
+from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 
 selenium = pytest.importorskip("selenium")
@@ -84,7 +85,9 @@ def test_a_finished_study_its_report_and_the_pages_of_a_run(make_study, server, 
         time.sleep(2)  # the charts take the panel's place
         browser.save_screenshot(str(PICTURES / "mlflow.png"))
     assert all(f"{name} (val_loss)" in text for name in names)
-    see(None, "tokens_to_target", "token_cost", "train_loss")
+    shown = see(None, "tokens_to_target", "token_cost", "train_loss").splitlines()
+    charts = [line for line in shown if line in ("val_loss", *RESULTS, "train_loss")]
+    assert charts == ["val_loss", "tokens_to_target", "token_cost", "train_loss"]
 
     # From a run's description to the report, by its link.
     run = held(study, server)[study.runs["all three", 1]]
