@@ -177,13 +177,14 @@ def command(
     What does not parse is named by file and line, the rest goes on, and the exit code is then 1. Folders are
     searched with all that is in them. Without --target the arms are compared by their final losses.
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    from ablate.reports.read.imported import machine, tidied, write_study
+    from ablate.reports.read.imported import machine, tidied, with_settings, write_study
 
     own = {name: options.pop(name) for name in set().union(*_OWN_OPTIONS.values())}
     shared = {"arms", "study", "baselines", "target", "crossing", "storage", *options}
     refuse_other_options(context, shared | _OWN_OPTIONS[kind], kind)
-    if options["hardware"] is not None:
-        machine(options["hardware"])
+    hardware, constant_from = options.pop("hardware"), options.pop("constant_from")
+    if hardware is not None:
+        machine(hardware)
     if not _NAME.fullmatch(study):
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
     if target is None and crossing != "confirmed":
@@ -194,13 +195,14 @@ def command(
     faults: list[str] = []
     # Names go into every file of a report, and steer no terminal or page.
     named: dict[str, list[ImportedRun]] = defaultdict(list)
-    for name, runs in _read(kind, files, arms, faults, **own).items():
+    for name, runs in _read(kind, files, arms, faults, own).items():
         named[safe_text(name)].extend(runs)
     for fault in dict.fromkeys(faults):
         click.echo(safe_text(fault), err=True)
     found, done = tidied(named, options["waived"])
     echo_lines(done)
     try:
+        found = with_settings(found, hardware, constant_from)
         store, left_out = write_study(
             storage / study, found, baseline=safe_text(baselines[0]), target=parsed, **options
         )
@@ -215,11 +217,9 @@ def command(
 
 
 def _read(
-    kind: str, files: Sequence[Path], arms: Sequence[str], faults: list[str], *, sizes: StepSizes,
-    columns: str, patterns: tuple[str, ...], tokens_per_sample: int | None, metric: str | None,
-    tracking_uri: str | None, experiment: str | None,
-) -> Mapping[str, Sequence[ImportedRun]]:  # fmt: skip
-    """Return runs by arm; ``faults`` takes a line for each fault."""
+    kind: str, files: Sequence[Path], arms: Sequence[str], faults: list[str], own: Mapping[str, Any]
+) -> Mapping[str, Sequence[ImportedRun]]:
+    """Return runs by arm. ``faults`` takes a line for each; ``own`` holds the options of some kinds alone."""
     from ablate.reports.read import tables
 
     if kind in ("csv", "jsonl") and bool(files) == bool(arms):
@@ -227,6 +227,7 @@ def _read(
     if kind not in ("csv", "jsonl") and (not arms or len(files) != (kind == "wandb-export")):
         what = "the chart's file and " if kind == "wandb-export" else ""
         raise UserError(f"{kind}: expected {what}--arm NAME=… for each arm")
+    sizes: StepSizes = own["sizes"]
     places: dict[str, list[str]] = defaultdict(list)
     for name, value in _pairs(arms, "--arm", "FP8=logs/fp8"):
         places[name].append(value)
@@ -237,25 +238,25 @@ def _read(
     if kind == "mlflow":
         from ablate.reports.read.tracking import read_mlflow
 
-        if not tracking_uri or not experiment:
+        uri, experiment, metric = own["tracking_uri"], own["experiment"], own["metric"] or "val_loss"
+        if not uri or not experiment:
             raise UserError("mlflow: expected --tracking-uri and --experiment")
-        metric = metric or "val_loss"
-        return read_mlflow(tracking_uri, experiment, faults, metric=metric, arms=places, stages=stages)
+        return read_mlflow(uri, experiment, faults, metric=metric, arms=places, stages=stages)
     if kind == "wandb-export":
         if len(set(stages.values())) > 1:
             raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
-        rows = tables.read_wandb_chart(files[0], faults, metric)
+        rows = tables.read_wandb_chart(files[0], faults, own["metric"])
         charted = tables.runs_of(files[0], rows, faults, {}, stages[""])
         return tables.by_pattern(charted.get(None, []), places, faults)
 
-    ready = tables.check_patterns(patterns) if kind == "text" else ()
-    names = _columns_of(ready, sizes) if kind == "text" else _columns_named(columns)
+    ready = tables.check_patterns(own["patterns"]) if kind == "text" else ()
+    names = _columns_of(ready, sizes) if kind == "text" else _columns_named(own["columns"])
 
     def read_file(path: Path, stages: Stages) -> Mapping[str | None, Sequence[ImportedRun]]:
         from ablate.reports.read.mllog import read_mllog
 
         if kind == "mllog":
-            run = read_mllog(path, faults, tokens_per_sample=tokens_per_sample)
+            run = read_mllog(path, faults, tokens_per_sample=own["tokens_per_sample"])
             return {None: [run] if run else []}
         if kind == "text":
             rows = tables.read_text(path, faults, patterns=ready)
@@ -275,13 +276,13 @@ def _read(
         except OSError as error:
             faults.append(f"{path}: cannot be read: {error.strerror or error}")
             continue
-        for arm, own in by_arm.items():
+        for arm, runs in by_arm.items():
             to = wanted or arm
             if to is None:
                 column = names.get("arm", "arm")
                 raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
             if to == arm or "arm" not in names:
-                found.setdefault(to, []).extend(own)
+                found.setdefault(to, []).extend(runs)
     return found
 
 

@@ -141,16 +141,13 @@ def write_study(
     *,
     baseline: str,
     target: Target | None,
-    hardware: str | None = None,
-    constant_from: int | None = None,
     paired_seeds: bool = False,
     description: str | None = None,
     waived: Sequence[str] = (),
 ) -> tuple[StudyStore, list[str]]:
     """Write an ordinary run store of a study named after its folder; returns it and a line for each copy.
 
-    ``target``: None compares final losses. ``hardware``: ``8x NVIDIA H100``, what the user says that all runs
-    had. ``constant_from``: the tokens from which, as the user says, the learning rate was constant.
+    ``target``: None compares final losses.
     A second import of the same logs writes the same store; another study of that name is refused.
 
     Raises:
@@ -165,7 +162,7 @@ def write_study(
         for run in runs:
             if run.id not in known:
                 known[run.id] = name, run
-                kept[name].append(_with_settings(run, hardware, constant_from))
+                kept[name].append(run)
                 continue
             arm, first = known[run.id]
             if arm != name:
@@ -227,20 +224,30 @@ def write_study(
     return store, copies
 
 
-def _with_settings(run: ImportedRun, hardware: str | None, constant_from: int | None) -> ImportedRun:
-    """Return a run with what the user says of it; raise ``UserError`` where its log says it itself."""
-    settings = dict(run.settings)
-    if hardware is not None and settings.setdefault("hardware", hardware) != hardware:
-        raise UserError(
-            f"--hardware: {run.source} was trained on {settings['hardware']} (leave the option out)"
-        )
-    if constant_from is not None:
-        if told := next((key for key in settings if "schedule" in key or "decay" in key), None):
+def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -> Arms:
+    """Add to all runs what the user says of them.
+
+    ``hardware``: such as ``8x NVIDIA H100``. ``constant_from``: the tokens since which the rate was constant.
+
+    Raises:
+        UserError: the log of a run says it itself.
+    """
+
+    def told(run: ImportedRun) -> ImportedRun:
+        settings = dict(run.settings)
+        if hardware is not None and settings.setdefault("hardware", hardware) != hardware:
             raise UserError(
-                f"--constant-from: {run.source} tells {told} {settings[told]} itself (leave the option out)"
+                f"--hardware: {run.source} was trained on {settings['hardware']} (leave the option out)"
             )
-        settings |= {"schedule": "constant", "warmup_tokens": constant_from}
-    return replace(run, settings=settings)
+        if constant_from is not None:
+            if key := next((key for key in settings if "schedule" in key or "decay" in key), None):
+                raise UserError(
+                    f"--constant-from: {run.source} tells {key} {settings[key]} itself (leave the option out)"
+                )
+            settings |= {"schedule": "constant", "warmup_tokens": constant_from}
+        return replace(run, settings=settings)
+
+    return {name: [told(run) for run in runs] for name, runs in arms.items()}
 
 
 def _check_pairs(arms: Arms, baseline: str) -> None:

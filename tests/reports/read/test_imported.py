@@ -11,7 +11,7 @@ from ablate.base.errors import UserError
 from ablate.base.files import write_record
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.imported import ImportedRun, run_of_losses, tidied, write_study
+from ablate.reports.read.imported import ImportedRun, run_of_losses, tidied, with_settings, write_study
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.tables import design_table, measured_table
 from ablate.reports.words.verdict import write_verdict
@@ -36,9 +36,10 @@ def runs(text, **more):
 
 @pytest.fixture
 def write(tmp_path):
-    def write(target=3.0, crossing="confirmed", baseline=None, **arms):
+    def write(target=3.0, crossing="confirmed", baseline=None, hardware=None, constant_from=None, **arms):
         more = {key: arms.pop(key) for key in list(arms) if key in write_study.__kwdefaults__}
         target = target and Target(kind="val_loss", value=target, crossing=crossing)
+        arms = with_settings(arms, hardware, constant_from)
         return write_study(tmp_path / "s", arms, baseline=baseline or next(iter(arms)), target=target, **more)
 
     return write
