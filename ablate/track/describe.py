@@ -237,15 +237,8 @@ def view(plan: LockedPlan) -> str:
         "groupBy": group if many else None,
         "useGroupedValuesInCharts": True,
     }
-    whole = _compact(state | _charts())
-    return whole if len(whole) <= _MAX_TAG else _compact(state)
-
-
-def _charts() -> dict[str, Any]:
-    """Return our order of the charts: MLflow's own is by name, sections with a slash in their names first.
-
-    It adds the charts of other metrics itself, and shows none that have no values.
-    """
+    # Our order of the charts: MLflow's own is by name, sections with a slash in their names first. It adds the
+    # charts of other metrics itself, and shows none that have no values.
     line = {"xAxisKey": "step", "scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0}
     line |= {"range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "useGlobalXaxisKey": True}
     cards = [
@@ -260,7 +253,7 @@ def _charts() -> dict[str, Any]:
         for name in _CHART_ORDER
     ]
     sections = {"Model metrics": True, **dict.fromkeys(RESULTS, False), "System metrics": True}
-    return {
+    charts = {
         "compareRunCharts": cards,
         "compareRunSections": [
             {"uuid": "curves" if name == "Model metrics" else name, "name": name, "display": is_open}
@@ -269,10 +262,8 @@ def _charts() -> dict[str, Any]:
         "isAccordionReordered": True,
         "hideEmptyCharts": True,
     }
-
-
-def _compact(state: dict[str, Any]) -> str:
-    return json.dumps(state, separators=(",", ":"))
+    whole, short = (json.dumps(one, separators=(",", ":")) for one in (state | charts, state))
+    return whole if len(whole) <= _MAX_TAG else short
 
 
 def _differs(arm: LockedArm) -> str:
