@@ -237,8 +237,8 @@ def view(plan: LockedPlan) -> str:
         "groupBy": group if many else None,
         "useGroupedValuesInCharts": True,
     }
-    # Our order of the charts: MLflow's own is by name, sections with a slash in their names first. It adds the
-    # charts of other metrics itself, and shows none that have no values.
+    # Our order of the charts: MLflow's own is by name, sections with a slash in their names first. It adds
+    # the charts of other metrics itself, and shows none that have no values.
     line = {"xAxisKey": "step", "scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0}
     line |= {"range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "useGlobalXaxisKey": True}
     cards = [
