@@ -1,1 +1,1 @@
-"""How the runs of a study ended, what they cost over the baseline, and which runs need not go on."""
+"""How the runs of a study ended, what they cost over the baseline, and which runs are no longer needed."""

@@ -1,14 +1,13 @@
 """Token cost: what share more tokens an arm needs than the baseline to reach the same validation loss.
 
 exp(mean log T_arm − mean log T_baseline) − 1, with a t interval on log T: of paired differences where seeds
-are pairs, else Welch's, each with its variance moderated by the study's other arms (``moderation``). A mean
-over the runs that hit would leave out the slow ones. So if one run of either side has no known T, there is no
-estimate, only the bound from the ranges of all T.
+are pairs, else Welch's, each with its variance moderated by the study's other arms (``intervals``). A mean
+over the runs that hit would leave out the slow ones. So if any run of either side has no known T, there is no
+estimate, only a bound from the ranges of all T.
 
-Whether an arm is as good as the baseline up to a margin that the study names: two one-sided tests
-(Schuirmann 1987). An arm is *within* where its 90 % interval lies inside of the margin on both sides, which
-errs in 5 % of studies; *outside* where the interval lies outside; else *open*. That an interval holds zero
-says nothing of it.
+Two one-sided tests (Schuirmann 1987) decide whether an arm is as good as the baseline up to the study's
+margin. An arm is *within* if its 90 % interval is inside the margin on both sides, which errs in 5 % of
+studies; *outside* if the interval is outside; else *open*. An interval that holds zero proves neither.
 """
 
 from __future__ import annotations
@@ -45,20 +44,21 @@ if TYPE_CHECKING:
 Arm = TypeVar("Arm")
 Standing = Literal["within", "outside", "open"]
 NEAR_BUDGET = 0.05
-"""Share of the budget. Where one run misses there is no interval, so that lucky studies alone have one."""
+"""Share of the budget. A single miss removes the interval: with hits so late only lucky studies have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """A token cost as a fraction (0.18 is 18 % more tokens).
 
-    ``interval``: estimate with its interval. ``point``: estimate without one. ``bound``: no estimate;
-    ``low`` or ``high`` bounds the cost of *these runs* without a sampling error; ``restricted`` is the cost
-    with every run cut at the budget, with its interval. ``none``: nothing. ``log_ratio``: log (1 + cost).
+    ``kind``: ``interval``, an estimate with its interval; ``point``, an estimate without one; ``bound``, no
+    estimate: ``low`` or ``high`` bounds the cost of *these runs* without a sampling error, and ``restricted``
+    is the cost with every run cut at the budget, with its interval; ``none``, nothing.
+    ``log_ratio``: log (1 + cost).
     ``own``: the interval from these runs' variance alone, where ``low`` and ``high`` are moderated;
-    ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is the safer one;
-    ``baseline_stands_out``: without pairs, the baseline's spread so much more than the arms'.
-    ``counted_from``: the tokens of the fork from which those of both sides are counted, 0 for whole runs.
+    ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is safer;
+    ``baseline_stands_out``: unpaired, and the baseline's runs spread that much more than the arms'.
+    ``counted_from``: tokens of the fork, from which both sides are counted; 0 for whole runs.
     ``near_budget``: a run hit in the last ``NEAR_BUDGET`` of its budget: the interval is there by luck.
     """
 
@@ -81,14 +81,14 @@ class Cost:
 
 
 def is_settled(cost: Cost) -> bool:
-    """Tell whether an interval leaves zero out."""
+    """Tell whether the cost has an interval without zero."""
     return cost.kind == "interval" and not (cost.low or 0.0) <= 0.0 <= (cost.high or 0.0)
 
 
 def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
     """Return the geometric mean of the tokens to target with its interval on log T.
 
-    Without an estimate where a run has no known T; ``low`` is then the mean with such runs at their budget.
+    If a run has no known T there is no estimate; ``low`` is then the mean with such runs at their budget.
     """
     runs = _results(outcomes)
     if not runs:
@@ -100,7 +100,7 @@ def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
 
 
 def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
-    """Return the mean log of the tokens to target; None unless every result has one."""
+    """Return the mean log of the tokens to target; None unless every result has a known T."""
     runs = _results(outcomes)
     known = runs and all(run.exact for run in runs)
     return mean_estimate([math.log(run.high) for run in runs]) if known else None
@@ -113,9 +113,9 @@ def token_costs(
     alpha: float | Mapping[Arm, float] = ALPHA,
     moderated: bool = True,
 ) -> dict[Arm, Cost]:
-    """Return the token cost of each arm over one baseline, with intervals moderated by each other.
+    """Compute the token cost of each arm over one baseline; the arms' variances moderate each other.
 
-    ``alpha``: the chance that an arm's interval misses.
+    ``alpha``: the chance that an arm's interval misses, one for all or one for each.
     """
     results = {arm: (_results(left), _results(right)) for arm, (left, right) in sides.items()}
     known = {
@@ -169,7 +169,7 @@ def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, pai
 
 
 def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool) -> Cost:
-    """Return the bounds of the cost when each unknown T may lie anywhere in its range."""
+    """Bound the cost: each unknown T may be anywhere in its range."""
     (left_low, left_high), (right_low, right_high) = _log_range(left), _log_range(right)
     bounds = Interval(
         low=None if left_low is None or right_high is None else left_low - right_high,
@@ -196,7 +196,7 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, p
 
 
 def _log_range(runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
-    """Return the least and the greatest that the mean of log T can be, None without a bound."""
+    """Return the least and greatest possible mean of log T, None where it is unbounded."""
     sides = ([run.low for run in runs], [run.high for run in runs])
     low, high = (
         sum(map(math.log, side)) / len(side) if all(0 < value < math.inf for value in side) else None
@@ -216,16 +216,16 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
 
 
 def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA) -> Standing:
-    """Return where an arm stands to the margin.
+    """Tell whether an arm is within the margin, outside of it, or neither is shown.
 
-    ``cost``: its token cost; ``loss``: its difference in final loss, nats per token, where it is known. A
-    margin in cost is the same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the
-    chance that each of the two tests errs.
+    ``loss``: the arm's difference in final loss, nats per token; None where unknown. A margin in cost is the
+    same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the chance that each of the
+    two tests errs.
     """
     figure, limit = asked(cost, loss, margin)
     if figure is not None:
         return stands(figure, limit, alpha)
-    # Runs that were cut at the budget cost more than is seen, but never less.
+    # The true cost of runs cut at the budget is at least the restricted one.
     cut = cost.restricted
     if margin.kind == "cost" and cut is not None and cut.low is not None and cut.low > margin.value:
         return "outside"
@@ -233,12 +233,12 @@ def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = A
 
 
 def asked(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
-    """Return the figure that a margin is of, and how far the margin reaches to either side of zero."""
+    """Return the figure that the margin limits, and the limit on either side of zero."""
     return (cost.log_ratio, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
 
 
 def stands(figure: Estimate, limit: float, alpha: float = ALPHA) -> Standing:
-    """Return where a figure stands to so much on either side of zero, by two tests that each err so often."""
+    """Tell where a figure is relative to ± ``limit``, by two one-sided tests at level ``alpha`` each."""
     interval = t_interval(figure, 2 * alpha)
     if interval.low is None or interval.high is None:
         return "open"

@@ -1,17 +1,17 @@
 """How each run of a study has ended, which runs may be compared, and the comparisons that a study holds.
 
-Runs may be averaged and compared where they differ in nothing but what the study compares. A run's id holds
-its configuration, but not the code that trained it, and an arm may override the baseline's data or
-evaluation. So a run is set apart (counted as no result, named in the report) where it differs in
+Runs may be averaged and compared if they differ only in what the study compares. A run's id covers its
+configuration but not the code that trained it, and an arm may override the baseline's data or evaluation. So
+a run is set apart (not counted as a result, named in the report) if it differs in
 
 - ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
-- ``code``: from the sources that most runs of the study were trained by;
-- ``device``: from the kind of GPU (or none) that most runs were trained on;
-- ``arithmetic``: from the fingerprint that most runs have (``ablate.execute.environment``), also where a run
-  was resumed on another machine than it began on;
+- ``code``: from the sources that trained most runs of the study;
+- ``device``: from the GPU model (or CPU) that most runs were trained on;
+- ``arithmetic``: from the fingerprint of most runs (``ablate.execute.environment``), also if a run was
+  resumed on a machine with another fingerprint;
 - ``world_size``: from the number of devices that most runs had.
 
-A study that wants such a difference waives it by name. A value that a record lacks counts as equal.
+A study that wants such a difference waives it by name. A value missing from a record counts as equal.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run: how it stands (``state``), its curve, and how it ended with regard to the target.
+    """One run: its ``state``, its curve, and how it ended with regard to the target.
 
-    ``tokens`` trained of the ``budget``, in tokens as well.
+    ``tokens``: trained, of the ``budget``, which is in tokens as well.
     """
 
     run_id: str
@@ -59,7 +59,7 @@ class RunResult:
 
     @property
     def end(self) -> End:
-        """How it ended with regard to the target."""
+        """How the run ended with regard to the target."""
         return self.outcome.end
 
     @property
@@ -79,7 +79,7 @@ class RunResult:
 
     @property
     def left_bound(self) -> bool:
-        """Whether it reached the target at or before its first evaluation."""
+        """Whether the run reached the target at or before its first evaluation."""
         return self.end == "hit" and not self.outcome.exact
 
     @property
@@ -89,14 +89,14 @@ class RunResult:
 
 
 def number_in(value: Any) -> float | None:
-    """Return a number out of a data frame's cell, None where it is empty."""
+    """Return the number in a data frame's cell, None if it is empty."""
     return None if value is None or pd.isna(value) else float(value)
 
 
 def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> Iterator[RunResult]:
-    """Yield how each run has ended, in the order of the plan; those ``apart`` are no results.
+    """Yield how each run has ended, in the order of the plan; runs ``apart`` do not count as results.
 
-    ``origin``: the tokens from which those to target are counted; what lies before is left out.
+    ``origin``: the token count from which tokens to target are counted; earlier evaluations are left out.
     """
     target = frames.plan.target
     steady = {arm: _steady(config) for arm, config in frames.configs.items()}
@@ -137,7 +137,7 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
                 origin=origin,
             ),
             outcome=end,
-            # The status tells it at the end of an attempt; an evaluation may be later than a killed one's.
+            # The status is written at the end of an attempt; a killed attempt may have later evaluations.
             tokens=max(int(row["tokens"]), int(tokens[-1]) if len(tokens) else 0),
             budget=int(whole_steps[arm] or budget),
             message=row["message"] if isinstance(row["message"], str) else None,
@@ -149,8 +149,8 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
 
 
 def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
-    """Return the spans of tokens in which nothing of an arm's training changes, as far as it is known."""
-    if config.whole.get("trainer") is not None:  # the user's own, which may follow another schedule
+    """Return the spans of tokens in which an arm's training does not change; empty where unknown."""
+    if config.whole.get("trainer") is not None:  # the user's own trainer may follow another schedule
         return ()
     training, recipe = config.training or {}, config.recipe or {}
     total = training.get("tokens") or 0
@@ -165,7 +165,7 @@ def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
 
 
 def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
-    """Return the tokens from which costs are counted, 0 among them, with the arms that are compared so."""
+    """Map each token count from which costs are counted to the arms counted from it; always includes 0."""
     found: dict[int, set[str]] = {0: set()}
     for arm in plan.arms:
         found.setdefault(plan.counted_from(arm.name), set()).add(arm.name)
@@ -173,12 +173,12 @@ def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
 
 
 def is_paired(plan: LockedPlan, origin: int) -> bool:
-    """Whether arms are compared seed by seed: as declared, and always where runs share their beginning."""
+    """Whether arms are compared seed by seed: as declared, and always if runs share their beginning."""
     return plan.paired_seeds or origin > 0
 
 
 def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
-    """Return the study; of one whose arms were tuned, the study at its own values and at those found."""
+    """Return the study itself; a tuned study twice: at its own values, then at those found."""
     tuning = frames.plan.tuning
     if tuning is None or not tuning.done:
         return (frames,)
@@ -186,9 +186,9 @@ def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
 
 
 def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
-    """Return a part of a study: ``names`` maps each arm to the one that stands in for it.
+    """Restrict a study: ``names`` maps each arm to the arm that replaces it.
 
-    All configurations get the baseline's tuned values, so that steps of one GEMM are still found.
+    All configurations get the baseline's values, so that steps of one GEMM are still found.
     """
     plan = frames.plan
     values = {}
@@ -221,7 +221,7 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
 
 
 def group_of(tuning: LockedTuning, plan: LockedPlan, arm: str) -> GroupTuning:
-    """Return the group of an arm; the baseline's second arm goes with the baseline."""
+    """Return the tuning group of an arm; the baseline's second arm belongs to the baseline's group."""
     group = tuning.group_of(arm) or tuning.group_of(plan.baseline)
     assert group is not None
     return group
@@ -229,7 +229,7 @@ def group_of(tuning: LockedTuning, plan: LockedPlan, arm: str) -> GroupTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class SetApart:
-    """A run that is not pooled: in what it differs, its own value, and that of the others."""
+    """A run that is not pooled: the setting it differs in, its own value, and that of the others."""
 
     run: str
     arm: str
@@ -239,7 +239,7 @@ class SetApart:
 
 
 def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[SetApart, ...]:
-    """Return the runs with a result that must not be pooled, each with the first setting it differs in."""
+    """Find the runs with a result that must not be pooled, each with the first setting it differs in."""
     results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
     unknown, nowhere = RecordedConfig(), Environment()
     marks = {
@@ -262,8 +262,8 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
 
 
 def _marks(config: RecordedConfig, environment: Environment) -> dict[Setting, str | None]:
-    """Return a run's value of each setting, None where its records do not tell it."""
-    # The logs of others may be of any devices, as of any kind of GPU.
+    """Return a run's value of each setting, None if its records lack it."""
+    # Imported logs may be of any devices, so the number sets none of them apart.
     world_size = None if environment.backend_mode == "imported" else environment.world_size
     return {
         **configured({**config.whole, "data": config.data, "training": config.training}),
@@ -277,7 +277,7 @@ def _marks(config: RecordedConfig, environment: Environment) -> dict[Setting, st
 
 
 def trained_on(environment: Environment) -> str | None:
-    """Return the GPU's name or CPU; None for the logs of others, which may be of any device."""
+    """Return the GPU's name or ``CPU``; None if unknown, as for imported logs."""
     if environment.backend_mode in (None, "imported"):
         return None
     return environment.gpu or "CPU"

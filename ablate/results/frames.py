@@ -1,8 +1,8 @@
-"""Run store → data frames, so that nothing later has to know of files.
+"""Run store → data frames, so that later steps need not know of files.
 
 How it fails: a file that does not parse never stops a report. Each fault becomes one line in ``faults``,
-with file and line, and the rest is read. Nothing of a damaged run becomes a number, nor rows that nothing
-vouches for. The last line of a metrics file that a crash cut is no fault.
+with file and line, and the rest is read. A damaged run gives no numbers; a run without a result gives those
+up to its newest checkpoint. A last line that a crash cut is no fault.
 A missing plan is an error of the caller (``FileNotFoundError``).
 """
 
@@ -36,7 +36,7 @@ TRAINING = {
     "tokens": "tokens", "step": "step", "loss": "loss_nats_per_token", "lr": "learning_rate",
     "grad_norm": "gradient_norm", "tokens_per_sec": "tokens_per_sec",
 }  # fmt: skip
-"""Keys of a row of training in ``metrics.jsonl``, and the names of their columns."""
+"""Keys of a training row in ``metrics.jsonl``, and the names of their columns."""
 
 _OF_RUN = ["run_id", "arm", "seed"]
 _OF_STATUS = ["state", "attempt", "tokens", "message", "started_unix", "ended_unix"]
@@ -49,8 +49,8 @@ class StudyFrames:
     """A study as plain data.
 
     ``runs`` has one row for each run of the plan, ``evals`` one for each evaluation (``val_loss`` in nats
-    per token, ordered by run and tokens, each token count once; with ``val_loss_bf16`` where a run was also
-    evaluated in bf16, NaN where one was not). ``configs`` maps an arm to the resolved
+    per token, ordered by run and tokens, each token count once). If any run was also evaluated in bf16, there
+    is a column ``val_loss_bf16``, NaN for evaluations without it. ``configs`` maps an arm to the resolved
     configuration of its first run that has one; ``environments`` maps a run id to what it ran on, and
     ``attempts`` to when and where its last attempt was. ``throughput``: what
     ``ablate check STUDY --steps`` measured.
@@ -126,7 +126,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
 
 
 def training_frame(store: StudyStore) -> pd.DataFrame:
-    """Read the rows of training of all runs of the plan, by run and tokens; damaged ones are left out.
+    """Read the training rows of all runs of the plan, by run and tokens, without damaged ones.
 
     The columns are those of ``TRAINING`` after ``run_id``, ``arm`` and ``seed``.
     """
@@ -141,12 +141,12 @@ def training_frame(store: StudyStore) -> pd.DataFrame:
 
 
 def training_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of training with the names of ``TRAINING``; what it does not say is None."""
+    """Rename the keys of a training row to those of ``TRAINING``; missing values are None."""
     return {name: row.get(key) for key, name in TRAINING.items()}
 
 
 def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | None:
-    """Return what a JSON file holds, None where it is absent or damaged (which is then a fault)."""
+    """Read a JSON file; None if it is absent or damaged. Only damage is a fault."""
     try:
         return parse(read_record(path))
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
 
 
 def _evaluations(path: Path, lines: list[bytes], faults: list[str]) -> list[dict[str, Any]]:
-    """Return the evaluations by tokens; what is none, or has no finite loss, is a fault."""
+    """Return the valid evaluations by tokens; a bad line or a loss that is not finite is a fault."""
     numbered = [(number, line) for number, line in enumerate(lines, 1) if b'"eval"' in line]
     found, dropped = {}, 0
     for (number, _), row in zip(numbered, parse_rows([line for _, line in numbered]), strict=True):
@@ -167,7 +167,7 @@ def _evaluations(path: Path, lines: list[bytes], faults: list[str]) -> list[dict
             loss, step = number_in(row, "val_loss"), row.get("step")
             dropped += loss is None
             if loss is not None:
-                # An evaluation written twice (a resume from an older checkpoint) counts once: the last one.
+                # After a resume from an older checkpoint an evaluation is written twice: the last one counts.
                 found[row["tokens"]] = {
                     "tokens": row["tokens"],
                     "step": step if type(step) is int and 0 <= step < _MOST_TOKENS else 0,
@@ -182,9 +182,9 @@ def _evaluations(path: Path, lines: list[bytes], faults: list[str]) -> list[dict
 
 
 def _throughput(lines: list[bytes], forked: int) -> float | None:
-    """Return the median tokens/s of training after ``forked`` tokens, which another arm trained.
+    """Return the median tokens/s of training after the first ``forked`` tokens, which another arm trained.
 
-    Rows of training are many and only their throughput is wanted, so that just a sample of them is parsed.
+    Training rows are many, so only a sample of them is parsed.
     """
     lines = [line for line in lines if b'"tokens_per_sec"' in line]
     values = [

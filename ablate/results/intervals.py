@@ -1,20 +1,20 @@
 """The report's intervals: of means, of sums of independent estimates, of several arms against one baseline.
 
-All are two-sided Student's t intervals, at 95 % or at the level that a look asks for, with Welch's
-and Satterthwaite's degrees of freedom. ``scipy.special`` serves instead of ``scipy.stats``, which takes three
-times as long to import; the tests compare the results with ``scipy.stats``.
+All are two-sided Student's t intervals, at 95 % or at the level of a look (``stop_rule``), with Welch's
+and Satterthwaite's degrees of freedom. ``scipy.special`` is used because ``scipy.stats`` takes three times as
+long to import; the tests compare the results with ``scipy.stats``.
 
-Without an interval (one value, no spread, one too large to compute with) ``low`` and ``high`` are None and
-``note`` says why. A width of zero would claim too much of equal values.
+Where there is no interval (one value, no spread, a spread too large to compute with) ``low`` and ``high`` are
+None and ``note`` says why. Equal values do not prove a width of zero.
 
 Several arms against one baseline: each comparison's variance is moderated by those of the others. With three
-seeds an arm's own variance is known so badly that its interval is mostly that of Student's t with two degrees
-of freedom. The arms of a study spread much alike. So each variance is drawn towards their mean, as if that
-were known from ``d0`` more degrees of freedom (Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3: 3; here ``d0`` is
-fixed and small, so that an arm of another spread is not overruled). Coverage is then the average over a
-study's comparisons: an arm that spreads more than the others is covered less often, and is named. Without
-pairs the baseline keeps its own variance, because an error in that is in every comparison and no average
-makes it good. A single arm and its baseline are moderated by each other, unless the baseline stands out.
+seeds an arm's own variance is poorly known: its interval is mostly that of Student's t with two degrees of
+freedom. But the arms of a study have similar spreads. So each variance is drawn towards their mean, as if the
+mean were known from ``d0`` more degrees of freedom (Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3: 3; here
+``d0`` is fixed and small, so that an arm with another spread is not overruled). Coverage is then the average
+over a study's comparisons: an arm that spreads more than the others is covered less often, and is named.
+Without pairs the baseline keeps its own variance, because an error in it enters every comparison and does not
+average out. A single arm and its baseline are moderated by each other, unless the baseline stands out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Arm = TypeVar("Arm")
 
 ALPHA = 0.05
-"""The chance that an interval misses: 95 % intervals, unless a look asks for another (``stopping``)."""
+"""The chance that an interval misses: 95 % intervals, unless a look sets another level (``stop_rule``)."""
 ONE_RUN = "n = 1: no interval"
 NO_SPREAD = "all runs gave the same figure: no interval"
 NO_PAIRS = "fewer than 2 pairs of seeds: compared unpaired"
@@ -50,7 +50,7 @@ _STANDS_OUT = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """An estimate with its 95 % interval; None where there is no honest figure."""
+    """An estimate with its interval; None where there is no honest figure."""
 
     estimate: float | None = None
     low: float | None = None
@@ -58,7 +58,7 @@ class Interval:
     note: str | None = None
 
     def each(self, change: Callable[[float], float | None]) -> Interval:
-        """Return the interval with its estimate and its ends changed, where they are known."""
+        """Apply a function to the estimate and to both ends, where they are known."""
         low, middle, high = (
             None if part is None else change(part) for part in (self.low, self.estimate, self.high)
         )
@@ -66,15 +66,15 @@ class Interval:
 
 
 def quantile(degrees: float, alpha: float = ALPHA) -> float:
-    """Return the two-sided quantile of Student's t that is exceeded with the probability ``alpha``."""
+    """Return the value that |t| exceeds with probability ``alpha``, for Student's t."""
     return -float(stdtrit(degrees, alpha / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure with the variance of its error, and the degrees of freedom that this variance is known with.
+    """A figure with the variance of its error, and that variance's degrees of freedom.
 
-    ``degrees`` is zero where the variance is not known, as of a single value.
+    ``degrees`` is zero where the variance is unknown, as for a single value.
     """
 
     value: float
@@ -83,10 +83,10 @@ class Estimate:
 
 
 def mean_estimate(values: ArrayLike) -> Estimate:
-    """Return the mean of one value at least."""
+    """Return the mean of at least one value, with its variance."""
     x = np.asarray(values, dtype=float)
     mean = float(np.mean(x))
-    # Rounding must make no spread where there is none.
+    # Rounding must not give equal values a spread.
     variance = float(np.var(x, ddof=1)) / len(x) if len(x) > 1 and np.ptp(x) else 0.0
     return Estimate(value=mean, variance=variance, degrees=len(x) - 1)
 
@@ -94,8 +94,7 @@ def mean_estimate(values: ArrayLike) -> Estimate:
 def combination(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
     """Return Σ weight · estimate of independent estimates, with Satterthwaite's degrees of freedom.
 
-    A part may be such a sum itself: its v²/d is the sum of its parts', so that the result is the formula over
-    all parts whatever the order in which they are put together.
+    A part may be such a sum itself: v²/d adds up, so the order of combining does not matter.
     """
     value = sum(weight * part.value for weight, part in parts)
     variances = [weight**2 * part.variance for weight, part in parts]
@@ -110,12 +109,12 @@ def combination(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
 
 
 def difference(left: Estimate, right: Estimate) -> Estimate:
-    """Return left − right of two independent estimates: of two means, with Welch's degrees of freedom."""
+    """Subtract two independent estimates; for two means the degrees of freedom are Welch's."""
     return combination([(1.0, left), (-1.0, right)])
 
 
 def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
-    """Return an estimate with its t interval."""
+    """Return the estimate with its t interval, or with a note why it has none."""
     if not estimate.degrees:
         return Interval(estimate=estimate.value, note=ONE_RUN)
     if not estimate.variance:
@@ -127,13 +126,13 @@ def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
 
 
 def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
-    """Return the mean with its t interval; of paired differences this is the paired t interval."""
+    """Return the mean with its t interval; for paired differences this is the paired t interval."""
     x = np.asarray(values, dtype=float)
     return t_interval(mean_estimate(x), alpha) if len(x) else Interval(note="no values")
 
 
 def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:
-    """Return exp(interval) − minus, part by part; what overflows is no figure."""
+    """Return exp(interval) − minus, part by part; a part that overflows is None."""
 
     def part(value: float) -> float | None:
         result = math.exp(value) - minus if value < 700 else math.inf
@@ -146,9 +145,9 @@ def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:
 class Contrast:
     """Mean of an arm minus mean of the baseline: moderated, and from its ``own`` variance alone.
 
-    ``pairs``: the seeds that were compared as pairs; none where it is unpaired. ``stands_out``: the arm
-    spreads so much more than the others that its own interval is the safer one. ``baseline_stands_out``:
-    without pairs, the baseline spreads so much more than the arms.
+    ``pairs``: the seeds that were compared as pairs; empty if unpaired. ``stands_out``: the arm spreads so
+    much more than the others that its own interval is safer. ``baseline_stands_out``: unpaired, and the
+    baseline spreads that much more than the arms.
     """
 
     estimate: Estimate
@@ -159,20 +158,20 @@ class Contrast:
 
 
 def contrast(left: Values, right: Values, *, paired: bool) -> Contrast:
-    """Return one arm against the baseline, from one value a run of either, by their own variance.
+    """Compare one arm with the baseline, each with one value a run, by their own variance.
 
-    ``paired``: by differences of seeds in common, where there are two at least and no seed stands for two
-    runs; else by Welch's way.
+    ``paired``: by differences of the seeds in common, if there are at least two and no seed has two runs;
+    else by Welch's method.
     """
     x, y = dict(left), dict(right)
-    # Where a seed stands for two runs it is not known which are the pair.
+    # If a seed has two runs, the pair is not known.
     paired = paired and len(x) == len(left) and len(y) == len(right)
     seeds = tuple(sorted(x.keys() & y.keys())) if paired else ()
     if len(seeds) < 2:
         found = difference(_mean(left), _mean(right))
         return Contrast(estimate=found, own=found)
     gaps = [x[seed] - y[seed] for seed in seeds]
-    # A constant difference is left with the rounding of its two sides, which is no spread.
+    # A constant difference still varies by the rounding of its two sides, which is no spread.
     if max(gaps) - min(gaps) <= 8 * math.ulp(max(map(abs, (*x.values(), *y.values())))):
         gaps = gaps[:1] * len(gaps)
     found = mean_estimate(gaps)
@@ -182,9 +181,9 @@ def contrast(left: Values, right: Values, *, paired: bool) -> Contrast:
 def contrasts(
     sides: Mapping[Arm, tuple[Values, Values]], *, paired: bool, moderated: bool = True
 ) -> dict[Arm, Contrast]:
-    """Return each arm against the baseline.
+    """Compare each arm with the baseline.
 
-    ``sides``: the arm's runs, and those of the baseline that it is compared with.
+    ``sides``: the arm's runs, and the runs of the baseline that it is compared with.
     """
     found = {arm: contrast(*both, paired=paired) for arm, both in sides.items()}
     if moderated:
@@ -203,7 +202,7 @@ def _mean(values: Values) -> Estimate:
 
 
 def _unpaired(own: Mapping[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Values]]) -> dict[Arm, Contrast]:
-    # Of the baseline all runs that any arm is compared with.
+    # The baseline's variance is taken from all of its runs that any arm is compared with.
     most = max((right for _, right in sides.values()), key=len, default=())
     parts: dict[Arm | None, tuple[Estimate, int]] = {
         arm: (_mean(left), len(left)) for arm, (left, _) in sides.items() if left
@@ -244,18 +243,18 @@ class _Pool(Generic[Arm]):
         self._mean = total / self.degrees if self.degrees else 0.0
 
     def others(self, arm: Arm) -> int:
-        """Return the degrees of freedom that the other arms have."""
+        """Return the degrees of freedom of the other arms together."""
         return self.degrees - self.variances.get(arm, (0.0, 0))[1]
 
     def moderate(self, mean: Estimate, n: int, d0: float) -> Estimate:
-        """Return a mean of n with its variance drawn towards that of all."""
+        """Draw the variance of a mean of ``n`` towards that of all, which counts as ``d0`` degrees."""
         if not d0:
             return mean
         variance = (d0 * self._mean + (n - 1) * mean.variance * n) / (d0 + n - 1)
         return Estimate(value=mean.value, variance=variance / n, degrees=d0 + n - 1)
 
     def stands_out(self, arm: Arm) -> bool:
-        """Tell whether an arm's variance is beyond the 90 % quantile of F against that of the others."""
+        """Tell whether an arm's variance over that of the others exceeds the 90 % quantile of F."""
         if arm not in self.variances or not self.others(arm):
             return False
         variance, degrees = self.variances[arm]

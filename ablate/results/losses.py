@@ -1,7 +1,7 @@
 """Validation losses compared at equal tokens: the curves of an arm on a common grid, and differences.
 
-A mean over seeds goes only as far as every run of the arm does: without the runs that diverge it would jump
-down, and make the arm look better for having lost its worst run.
+A mean over seeds ends where the first run of the arm ends. Without a run that diverged it would jump down,
+and the arm would look better for having lost its worst run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Arm = TypeVar("Arm")
 class Curve:
     """One run's validation loss (nats per token) over tokens, tokens rising.
 
-    ``origin``: the tokens from which those to target are counted; the curve begins there.
+    ``origin``: the token count from which tokens to target are counted; the curve begins there.
     """
 
     run_id: str
@@ -79,10 +79,10 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference(Interval):
-    """The difference to the baseline at the last evaluation that all runs of both have, after ``tokens``.
+    """The difference to the baseline at the last evaluation common to all runs of both, after ``tokens``.
 
-    ``figure``: the same with its variance, for intervals of other levels. ``moderated``: whether other
-    arms' spread is in that.
+    ``figure``: the same with its variance, for intervals at other levels. ``moderated``: whether other arms'
+    spread is in that variance.
     """
 
     tokens: int | None = None
@@ -93,7 +93,7 @@ class LossDifference(Interval):
 
 
 def common_grid(curves: Sequence[Curve]) -> CurveGrid:
-    """Return the curves of runs with a result at the tokens that all of them evaluated."""
+    """Restrict the curves of runs with a result to the tokens at which all of them were evaluated."""
     results = [curve for curve in curves if curve.end != "missing"]
     if not results:
         return CurveGrid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)), seeds=())
@@ -103,7 +103,7 @@ def common_grid(curves: Sequence[Curve]) -> CurveGrid:
 
 
 def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
-    """Return the mean loss at the end of the budget; none where a run diverged or nothing finished."""
+    """Return the mean loss at the end of the budget; no estimate if a run diverged or none has a result."""
     results = [curve for curve in curves if curve.end != "missing"]
     diverged = sum(curve.end == "diverged" for curve in results)
     if diverged:
@@ -116,9 +116,9 @@ def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
 def final_differences(
     sides: Mapping[Arm, Sides], alphas: Mapping[Arm, float], *, paired: bool = False, moderated: bool = True
 ) -> dict[Arm, LossDifference]:
-    """Return each arm's mean difference to the baseline at the last evaluation common to all runs of both.
+    """Compute each arm's mean difference to the baseline at the last evaluation common to all runs of both.
 
-    ``paired``, ``moderated``: as token costs are compared (``moderation``).
+    ``paired``, ``moderated``: as in ``contrasts``.
     """
     found: dict[Arm, LossDifference] = {}
     at: dict[Arm, tuple[CurveGrid, CurveGrid]] = {}
@@ -147,10 +147,10 @@ def final_differences(
 
 
 def tokens_behind(difference: LossDifference, baseline: Sequence[Curve]) -> Interval:
-    """Return how many more tokens a loss difference comes to, as a share: over the slope of the baseline.
+    """Convert a loss difference to a share of more tokens, by the slope of the baseline's curve.
 
-    The slope is that of its mean curve over ln tokens, in the last half of the tokens up to where the
-    difference is read. It is the cost of that loss, near which the baseline was: none of a later target.
+    The slope is that of the mean curve over ln tokens, in the last half of the tokens up to where the
+    difference is read. The result is a cost near that loss, not at a later target.
     """
     grid = common_grid(baseline)
     last = difference.tokens or 0
@@ -167,9 +167,9 @@ def tokens_behind(difference: LossDifference, baseline: Sequence[Curve]) -> Inte
 def difference_bands(
     sides: Mapping[Arm, Sides], alphas: Mapping[Arm, float], *, paired: bool = False, moderated: bool = True
 ) -> dict[Arm, Band]:
-    """Return each arm's difference to the baseline at every common evaluation, with pointwise intervals.
+    """Compute each arm's difference to the baseline at every common evaluation, with pointwise intervals.
 
-    ``paired``, ``moderated``: as in ``final_differences``, at each token count by itself.
+    ``paired``, ``moderated``: as in ``contrasts``, at each token count separately.
     """
     grids = {arm: _align(common_grid(own), common_grid(base)) for arm, (own, base) in sides.items()}
     rows: dict[Arm, list[Interval]] = {arm: [] for arm in sides}
@@ -198,7 +198,7 @@ def difference_bands(
 
 
 def _values(grid: CurveGrid, place: int) -> list[tuple[int, float]]:
-    """Return seed and loss of each run at one token count."""
+    """Return seed and loss of each run at the grid's ``place``."""
     return [(seed, float(loss)) for seed, loss in zip(grid.seeds, grid.loss[:, place], strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Which arms need not go on, decided so that the report's intervals stay right.
+"""Which arms may stop, decided so that the report's intervals stay right.
 
 With seeds until settled, stopping at the first favourable interval errs far more often than one time in
 twenty. So the 5 % are spent evenly over the looks, one after each seed (Lan and DeMets 1983): each look has a
@@ -7,9 +7,9 @@ confidence intervals (Jennison and Turnbull 1989), which hold whether, when and 
 levels are those of the normal theory (Armitage, McPherson and Rowe 1969), used with Student's t (the
 significance-level approach: Pocock 1977; Jennison and Turnbull 2000, chapter 11).
 
-A look at n seeds takes the first n seeds of the arms that go on, and of the baseline. It is due when all of
-these have results, or will have none: so that what it finds does not depend on which run ended first.
-``decide`` is a pure function of results: the driver and the report get the same answer.
+A look at n seeds takes the first n seeds of the arms not yet stopped, and of the baseline. It is due when
+each of these runs has a result or can no longer get one, so that its outcome does not depend on which run
+ended first. ``decide`` is a pure function of results: the driver and the report get the same answer.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 _NODES = 256
 _PATHS = 100_000
 _LARGEST_Z = 37.0
-"""Beyond it a tail of the normal distribution is no number of double precision any more."""
+"""Beyond it a tail of the normal distribution underflows double precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """An arm that need not go on.
+    """An arm that was stopped.
 
-    ``seeds``: of the look where it was found settled; only so many of its runs count then, at the look's
-    level ``alpha``. None of a diverged arm, all results of which count, and give a bound only. The baseline
-    is ``settled`` when no arm needs more of its runs.
+    ``seeds``: of the look that found it settled; only its first so many runs count, at the look's level
+    ``alpha``. None for a diverged arm: all its results count, and give only a bound. The baseline is
+    ``settled`` when no arm needs more of its runs.
     """
 
     kind: Literal["settled", "diverged"]
@@ -58,7 +58,7 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """``stopped``: the arms that need not go on. ``seeds``: so many runs of each arm may be begun by now."""
+    """``stopped``: by arm. ``seeds``: how many runs of each arm may begin by now; None for all."""
 
     stopped: Mapping[str, Stopped]
     seeds: int | None = None
@@ -66,16 +66,16 @@ class Decision:
 
 @cache
 def levels_of(rule: Settled) -> tuple[float, ...]:
-    """Return the nominal significance level of each look, two-sided.
+    """Compute the nominal two-sided significance level of each look.
 
-    Those of the normal theory, all by one factor stricter: intervals of few seeds differ more from look to
-    look than the theory knows, and would together err in up to 7 % of studies. The factor that keeps the 5 %
-    for one arm's paired t intervals is found by simulation.
+    They are those of the normal theory, made stricter by one factor: intervals of few seeds differ more from
+    look to look than the theory assumes, and would together err in up to 7 % of studies. The factor that
+    keeps the 5 % for one arm's paired t intervals is found by simulation.
     """
     alphas = nominal_alphas([n / rule.looks[-1] for n in rule.looks])
     rng, paths = np.random.default_rng(0), _PATHS
     mean, squares, n = np.zeros(paths), np.zeros(paths), 0
-    # What each path's strictest look needs: its p value over the look's level.
+    # The lowest p value over the look's level on each path.
     worst = np.full(paths, np.inf)
     for look, alpha in zip(rule.looks, alphas, strict=True):
         new = look - n
@@ -101,11 +101,11 @@ def decide(
     margin: Margin | None = None,
     differences: Callable[[int, Sequence[str]], Mapping[str, Estimate]] | None = None,
 ) -> Decision:
-    """Return the arms that need not go on, with the reason; one with all its results is at its end anyway.
+    """Choose the arms that stop, with the reason; an arm that has all its results is not among them.
 
     ``outcomes``: of every run of each arm, in the order of the study's seeds, ``missing`` where there is no
-    result (yet). The baseline and the arms in ``never`` go on as long as any other arm does. ``differences``:
-    the loss differences of arms over so many first seeds, for a margin in loss.
+    result (yet). The baseline and the arms in ``never`` continue as long as any other arm does.
+    ``differences``: the loss differences of some arms over their first n seeds, for a margin in loss.
     """
     stopped: dict[str, Stopped] = {}
     going = [arm for arm in outcomes if arm != baseline]
@@ -117,7 +117,7 @@ def decide(
             if len(first) < n * (1 + len(going)) or any(
                 run.end == "missing" and not run.lost for run in first
             ):
-                break  # something is still to come of these runs
+                break  # one of these runs may still give a result
             sides = {
                 arm: (own[:n], outcomes[baseline][:n])
                 for arm, own in outcomes.items()
@@ -141,7 +141,7 @@ def decide(
             allowed = more
     if rule.diverged is not None:
         for arm, runs in outcomes.items():
-            # Of a stopped arm only the runs of its look count, here as well.
+            # Of a settled arm only the runs of its look count here too.
             seeds = stopped[arm].seeds if arm in stopped else None
             count = sum(run.end == "diverged" for run in runs[:seeds])
             if arm == baseline or arm in never or all(run.end != "missing" for run in runs):
@@ -154,10 +154,10 @@ def decide(
 def alpha_of(
     arm: Sequence[Outcome], baseline: Sequence[Outcome], rule: StopRule | None, *, ended: bool
 ) -> float:
-    """Return the nominal level at which an arm that goes on is compared: that of the look it stands at.
+    """Return the nominal level of an arm that was not stopped: that of its latest look.
 
-    ``ended``: no run of either side is still to come. The level is then the last look's, also where runs have
-    failed: with fewer results it is on the safe side. Before the first look it is the first look's.
+    ``ended``: no run of either side can still give a result. The level is then the last look's, even if runs
+    have failed: with fewer results it is on the safe side. Before the first look it is the first look's.
     """
     if rule is None or rule.settled is None:
         return ALPHA
@@ -171,14 +171,14 @@ def alpha_of(
 def _settled(
     cost: Cost, loss: Estimate | None, rule: Settled, margin: Margin | None, alpha: float, n: int
 ) -> str | None:
-    """Return what is settled of an arm after ``n`` seeds; None where it is not."""
+    """Say in words what is settled of an arm after ``n`` seeds; None if nothing is."""
     after = f"after {n} of at most {rule.looks[-1]} seeds"
     shown = cost if cost.kind == "interval" else cost.restricted
     if margin is not None:
         place = standing(cost, loss, margin, alpha)
         if place != "open":
             return f"it is shown to be {'inside' if place == 'within' else 'outside'} of the margin {after}"
-    # Of runs that were cut at the budget only a cost is shown, no saving.
+    # Runs cut at the budget can show a cost, but no saving.
     elif is_settled(cost) or (shown is not None and (shown.low or 0.0) > 0):
         return f"its token cost is settled {after}"
     if rule.narrower_than is None or cost.low is None or cost.high is None or cost.kind != "interval":
@@ -190,11 +190,11 @@ def _settled(
 def expected_seeds(
     rule: Settled, cost: float, spread: float, *, arms: int, margin: Margin | None, repeats: int = 200
 ) -> float:
-    """Return the mean number of seeds of an arm until it is settled, by simulation with a fixed seed.
+    """Simulate, with a fixed seed, how many seeds an arm needs on average until it is settled.
 
     ``cost``: of every arm, a fraction; ``spread``: standard deviation of the log ratio of tokens to target of
-    an arm's run over the baseline's of the same seed; ``arms``: beside the baseline, 12 at most count.
-    A ``margin`` in loss counts as none: what it takes depends on the curve.
+    an arm's run over the baseline's run of the same seed; ``arms``: without the baseline, at most 12 are
+    simulated. A ``margin`` in loss is ignored: the seeds that it takes depend on the curve.
     """
     rng, total, count = np.random.default_rng(0), 0, min(arms, 12)
     most = rule.looks[-1]
@@ -205,7 +205,7 @@ def expected_seeds(
             str(arm): [Outcome(seed=i, end="hit", low=float(t), high=float(t)) for i, t in enumerate(own)]
             for arm, own in enumerate(drawn)
         }
-        # With one run to come no arm is at its end by itself.
+        # ``decide`` stops no arm that has all its results, so one run is missing.
         open_runs = {arm: [*own, Outcome(seed=most, end="missing")] for arm, own in runs.items()}
         found = decide(
             {"": base} | open_runs, StopRule(settled=rule), baseline="", paired=True,
@@ -216,12 +216,12 @@ def expected_seeds(
 
 
 def nominal_alphas(fractions: Sequence[float]) -> list[float]:
-    """Return the nominal two-sided significance level of each look.
+    """Compute the nominal two-sided significance level of each look by the normal theory.
 
     ``fractions``: the share of the information at each look, rising to 1. The score B(t), a Brownian motion
-    at these times, must leave the boundary for the first time at look k with the probability that is spent
-    there: ALPHA · ln(1 + (e − 1) t) up to the time t (Lan and DeMets' function for Pocock's boundary). Its
-    density within the boundary is carried from look to look by Gauss and Legendre's quadrature.
+    at these times, must first leave the boundary at look k with the probability spent there: in total
+    ALPHA · ln(1 + (e − 1) t) up to time t (Lan and DeMets' function for Pocock's boundary). The density
+    within the boundary is carried from look to look by Gauss–Legendre quadrature.
     """
     at, weights = np.polynomial.legendre.leggauss(_NODES)
     alphas: list[float] = []

@@ -1,6 +1,6 @@
-"""Which arms a study's stop rule has stopped, and which runs need not go on.
+"""Which arms a study's stop rule has stopped, and which runs are no longer needed.
 
-The driver asks again and again while a study runs, and the report decides by the same functions.
+The driver asks repeatedly while a study runs; the report uses the same functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], origin: int = 0) -> Decision:
-    """Return what the plan's rule decides of arms counted from ``origin``, and of the baseline."""
+    """Apply the plan's stop rule to the baseline and the arms whose tokens are counted from ``origin``."""
     if plan.stop is None:
         return Decision(stopped={})
 
@@ -55,14 +55,14 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], orig
 
 
 def is_unused(place: int, run: RunResult, stop: Stopped | None) -> bool:
-    """Tell whether a run at this place among its arm's counts for nothing, because the arm was stopped."""
+    """Tell whether the run at this place in its arm does not count, because the arm was stopped."""
     if stop is None:
         return False
     return run.outcome.end == "missing" if stop.seeds is None else place >= stop.seeds
 
 
 class Unneeded:
-    """Call it for the ids of the runs that are not needed by the results there are, each with the reason."""
+    """Call it for the ids of the runs that the results so far make unnecessary, each with the reason."""
 
     def __init__(self, store: StudyStore) -> None:
         """Take the rule of the study's plan as it is now."""
@@ -72,7 +72,7 @@ class Unneeded:
         self._answer: dict[str, str] = {}
 
     def __call__(self) -> Mapping[str, str]:
-        """Return what is not needed; decided again when another run has ended."""
+        """Return ids and reasons; decided anew only after another run has ended."""
         if self._plan.stop is None:
             return {}
         failed = {}
@@ -81,7 +81,7 @@ class Unneeded:
                 state = self._store.run(run.id).status().state
                 if state in END_STATES:
                     self._ended[run.id] = state
-                elif state == "failed":  # nothing is to come of it, unless somebody asks for it again
+                elif state == "failed":  # it gives no result unless somebody starts it again
                     failed[run.id] = state
         if (known := self._ended | failed) != self._known:
             self._known, self._answer = known, unneeded_runs(load_frames(self._store))
@@ -89,7 +89,7 @@ class Unneeded:
 
 
 def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
-    """Return the ids of runs that no comparison needs under the stop rule, each with the reason."""
+    """Map the ids of runs that no comparison needs under the stop rule to the reason."""
     needed: set[str] = set()
     reasons: dict[str, str] = {}
     for decision, runs in _decisions(frames):
@@ -104,13 +104,13 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
 
 
 def seeds_to_begin(frames: StudyFrames) -> int | None:
-    """Return how many runs of each arm may be begun by the results there are; None for all of them."""
+    """Return how many runs of each arm the results so far allow to begin; None for all of them."""
     allowed = [decision.seeds for decision, _ in _decisions(frames)]
     return None if None in allowed else max(seeds for seeds in allowed if seeds is not None)
 
 
 def _decisions(frames: StudyFrames) -> Iterator[tuple[Decision, Runs]]:
-    """Yield what the rule decides in each comparison of the arms counted from each place, and their runs."""
+    """Yield, for each comparison and each origin of its arms, the rule's decision and the runs."""
     for part in comparisons(frames):
         plan, places = part.plan, origins(part.plan)
         apart = {found.run for found in find_set_apart(part, plan.waive)}
