@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def num_train_windows(num_train_tokens: int, seq_len: int) -> int:
-    """Return the number of sequences per epoch.
+    """Count the sequences of one epoch.
 
     Raises:
         UserError: the text is shorter than one sequence.
@@ -39,7 +39,7 @@ def num_train_windows(num_train_tokens: int, seq_len: int) -> int:
 
 
 def num_validation_windows(num_validation_tokens: int, seq_len: int, eval_tokens: int) -> int:
-    """Return the number of sequences per evaluation, enough for ``eval_tokens`` predicted tokens.
+    """Count the sequences of one evaluation, enough for ``eval_tokens`` predicted tokens.
 
     Raises:
         UserError: the validation text is too short.
@@ -59,7 +59,7 @@ def num_validation_windows(num_validation_tokens: int, seq_len: int, eval_tokens
 def sequence_starts(
     seed: int, step: int, batch_size: int, seq_len: int, num_train_tokens: int
 ) -> NDArray[np.int64]:
-    """Return the index of the first token of each sequence of a step (steps count from 0).
+    """Choose the sequences of a step (counted from 0) by the index of their first tokens [batch_size].
 
     A micro-batch is a slice of the result. A batch may continue into the next epoch.
     """
@@ -83,7 +83,7 @@ def _epoch_order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
 
 
 def batch(tokens: NDArray[Any], starts: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
-    """Return ids ``[sequences, seq_len + 1]``: inputs are all but the last, targets all but the first."""
+    """Read ids ``[sequences, seq_len + 1]``: inputs are all but the last, targets all but the first."""
     columns = np.arange(seq_len + 1, dtype=np.int64)
     return np.asarray(tokens[starts[:, None] + columns], dtype=np.int64)
 
@@ -98,7 +98,7 @@ def validation_batches(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the same windows for every run, in order: spread evenly over the validation tokens, or the first.
 
-    ``spread`` avoids windows that all lie in one document with an untypical loss; ``first`` allows comparison
+    ``spread`` avoids that all windows are in one document with an untypical loss; ``first`` allows comparison
     with evaluations that used the first windows. The last batch may be smaller, so the caller must weight by
     tokens.
     """

@@ -60,8 +60,8 @@ LONG_LINE_BYTES = 32
 
 _BLOCK = 1 << 20
 _LONGEST_LINE = 1 << 28
-"""Bytes; some kilobytes of gzip can hold a line that no memory does."""
-_GZIP_BUFFER = 1 << 15  # at most lost at a damaged place; lines are counted before it
+"""Bytes. A line that is larger than the memory can come from some kilobytes of gzip."""
+_GZIP_BUFFER = 1 << 15  # at most this many bytes before a damaged place are lost, and their lines not counted
 _ONE_A_LINE = "expected one JSON object a line"
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
@@ -88,7 +88,7 @@ def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
 
 
 def _cut(text: str, start: int) -> int:
-    """Return the end of the piece that begins at ``start``."""
+    """Choose the end of the piece that begins at ``start``."""
     low, high = start + PIECE_CHARACTERS[0], start + PIECE_CHARACTERS[1]
     if blank := _BLANK_LINE.search(text, low, high):
         return blank.end()
@@ -110,7 +110,7 @@ def _json_lines(file: SourceFile, text_field: str) -> Iterator[str]:
 
 
 def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the content in lines or blocks, each with the number of the line that it begins in."""
+    """Yield the content in lines or blocks, each with the number of its first line."""
     line = 0
     try:
         with open(file.path, "rb") as raw:  # noqa: PTH123
@@ -148,16 +148,17 @@ def encoded(documents: Iterable[str], max_bytes: int | None) -> Iterator[bytes]:
 
 
 def hash_all(texts: Iterable[bytes]) -> Hashes:
-    """Return a hash of each text that, unlike Python's own, is the same in every process."""
+    """Hash each text; unlike Python's ``hash``, the result is the same in every process."""
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
 
 class Documents:
-    """``hashes`` [documents] without surrounding white space, ``lengths`` [documents] in bytes.
+    """The ``hashes`` and ``lengths`` (bytes) of documents, both [documents], and with a path also the texts.
 
-    With a path also the texts, in that file: validation text is needed in another order than the source's,
-    and twice, as tokens and line by line. In memory are 16 bytes for each document.
+    Hashes ignore surrounding white space. The texts are in the file ``path``, because validation text is
+    needed in another order than the source's, and twice: as tokens and line by line. A document takes
+    16 bytes of memory.
     """
 
     def __init__(self, texts: Iterable[bytes], path: Path | None = None) -> None:
@@ -173,7 +174,7 @@ class Documents:
         self._path = path
 
     def texts(self, indices: Iterable[int]) -> Iterator[bytes]:
-        """Yield documents in the order of ``indices``."""
+        """Yield documents in the order of ``indices``; needs the path."""
         ends = np.cumsum(self.lengths).tolist()
         assert self._path is not None
         with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -182,7 +183,11 @@ class Documents:
 
 
 def hold_out(hashes: Hashes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of the validation documents, sorted by hash: the beginning is a fair sample, too."""
+    """Choose the validation documents: indices sorted by hash, so that their beginning is a fair sample, too.
+
+    Raises:
+        UserError: there are fewer than two distinct documents.
+    """
     distinct, first = np.unique(hashes, return_index=True)
     if len(distinct) < 2:
         raise UserError(
@@ -195,7 +200,7 @@ def hold_out(hashes: Hashes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class ValidationSide:
-    """What training text must not have: sorted hashes of the validation documents and of their long lines."""
+    """What training text must not repeat: sorted hashes of validation documents and of their long lines."""
 
     def __init__(self, validation: Documents) -> None:
         self.documents: Hashes = np.unique(validation.hashes)
@@ -203,9 +208,9 @@ class ValidationSide:
         self.lines: Hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *lines]))
 
     def leave_out(self, texts: Sequence[bytes]) -> tuple[list[bytes], int]:
-        """Return those texts that are training documents, and the number of near copies left out.
+        """Return the training documents among ``texts``, and the number of near copies left out.
 
-        A near copy: half of its long lines, by bytes, are validation text's.
+        At least half of a near copy's long lines, by bytes, are in validation text.
         """
         known = _is_among(hash_all(text.strip() for text in texts), self.documents)
         others = list(compress(texts, ~known))

@@ -58,7 +58,7 @@ class HubSource:
     files: tuple[SourceFile, ...]
 
     def identity(self) -> dict[str, str | None]:
-        """Return everything that can change the text: a local folder's files, but not its name."""
+        """Return what can change the text, but no name of a local folder: its files are hashed."""
         return {
             "name": None if self.files else self.name,
             "commit": self.commit,
@@ -68,7 +68,11 @@ class HubSource:
 
 
 def find_data_set(data: DataConfig) -> HubSource:
-    """Return the data set that ``data.paths`` names."""
+    """Find the data set that ``data.paths`` names, and its commit if it is on the hub.
+
+    Raises:
+        UserError: the fields name more than one, ``datasets`` is missing, or the hub does not answer.
+    """
     paths, validation_paths = data.paths, data.validation_paths
     if len(paths) > 2 or len(validation_paths) > 1:
         hint = "paths: [name] or [name, configuration]; validation_paths: [split]"
@@ -115,8 +119,8 @@ def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> 
 def fetch(source: HubSource, data: DataConfig, folder: Path, report: Callable[[int], None]) -> SourceFile:
     """Write the training split as JSON lines with the field ``FETCHED_FIELD``; return the file.
 
-    ``report`` receives bytes of text. Whole lines that an earlier attempt wrote are kept, and skipped in the
-    stream.
+    ``report`` receives the bytes of text so far. Complete lines of an earlier attempt are kept, and skipped
+    in the stream.
     """
     path, partial = folder / "fetched.jsonl", folder / "fetched.part"
     limit = data.max_bytes or math.inf
@@ -175,7 +179,7 @@ def _unusable(name: str, error: Exception, hint: str) -> UserError:
 
 
 def _from_hub(name: str, what: str, needed: Sequence[str], optional: Sequence[str], hint: str) -> Path:
-    """Return the folder with these files of a repository, from the local hub cache, else from the hub."""
+    """Find the folder with these files of a repository in the local hub cache, or else download them."""
     from huggingface_hub import snapshot_download
 
     repository, _, revision = name.partition("@")
@@ -209,12 +213,16 @@ class HfTokenizer:
     content_hash: str
 
     def identity(self) -> dict[str, str]:
-        """Return everything that can change the tokens: the file's content, but not its location."""
+        """Return what can change the tokens: the file's content, but not its location."""
         return {"hf": self.content_hash, "end_of_text": self.end_of_text}
 
 
 def find_tokenizer(name: str) -> HfTokenizer:
-    """Return the tokeniser of a path or a hub name."""
+    """Find a tokeniser by its path (a file or folder) or hub name.
+
+    Raises:
+        UserError: there is none, or it has no end-of-text token.
+    """
     path = Path(name).expanduser()
     if not path.exists():
         if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
@@ -260,7 +268,7 @@ def find_tokenizer(name: str) -> HfTokenizer:
 
 
 def config_folder(name: str, *, weights: bool = False) -> Path:
-    """Return the folder of a model's ``config.json``, which also has the weights if ``weights`` is set.
+    """Find the folder of a model's ``config.json``, with ``weights`` one that also has safetensors.
 
     Raises:
         UserError: there is no such model.
@@ -282,7 +290,7 @@ def config_folder(name: str, *, weights: bool = False) -> Path:
 
 
 def hf_digest(model: ModelConfig) -> str:
-    """Return a hash of a model's configuration, and of its weights if training starts from them.
+    """Hash a model's configuration, and its weights if training starts from them.
 
     Raises:
         UserError: the files are not available.

@@ -72,7 +72,7 @@ class Corpus:
 
 
 def identify(data: DataConfig) -> DataIdentity:
-    """Return the identity of a corpus without reading text that was hashed before.
+    """Identify a corpus without rereading text that was hashed before.
 
     Raises:
         UserError: the corpus cannot be used as configured; lists every problem, one line each.
@@ -81,7 +81,7 @@ def identify(data: DataConfig) -> DataIdentity:
 
 
 def resolve(data: DataConfig) -> Corpus:
-    """Return the identity with the files, hub revision and tokeniser that it describes."""
+    """Identify a corpus as ``identify``, with the files, hub revision and tokeniser that were hashed."""
     if wrong := [Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)]:
         raise UserError(*wrong)
     hub = find_data_set(data) if data.source == "hub" else None
@@ -150,7 +150,7 @@ def _check_token_files(
 
 
 def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str | None]]:
-    """Yield what contradicts itself, or has no effect and would make equal arms of a grid.
+    """Yield fields that contradict each other, or that have no effect, so that arms of a grid would be equal.
 
     Each as (what, the fields, a hint or None).
     """
@@ -192,5 +192,5 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
 
 
 def held_out_size(total: int, at_least: int = _AT_LEAST_BYTES) -> int:
-    """Return the part of ``total`` to hold out, in the same unit."""
+    """Compute how much of ``total`` to hold out; all in one unit, bytes or tokens."""
     return int(max(_SHARE * total, min(at_least, _AT_MOST * total)))

@@ -5,14 +5,14 @@ complete folder or none. A file lock makes a second process wait instead of repe
 system without locks both work, and the first rename wins. A damaged folder is replaced.
 
 An interrupted preparation of text leaves its finished pieces in ``<cache>/.<digest>.<host>/``, and the next
-one of the same corpus on this host goes on from there. Without locks, other processes at work would be
-unknown, so nothing is kept.
+one of the same corpus on this host continues from there. Without locks nothing is kept, because another
+process might be at work there.
 
 ``meta.json`` is written last: a folder without it is not prepared, and one whose files do not have its hashes
 is damaged. Files are hashed when they are first opened on a machine, and again when their times change. A
-folder in which everybody can write, or which another user made where everybody can, is not used either. The
-user's own token files are used in place; ``meta.json`` then records their size and modification time, and
-``load`` rejects a file that has changed since.
+folder is not used either if everybody can write in it, or if another user made it where everybody can write.
+The user's own token files are used in place; ``meta.json`` then records their size and modification time,
+and ``load`` rejects a file that has changed since.
 
 How it fails: ``UserError`` for unreadable text (see ``documents``), too little text, a corpus that
 changed while it was read, or an unwritable cache.
@@ -53,7 +53,7 @@ TokenType = Literal["uint16", "uint32"]
 class TokenFiles:
     """The location and description of a corpus's tokens. Plain data that can be sent to a worker.
 
-    ``train`` may be longer than ``train_tokens``: a token file used in place whose end is held out.
+    ``train`` may be longer than ``train_tokens``: the end of a token file used in place may be held out.
     ``validation_bytes_per_token`` converts nats per token to bits per byte: bits/byte = nats / ln 2 / it. It
     counts end-of-text tokens as tokens, and is None if the source was already tokens.
     """
@@ -80,7 +80,7 @@ def prepare(
     """Return the corpus's token files; make them first if they are missing or damaged.
 
     ``progress`` receives the fraction done and the current stage several times a second, ``notice`` a
-    sentence about damaged files. A thread for each core tokenises text ($RAYON_NUM_THREADS).
+    sentence about damaged files. One thread per core tokenises text; $RAYON_NUM_THREADS changes that.
 
     Raises:
         UserError: the corpus cannot be used, or the cache cannot be written.
@@ -136,9 +136,9 @@ def load(folder: Path) -> TokenFiles:
 
 
 def _changed_by_anybody(folder: Path, *files: Path) -> str | None:
-    """Return what lets every user of the machine put other tokens there, or None.
+    """Say how every user of the machine could put other tokens there; None if they cannot.
 
-    A group may share a storage, and a file server may show other owners: these are no faults.
+    A group may share a storage, and a file server may show other owners: both are allowed.
     """
     for path in (folder, *files):
         if path.stat().st_mode & stat.S_IWOTH:
@@ -161,7 +161,7 @@ def open_tokens(files: TokenFiles) -> tuple[np.memmap[Any, Any], np.memmap[Any, 
 
 
 def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
-    """Return the number of training tokens that one pass over the corpus has.
+    """Count the training tokens of one pass over the corpus, in complete sequences.
 
     Raises:
         UserError: the corpus has too little text for such a run.
@@ -173,7 +173,7 @@ def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
 
 
 def _ready(folder: Path, corpus: Corpus, notice: Callable[[str], None] = lambda _: None) -> TokenFiles | None:
-    """Return the folder's token files if they are complete and belong to this corpus."""
+    """Load the folder's token files; None unless they are complete and belong to this corpus."""
     try:
         files = load(folder)
     except UserError as error:
@@ -185,7 +185,7 @@ def _ready(folder: Path, corpus: Corpus, notice: Callable[[str], None] = lambda 
 
 
 def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress, *, keep: bool) -> TokenFiles:
-    """Make the folder under another name; with ``keep`` this goes on from what an earlier attempt left."""
+    """Make the folder under a temporary name first; with ``keep`` continue from an earlier attempt."""
     mine = "" if keep else f".{uuid.uuid4().hex[:8]}"
     partial = folder.with_name(f".{folder.name}.{socket.gethostname()}{mine}")
     partial.mkdir(exist_ok=True)

@@ -58,7 +58,7 @@ class SourceFile:
 
 
 def stdlib_files() -> list[SourceFile]:
-    """Return the Python sources of the running interpreter's standard library.
+    """List the Python sources of the running interpreter's standard library.
 
     Files that a build or a distribution generates for one machine are left out, so that equal Python
     builds have equal corpora.
@@ -76,7 +76,7 @@ def stdlib_files() -> list[SourceFile]:
 
 
 def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """Return the files of all paths, each once, sorted by name.
+    """List the files of all paths, each once, sorted by name.
 
     ``suffixes`` select among the files of a folder; a file given by name or matched by a glob is always
     taken. An empty tuple takes every file of a folder.
@@ -123,7 +123,7 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
 
 
 def _fixed_part(path: str, varies: Callable[[str], object]) -> Path:
-    """Return the folder above the first varying part of a pattern."""
+    """Find the folder above the first part of a pattern that varies."""
     return Path(*itertools.takewhile(lambda part: not varies(part), Path(path).parts))
 
 
@@ -155,7 +155,7 @@ def _expand_range(text: str, path: str, found: re.Match[str], suffixes: tuple[st
 
 
 def _walk(root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()) -> Iterator[SourceFile]:
-    """Yield the files under a folder that end so (all, if there are no suffixes), but no hidden ones."""
+    """Yield the files under a folder with one of these suffixes (all if empty), but no hidden ones."""
 
     def refuse(error: OSError) -> None:
         what = f"cannot read the folder: {error.strerror}"
@@ -170,7 +170,7 @@ def _walk(root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()) -
 
 
 def stat_file(path: str, name: str) -> SourceFile:
-    """Return a file as ``os.stat`` sees it; raises ``UserError``."""
+    """Read a file's ``stat`` data, or raise ``UserError``."""
     try:
         status = os.stat(path)  # noqa: PTH116  a Path for each of 700 files costs as much as the call
     except OSError as error:
@@ -186,7 +186,7 @@ def unreadable(path: str | Path, error: OSError) -> UserError:
 
 
 def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str:
-    """Return the text of a row; ``path`` and ``number`` say in an error where it is."""
+    """Read the text of a row, or raise ``UserError``, which gives ``path`` and ``number`` as its place."""
     text = row.get(text_field)
     if not isinstance(text, str):
         hint = f"fields here: {', '.join(row) or 'none'}; set data.text_field"
@@ -195,7 +195,7 @@ def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str
 
 
 def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
-    """Return the SHA-256 of each file; ``key`` names the corpus and its cache file.
+    """Compute the SHA-256 of each file; ``key`` names the corpus and its cache file.
 
     Hashes are cached, so that planning again only calls ``stat``. A cached hash is valid while a file's size,
     modification time and change time stay the same. The hash of a file modified within the last two seconds
@@ -225,7 +225,7 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
 
 
 def hash_file(path: str) -> str:
-    """Return the SHA-256 of a file; raises ``UserError``."""
+    """Compute the SHA-256 of a file, or raise ``UserError``."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,9 +3,9 @@
 ``prepare`` manages the folder; this module fills it. Each of these steps reads the text again: that takes a
 thirtieth of the tokenising time, and a second copy of a large corpus would not fit on many disks. The
 tokeniser uses all cores by threads of its own; while it works, other threads read and look for near copies.
-Training tokens are written in the order of the source, in pieces: an interrupted preparation goes on behind
-the last whole one. The tokeniser learns from training documents only: merges learnt on validation text would
-lower the validation loss unfairly.
+Training tokens are written in the order of the source, in pieces, so an interrupted preparation continues
+after the last complete piece. The tokeniser learns from training documents only: merges learnt on validation
+text would lower the validation loss unfairly.
 
 A tokeniser is bytes, a BPE trained on the training text, or one of Hugging Face. Every document is followed
 by the end-of-text token. For bytes that is byte 0, so the vocabulary is 256; a NUL inside a text becomes
@@ -45,12 +45,11 @@ if TYPE_CHECKING:
     OnProgress = Callable[[float, str], None]
     Encoded = tuple[bytes, dict[str, int]]
 
-# The ends of the stages on the progress bar: a stream waits for the network; tokenising takes most of the
-# rest.
+# Progress at the end of each stage: a stream waits for the network; tokenising takes most of the rest.
 _FETCHED, _READ, _HELD_OUT, _LEARNT = 0.3, 0.4, 0.45, 0.5
 
 PIECE_BYTES = 16 << 20
-"""Bytes of text in a piece: some seconds of a core's work, which a kill can lose."""
+"""Bytes of text in a piece: a kill can lose that much, which is some seconds of a core's work."""
 _BATCH_BYTES = 1 << 19
 _AT_ONCE = 3
 _CHECK_PATHS = "check data.paths and data.validation_paths"
@@ -67,7 +66,7 @@ class ByteTokenizer:
     """A tokeniser whose ids are the byte values."""
 
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
-        """Return the bytes of all texts, each followed by 0."""
+        """Join the bytes of all texts as uint8, each text followed by 0."""
         joined = b"".join(text.replace(b"\0", _NUL_INSTEAD) + b"\0" for text in texts)
         return np.frombuffer(joined, dtype=np.uint8)
 
@@ -85,7 +84,7 @@ class JsonTokenizer:
         tokenizer.encode_special_tokens = True
 
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
-        """Return the ids of all texts, each followed by the end-of-text token."""
+        """Join the ids of all texts as uint32, each text followed by the end-of-text token."""
         encodings = self._tokenizer.encode_batch_fast(
             [text.decode("utf-8", "replace") for text in texts], add_special_tokens=False
         )
@@ -93,7 +92,7 @@ class JsonTokenizer:
         return np.concatenate([np.array(ids + end, dtype=np.uint32) for ids in (e.ids for e in encodings)])
 
     def save(self, folder: Path) -> Path:
-        """Write ``tokenizer.json``, which decodes the tokens, beside them."""
+        """Write ``tokenizer.json``, which decodes the tokens, beside them; return its path."""
         path = folder / "tokenizer.json"
         self._tokenizer.save(str(path))
         return path
@@ -134,7 +133,7 @@ def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
 def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress) -> dict[str, Any]:
     """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``.
 
-    What an interrupted attempt left in ``scratch/`` is used; it is removed at the end.
+    Continues from what an interrupted attempt left in ``scratch/``, which is removed at the end.
     """
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
@@ -278,7 +277,7 @@ def _learn_bpe(texts: Iterator[bytes], side: ValidationSide, vocab_size: int) ->
         except BaseException as error:
             learnt.set_exception(error)
 
-    # The library learns for minutes without reacting to Ctrl-C; a daemon's thread is left behind.
+    # The library learns for minutes without reacting to Ctrl-C; a daemon thread can be left behind.
     threading.Thread(target=learn, daemon=True).start()
     return learnt.result()
 
@@ -286,7 +285,7 @@ def _learn_bpe(texts: Iterator[bytes], side: ValidationSide, vocab_size: int) ->
 def _encode_training(
     tokenizer: Tokenizer, side: ValidationSide, dtype: np.dtype[Any], texts: Sequence[bytes]
 ) -> Encoded:
-    """Return the tokens of the training documents among these, and counts."""
+    """Return the tokens of the training documents among ``texts`` as bytes, and what ``Pieces`` counts."""
     training, near_copies = side.leave_out(texts)
     counts = {"read": len(texts), "read_bytes": sum(map(len, texts)), "documents": len(training)}
     counts |= {"text_bytes": sum(map(len, training)), "near_copies": near_copies}
@@ -296,7 +295,7 @@ def _encode_training(
 def _in_threads(
     encode: Callable[[list[bytes]], Encoded], batches: Iterable[list[bytes]]
 ) -> Iterator[Encoded]:
-    """Yield the results in the order of the batches, a few of which are worked on at once."""
+    """Encode a few batches at once; yield the results in the order of the batches."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         waiting: deque[Future[Encoded]] = deque()
         for batch in batches:
@@ -308,11 +307,11 @@ def _in_threads(
 
 
 class Pieces:
-    """A file that grows piece by piece, so that an interrupted preparation goes on behind the last piece.
+    """A file that grows piece by piece, so that an interrupted preparation continues after the last piece.
 
-    A journal beside it has a record of each piece, with its size and hash; what is not as the journal says is
-    cut off when the file is opened again. ``totals`` sums the records' counts. ``key``: pieces that were
-    written under another one do not count.
+    A journal beside it records each piece's size and hash. When the file is opened again, it is cut after the
+    last piece that agrees with the journal and was written under the same ``key``. ``totals`` sums the
+    records' counts.
     """
 
     def __init__(self, path: Path, journal: Path, key: str) -> None:
