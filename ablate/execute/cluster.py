@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import functools
 import os
 import re
@@ -26,6 +27,8 @@ from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import changed_by_others, hash_of
@@ -80,10 +83,20 @@ def _private_folder() -> Path:
     shared = Path(tempfile.gettempdir())
     if len(str(shared)) > _LONGEST_TEMP:
         shared = Path("/tmp")  # noqa: S108 - what is made there is private
+    _sweep(shared)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared))
     if problem := changed_by_others(folder):
         raise UserError(f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    draft = folder / "lock.new"
+    lock = draft.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    draft.rename(folder / "lock")
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.close()  # held until here
+
+    atexit.register(remove)
     path = folder / "token"
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -94,6 +107,16 @@ def _private_folder() -> Path:
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
     return folder
+
+
+def _sweep(shared: Path) -> None:
+    """Remove what this user's killed processes have left of their Rays."""
+    for lock in shared.glob(f"{_PREFIX}*/lock"):
+        with contextlib.suppress(OSError):
+            if lock.parent.lstat().st_uid == os.geteuid():
+                with lock.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -115,16 +138,9 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     already = ray.is_initialized()
     if not already:
-        # Ray opens its folder to everybody, so it lies within the private one.
-        own: dict[str, Any] = {} if address is not None else {"_temp_dir": str(_private_folder() / "r")}
+        folder = _private_folder() if address is None else None
         try:
-            ray.init(
-                address=address or "local",
-                include_dashboard=False if address is None else None,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **own,
-            )
+            _start(address, folder)
         except Exception as error:  # Ray raises plain ones
             where = f"at {address}" if address else "on this machine"
             raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
@@ -138,6 +154,32 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
     finally:
         if not already:
             ray.shutdown()
+
+
+def _start(address: str | None, folder: Path | None) -> None:
+    """Connect to ``address``, or start a local Ray: twice if the machine is too busy for Ray's 30 s."""
+    import ray
+
+    children, programs = set(psutil.Process().children()), str(Path(ray.__file__).parent)
+    for again in (address is None, False):
+        try:
+            ray.init(
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                log_to_driver=False,
+                logging_level="ERROR",
+                # Ray opens this folder to everybody, so it lies within the private one.
+                **({} if folder is None else {"_temp_dir": str(folder / "r")}),
+            )
+        except Exception as error:
+            if not (again and "timed out during startup" in str(error)):
+                raise
+            for child in set(psutil.Process().children()) - children:
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    if any(word.startswith(programs) for word in child.cmdline()):
+                        child.kill()  # not one of another thread's
+        else:
+            return
 
 
 def _folder_open_to_others() -> Path | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 from heads import environment_with_token, free_port, ray_head
 
 from ablate.base.errors import UserError
@@ -55,6 +56,41 @@ def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
     assert is_gone_after(long)
     with socket.create_server(("127.0.0.1", port)):
         assert not is_gone_after(long)
+
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+SLOW = "The current node timed out during startup. This could happen because"
+
+
+@pytest.mark.parametrize(
+    ("address", "message", "starts"), [(None, SLOW, 2), (None, "no memory", 1), ("127.0.0.1:1", SLOW, 1)]
+)
+def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
+    monkeypatch, tmp_path, address, message, starts
+):
+    begun, others = [], []
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # the connection sets variables of Ray's
+    monkeypatch.setattr(cluster, "_private_folder", lambda: tmp_path)
+
+    def init(**_):
+        begun.append(subprocess.Popen([*SLEEP, str(Path(ray.__file__).parent / "raylet")]))
+        others.append(subprocess.Popen(SLEEP))
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    try:
+        with pytest.raises(UserError, match="cannot start or reach Ray"), cluster.connection(address):
+            pass
+        assert len(begun) == starts
+        for half_started in begun[:-1]:
+            half_started.wait()
+        assert begun[-1].poll() is None  # Ray's own exit ends it
+        assert all(process.poll() is None for process in others)
+    finally:
+        for process in begun + others:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -125,21 +161,37 @@ def test_a_killed_head(tmp_path):
 
 
 PRIVATE = """
+import tempfile, sys
 from ablate.execute.cluster import _private_folder
-folder = _private_folder()
-print(folder, oct(folder.stat().st_mode & 0o777))
+tempfile.tempdir = sys.argv[1]
+print(_private_folder(), flush=True)
+input()
 """
 
 
-def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process():
+def test_the_folder_of_a_local_ray_goes_with_its_process_or_with_the_next_one():
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRIVATE, short], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return process, Path(process.stdout.readline().strip())
+
+    def end(process):
+        process.communicate("\n")
+
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
-        done = subprocess.run(
-            [sys.executable, "-c", PRIVATE], env=os.environ | {"TMPDIR": short}, capture_output=True,
-            text=True, check=True,
-        )  # fmt: skip
-        folder, mode = done.stdout.split()
-        assert (Path(folder).parent, mode) == (Path(short), "0o700")
-        assert not Path(folder).exists()
+        killed, left = start()
+        beside, in_use = start()
+        killed.kill()
+        end(killed)
+        (left / "r").mkdir()
+        assert (left.stat().st_mode & 0o777, left.parent, left != in_use) == (0o700, Path(short), True)
+        assert left.exists()
+        last, own = start()
+        assert sorted(Path(short).iterdir()) == sorted([in_use, own])
+        end(last)
+        end(beside)
+        assert list(Path(short).iterdir()) == []
 
 
 def test_a_folder_that_others_can_replace_is_refused(monkeypatch):
