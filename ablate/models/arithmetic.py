@@ -24,7 +24,7 @@ class ModelSize:
 
 
 def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSize:
-    """Return a built-in model's size; causal attention counts half of the full square."""
+    """Compute the size of a built-in model; causal attention counts half of the full square."""
     block = block_layers(model)
     linear = model.layers * sum(layer.inputs * layer.outputs for layer in block)
     used = model.layers * sum(layer.inputs * layer.outputs * layer.token_share for layer in block)
@@ -41,7 +41,7 @@ def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSiz
 
 
 def outlined_size(outline: Outline) -> ModelSize:
-    """Return the size of a model that is not built in."""
+    """Compute the size of a model that is not built in."""
     linear = sum(layer.inputs * layer.outputs for layer in outline.layers)
     return ModelSize(
         parameters=outline.parameters, flops_per_token=6 * linear + outline.attention_flops_per_token

@@ -54,7 +54,7 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
     """Build a model that is not built in, with weights from torch's random generator or a checkpoint.
 
     Raises:
-        UserError: the model is not available, cannot be built, or is no such model.
+        UserError: the model is not available, cannot be built, or is not a causal torch module.
     """
     if model.hf is not None:
         return _from_hf(model, vocab_size, seq_len)
@@ -75,7 +75,7 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
 def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
     folder = config_folder(str(model.hf), weights=model.pretrained)
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # what packages of packages log while they are imported
+    logging.disable(logging.WARNING)  # indirectly imported packages log during the import
     try:
         import transformers.modeling_utils  # noqa: F401  imports what is noisy
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -85,7 +85,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
     finally:
         logging.disable(before)
     try:
-        # Random weights have the data's vocabulary, and no special tokens of the checkpoint's.
+        # Random weights have the data's vocabulary, and none of the checkpoint's special tokens.
         none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         own = {} if model.pretrained else {"vocab_size": vocab_size, **none}
         # trust_remote_code is given, because transformers would otherwise ask on the terminal.
@@ -110,7 +110,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
 
 
 def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) -> None:
-    """Raise ``UserError`` for an encoder, such as BERT: it sees the tokens that it is to predict."""
+    """Raise ``UserError`` for an encoder, such as BERT: it sees the tokens that it must predict."""
     length, device = min(seq_len, 8), next(module.parameters()).device
     if device.type == "meta":
         return
@@ -129,12 +129,12 @@ def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) ->
 
 
 def named(model: ModelConfig) -> str:
-    """Return a foreign model as messages name it."""
+    """Name a foreign model in messages: its field of the study file and its value."""
     return f"model.hf {model.hf}" if model.hf is not None else f"model.function {model.function}"
 
 
 def describe_error(error: Exception) -> str:
-    """Return type and first line of an error, and the innermost line of the user's own code in its trace."""
+    """Describe an error: type, first line, and the innermost line of the user's own code in its trace."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
@@ -176,7 +176,7 @@ def _make_linear(module: nn.Module) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """The matrices of a model, those linear layers among them that can follow a recipe, and its parameters.
+    """A model's matrices, the linear layers among them that can follow a recipe, and the parameter count.
 
     ``attention_flops_per_token``: forward and backward at this sequence length, 0 if unknown.
     """
@@ -187,12 +187,12 @@ class Outline:
     attention_flops_per_token: int
 
     def coverage(self, recipe: Recipe) -> Coverage:
-        """Return what a recipe reaches in the model."""
+        """Find which of the model's matrices a recipe reaches."""
         return coverage_of(recipe, self.matrices, layer_places(self.layers))
 
 
 def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
-    """Return the outline of a foreign model.
+    """Build a foreign model without weights, on the meta device, and outline it.
 
     Raises:
         UserError: the model is not available, cannot be built, or has no linear layer.
@@ -226,7 +226,7 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
 
 
 def _attention_flops(module: nn.Module, seq_len: int) -> int:
-    """Return the FLOPs of causal attention, as Hugging Face configurations describe it; 0 if unknown."""
+    """FLOPs per token of causal attention, from a Hugging Face configuration; 0 without one."""
     config = getattr(module, "config", None)
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
     layers, heads, width = (getattr(config, name, None) for name in names)

@@ -75,7 +75,7 @@ class Decoder(nn.Module):
                 layer.forget_amax()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next token at every position."""
+        """Compute the logits of the next token at every position, and set ``balance``."""
         x = F.embedding(tokens, self.embedding.to(torch.bfloat16))
         rotation = None
         if self.config.architecture == "gpt":
@@ -185,10 +185,10 @@ class Experts(nn.Module):
     """x [batch, positions, width] → the same, each token through the few experts of its route.
 
     No token is dropped (as in Mixtral, Jiang et al. 2401.04088). The router computes in fp32 and follows no
-    recipe; the experts' linear layers do. Blocks and Hadamard groups of Wgrad lie along the tokens, so the
+    recipe; the experts' linear layers do. Blocks and Hadamard groups of Wgrad run along the tokens, so the
     tokens of an expert are padded with zero rows to whole groups, which changes neither its output nor its
-    gradients. ``balance``: the last pass's load-balancing loss, at best 1.
-    As in Switch (Fedus et al. 2101.03961, section 2.2): experts × Σ share of tokens × mean probability.
+    gradients. ``balance``: the last pass's load-balancing loss, at best 1, as in Switch (Fedus et al.
+    2101.03961, section 2.2): experts × Σ share of tokens × mean probability.
     """
 
     def __init__(self, experts: Iterable[nn.Module], *, width: int, per_token: int) -> None:
@@ -208,7 +208,7 @@ class Experts(nn.Module):
         self.balance: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the experts' outputs, weighted by the router's probabilities among the chosen experts."""
+        """Sum the chosen experts' outputs, weighted by their renormalised probabilities; set ``balance``."""
         rows = x.reshape(-1, x.shape[-1])
         probabilities = torch.softmax(rows.float() @ self.router.float().t(), dim=-1)
         taken, chosen = probabilities.topk(self.per_token, dim=-1)
@@ -230,7 +230,7 @@ class Experts(nn.Module):
 
 
 def _rotation(positions: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864)."""
+    """Cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864)."""
     half = config.width // config.heads // 2
     frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
     angle = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), frequency)

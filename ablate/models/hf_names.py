@@ -1,8 +1,8 @@
 """The built-in models as Hugging Face knows them: its configuration, and its names of the weights.
 
 A Llama is a ``LlamaForCausalLM``, with experts a ``MixtralForCausalLM``; a GPT is a ``GPT2LMHeadModel``.
-Attention's q, k and v are one matrix here and three there, and so are gate and up; GPT-2's matrices lie
-transposed.
+Attention's q, k and v are one matrix here and three in a Hugging Face Llama; gate and up are one here and two
+there. GPT-2's matrices are transposed.
 
 How it fails: ``KeyError`` or ``ValueError`` for weights of another model.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ablate.run.config import ModelConfig
 
-# By our name within a block, theirs of its pieces.
+# Our name within a block → Hugging Face's names of its pieces.
 _LLAMA = {
     "attention_norm": ("input_layernorm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -39,7 +39,7 @@ _GPT = {
 
 
 def to_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a built-in model under Hugging Face's names; contiguous copies where cut."""
+    """Rename a built-in model's weights to Hugging Face's names; pieces of a matrix are contiguous copies."""
     keys = (model.kv_heads or model.heads) * (model.width // model.heads)
     renamed: dict[str, Tensor] = {}
     for own, theirs in _names(model).items():
@@ -51,7 +51,7 @@ def to_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[s
 
 
 def from_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo ``to_hugging_face``."""
+    """Undo ``to_hugging_face``; ``KeyError`` for a missing weight."""
     return {
         own: _turned(model, own, torch.cat([weights[name] for name in theirs]))
         for own, theirs in _names(model).items()
@@ -59,7 +59,7 @@ def from_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict
 
 
 def hugging_face_config(model: ModelConfig, *, vocab_size: int, seq_len: int, dtype: str) -> dict[str, Any]:
-    """Return the content of the ``config.json`` that goes with the weights, whose type is ``dtype``."""
+    """Make the content of ``config.json`` for saved weights of this ``dtype``."""
     common = {
         "vocab_size": vocab_size,
         "tie_word_embeddings": model.tied_head,
@@ -108,7 +108,7 @@ def hugging_face_config(model: ModelConfig, *, vocab_size: int, seq_len: int, dt
 
 
 def _names(model: ModelConfig) -> dict[str, list[str]]:
-    """Return by our name of each parameter theirs of its pieces."""
+    """Our name of each parameter → Hugging Face's names of its pieces."""
     is_gpt = model.architecture == "gpt"
     block: dict[str, tuple[str, ...]] = {**(_GPT if is_gpt else _LLAMA)}
     if not is_gpt and model.experts is None:

@@ -46,12 +46,12 @@ class Network:
 
 
 def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -> Network:
-    """Build a run's model on torch's default device with the weights of this seed; without weights on meta.
+    """Build a run's model with the weights of this seed on torch's default device (no weights on ``meta``).
 
     Raises:
         UserError: foreign code or a foreign configuration cannot be used.
-        ValueError: the model has no linear layer that can follow the recipe, or a matrix that it does not
-            reach and ``model.allow`` does not name.
+        ValueError: the model has no linear layer that can follow the recipe, or it has a matrix that the
+            recipe does not reach and ``model.allow`` does not name.
     """
     if config.model.is_built_in:
         module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
