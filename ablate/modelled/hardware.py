@@ -34,17 +34,17 @@ PEAKS: dict[str, Peaks] = {
     "MI350X": Peaks(2307, 4614, 9227, 8, 288, "AMD Instinct MI350X datasheet, dense", nvfp4=False),
     "MI355X": Peaks(2517, 5033, 10066, 8, 288, "AMD Instinct MI355X datasheet, dense", nvfp4=False),
 }
-"""By a part of the device's name, the longer of two such parts first. A card's own clock and power limit may
-keep it below its peak."""
+"""Keys are parts of device names, longer ones first where a name has two. A card's own clock and power limit
+may keep it below its peak."""
 
 
 def peaks_of(device_name: str) -> Peaks | None:
-    """Return the peaks of a device by its name, or None for an unknown device."""
+    """Find the peaks of a device by its name; None for an unknown device."""
     return next((peaks for name, peaks in PEAKS.items() if name in device_name), None)
 
 
 def peak_tflops(device_name: str, fmt: str) -> float | None:
-    """Return a device's dense peak for operands of a format in TFLOP/s, or None if it is unknown."""
+    """Find a device's dense peak for operands of a format in TFLOP/s; None if it is unknown."""
     peaks = peaks_of(device_name)
     if peaks is None:
         return None

@@ -1,8 +1,8 @@
 """What an arm needs on named hardware, *modelled*: memory of a device, whether it fits, and GPU-hours.
 
 The peak memory of a training step, by part, is the largest of the step's moments: the loss, each stage of
-each block's backward pass, and the embedding. Counted are, tensor by tensor, what a block of
-``ablate.models.decoder`` keeps by torch's autograd, and what a linear layer's GEMMs allocate
+each block's backward pass, and the embedding. Each tensor is counted that a block of
+``ablate.models.decoder`` keeps by torch's autograd, or that a linear layer's GEMMs allocate
 (``ablate.layers.linear`` and the back ends). Two operations differ by device: attention is written out with
 its scores on the CPU and fused on a GPU; the root mean square norm is fused on a GPU only. ``torch.compile``
 may keep less than counted here. Several devices (FSDP2) share weights, gradients and moments evenly; two
@@ -102,7 +102,7 @@ class OnHardware:
 
 @cache  # one `ablate plan` asks several times, of thousands of arms
 def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> OnHardware | None:
-    """Return an arm's needs on ``hardware``, of ``PEAKS`` or ``CPU``; None for the user's own code."""
+    """Model what an arm needs on ``hardware`` (of ``PEAKS``, or ``CPU``); None for the user's own code."""
     if not config.model.is_built_in or config.trainer is not None:
         return None
     where = None if hardware == CPU else hardware
@@ -128,10 +128,10 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
 
 
 def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str | None) -> StepMemory:
-    """Return the peak memory of a step on one device of a run.
+    """Model the peak memory of a step on one device of a run.
 
-    ``config`` has a built-in model; of its recipe the phase with the largest memory counts. ``hardware`` is a
-    name of ``PEAKS``, or None for the CPU.
+    ``config`` must have a built-in model. The phase of its recipe with the largest memory counts.
+    ``hardware`` is a name of ``PEAKS``, or None for the CPU.
     """
     model, training, recipe = config.model, config.training, config.recipe
     layers = {layer.name: layer for layer in linear_layers(model, config.vocab_size)}
@@ -178,7 +178,7 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
     accumulates = training.batch_size > sequences * devices
 
     def moment(activations: int, *, finished: int = of_head, working: int = waiting) -> Memory:
-        """Return a moment without the GEMMs' allocations.
+        """Add up a moment without the GEMMs' allocations.
 
         ``finished``: bytes of this pass's final gradients; if passes accumulate, all gradients exist already.
         ``working``: bytes of all other gradients.
@@ -187,7 +187,7 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
         return held + Memory(gradients=gradients, activations=activations)
 
     def gemms(name: str, rows: int, at_use: int) -> list[Memory]:
-        """Return the moments of a layer's Dgrad and Wgrad."""
+        """List the moments of a layer's Dgrad and Wgrad, in every phase."""
         shape, peaks = layers[name], None if hardware is None else PEAKS[hardware]
         return [
             one
@@ -206,7 +206,7 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
         yield moment(model.layers * kept + _norm_backward(work))
 
     def blocks() -> Iterator[Memory]:
-        """Yield the moments of the blocks' backward pass."""
+        """Yield the moments of the blocks' backward pass, from the last block to the first."""
         gathered = Memory(weights=is_sharded * 2 * at_use * of_block)
         for done, index in enumerate(reversed(range(model.layers))):
             below = index * kept + twice * work.rows(model.width)
@@ -251,11 +251,10 @@ class _Pass:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the pass."""
         return self.sequences * self.seq_len
 
     def rows(self, width: int) -> int:
-        """Return the bytes of a bf16 matrix of this width with one row per token."""
+        """Bytes of a bf16 matrix of this width with one row per token."""
         return _BF16 * self.tokens * width
 
     @property
@@ -281,7 +280,7 @@ class _Stage:
 
 
 def _block_stages(work: _Pass) -> tuple[int, list[_Stage]]:
-    """Return the bytes that a block keeps, and the stages of its backward pass in order."""
+    """Bytes that a block keeps, and the stages of its backward pass in order."""
     attention_kept, attention_stages = _attention(work)
     residual = work.rows(work.model.width)  # the gradient that flows past both halves
     if work.model.experts is None:  # SwiGLU or GELU after its norm
@@ -295,7 +294,7 @@ def _block_stages(work: _Pass) -> tuple[int, list[_Stage]]:
 
 
 def _norm_backward(work: _Pass) -> int:
-    """Return the bytes alive in a norm's backward pass: kept tensors, gradients and their products."""
+    """Bytes alive in a norm's backward pass: kept tensors, gradients and their products."""
     inputs = work.rows(work.model.width)
     if work.model.architecture == "llama" and not work.on_gpu:
         return work.norm + inputs + 3 * 2 * inputs  # in fp32
@@ -303,12 +302,12 @@ def _norm_backward(work: _Pass) -> int:
 
 
 def _above(below: int, stages: list[_Stage]) -> list[_Stage]:
-    """Return stages with more bytes alive."""
+    """Add bytes that are alive during every stage."""
     return [replace(stage, live=below + stage.live) for stage in stages]
 
 
 def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, list[_Stage]]:
-    """Return the bytes kept in addition to the input, and the stages down to the input's gradient.
+    """Bytes kept in addition to the input, and the stages down to the input's gradient.
 
     ``ffn``: bytes of a matrix with these rows and the inner width. Kept: the first layer's result and the
     second layer's input; SwiGLU also keeps silu(gate).
@@ -327,7 +326,7 @@ def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, lis
 
 
 def _experts(work: _Pass) -> tuple[int, list[_Stage]]:
-    """Return the bytes and stages of a mixture of experts and its norm; experts share the tokens evenly."""
+    """Bytes and stages of a mixture of experts and its norm; experts share the tokens evenly."""
     model = work.model
     assert model.experts is not None
     width = work.rows(model.width)
@@ -354,7 +353,7 @@ def _experts(work: _Pass) -> tuple[int, list[_Stage]]:
 
 
 def _attention(work: _Pass) -> tuple[int, list[_Stage]]:
-    """Return the bytes that attention and its norm keep, and its stages down to the block's input."""
+    """Bytes that attention and its norm keep, and its stages down to the block's input."""
     model, width = work.model, work.rows(work.model.width)
     head_dim = model.width // model.heads
     kv_heads = model.heads if model.kv_heads is None else model.kv_heads
@@ -386,21 +385,21 @@ def _attention(work: _Pass) -> tuple[int, list[_Stage]]:
 def _moments(
     recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
 ) -> tuple[Memory, ...]:
-    """Return the allocations in the backward pass of a layer with weight [n, k] for m rows, beside x and dy.
+    """Allocations in the backward pass of a layer with weight [n, k] for m rows, without x and dy.
 
     ``at_use``: bytes per element of the weight as the layer receives it.
     """
     native = {name: peaks is not None and has_unit(recipe.gemm(name), peaks) for name in GEMMS}
 
     def copy(gemm: Gemm, policy: OperandPolicy, elements: int) -> int:
-        """Return the bytes of an operand's copy for its GEMM."""
+        """Bytes of an operand's copy for its GEMM, and of its mask."""
         if policy.is_untouched:
             return 0
         emulated = _FP32 if policy.is_fp32 else _BF16
         return round(((operand_bytes(policy) if native[gemm] else emulated) + policy.mask) * elements)
 
     def scratch(gemm: Gemm, elements: int) -> int:
-        """Return what an emulated GEMM's result takes before a factor is applied; on a GPU and after it."""
+        """Bytes of an emulated GEMM's result before a factor is applied; on a GPU also after it."""
         sides = (recipe.gemm(gemm).left, recipe.gemm(gemm).right)
         if native[gemm]:
             return 0
@@ -410,7 +409,7 @@ def _moments(
         return _BF16 * is_scaled * elements
 
     def back(forward: OperandPolicy, *, doubly: bool) -> int:
-        """Return the bytes per element for taking a gradient back through a forward operand's quantiser."""
+        """Bytes per element for taking a gradient back through a forward operand's quantiser."""
         masked = _BF16 + 1 if forward.mask else 0
         rotated = doubly and forward.hadamard
         if peaks is None:

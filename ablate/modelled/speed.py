@@ -48,9 +48,9 @@ RATES: dict[Rate, float] = {
 """What limits a kernel, and the share of the published peak that it reaches.
 
 ``gemm16``, ``gemm8``, ``gemm4`` and ``memory`` are geometric means over the kernels of
-``benchmarks/speed_model.py``; ``memory`` is that of quantising, for all that is only moved. ``attention16``
-(of the bf16 peak) and ``attention8`` (of the FP8 peak): so that of the steps of ``spread.CALIBRATION`` with
-such attention the median one is as long as measured.
+``benchmarks/speed_model.py``; ``memory`` is measured on quantising and used wherever data is only moved.
+``attention16`` (of the bf16 peak) and ``attention8`` (of the FP8 peak) are chosen by the steps of
+``spread.CALIBRATION`` with such attention: the modelled time of the median one equals the measured time.
 """
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")
@@ -58,7 +58,7 @@ HARDWARE = ("B200", "B300", "MI355X", "H100")
 _UNNAMED = LayerPlace(name="", block=None, num_blocks=0, is_head=False)
 """A layer that no rule matches."""
 _RESULTS: dict[Gemm, str] = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}
-"""By GEMM the tensor that has the shape of its result."""
+"""For each GEMM, the tensor that has the shape of its result."""
 _BF16_BYTES = 2.0
 _BITS = {"4": 4.0, "6": 6.0, "8": 8.0}
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2
@@ -113,11 +113,11 @@ class TokenTime:
     seconds: Mapping[tuple[Part, Kernel], float]
 
     def of(self, *parts: Part) -> float:
-        """Return the seconds of some parts."""
+        """Sum the seconds of some parts, or of the whole step if none is named."""
         return sum(self.by_kernel(*parts).values())
 
     def by_kernel(self, *parts: Part) -> dict[Kernel, float]:
-        """Return the seconds of some parts, or of the whole step, by kind of kernel."""
+        """Sum the seconds of some parts, or of the whole step if none is named, by kind of kernel."""
         found: dict[Kernel, float] = {}
         for (part, kernel), seconds in self.seconds.items():
             if not parts or part in parts:
@@ -126,12 +126,12 @@ class TokenTime:
 
     @property
     def total(self) -> float:
-        """The time of a whole step per token."""
+        """Seconds per token of the whole step."""
         return self.of()
 
 
 def workload_of(config: ArmConfig) -> Workload:
-    """Return a study's own workload, on one device."""
+    """Read the workload of an arm's own configuration, on one device."""
     return Workload(
         model=config.model,
         vocab_size=config.vocab_size,
@@ -152,7 +152,7 @@ LLAMA_8B = Workload(
 
 @lru_cache(maxsize=1024)  # a report needs each arm's and the baseline's several times
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
-    """Return the modelled time of a token in the run's last phase, or None without the required units."""
+    """Model the time of a token in the run's last phase; None if the hardware lacks a unit for it."""
     peaks = PEAKS[hardware]
     tokens, weights = work.device_tokens, 0
     seconds: defaultdict[tuple[Part, Kernel], float] = defaultdict(float)
@@ -183,7 +183,7 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
 
 
 def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens: int) -> float | None:
-    """Return modelled seconds per token over a whole run, phases weighted by their share of the tokens.
+    """Model the seconds per token of a whole run, phases weighted by their share of the tokens.
 
     None if the hardware lacks the units for any phase.
     """
@@ -201,7 +201,7 @@ def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens:
 
 
 def fp4_share(work: Workload, recipe: Recipe) -> float:
-    """Return the share of the training FLOPs with both operands in FP4.
+    """Compute the share of the training FLOPs with both operands in FP4, in the run's last phase.
 
     FLOPs are those of all linear layers including the head and of causal attention, forward and backward.
     """
@@ -217,7 +217,7 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
 
 
 def _rate(peaks: Peaks, rate: Rate) -> float:
-    """Return operations or bytes per second."""
+    """Operations or bytes per second."""
     peak = {
         "gemm16": peaks.bf16,
         "gemm8": peaks.fp8,
@@ -231,7 +231,7 @@ def _rate(peaks: Peaks, rate: Rate) -> float:
 
 
 def _layers(work: Workload, recipe: Recipe) -> Counter[tuple[int, int, float, LayerRecipe]]:
-    """Count the linear layers of each inputs, outputs, share of the tokens, and recipe in the last phase."""
+    """Count equal linear layers by inputs, outputs, share of the tokens, and recipe in the last phase."""
     layers = linear_layers(work.model, work.vocab_size)
     where = layer_places(layers)
     return Counter(
@@ -241,20 +241,20 @@ def _layers(work: Workload, recipe: Recipe) -> Counter[tuple[int, int, float, La
 
 
 def _bits(policy: OperandPolicy) -> float:
-    """Return the bits per element, without scales."""
+    """Bits per element, without scales."""
     if policy.is_high_precision:
         return 16.0
     return next(bits for digit, bits in _BITS.items() if digit in policy.format.partition("_")[0])
 
 
 def operand_bytes(policy: OperandPolicy) -> float:
-    """Return the bytes per element, including its share of a block's scale."""
+    """Compute the bytes per element, including its share of a block's scale."""
     block = {"1x32": 1 / 32, "1x16": 1 / 16}.get(DEFAULT_BLOCK.get(policy.format, "none"), 0.0)
     return _bits(policy) / 8 + block
 
 
 def _unit(policy: GemmPolicy, peaks: Peaks) -> Unit | None:
-    """Return the rate of the wider operand; None without a unit for a format (none has E3M0, NVINT4, IF4)."""
+    """Choose the unit of the wider operand; None if a format has none (E3M0, NVINT4 and IF4 nowhere have)."""
     if any(side.format.endswith(("e3m0", "nvint4", "if4")) for side in (policy.left, policy.right)):
         return None
     bits = max(_bits(policy.left), _bits(policy.right))
@@ -271,14 +271,14 @@ def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
 
 
 def _slower(flops: float, unit: Unit, moved: float, peaks: Peaks) -> float:
-    """Return the longer of arithmetic and memory in seconds."""
+    """Seconds of arithmetic or of memory, whichever is longer."""
     return max(flops / _rate(peaks, unit), moved / _rate(peaks, "memory"))
 
 
 def _quantise_seconds(
     layer: LayerRecipe, elements: dict[str, int], peaks: Peaks
 ) -> Iterator[tuple[Part, Kernel, float]]:
-    """Yield each tensor's (part, kernel, seconds) of quantising, all its copies in one read."""
+    """Yield (part, kernel, seconds) of quantising each tensor; all its copies are made in the same reads."""
     uses: dict[str, list[OperandPolicy]] = {}
     for _, operand, policy in layer.operands():
         if _bits(policy) < 16:
@@ -298,7 +298,7 @@ def _quantise_seconds(
 
 
 def _rest(work: Workload) -> tuple[float, float]:
-    """Return a token's forward FLOPs of causal attention, and its bytes of all pointwise operations.
+    """Forward FLOPs of causal attention per token, and bytes of all pointwise operations per token.
 
     Bytes in bf16: two norms and two residual sums, rotary positions, the feed-forward's activation (per
     expert of the token), and twice the logits.

@@ -1,18 +1,18 @@
-"""How far off the modelled speed may be, from how far off it was on the steps that it is calibrated on.
+"""How far off the modelled speed may be, judged by its errors on the steps that it is calibrated on.
 
-The steps (``CALIBRATION``) are public measurements of training speed. Tokens per second are of one device.
+The steps (``CALIBRATION``) are public measurements of training speed. Tokens per second are per device.
 Steps are whole: forward, backward, optimizer and communication, without evaluation. All have a bf16 head;
 those in NVFP4 have FP8 attention (by their configurations), the others bf16 attention.
-``benchmarks/speed_model.py`` has measurements that no rate was chosen by.
+``benchmarks/speed_model.py`` has more measurements, by which no rate was chosen.
 
-Each kind of kernel (``speed.Kernel``) is taken to be off by a factor of its own, exp(s ε), with independent
+Each kind of kernel (``speed.Kernel``) is assumed to be off by its own factor exp(s ε), with independent
 standard normal ε: devices, software and shapes differ. The log of a step's time is then off by
 s √(Σ share²), over the shares of the kernels in it, and the log of a speed-up by
 s √(Σ (difference of shares)²): what both recipes have in common cancels.
 
-s² = Σ (r² / Σ share²) / (n − 2) over the n steps, where r is the log of modelled over measured time, and 2
-are the rates that were chosen by these steps. Ranges are 95 %, by Student's t with n − 2 degrees of freedom.
-They hold for well-tuned steps of a few devices that share data alone, not for what ``speed`` leaves out.
+s² = Σ (r² / Σ share²) / (n − 2) over the n steps, where r is the log of modelled over measured time, and 2 is
+the number of rates chosen by these steps. Ranges are 95 %, by Student's t with n − 2 degrees of freedom.
+They hold for well-tuned data-parallel steps on a few devices, not for what ``speed`` leaves out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TimedStep:
 
     @property
     def time(self) -> TokenTime:
-        """The modelled time of a token."""
+        """The modelled time of a token on the hardware of the measurement."""
         found = token_time(self.work, self.recipe, self.hardware)
         assert found is not None  # measured there, so it has every unit
         return found
@@ -92,12 +92,12 @@ CALIBRATION: tuple[TimedStep, ...] = (
     _mlperf("MI355X", "AMD/MI355X_EPYC_9575F_pytorch", FP8, 32, 31_423),
     _mlperf("MI350X", "AMD/MI350X_EPYC_9575F_pytorch", FP8, 32, 25_515, LOW_POWER),
 )
-"""Llama 3.1 8B of MLPerf Training v5.1 on eight devices, which share data alone: the fastest submission of
-each hardware and format, the median of its ten logs' medians, as ``ablate import`` reads them. Source:
+"""Llama 3.1 8B of MLPerf Training v5.1 on eight data-parallel devices: the fastest submission of each
+hardware and format, the median of its ten logs' medians, as ``ablate import`` reads them. Source:
 mlcommons/training_results_v5.1, commit 441d65f."""
 
 _CHOSEN = 2
-"""Rates that were chosen by the steps: both of attention."""
+"""Number of rates chosen by the steps: attention's two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +109,17 @@ class Range:
     high: float
 
     def times(self, factor: float) -> Range:
-        """Return the range of a multiple."""
+        """Multiply the estimate and its range."""
         return Range(estimate=self.estimate * factor, low=self.low * factor, high=self.high * factor)
 
 
 def seconds_range(time: TokenTime) -> Range:
-    """Return the seconds of a whole step per token."""
+    """Model the seconds per token of a whole step, with their range."""
     return _range(time.total, _shares(time.by_kernel()))
 
 
 def speed_up(slow: Mapping[Kernel, float], fast: Mapping[Kernel, float]) -> Range:
-    """Return how much faster ``fast`` is than ``slow``, both in seconds by kind of kernel."""
+    """Model how many times faster ``fast`` is than ``slow``, both in seconds by kind of kernel."""
     one, other = _shares(slow), _shares(fast)
     apart = {kernel: one.get(kernel, 0.0) - other.get(kernel, 0.0) for kernel in {**one, **other}}
     return _range(sum(slow.values()) / sum(fast.values()), apart)
@@ -127,7 +127,7 @@ def speed_up(slow: Mapping[Kernel, float], fast: Mapping[Kernel, float]) -> Rang
 
 @cache
 def kernel_spread() -> float:
-    """Return s, the standard deviation of the log of a kernel's speed."""
+    """Compute s, the standard deviation of the log of a kernel's speed."""
     squares = (
         math.log1p(step.deviation) ** 2 / _square(_shares(step.time.by_kernel())) for step in CALIBRATION
     )
@@ -149,7 +149,7 @@ def _square(shares: Mapping[Kernel, float]) -> float:
 
 
 def student(share: float, degrees: float) -> float:
-    """Return a quantile of Student's t (Fisher and Cornish 1960), to 1 % from 2 degrees of freedom up."""
+    """Compute a quantile of Student's t to 1 % from 2 degrees of freedom up (Fisher and Cornish 1960)."""
     z = NormalDist().inv_cdf(share)
     terms = (
         (z**3 + z) / 4,
