@@ -1,7 +1,7 @@
-"""What a recipe reaches in a model: matrices and FLOPs in low precision, and by name all that it does not.
+"""What a recipe reaches in a model: matrices and FLOPs in low precision, and the names of the rest.
 
-A matrix costs each of the three GEMMs 2 × its elements per token, at every place where the model holds it; of
-experts all are counted, of a convolution one position. Plain data without torch, for planning too.
+A matrix costs each of the three GEMMs 2 × its elements FLOPs per token, at every place where the model holds
+it. All experts are counted; of a convolution, one position. Plain data without torch, for planning too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Matrix:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its names."""
+        """Its names at all places."""
         return (self.name, *self.also)
 
     @property
@@ -61,7 +61,7 @@ class Coverage:
     """The matrices of a model with their GEMMs in low precision, and why a matrix has none.
 
     A GEMM counts if it is in low precision at any time of the run. ``low``: name → GEMMs. ``uncovered``: name
-    → why. ``notes``: what else is to be known, in lines. ``str()`` gives a short text.
+    → why. ``notes``: further lines. ``str()`` gives a short text.
     """
 
     matrices: tuple[Matrix, ...]
@@ -70,7 +70,7 @@ class Coverage:
     notes: tuple[str, ...] = ()
 
     def count(self, gemm: Gemm) -> int:
-        """Return the number of matrices that this GEMM multiplies by in low precision."""
+        """Count the matrices that this GEMM has in low precision."""
         return sum(gemm in gemms for gemms in self.low.values())
 
     def share(self, gemm: Gemm) -> float:
@@ -85,7 +85,7 @@ class Coverage:
         return tuple(matrix.name for matrix in self.matrices if matrix.out_of_reach is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain data: each GEMM's matrices and share of FLOPs in low precision, and ``uncovered``."""
+        """Return plain data: per GEMM the matrices and share of FLOPs in low precision, and ``uncovered``."""
         gemms: dict[str, Any] = {
             gemm: {"matrices": self.count(gemm), "flops_share": self.share(gemm)} for gemm in GEMMS
         }
@@ -116,7 +116,7 @@ def coverage_of(
     skip: Collection[str] = (),
     notes: Iterable[str] = (),
 ) -> Coverage:
-    """Return what a recipe reaches; ``where`` has the places of all matrices that it can reach.
+    """Find what a recipe reaches; ``where``: the places of all matrices within its reach.
 
     ``skip``: shell patterns of names that the user leaves unchanged.
     """
@@ -150,8 +150,8 @@ def coverage_faults(
 ) -> Iterator[tuple[str, str]]:
     """Yield (what, hint) for matrices out of reach that nothing allows, and for patterns that name nothing.
 
-    A recipe in high precision bypasses nothing; heads and what ``skip`` names are not asked for. ``key``: how
-    the user writes ``allow``.
+    With a recipe in high precision, none counts as out of reach. Heads and matrices in ``skip`` never do.
+    ``key``: how the user writes ``allow``.
     """
     known = list(matrices)
     out = [matrix for matrix in known if matrix.out_of_reach is not None]
@@ -176,7 +176,7 @@ def _idle_patterns(
 
 
 def _with_reasons(matrices: Iterable[Matrix], reasons: Mapping[str, str]) -> list[str]:
-    """List the matrices that have a reason, those with the same one together."""
+    """List the matrices that have a reason, grouped by reason."""
     groups: dict[str, list[str]] = {}
     for matrix in matrices:
         if matrix.name in reasons:

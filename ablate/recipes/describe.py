@@ -35,7 +35,7 @@ def _operand(policy: OperandPolicy) -> str:
     if policy.block in ("16x16", "32x32"):
         label += f"[{policy.block}]"
     label += _ROUNDING[policy.rounding]
-    # SR alone implies Tseng's 3/4 under his paper's scale rule, else no prescale.
+    # A bare SR means Tseng's prescale of 3/4 under that paper's scale rule, and no prescale under others.
     is_tseng = (policy.format, policy.scale, policy.rounding) == ("mxfp4", "floor", "stochastic")
     if policy.is_stochastic and policy.prescale != (0.75 if is_tseng else 1.0):
         label += f"×{policy.prescale:.3g}"
@@ -77,7 +77,7 @@ def describe_place(rule: LayerRule) -> str:
 
 
 def describe(recipe: Recipe) -> str:
-    """Describe a whole recipe in one line: its only rule or the number of rules, and that of phases."""
+    """Describe a whole recipe in one line: a single rule in words, several rules and phases by number."""
     parts, rules, phases = [describe_layer(recipe)], recipe.rules, recipe.phases
     if len(rules) == 1:
         parts.append(f"{describe_place(rules[0])} {describe_layer(rules[0].recipe)}")
@@ -98,7 +98,7 @@ def describe_deoscillate(found: Deoscillate) -> str:
 
 
 def describe_start(found: Later) -> str:
-    """Describe from which point of the run on."""
+    """Describe a start, e.g. ``from 10% of the budget on``."""
     if found.from_fraction is not None:
         return f"from {found.from_fraction:.0%} of the budget on"
     return f"from {found.from_tokens:,} tokens on"

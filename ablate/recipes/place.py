@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlace:
-    """A linear layer's name, its block (None outside the blocks), the number of blocks, and ``is_head``."""
+    """Where a linear layer is in its model; ``block``: None outside the blocks."""
 
     name: str
     block: int | None
@@ -70,9 +70,9 @@ def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:
 
 
 def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tuple[int | None, str, str]]:
-    """Yield the rules that decide nothing in a model, and rules that leave the recipe itself no layer.
+    """Yield (index, what is wrong, hint) for each rule that decides nothing in a model.
 
-    Each as its index, what is wrong, and a hint; None for all rules together.
+    Index None: all rules together leave no layer for the recipe itself.
     """
     naming = {
         name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
@@ -97,7 +97,7 @@ def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tup
 
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:
-    """Return the (rows, columns) that share a scale, columns along the contraction axis; else (1, 1)."""
+    """Return the (rows, columns) that share a scale, columns along the contraction axis; (1, 1) if none."""
     shape = policy.block if policy.block != "none" else policy.scale
     if shape[0].isdigit():
         rows, columns = shape.removesuffix("_pow2").split("x")
@@ -112,10 +112,10 @@ def group_size(policy: OperandPolicy) -> int:
 
 
 def token_group(recipe: LayerRecipe) -> int:
-    """Return the number to whose multiples a layer's tokens are filled up with zeros.
+    """Return the number that must divide a layer's tokens, which are filled up with zeros.
 
-    A block, tile or Hadamard group with such zeros has the same scale, but for ``quest``, whose standard
-    deviation counts them; the zeros add nothing to a product.
+    The zeros change no scale of a block, tile or Hadamard group, except with ``quest``, whose standard
+    deviation counts them. They add nothing to a product.
     """
     groups = [1]
     for gemm, operand, policy in recipe.operands():
@@ -127,9 +127,9 @@ def token_group(recipe: LayerRecipe) -> int:
 def features_fault(
     recipe: LayerRecipe, name: str, *, inputs: int, outputs: int
 ) -> tuple[str, int, int] | None:
-    """Return a layer's first features that a block, tile or Hadamard group does not divide; None if all fit.
+    """Return (what is wrong, size, needed divisor) for the first side that does not fit; None if both fit.
 
-    In words, then their number, and what must divide it.
+    A block, tile or Hadamard group must divide the number of features.
     """
     sizes = {"K": (inputs, "in-features"), "N": (outputs, "out-features")}
     for gemm, operand, policy in recipe.operands():

@@ -122,8 +122,8 @@ class OperandPolicy:
     step or call (forward pass), or per call for Dgrad and Wgrad together (backward). ``permute`` draws a
     permutation within the group with the signs; without signs each call.
     ``rotated_bf16`` rounds the rotated values to bf16 before they are quantised.
-    ``source``: ``forward`` takes the forward GEMM's dequantised operand ("double quantisation"; on bf16
-    without a second one), ``forward_bf16`` that rounded to bf16.
+    ``source``: ``forward`` takes the forward GEMM's dequantised operand ("double quantisation"; in bf16
+    it is not quantised again), ``forward_bf16`` this operand rounded to bf16.
     ``mask``: the gradient of a forward operand is zero where its scaled value is 6 or more (Quartet).
     """
 
@@ -149,7 +149,6 @@ class OperandPolicy:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
-        """Return the contradiction in one operand's policy, or None."""
         if self.scale not in SCALES[self.format]:
             return f"scale '{self.scale}' on {self.format} (it takes {', '.join(SCALES[self.format])})"
         blocks = BLOCKS.get(self.format, ("none",))
@@ -210,17 +209,20 @@ class OperandPolicy:
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether one fp32 scale is of the whole tensor, and is applied to the accumulator."""
+        """Whether the whole tensor has one fp32 scale, which is applied to the accumulator."""
         return self.scale in ("tensor", "delayed", "two_level", "two_level_ue5m3", *MS_EDEN, *_FOUR_SIX)
 
     @property
     def is_fp32(self) -> bool:
-        """Whether fp32 scales within the tensor make its dequantised values inexact in bf16."""
+        """Whether bf16 cannot hold its dequantised values exactly, because parts of it have fp32 scales."""
         return self.scale in ("row", "1x128", "128x128", "searched", *_OUTER) or self.format == "if4"
 
     @property
     def has_fixed_grid(self) -> bool:
-        """Whether quantised values lie where the tensor itself says, each in its own place."""
+        """Whether it is in low precision and its values follow from the tensor alone, element by element.
+
+        No random numbers, no history of scales and no rotation.
+        """
         drawn = self.is_stochastic or self.scale in (*MS_EDEN, "delayed")
         return not (self.is_high_precision or drawn or self.hadamard)
 
@@ -275,7 +277,6 @@ class LayerRecipe:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
-        """Return the contradiction between the GEMMs, or None."""
         forward, backward = self.fprop.right, self.dgrad.right
         square = ("32x32", "16x16", "128x128", "128x128_pow2")
         shared = forward.block in square or forward.scale in square
@@ -307,7 +308,7 @@ class LayerRecipe:
         return None
 
     def gemm(self, name: Gemm) -> GemmPolicy:
-        """Return the policy of one GEMM."""
+        """Return the policy of one GEMM, by its name."""
         policy: GemmPolicy = getattr(self, name)
         return policy
 
@@ -355,7 +356,7 @@ class LayerRule(SomeLayers):
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class Later:
-    """What begins in the course of the run; without either of the two, with the run."""
+    """What begins later in the run; with neither key, at the start of the run."""
 
     from_tokens: int | None = key(None, "training tokens seen", ge=0, strict=True)
     from_fraction: float | None = key(None, "share of the token budget", gt=0, lt=1, strict=True)
@@ -388,8 +389,8 @@ class Phase(Later):
 class Deoscillate(Later):
     """Set oscillating weights to their quantised value (OsciReset), once in a window of optimizer steps.
 
-    A weight oscillates where its quantised value has moved ``threshold`` times as far as it has itself, or
-    more. What the layers do with it is in ``ablate.layers.deoscillation``.
+    A weight oscillates if its quantised value has moved at least ``threshold`` times as far as the weight.
+    What the layers do with it is in ``ablate.layers.deoscillation``.
     """
 
     window: int = key(200, "optimizer steps between two resets", gt=0, strict=True)
@@ -420,7 +421,6 @@ class Recipe(Section, LayerRecipe):
     deoscillate: Deoscillate | None = None
 
     def _fault(self) -> str | None:
-        """Return the contradiction between the parts of the recipe, or None."""
         if fault := super()._fault():
             return fault
         if self.deoscillate is None:
@@ -437,7 +437,7 @@ class Recipe(Section, LayerRecipe):
 
     @property
     def later(self) -> tuple[Later, ...]:
-        """What begins in the course of the run."""
+        """All that begins later in the run: phases, then resets."""
         return (*self.phases, *(() if self.deoscillate is None else (self.deoscillate,)))
 
     @property
@@ -447,5 +447,5 @@ class Recipe(Section, LayerRecipe):
 
     @property
     def is_ever_low(self) -> bool:
-        """Whether some layer may follow low precision at some time."""
+        """Whether any layer may be in low precision at any time."""
         return not all(part.is_high_precision for part in self.parts)

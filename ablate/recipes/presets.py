@@ -2,12 +2,12 @@
 
 ``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands. The table of
 docs/numerics.md is generated from them; the page says what a name that ends in ``-code`` means, and what is
-left out. They stand in ``presets.json``, each with
+left out. ``presets.json`` has these keys for each:
 
 ``recipe``: as a study file writes it.
-``like``: an entry before it, whose keys it has where it does not have its own.
+``like``: an earlier entry, which gives the keys that this one leaves out.
 ``published``, ``assumed``: what the source states, and what is our choice.
-``checked``: the file, with 12 digits of its commit, that the numbers were held against; without it the
+``checked``: the file, with 12 digits of its commit, against which the numbers were checked; by default the
 publication. Bits were *compared with* what ``benchmarks/oracles.py`` runs; what could not be run was *read*.
 """
 

@@ -4,7 +4,7 @@
 GEMM can differ (``wgrad: {stabiliser: dht}``), one operand of it (``wgrad: {dy: {rounding: stochastic}}``),
 some layers (``layers: [{first: 2, recipe: bf16}]``) or some part of the run (``phases: [{from_fraction: 0.9,
 recipe: bf16}]``). ``preset`` starts from a published recipe instead. A meaningless combination (a stabiliser
-without an FP4 GEMM) raises ``SenselessRecipe``; otherwise an arm would run as another one under a false name.
+without an FP4 GEMM) raises ``SenselessRecipe``; otherwise an arm would run as another one under a wrong name.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ else:  # from the dict itself, so that the schema and the hints always agree
 
 
 def expand_word(value: Any) -> Any:
-    """Return the recipe that a word abbreviates; return any other value unchanged."""
+    """Replace a recipe's word by its mapping; an unknown word is an error, any other value stays."""
     if not isinstance(value, str):
         return value
     if value not in SHORT_RECIPES:
@@ -210,7 +210,7 @@ class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
 
 @contextmanager
 def _at(*path: str | int) -> Iterator[None]:
-    """Give what contradicts itself in a part of a recipe the path of that part."""
+    """Put the path of a part before that of a contradiction in it, also of one that pydantic found."""
     try:
         yield
     except SenselessRecipe as fault:
@@ -221,7 +221,7 @@ def _at(*path: str | int) -> Iterator[None]:
 
 
 def read_recipe(given: Any) -> Recipe:
-    """Return the recipe that a word or a mapping of Python or of the command line stands for.
+    """Read a recipe that Python or the command line gives as a word or a mapping.
 
     A study file's own recipes are read with the whole file, so that each fault has its line.
 
@@ -280,14 +280,14 @@ def _published(name: str) -> Recipe:
 
 
 def _adding(layer: LayerRecipe, accumulate: Accumulate) -> LayerRecipe:
-    """Let the NVFP4 GEMMs of a recipe add as the study asks."""
+    """Let the NVFP4 GEMMs of a recipe sum as ``accumulate`` says."""
     gemms = {gemm: layer.gemm(gemm) for gemm in GEMMS}
     changed = {gemm: replace(one, accumulate=accumulate) for gemm, one in gemms.items() if one.is_nvfp4}
     return replace(layer, **changed)
 
 
 def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
-    """Expand what a recipe says of each layer; refuse what no GEMM would use."""
+    """Expand a recipe for one layer; refuse keys that no GEMM would use."""
     if len(set(spec.gemms)) != len(spec.gemms):
         raise SenselessRecipe(f"a GEMM is named twice in {spec.gemms}", "gemms")
     said = {
@@ -340,7 +340,7 @@ def _is_low(fmt: str) -> bool:
 
 
 def _policy(spec: LayerRecipeSpec, gemm: Gemm, own: dict[str, Any], whole: dict[str, Any]) -> GemmPolicy:
-    """Return a GEMM's operands; ``own``: the keys written for it; ``whole``: with those of the recipe."""
+    """``own``: the keys written for this GEMM; ``whole``: these and the recipe's."""
     start = _published(spec.preset).gemm(gemm) if spec.preset else None
     anew = {name: value for name, value in own.items() if name not in STORED}
     if start is not None and anew and "format" not in anew:
@@ -365,10 +365,7 @@ def _policy(spec: LayerRecipeSpec, gemm: Gemm, own: dict[str, Any], whole: dict[
 
 
 def _operand(name: str, whole: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an operand as the keys of its whole GEMM say.
-
-    Stochastic rounding takes Tseng's 3/4 prescale where values can clip under the MXFP4 scale rule.
-    """
+    """``whole``: the keys of its GEMM. SR takes Tseng's 3/4 prescale if the MXFP4 scale rule can clip."""
     fmt, scale, parts = whole["format"], whole["scale"], whole["stabiliser"].split("+")
     if fmt in HIGH_FORMATS:
         return {"format": fmt}

@@ -1,7 +1,8 @@
 """The arms of a study: built, checked, and folded where their configurations are equal.
 
 Two equal named arms are a mistake. Equal cells of a grid are normal (without an FP4 GEMM the Hadamard size
-has no effect): they are listed, and run once. Rules and phases that change no layer make no other arm.
+has no effect): they are listed, and run once. An arm whose rules and phases change no layer equals the arm
+without them.
 
 How it fails: faults are added to the collector. An arm with a broken or circular chain of ``from`` is not
 checked any further.
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Arms:
-    """The arms of one file. ``cells``: those of the grid, with the names of their arms, None if dropped."""
+    """The arms of one file. ``cells``: the grid's cells, each with the name of the arm that runs, or None."""
 
     def __init__(self, faults: Faults, folder: FilePath) -> None:
         self.arms: dict[str, ResolvedArm] = {}
@@ -72,7 +73,7 @@ class Arms:
         return tuple(((*where, key), (key,)) for key, _ in written if key in SECTIONS)
 
     def _known(self, at: Path) -> str | None:
-        """Return the named arm that ``from`` names; None if it is missing, or is no arm, which is a fault."""
+        """None if ``from`` is missing, or names no arm, which is added as a fault."""
         name = self._source.get(*at)
         if not isinstance(name, str) or name in self._written:
             return name if isinstance(name, str) else None
@@ -81,7 +82,7 @@ class Arms:
         return None
 
     def _layers(self, name: str) -> Layers | None:
-        """Return the parts that make a named arm; None if its chain of ``from`` is broken."""
+        """None if the chain of ``from`` is broken or circular."""
         chain = [name]
         while isinstance(self._source.get("arms", chain[-1], "from"), str):
             parent = self._known(("arms", chain[-1], "from"))
@@ -98,14 +99,14 @@ class Arms:
     # ---- one arm ---------------------------------------------------------------------------------------
 
     def add_fault(self, name: str, layers: Layers, misfit: Misfit) -> None:
-        """Add a fault of an arm at the fields that are to blame; at its recipe if they are defaults."""
+        """Add a fault at a field to blame that the file writes, else at the arm's recipe, else at the arm."""
         place = locate(self._source, layers, *misfit.fields) or locate(self._source, layers, "recipe")
         where = place or _home(name, layers)
         arm = None if where[:2] == ("arms", name) else name
         self.faults.add(where, misfit.what, misfit.hint, arm=arm)
 
     def _build(self, name: str, layers: Layers) -> ResolvedArm | None:
-        """Build and check one arm; None if it is dropped or cannot be built."""
+        """None if the arm is dropped or cannot be built."""
         built = {section: self.sections.build(section, layers) for section in SECTIONS}
         config = {section: found for section, (found, _) in built.items()}
         spec: RecipeSpec | None = config.pop("recipe")
@@ -152,7 +153,7 @@ class Arms:
     # ---- named arms and cells --------------------------------------------------------------------------
 
     def _add(self, name: str, layers: Layers) -> str | None:
-        """Add an arm, or fold a cell of the grid into an equal one; return the name of the arm that runs."""
+        """Add an arm, or fold a cell into an equal arm; return the name of the arm that runs, or None."""
         is_cell, at = _is_cell(layers), _home(name, layers)
         arm = self._build(name, layers)
         label = "give the values labels: {label: value}"
@@ -176,16 +177,16 @@ class Arms:
         return self._by_content[content]
 
     def refuse_same(self, arm: ResolvedArm, same: str) -> None:
-        """Add the fault of an arm that equals another."""
+        """Add the fault that ``arm`` equals the arm named ``same``."""
         hint = "names, descriptions and resources do not count"
         self.faults.add(_home(arm.name, arm.layers), f"the same arm as '{same}'", hint)
 
     def _check_recipe_of_name(self, arm: ResolvedArm) -> None:
-        """Refuse an arm that has the name of a recipe and another recipe: any ``bf16``, else if inherited."""
+        """Refuse an arm named like a recipe if it inherits another, or is ``bf16`` and sets another."""
         word, is_own = arm.name.lower(), "recipe" in dict(self._source.items("arms", arm.name))
         if word not in SHORT_RECIPES or (is_own and word != "bf16"):
             return
-        # Rules that keep some layers in high precision belong to a base; in bf16 none may leave it.
+        # Under any other name, rules may keep some layers in high precision; bf16 must hold for all layers.
         named, parts = read_recipe(word), arm.recipe.parts if word == "bf16" else (arm.recipe,)
         if all(part.gemm(gemm) == named.gemm(gemm) for part in parts for gemm in GEMMS):
             return
@@ -210,7 +211,7 @@ class Arms:
 
     def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
         content = content_of(arm)
-        # A fork with its parent's recipe trains the same steps: it is its parent.
+        # A fork that changes nothing is its parent.
         if arm.fork is None or arm.fork.arm in (arm.name, self._by_content.get(content)):
             return content
         return (*content, arm.fork.arm, str(arm.fork.tokens))
@@ -234,7 +235,7 @@ def _resolved(spec: RecipeSpec) -> Recipe | SenselessRecipe:
 
 @cache
 def _without_idle_parts(model: ModelConfig, recipe: Recipe) -> Recipe:
-    """Return the recipe without its rules and phases if every layer of the model follows it all the time."""
+    """Drop the rules and phases if they change no layer of the model at any time."""
     plain = replace(recipe, rules=(), phases=())
     for place in model_places(model).values():
         if {one.recipe for one in phases_of(recipe, place)} != {
@@ -245,7 +246,7 @@ def _without_idle_parts(model: ModelConfig, recipe: Recipe) -> Recipe:
 
 
 def content_of(arm: ResolvedArm) -> tuple[str, ...]:
-    """Return what tells an arm from others, but for its fork."""
+    """Return the values by which arms are compared; the fork is not among them."""
     recipe = arm.recipe
     if arm.model.describes(arm.trainer) and (recipe.rules or recipe.phases):
         recipe = _without_idle_parts(arm.model, recipe)

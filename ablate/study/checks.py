@@ -1,7 +1,7 @@
 """Checks between the values of one arm, as pure functions of its sections.
 
-Each yields ``Misfit``s, which name the fields at fault; who knows the file gives them their places. Single
-values are checked earlier, where they stand; the rules here rely on every value being in range.
+Each yields ``Misfit``s, which name the fields at fault; ``Arms.add_fault`` finds their places in the file.
+Single values are checked earlier; the rules here rely on every value being in range.
 
 A rule must match a layer, and a phase must begin within the budget: otherwise an arm would run under a name
 that is wrong.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Misfit(NamedTuple):
-    """What does not fit, in words, and the fields that set it, as dotted paths; the first is likeliest."""
+    """What does not fit, and the fields that set it, as dotted paths, the likeliest first."""
 
     what: str
     hint: str | None
@@ -33,14 +33,14 @@ class Misfit(NamedTuple):
 
 
 def _of(section: str, *rules: tuple[Any, str, str | None, str]) -> Iterator[Misfit]:
-    """Yield the rules that are broken: whether one is, what is wrong, a hint, and the keys at fault."""
+    """Yield the broken rules. A rule: whether it is broken, what is wrong, hint, keys split by spaces."""
     for is_broken, what, hint, keys in rules:
         if is_broken:
             yield Misfit(what, hint, tuple(f"{section}.{key}" for key in keys.split()))
 
 
 def model_misfits(model: ModelConfig, given: Collection[str]) -> Iterator[Misfit]:
-    """Check a model; ``given``: the fields that are written."""
+    """Check a model; ``given``: the fields that the file writes."""
     own = "hf" if model.hf is not None else "function"
     if model.hf is not None and model.function is not None:
         yield Misfit("a second model: hf beside function", "give one of them", ("model.function",))
@@ -78,7 +78,7 @@ def model_misfits(model: ModelConfig, given: Collection[str]) -> Iterator[Misfit
 
 
 def budget_misfits(training: TrainingConfig, recipe: Recipe | None) -> Iterator[Misfit]:
-    """Check batch, schedule, evaluation and what a recipe does later against the budget."""
+    """Check the batch, and against the budget the schedule, the evaluation and the recipe's later parts."""
     budget, every, decay = training.tokens, training.eval_every_tokens, training.decay_tokens
     micro, warmup, is_wsd = training.micro_batch_size, training.warmup_tokens, training.schedule == "wsd"
     yield from _of(
@@ -142,8 +142,8 @@ def _nearest(size: int, divisor: int) -> str:
 def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
     """Check a built-in model's dimensions and layers against a recipe.
 
-    Projections that share a layer are held against it one by one. Tokens are filled up with zeros. The
-    vocabulary, over which a head's Dgrad contracts, is not known here.
+    Projections that share a layer (``qkv``, ``gate_up``) are checked one by one. Tokens are not checked: they
+    are filled up with zeros. The vocabulary, over which a head's Dgrad contracts, is not known here.
     """
     layers = linear_layers(model, vocab_size=0)
     where = layer_places(layers)
@@ -168,7 +168,7 @@ def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
 
 
 def phase_misfits(recipe: Recipe, tokens: int) -> Iterator[Misfit]:
-    """Yield the phases that begin after a budget of ``tokens``, or not after the phase before."""
+    """Yield phases that a budget of ``tokens`` does not reach, or that start no later than an earlier one."""
     before = 0
     for index, phase in enumerate(recipe.phases):
         start = phase.start(tokens)

@@ -44,13 +44,13 @@ _MISSING = {
     "factors": "path of a field: its values",
 }
 _KEYS = "[key]"
-"""What pydantic has at the end of the path of a mapping's key."""
+"""The end of pydantic's path where a mapping's key is at fault, not its value."""
 _USUAL = {"lr": "learning_rate", "hidden_size": "width", "d_model": "width"}
 """Other projects' names of our keys."""
 
 
 class Faults:
-    """Collects the problems of one file: each once for its place, however many arms or aliases lead there."""
+    """Collects the faults of one file, each once per place, however many arms or aliases lead there."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -66,7 +66,7 @@ class Faults:
         return part in self._parts
 
     def add(self, path: Path, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
-        """Add a fault of the value, or key, at a path. ``arm``: an arm that has it, unless the path says."""
+        """Add a fault of the value or key at a path. ``arm``: its arm, if the path does not name it."""
         self._parts.update(path[:1])
         line, column, _ = self.source.place(path)
         if (line, column) not in self._syntax:
@@ -85,9 +85,10 @@ class Faults:
         return sorted([*self.source.problems, *found], key=lambda p: (p.line or 0, p.column or 0, p.what))
 
     def add_validation(self, error: ValidationError, path: Path, *, skip: int = 0, section: Any) -> None:
-        """Add pydantic's errors of the value at ``path``; the first ``skip`` parts of theirs lead to it.
+        """Add pydantic's errors of the value at ``path``.
 
-        ``section``: the validated type, from which the expected words are taken.
+        ``skip``: how many first parts of pydantic's paths lead to the value. ``section``: the validated type,
+        whose keys are the expected ones.
         """
         for fault in error.errors(include_url=False, include_input=False):
             loc = fault["loc"]  # with tags of unions in brackets
@@ -128,14 +129,14 @@ class Faults:
 
 
 def _space(text: str) -> str | None:
-    """Return a hint for a key and a value without a space between them, as YAML wants it."""
+    """Return a hint if the space between a key's colon and its value is missing."""
     key, colon, value = text.partition(":")
     is_slip = colon and key.isidentifier() and value and "\n" not in text
     return f"write '{key}: {value}', with a space" if is_slip else None
 
 
 def _mend(kind: str, value: Any, text: str) -> str | None:
-    """Return a hint for a slip of notation: 1e6 for a whole number, or a quoted number."""
+    """Return a hint for a slip of notation, such as 1e6 for a whole number, or a quoted number."""
     if kind == "int_type" and isinstance(value, float) and value.is_integer() and value < 1e15:
         return f"write {int(value)}"
     if kind in ("list_type", "tuple_type") and not isinstance(value, dict):
@@ -156,7 +157,7 @@ def _mend(kind: str, value: Any, text: str) -> str | None:
 
 
 def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
-    """Return a hint with the likely key, or with the section that has such a key."""
+    """Return a hint: the likely key, or the section that has this key."""
     from ablate.recipes import LayerRecipeSpec, RecipeSpec
 
     kind = bare(type_at(section, parent))
@@ -179,7 +180,7 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
 
 
 def children(section: Any) -> dict[str, Any]:
-    """Return a section's keys and their types; empty for any other type."""
+    """Map a section's keys to their types; empty for any other type."""
     found = getattr(bare(section), "__pydantic_fields__", {})
     return {info.alias or name: info.annotation for name, info in found.items()}
 

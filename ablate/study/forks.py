@@ -1,7 +1,7 @@
-"""``fork:`` of an arm: which arm it leaves, and after how many tokens, in whole steps.
+"""``fork:`` of an arm: the parent, whose state it starts from, and after how many tokens, in whole steps.
 
-A cost counts from the fork, so the baseline must have the same state there: it is the arm that is left, or
-leaves the same arm at the same place.
+Costs count from the fork, so the baseline must have the same state there: it is the parent, or it forks from
+the same parent at the same place.
 
 How it fails: each fault is added at its place.
 """
@@ -33,9 +33,10 @@ _KEPT = (
 
 
 def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
-    """Check the forks, and put the arm that is left and whole steps in place of what was written.
+    """Check the forks, and replace each by the parent that runs and a start in whole steps.
 
-    ``names``: of all arms that the file has, also of those with faults.
+    ``names``: of all arms in the file, also of those with faults. A fork from itself, by inheritance, is
+    removed.
     """
     written, faults, source = dict(found.arms), found.faults, found.faults.source
     folded = {cell.name: cell.into for cell in found.folded}
@@ -46,9 +47,9 @@ def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
         misfit = next(_misfits(arm, written, parents, names, source), None)
         if misfit is not None:
             found.add_fault(name, arm.layers, misfit)
-        elif parent is not None and parent is not arm:  # of itself, by inheritance: it is no fork
+        elif parent is not None and parent is not arm:  # from itself, by inheritance: it is no fork
             fork = ForkPoint(arm=parent.name, tokens=_whole_steps(arm))
-            # The fold sees it only where the arm that is left stands before this one.
+            # ``Arms`` sees it only if the parent comes first in the file.
             if content_of(arm) == content_of(parent):
                 found.refuse_same(arm, parent.name)
         found.arms[name] = replace(arm, fork=fork)
@@ -80,7 +81,7 @@ def _misfits(
     names: Collection[str],
     source: Source,
 ) -> Iterator[Misfit]:
-    """Yield what keeps an arm from its fork."""
+    """Yield the reasons why an arm cannot fork."""
     for key, meaning in (("from", "the arm that it leaves"), ("at", "after how many tokens")):
         if locate(source, arm.layers, f"fork.{key}") is None:
             yield Misfit(f"missing key '{key}'", meaning, ("fork",))

@@ -25,7 +25,7 @@ _FACTORS = ("grid", "factors")
 
 
 class Level(NamedTuple):
-    """One value of one factor: where it stands, and its part of the arm's name."""
+    """One value of one factor: its place in the file, and its part of the arm's name."""
 
     factor: str
     where: Path
@@ -49,7 +49,7 @@ Factors = dict[str, list[Level]]
 
 
 def expand(faults: Faults) -> list[Cell]:
-    """Return the cells of a file's grid in its order, the last factor varying fastest."""
+    """Return the grid's cells, the last factor varying fastest; none if the grid has a fault."""
     factors = _factors(faults)
     axes = _axes(factors, faults)
     rules = dict(_rules(factors, faults))
@@ -97,7 +97,7 @@ def _factors(faults: Faults) -> Factors:
 
 
 def _label(factor: str, where: Path, source: Source) -> str:
-    """Return a value's label: a recipe's word alone, any other value as ``field=value``."""
+    """Label a value: words and what belongs to a recipe alone, any other value as ``field=value``."""
     leaf, value = factor.rsplit(".", 1)[-1], source.get(*where)
     if isinstance(value, list):
         parts = (_label(factor, (*where, index), source) for index in range(len(value)))
@@ -110,7 +110,7 @@ def _label(factor: str, where: Path, source: Source) -> str:
 
 
 def check_value(path: Path, where: Path, faults: Faults) -> None:
-    """Check the value that stands at ``where`` as that of the field at a path of the base section."""
+    """Check the file's value at ``where`` by the rules for the base's field at ``path``; add its faults."""
     value = faults.source.get(*where)
     for key in reversed(path):
         value = {key: value}
@@ -121,7 +121,7 @@ def check_value(path: Path, where: Path, faults: Faults) -> None:
 
 
 def factor_paths() -> list[str]:
-    """Return every path that can be a factor: the base's sections, their fields, and the fields' fields."""
+    """List every path that can be a factor: the base's sections, their fields, and the fields' fields."""
     paths: list[str] = []
     for section in SECTIONS:
         paths.append(section)
@@ -158,7 +158,7 @@ def _is_known(at: Path, name: str, factors: Factors, faults: Faults) -> bool:
 
 
 def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
-    """Yield each rule's place and the levels that it names, by factor (more than one only if equal)."""
+    """Yield each ``exclude`` rule's place and its levels by factor: one, or all that have its value."""
     source = faults.source
     for number, rule in source.entries("grid", "exclude"):
         at: Path = ("grid", "exclude", number)

@@ -1,7 +1,7 @@
 """What an arm inherits: the parts of the file that are laid over each other, and where each value stands.
 
-Results are cached by the layers that make a section: thousands of cells of a grid share most of theirs. Only
-a fault asks where a value stands: in the uppermost layer that sets it.
+Sections are cached by the layers that make them, because thousands of grid cells share most layers. Only a
+fault asks where a value stands: in the uppermost layer that sets it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Layer = tuple["Path", "Path"]
 """Where a part stands in the file, and where it goes in an arm."""
 Layers = tuple[tuple[Layer, ...], ...]
-"""The parts that the base, each arm of a chain of ``from``, and a cell of the grid set; the base's first."""
+"""The parts set by the base, then by each arm of a chain of ``from``, then by a cell of the grid."""
 
 _TYPES: dict[str, Any] = {
     "model": ModelConfig,
@@ -41,9 +41,9 @@ _TYPES: dict[str, Any] = {
 
 
 def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
-    """Return where one of an arm's fields, as dotted paths, stands: at the arm's own before an inherited one.
+    """Find where the file writes one of an arm's ``fields`` (dotted paths); None if it writes none.
 
-    None if no field is written.
+    The arm's own layer is searched before those that it inherits; in a layer, the first field wins.
     """
     paths = [tuple(int(part) if part.isdecimal() else part for part in field.split(".")) for field in fields]
     for stack in reversed(layers):
@@ -59,7 +59,7 @@ def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
                     at = (*where, *path[len(into) :])
                     if at not in source.places and source.get(*where, "preset") is not None:
                         at = (*where, "preset")
-                    while at not in source.places:  # a word stands for it
+                    while at not in source.places:  # the file has a word in its place
                         at = at[:-1]
                     return at
                 if replaces or not isinstance(found, dict):
@@ -69,7 +69,7 @@ def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
 
 
 def _part(source: Source, layer: Layer) -> tuple[Any, bool]:
-    """Return what a layer makes of its section, and whether that takes the place of what is inherited."""
+    """Return a layer's value for its section, and whether it replaces all that is inherited."""
     where, (section, *inside) = layer
     value = source.get(*where)
     for key in reversed(inside):
@@ -97,7 +97,7 @@ def _merge(under: Any, over: Any) -> Any:
 
 
 def factors_of(source: Source, layers: Layers) -> dict[str, Any]:
-    """Return the leaves that an arm and its parents set, as written, by dotted path."""
+    """Map dotted paths to the leaves that an arm and its parents set, as written; without the base's."""
     factors: dict[str, Any] = {}
     for stack in layers[1:]:
         for where, into in stack:
@@ -117,18 +117,14 @@ def _set_factors(factors: dict[str, Any], path: Path, value: Any) -> None:
 
 
 class Sections:
-    """Merges and builds sections. ``folder``: the folder of the study's file.
-
-    ``build(name, layers)`` returns the section of an arm: its object, None if a part of it has a fault
-    (reported elsewhere), and its keys as they are written.
-    """
+    """Merges and builds sections. ``folder``: of the study's file, for its relative paths."""
 
     def __init__(self, source: Source, folder: FilePath) -> None:
         self._source, self._folder = source, folder
         self._build = cache(self._build_one)
 
     def build(self, name: str, layers: Layers) -> tuple[Any, dict[str, Any]]:
-        """See the class."""
+        """Return an arm's section, None if it has a fault (reported elsewhere), and its keys as written."""
         return self._build(name, tuple(layer for stack in layers for layer in stack if layer[1][0] == name))
 
     def _build_one(self, name: str, layers: tuple[Layer, ...]) -> tuple[Any, dict[str, Any]]:
@@ -144,7 +140,7 @@ class Sections:
             return None, {}
         try:
             built = _TYPES[name](**(merged or {}))
-        except (ValidationError, TypeError):  # it is no mapping, or has keys of its own
+        except (ValidationError, TypeError):  # it is no mapping, or its keys or values are wrong
             return None, {}
         return self._resolved(built), merged or {}
 

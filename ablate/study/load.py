@@ -38,7 +38,11 @@ def shipped_studies() -> dict[str, Path]:
 
 
 def find_file(path_or_name: str | Path) -> Path:
-    """Return a study's file. Raises ``UserError`` with the likely name if there is no such file."""
+    """Find a study's file, given its path or the name of a shipped study.
+
+    Raises:
+        UserError: there is no such file; the hint is the likely name.
+    """
     path, shipped = Path(path_or_name), shipped_studies()
     is_name = isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
     try:
@@ -74,7 +78,7 @@ def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Stud
 
 
 def study_of(text: str, path: Path) -> Study:
-    """Read and validate the text of a study; ``path``: the file that it is to have, which need not be there.
+    """Parse and validate the text of a study; ``path``: its file, which need not exist yet.
 
     Raises:
         UserError: as ``load_study``.
@@ -104,7 +108,7 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
     resolve_forks(found, names, baseline)
     tune = None if file is None else check_tune(file, found)
     search = check_search(file, found)
-    for at, place in source.places.items():  # a setting of the base that every arm overrides
+    for at, place in source.places.items():  # a --set in the base that every arm overrides
         if place.line or at[:1] != ("base",) or isinstance(source.get(*at), dict | list):
             continue
         above = {".".join(map(str, at[1:length])) for length in range(2, len(at) + 1)}
@@ -176,7 +180,7 @@ def _check_file(file: StudyFile, found: Arms) -> None:
 
 
 def _stop_rule(file: StudyFile) -> StopRule | None:
-    """Return the rule with every look, None if the study has no rule."""
+    """None if the study has no rule. A look is taken after each seed from ``at_least`` on."""
     settled, seeds = None, file.seeds
     if isinstance(seeds, SeedsSection):
         looks = tuple(range(seeds.at_least, seeds.at_most + 1))
@@ -195,7 +199,7 @@ def _target(section: TargetSection) -> Target:
 
 
 def _baseline(found: Arms, names: list[str]) -> str:
-    """Return the baseline arm's name; the name of a folded cell stands for the arm that it equals."""
+    """Return the baseline's name; a folded cell gives the arm that it equals; empty if it is no text."""
     faults = found.faults
     name = faults.source.get("baseline")
     if not isinstance(name, str):

@@ -38,14 +38,14 @@ class Range:
 
     @property
     def count(self) -> float:
-        """The number of different values."""
+        """The number of different values; infinite unless ``whole``."""
         return self.high - self.low + 1 if self.whole else math.inf
 
     def __contains__(self, value: float | None) -> bool:
         return value is not None and self.low <= value <= self.high
 
     def at(self, place: float) -> float:
-        """Return the value at a place from 0 to 1."""
+        """Return the value at a place from 0 (``low``) to 1 (``high``)."""
         if self.log:
             return self.tidy(math.exp(math.log(self.low) + place * math.log(self.high / self.low)))
         return self.tidy(self.low + place * (self.high - self.low))
@@ -57,7 +57,7 @@ class Range:
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
     def distribution(self) -> BaseDistribution:
-        """Return the range as Optuna's distribution."""
+        """Convert to Optuna's distribution."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.whole:
@@ -80,7 +80,7 @@ class Choices:
         return value in self.values
 
     def at(self, place: float) -> Any:
-        """Return the value at a place from 0 to 1."""
+        """Return the value at a place from 0 (the first) to 1 (the last)."""
         return self.values[min(int(place * len(self.values)), len(self.values) - 1)]
 
     def tidy(self, value: Any) -> Any:
@@ -88,7 +88,7 @@ class Choices:
         return value
 
     def distribution(self) -> BaseDistribution:
-        """Return the list as Optuna's distribution."""
+        """Convert to Optuna's distribution."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
@@ -117,10 +117,10 @@ Space = dict[str, Range | Choices]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tune:
-    """The search before the seeds. ``tokens``: the budget of a trial's run; ``trials``: of each group.
+    """The search for values before the seeds run. ``tokens``: budget of a trial's run; ``trials``: per group.
 
-    ``study``: the name of the trials' study in the same storage. ``at_once``: the number of a group's trials
-    that are asked before any is told.
+    ``study``: the name of the trials' study in the same storage. ``at_once``: how many trials of a group
+    the sampler is asked for before it is told a result.
     """
 
     study: str
@@ -139,18 +139,18 @@ class Tune:
         return all(group.chosen is not None for group in self.groups)
 
     def group_of(self, arm: str) -> GroupTuning:
-        """Return the group of an arm."""
+        """Return the group that the arm is tuned in."""
         return next(group for group in self.groups if arm in group.arms)
 
 
 def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:
-    """Return every combination of a space of lists, the last field varying fastest."""
+    """List every combination of a space of lists, the last field varying fastest; none if it has a range."""
     lists = [field.values if isinstance(field, Choices) else () for field in space.values()]
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def spread_point(space: Mapping[str, Range | Choices], index: int) -> dict[str, Any]:
-    """Return the ``index``-th point, from 1, of a sequence that fills the space evenly."""
+    """Return the ``index``-th point, from 1, of Halton's sequence, which fills the space evenly."""
     pairs = zip(space.items(), _PRIMES, strict=False)
     return {name: field.at(_radical_inverse(index, prime)) for (name, field), prime in pairs}
 

@@ -1,7 +1,7 @@
 """The sections of a study file that search: ``tune:`` (each arm's own rates) and ``search:`` (recipes).
 
 **Tune**: the fields that each arm may set for itself before the seeds run, and the budget. Every value that
-the search may try must hold for every arm, at the trials' budget and at the arm's own; the arms' checks
+the search may try must be valid for every arm, at the trials' budget and at the arm's own; the arms' checks
 therefore run at the lowest and the highest values. A field that would change what is compared (the batch, the
 evaluation, the budget) is refused.
 
@@ -53,7 +53,7 @@ _NOT_OF_A_SEARCH: dict[Path, str] = {
 
 
 def check_tune(file: StudyFile, found: Arms) -> Tune | None:
-    """Return the study's search for values; None if it has none or the section has a fault."""
+    """Check and build the study's ``tune``; None if it has none or the section has a fault."""
     section, faults = file.tune, found.faults
     if section is None:
         return None
@@ -109,7 +109,7 @@ def _values(name: str, values: RangeSection | list[Any], faults: Faults) -> Rang
 
 
 def _groups(found: Arms, section: TuneSection) -> dict[str, tuple[str, ...]]:
-    """Return the arms of each group in the order of the study; any other arm has a group of its own."""
+    """Return each group's arms in the order of the study; an arm that no group names has its own."""
     folded, faults = {cell.name: cell.into for cell in found.folded}, found.faults
     group_of: dict[str, str] = {}
     for name, members in section.groups.items():
@@ -131,7 +131,7 @@ def _groups(found: Arms, section: TuneSection) -> dict[str, tuple[str, ...]]:
 
 
 def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms) -> None:
-    """Check the tuned arms' names, that their own values may be tried, and that they differ in more."""
+    """Check that tuned names are free, that arms' own values may be tried, and that arms differ otherwise."""
     faults, blank = found.faults, {name: getattr(TrainingConfig(), name) for name in fields}
     first: dict[tuple[str, ...], str] = {}
     for arm in found.arms.values():
@@ -183,7 +183,7 @@ def _check_budget(section: TuneSection, found: Arms) -> None:
 
 
 def check_search(file: StudyFile | None, found: Arms) -> Search | None:
-    """Return the search that a file describes, None for an ordinary study; adds faults."""
+    """Check and build the study's ``search``; None for an ordinary study, or if the file has a fault."""
     faults, source = found.faults, found.faults.source
     if "search" not in source.data:
         return None

@@ -1,7 +1,7 @@
 """What a study file may say: the shape of each of its parts, for validation and for the JSON Schema.
 
-Only shape and type are checked here, each part in the place where it stands. What depends on several values
-at once (a width that the heads must divide) is checked on the merged arms, in ``checks``.
+Only shape and type are checked here, each part on its own. What depends on several values at once (a width
+that the heads must divide) is checked on the merged arms, in ``checks``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _folder_name(name: str) -> str:
 
 
 def _fraction(value: Any) -> Any:
-    """Take 5% for 0.05."""
+    """Read 5% as 0.05."""
     if isinstance(value, str) and value.endswith("%"):
         try:
             return float(value[:-1]) / 100
@@ -122,7 +122,7 @@ SeedList = Annotated[
 Seeds = Annotated[
     Annotated[SeedList, Tag("[list]")] | Annotated[SeedsSection, Tag("[section]")], Discriminator(_kind)
 ]
-"""The tags stand in the paths of pydantic's errors; no key begins with a bracket."""
+"""The tags appear in the paths of pydantic's errors; no key begins with a bracket."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
@@ -248,7 +248,7 @@ TunedValues = Annotated[
 if TYPE_CHECKING:
     Tunable = str
     Hardware = str
-else:  # from the lists themselves, so that the schema and the hints cannot part from them
+else:  # from the lists themselves, so that the schema and the hints always agree
     Tunable, Hardware = Literal[TUNABLE], Literal[tuple(PEAKS)]
 
 

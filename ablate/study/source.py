@@ -3,8 +3,8 @@
 ruamel.yaml's composer reads YAML 1.2. The data are built here and not by ruamel, which turns dates into
 objects, accepts recursive aliases and loses the places of merged keys.
 
-``--set KEY=VALUE`` puts values of the command line in the place of the file's before anything is checked:
-they are held against the same rules, and a fault in one names ``--set``.
+``--set KEY=VALUE`` replaces values of the file before anything is checked: the same rules apply to both, and
+a fault in a setting names ``--set``.
 
 How it fails: broken syntax, or a setting that leads to no place, raises ``UserError``. Faults that leave the
 rest readable, such as a key given twice, are kept in ``Source.problems``.
@@ -41,7 +41,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class Place(NamedTuple):
-    """Line and column, from 1, and the text of a scalar. Line 0: in the ``--set`` of that number."""
+    """Line and column, from 1, and the text of a scalar. Line 0: ``column`` is the number of a ``--set``."""
 
     line: int
     column: int
@@ -63,12 +63,12 @@ class Source:
         return found if steps == len(path) else None
 
     def items(self, *path: Any) -> list[tuple[str, Any]]:
-        """Return the items of the mapping at a path; none of any other value."""
+        """Return the items of the mapping at a path; empty for any other value."""
         value = self.get(*path)
         return list(value.items()) if isinstance(value, dict) else []
 
     def entries(self, *path: Any) -> list[tuple[Any, Any]]:
-        """Return the items of the mapping, or the places and entries of the list, at a path."""
+        """Return (key, value) of the mapping, or (index, value) of the list, at a path; else empty."""
         value = self.get(*path)
         return list(enumerate(value)) if isinstance(value, list) else self.items(*path)
 
@@ -79,7 +79,7 @@ class Source:
         return self.places[path]
 
     def got(self, path: Path) -> str:
-        """Describe a value in a few characters."""
+        """Describe a value for a message, in about 40 characters at most."""
         value = self.get(*path)
         if value is None:
             return "nothing"
@@ -133,7 +133,7 @@ def read_source(path: FilePath, shown: str) -> Source:
 
 
 def parse(content: bytes, shown: str, path: Path = ()) -> Source:
-    """Parse the bytes of a file, or of a value that is to stand at ``path``; see ``read_source``."""
+    """Parse the bytes of a file, or of the value for ``path``; raises as ``read_source``."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -153,7 +153,7 @@ def parse(content: bytes, shown: str, path: Path = ()) -> Source:
 
 
 def _error(file: str, what: str, hint: str | None = None, *, before: str = "", mark: Any = None) -> UserError:
-    """Make the error of what stands after a text, or at ruamel's mark."""
+    """Make an error whose place is the end of the text ``before``, or ruamel's mark."""
     line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
     if mark is not None:
         line, column = mark.line, mark.column
@@ -287,10 +287,10 @@ class _Builder:
 
 
 def put_settings(source: Source, settings: Iterable[str]) -> None:
-    """Put settings, each ``KEY=VALUE``, in the place of the file's values.
+    """Replace values of the file by settings, each ``KEY=VALUE``.
 
     Raises:
-        UserError: a setting that cannot be read, or whose key leads to no place.
+        UserError: a setting cannot be read, or its key leads to no place.
     """
     known: set[str] = set()
     for number, text in enumerate(settings, 1):
@@ -308,7 +308,7 @@ def put_settings(source: Source, settings: Iterable[str]) -> None:
 def _put(source: Source, key: str, text: str, number: int) -> None:
     under, path, parts = source.data, _ROOT, key.split(".")
     while True:
-        # Names of arms and factors may have dots: the longest that is there, else one part, or a new factor.
+        # Names of arms and factors may have dots: the longest known name, else one part or a new factor.
         there = [length for length in range(len(parts), 0, -1) if ".".join(parts[:length]) in under]
         length = (there or [len(parts) if path == ("grid", "factors") else 1])[0]
         step, parts = ".".join(parts[:length]), parts[length:]

@@ -38,7 +38,7 @@ _FIELDS = {
     "device": ("resources.gpus",),
     "world_size": ("resources.devices_per_run",),
 }  # fmt: skip
-"""The fields that are to blame for what only planning can find in an arm."""
+"""The fields to blame for faults of an arm that only planning can find."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,17 +103,17 @@ class Study(Question):
 
     @property
     def shown_path(self) -> str:
-        """The file as a fault names it: from the current folder, where it lies below it."""
+        """The file's name in messages: relative to the current folder if it is below it."""
         here = Path.cwd()
         return str(self.path.relative_to(here) if self.path.is_relative_to(here) else self.path)
 
     def problem(self, at: Keys, what: str, hint: str | None) -> Problem:
-        """Make the problem of what stands at a path of the file."""
+        """Make the problem of the value at a path of the file."""
         line, column, _ = self.source.place(at)
         return Problem(file=self.shown_path, line=line, column=column, what=what, hint=hint)
 
     def where(self, arm: ResolvedArm, part: str) -> Keys:
-        """Return where an arm's model, code, recipe or a setting that arms must share stands in the file."""
+        """Find where the file writes an arm's ``part``, a key of ``_FIELDS``; the arm's place if nowhere."""
         from ablate.study.layers import locate
 
         return locate(self.source, arm.layers, *_FIELDS[part]) or ("arms", arm.name)

@@ -1,7 +1,7 @@
 """A first study as commented text: what ``ablate init`` writes, from a few answers.
 
-Pure: the answers are words of the command line, the result is the text of a study file. How many tokens fit
-a budget, and what fits the corpus, is for others to say (``ablate.workflow.init``).
+Pure: the answers are words of the command line, the result is the text of a study file.
+``ablate.workflow.init`` decides how many tokens fit a budget, and what fits the corpus.
 
 How it fails: an unknown answer is a ``UserError`` with the likely one.
 """
@@ -131,20 +131,20 @@ def model_section(word: str) -> dict[str, Any]:
 
 
 def known_arms(word: str) -> str:
-    """Return the word; raises ``UserError`` with the likely one where it is none of ``ARMS``."""
+    """Return the word itself; raise ``UserError`` with the likely word if it is not in ``ARMS``."""
     if word not in ARMS:
         raise UserError(f"no arms '{word}'", hint=likely(word, ARMS, f"expected {one_of(list(ARMS))}"))
     return word
 
 
 def _arms(word: str | None) -> dict[str, str]:
-    """Return the line of each arm but the baseline; none for a grid."""
+    """Map the arms' names to their lines, without the baseline; empty for a grid."""
     lines = {"ladder": _LADDER, "published": _PUBLISHED}.get(word or "", "").splitlines()
     return {line.partition(":")[0].strip(): line for line in lines}
 
 
 def named_arms(word: str | None) -> tuple[str, ...]:
-    """Return the names of the arms but the baseline; none for a grid."""
+    """Return the arms' names, without the baseline; empty for a grid."""
     return tuple(_arms(word))
 
 
