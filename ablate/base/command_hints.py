@@ -1,4 +1,4 @@
-"""The commands that messages offer: with the options without which they would act elsewhere.
+"""The commands that messages offer, with the options that they need to act on the same storage and servers.
 
 An address can contain a password (``https://user:password@host``), so everything that is logged, stored or
 shown passes through ``redact`` first.
@@ -26,7 +26,7 @@ def redact(text: str) -> str:
 
 
 def set_words(settings: Iterable[str]) -> list[str]:
-    """Return the words of a command line that change a study's file: ``--set KEY=VALUE`` each."""
+    """Return ``--set KEY=VALUE`` for each setting, as words of a command line."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
@@ -34,10 +34,10 @@ def command_line(verb: str, *words: str, storage: Path | None = None, **options:
     """Return a command for the user's shell, such as ``ablate run my.yaml --storage /shared``.
 
     Args:
-        verb: of the command line.
+        verb: the command, such as ``run``.
         words: its arguments and flags.
-        storage: left out where it is the default of this shell.
-        options: other options by their names, such as ``address``, without logins; None leaves one out.
+        storage: left out if it is None or this shell's default.
+        options: other options by name, such as ``address``; logins are hidden, and None leaves one out.
     """
     parts = ["ablate", verb, *words]
     if storage is not None and storage.resolve() != default_storage().resolve():

@@ -1,6 +1,6 @@
-"""A part of a configuration: frozen data compared and hashed by content, so that it can be a dict key.
+"""Parts of a configuration: frozen data, compared and hashed by content so that they can be dict keys.
 
-Its fields may be lists and mappings, which Python does not hash. Contents are compared as JSON, in which
+Their fields may be lists and mappings, which Python does not hash. Contents are compared as JSON, in which
 1, 1.0 and true are three different values; Python calls them equal.
 """
 
@@ -28,7 +28,7 @@ def key(default: Any, description: str, **rules: Any) -> Any:
 
 
 def said(what: str, hint: str | None = None, *key: str | int) -> PydanticCustomError:
-    """Make an error with words of its own, for a section's checks; ``key`` leads to the part at fault."""
+    """Make an error with its own words, for a section's checks; ``key``: the path to the faulty part."""
     return PydanticCustomError("said", "{what}", {"what": what, "hint": hint, "key": key})
 
 

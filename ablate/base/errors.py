@@ -35,7 +35,7 @@ class Problem:
 class UserError(Exception):
     """Input that cannot be used. ``problems`` holds every problem found, in the order of the file.
 
-    ``file``, ``line`` and ``hint`` belong to a problem that is given as text.
+    ``file``, ``line`` and ``hint`` apply to problems given as text.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ def first_line(error: BaseException) -> str:
 
 
 def likely(name: object, known: Iterable[str], otherwise: _Hint, cutoff: float = 0.6) -> str | _Hint:
-    """Return the hint at the known name that is most like an unknown one, ``otherwise`` if none is."""
+    """Suggest the known name closest to ``name``, whatever its case; ``otherwise`` if none is close."""
     import difflib  # only faults need it
 
     lowered = {one.lower(): one for one in known}
@@ -68,7 +68,7 @@ def one_of(words: Sequence[str]) -> str:
 
 
 def safe_text(text: str, keep: str = "") -> str:
-    """Replace characters that do not print by visible escapes, so that text cannot control the terminal."""
+    """Replace unprintable characters except ``keep`` by escapes, so that text cannot control the terminal."""
     if text.isprintable():
         return text
     harmless = keep + "\u00a0\u202f"  # Python does not count non-breaking spaces as printable

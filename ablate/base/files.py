@@ -1,6 +1,6 @@
 """Files: writes that survive a crash, JSON from any source, the default folders, and who may write.
 
-A reader of a file that is written here sees the old content or the new content, never a mixture.
+A reader of a file written here sees the old or the new content, never a mixture.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write_record(path: Path, value: dict[str, Any]) -> None:
 
 
 def record_text(value: dict[str, Any]) -> bytes:
-    """Return an object as strict JSON; its last key is a hash of the text with zeros in the hash's place."""
+    """Return an object as strict JSON, with a hash as last key; it is computed with zeros in its place."""
     text = json.dumps(value | {"hash": _NO_HASH}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     start, end = _split_at_hash(text.encode())
     return start + hash_of(text.encode()).encode() + end
@@ -77,18 +77,17 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _split_at_hash(content: bytes) -> tuple[bytes, bytes]:
-    """Return a record's text before its hash and after it."""
     end = len(b'"\n}\n')
     return content[: -end - len(_NO_HASH)], content[-end:]
 
 
 def hash_of(content: bytes) -> str:
-    """Return the hash by which the run store knows its files again."""
+    """Return the BLAKE2b hash of 128 bits, in hex, by which the run store recognises its files."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text; raises ``ValueError`` if it is invalid or nested too deeply."""
+    """Parse JSON; raises ``ValueError`` if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -108,18 +107,18 @@ def default_storage() -> Path:
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the folder of data that can be recomputed: $ABLATE_CACHE, or ablate in the user's cache."""
+    """Return the folder for one kind of recomputable data, in $ABLATE_CACHE or in the user's cache."""
     own = os.environ.get("ABLATE_CACHE")
     return Path(own) / kind if own else users_cache_folder(kind)
 
 
 def users_cache_folder(kind: str) -> Path:
-    """Return ``cache_folder`` without regard to $ABLATE_CACHE."""
+    """Return the folder for one kind of data in the user's cache, even if $ABLATE_CACHE is set."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ablate" / kind
 
 
 def changed_by_others(path: Path) -> str | None:
-    """Return how others than this user and root may change what is at a path, as a clause, or None."""
+    """Say in a clause how somebody other than this user and root can change a path; None if nobody can."""
     status = path.stat()
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to another user"
@@ -133,15 +132,16 @@ def changed_by_others(path: Path) -> str | None:
 
 
 def restrict_umask() -> None:
-    """Stop this process and its children from creating files that others, not owner or group, can write."""
+    """Set the umask of this process and its children: others (not owner or group) cannot write new files."""
     os.umask(os.umask(0o077) | 0o002)
 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold a file's lock, which ends with the process at the latest; yields False where there are no locks.
+    """Hold a lock on a file; yields False if the file system has no locks.
 
-    ``waiting`` is called several times a second while another process has it.
+    The lock ends with the process at the latest. ``waiting`` is called several times a second while another
+    process holds it.
     """
     with path.open("ab") as file:
         has_lock = False

@@ -33,7 +33,7 @@ def code_digest(reference: str) -> str:
     """Return the SHA-256 of the file that defines a function, without running it.
 
     Raises:
-        UserError: the file, module or function does not exist.
+        UserError: the file, module or function does not exist, or the file is not Python.
     """
     path, name = _locate(reference)
     try:
