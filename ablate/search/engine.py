@@ -1,20 +1,20 @@
-"""One engine for every search: rounds of trials that are asked of a space, run, and told to Optuna's studies.
+"""One engine for every search: each round asks a space for trials, runs them, and tells Optuna's studies.
 
-``TrialRuns`` trains trials as ordinary runs of a run store: Optuna's storage has the questions, the store the
+``TrialRuns`` trains trials as ordinary runs of a run store: Optuna's storage has the trials, the store their
 training. The plan in the store grows with the trials, so that all readers of a study can read a search.
 
-One process at a time writes, the driver. A trial is written to its study before it runs, in one operation,
+Only one process writes: the driver. A trial is written to its study before it runs, in one operation,
 and told when its round is over. A round depends only on the rounds before it: trials of the same round count
 as open, however they ended. A killed search therefore resumes as if it had not been killed: it runs open
-trials, fills the unfinished round, and asks no told trial again. All groups go through their rounds together,
+trials, fills the unfinished round, and repeats no told trial. All groups go through their rounds together,
 so that their runs use a whole machine. Optuna is asked through a study in memory (``study_of``), filled with
 the relevant trials and discarded after one answer.
 
 How it fails: a round with missing results (an interruption, a failed run) ends the search, and none of its
 trials is told. An exception of ``run`` does the same. A trial that failed by its own fault is told as failed.
-A storage that cannot be opened is a ``UserError``. The last line of a journal that a full disk cut is cut off
-on opening, because a line that follows it would make the whole journal unreadable; what it said is found
-again in the run store. A process that is killed while it writes leaves a lock that Optuna breaks after 30 s.
+A storage that cannot be opened is a ``UserError``. If a full disk has cut the last line of a journal, opening
+removes that line, because the next line after it would make the whole journal unreadable; its content is
+found again in the run store. A process killed while it writes leaves a lock that Optuna breaks after 30 s.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ LOSS = "validation loss (nats per token)"
 VIOLATION = "violation"
 _PROXY_SEC = 10
 _FEWEST_COMPLETE = 3
-"""Trials of earlier rounds before one is called hopeless."""
+"""Complete trials of earlier rounds that are needed before a trial is called hopeless."""
 
 Curve = dict[int, float]
 """Validation losses in nats per token, by tokens."""
 
 
 def quiet_optuna() -> Any:
-    """Return Optuna, without its warnings of what it calls experimental and without its log."""
+    """Import Optuna, without its warnings about experimental features; its log has warnings only."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -72,7 +72,7 @@ def quiet_optuna() -> Any:
 
 
 def open_storage(url: str | None, folder: Path) -> BaseStorage:
-    """Open the storage: a journal in ``folder``; or a database or gRPC proxy, by its URL.
+    """Open Optuna's storage: a database or gRPC proxy by its URL; None: a journal in ``folder``.
 
     Raises:
         UserError: it cannot be opened or reached.
@@ -103,9 +103,9 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 
 
 def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> Study:
-    """Open one of Optuna's studies, as a list of trials; made if it is not there.
+    """Open or create a study of Optuna's, which serves as a list of trials.
 
-    ``objectives``: what is minimised, with its unit, as Optuna's pages name it.
+    ``objectives``: what is minimised, with its unit, as Optuna's pages show it.
     """
     optuna = quiet_optuna()
     study: Study = optuna.create_study(
@@ -121,14 +121,14 @@ def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOS
 
 
 def violation(trial: FrozenTrial) -> float:
-    """Return a trial's violation, which is above 0 if it missed."""
+    """Return a trial's violation: greater than 0 means a miss."""
     return trial.constraints.get(VIOLATION, 0.0)
 
 
 def open_trial(
     params: dict[str, Any], distributions: Mapping[str, BaseDistribution], attrs: dict[str, Any]
 ) -> FrozenTrial:
-    """Return a trial without a result."""
+    """Make a trial without a result: its state is running."""
     optuna = quiet_optuna().trial
     made: FrozenTrial = optuna.create_trial(
         state=optuna.TrialState.RUNNING,
@@ -140,7 +140,7 @@ def open_trial(
 
 
 def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
-    """Return a study in memory that holds these trials; ``options``: its sampler, its pruner."""
+    """Make a study in memory with these trials; ``options``: its sampler and pruner."""
     values = next((trial.values for trial in trials if trial.values is not None), (0.0,))
     study: Study = quiet_optuna().create_study(directions=["minimize"] * len(values), **options)
     study.add_trials(trials)
@@ -150,7 +150,7 @@ def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
 def suggestions(
     trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution], seed: int, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield what Optuna's TPE suggests after these trials; open ones it takes for poor (constant liar)."""
+    """Yield what Optuna's TPE suggests after these trials; open ones count as poor (constant liar)."""
     optuna = quiet_optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
     study = study_of(trials, sampler=sampler)
@@ -161,17 +161,17 @@ def suggestions(
 
 
 def seed_of(*parts: object) -> int:
-    """Return a seed of 32 bits that is a hash of the parts."""
+    """Hash the parts to a seed of 32 bits."""
     text = "|".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialGroup:
-    """A study of Optuna's, and what to try next: an open trial, by all trials before it and a seed.
+    """A study of Optuna's, and how its next trial is chosen.
 
-    ``describe``: further attributes of a trial. ``watched_from``: the tokens before which no trial is called
-    hopeless; None: none ever is.
+    ``propose``: makes an open trial from all trials before it and a seed. ``describe``: further attributes of
+    a trial. ``watched_from``: after how many tokens a trial can be called hopeless; None: never.
     """
 
     name: str
@@ -184,7 +184,7 @@ class TrialGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A trial to be run. ``earlier``: the trials of the rounds before, all of them told."""
+    """A trial to be run. ``earlier``: the trials of earlier rounds, all of them told."""
 
     group: TrialGroup
     trial: FrozenTrial
@@ -192,11 +192,11 @@ class Asked:
 
     @property
     def run_ids(self) -> list[str]:
-        """The ids of its runs, of a trial of a run store."""
+        """The ids of its runs in the run store."""
         return list(self.trial.user_attrs["runs"])
 
     def hopeless_at(self, curve: Curve) -> int | None:
-        """Return the first number of tokens at which the trial is worse than the median of earlier ones."""
+        """Return the first tokens at which the trial is worse than the median of earlier ones, or None."""
         complete = [trial for trial in self.earlier if trial.state.name == "COMPLETE"]
         if self.group.watched_from is None or len(complete) < _FEWEST_COMPLETE:
             return None
@@ -214,9 +214,10 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """A trial's values, with a violation if they stand for a miss; or why it failed; neither: no end yet.
+    """A trial's values, or why it failed; with neither, the trial has not ended.
 
-    ``curve``: decides whether the trial was hopeless; then ``values`` are ignored.
+    ``violation``: greater than 0 means a miss. ``curve``: decides whether the trial was hopeless; then
+    ``values`` are ignored.
     """
 
     values: tuple[float, ...] | None = None
@@ -261,7 +262,7 @@ def _ask(group: TrialGroup, at_once: int, round_: int) -> list[Asked]:
 
 
 def _tell(one: Asked, result: TrialResult, hopeless_at: int | None) -> None:
-    """Record the end of an open trial; what an earlier call recorded of it before a kill stays.
+    """Record the end of an open trial; keep what an earlier call recorded before it was killed.
 
     Raises:
         ValueError: a value that is not finite; Optuna would take an infinity for a result.
@@ -290,7 +291,7 @@ def _tell(one: Asked, result: TrialResult, hopeless_at: int | None) -> None:
 class TrialRuns:
     """Trains trials in ``store``, to which nobody else may write.
 
-    ``requests`` returns the runs of a plan, ``execute`` runs some of them.
+    ``requests``: returns the runs of a plan. ``execute``: runs some of them.
     """
 
     store: StudyStore
@@ -300,7 +301,7 @@ class TrialRuns:
     outcome: ExecutionEnd = field(default_factory=lambda: ExecutionEnd(states={}, interrupted=False))
 
     def train(self, asked: Sequence[Asked], plan: Plan) -> None:
-        """Run the trials' runs that have not ended. ``plan``: of these trials alone."""
+        """Train the runs of these trials that have not ended. ``plan``: of these trials alone."""
 
         def unneeded() -> dict[str, str]:
             return {
@@ -316,18 +317,18 @@ class TrialRuns:
             self.outcome = replace(ended, states=self.outcome.states | ended.states)
 
     def states(self, one: Asked) -> list[State]:
-        """Return the states of a trial's runs."""
+        """Read the state of each run of a trial."""
         return [self.store.run(run_id).state() for run_id in one.run_ids]
 
     def curve(self, ids: Sequence[str]) -> Curve:
-        """Return the mean loss over runs, where all of them were evaluated."""
+        """Average the losses of runs at the token counts at which all of them were evaluated."""
         curves = [losses_of(self.store.run(run_id)) for run_id in ids]
         common = set.intersection(*map(set, curves))
         return {tokens: fmean(curve[tokens] for curve in curves) for tokens in sorted(common)}
 
 
 def losses_of(run: RunDir) -> Curve:
-    """Return a run's validation losses by tokens; its file is read anew when it has changed."""
+    """Read a run's validation losses; they are cached until its file changes."""
     found = run.metrics_path.stat() if run.metrics_path.exists() else None
     return _losses(run, None if found is None else (found.st_ino, found.st_size))
 

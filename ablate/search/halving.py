@@ -1,7 +1,7 @@
 """A search over a grid of recipes at rising budgets, and what its trials show: fronts, factors that mattered.
 
 The better share of one budget's trials is run at the next. All objectives are minimised. A trial with a
-violation is never on a front: its values stand for a miss.
+violation missed, and is never on a front.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FEWEST_TRIALS = 8
 """Fewer give no importances."""
 _BEST = 0.25
-"""The share of trials that importances tell from all."""
+"""The share of best trials that importances compare with all trials."""
 COST = "token cost (share of the baseline's tokens)"
 STEP_TIME = "modelled step time (over the baseline's)"
 DIVERGED = 1e6
@@ -35,7 +35,7 @@ DIVERGED = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Halving:
-    """What is searched. ``budgets`` in tokens, rising. ``objectives``: how Optuna's pages name them."""
+    """What is searched. ``budgets``: in tokens, rising. ``objectives``: as Optuna's pages show them."""
 
     name: str
     grid: Grid
@@ -59,12 +59,12 @@ class Halving:
         return tuple(counts)
 
     def studies(self, storage: BaseStorage) -> list[Study]:
-        """Return Optuna's study of each budget."""
+        """Open or create Optuna's study of each budget."""
         names = (f"{self.name} @ {short_tokens(budget)} tokens" for budget in self.budgets)
         return [open_study(storage, name, self.objectives) for name in names]
 
     def read(self, storage: BaseStorage) -> list[list[FrozenTrial]]:
-        """Return the trials of each budget as they stand."""
+        """Read the present trials of each budget."""
         return [study.get_trials() for study in self.studies(storage)]
 
     def is_done(self, budgets: Sequence[Sequence[FrozenTrial]]) -> bool:
@@ -74,7 +74,7 @@ class Halving:
 
 
 def short_tokens(tokens: int) -> str:
-    """Return a token count that is exact, with k, M or B where that is shorter: 300_000 → 300k."""
+    """Return a token count as exact text, with k, M or B where no digit is lost: 300_000 → 300k."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if tokens % size == 0:
             return f"{tokens // size}{unit}"
@@ -107,18 +107,18 @@ def search_grid(
         )
         if not search([group], plan.at_once, run):
             return False
-        # The baseline goes on in any case.
+        # The baseline is run at every budget.
         better = [plan.grid.first[0], *map(candidate_of, promoted(study.get_trials(), plan.keep))]
     return True
 
 
 def is_feasible(trial: FrozenTrial) -> bool:
-    """Whether a trial is complete, with values that do not stand for a miss."""
+    """Whether a trial is complete and did not miss."""
     return trial.state.name == "COMPLETE" and not violation(trial) > 0
 
 
 def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
-    """Yield the feasible trials that none dominates, then those that only these do, and so on."""
+    """Yield the fronts of the feasible trials, best first: a front is what nothing left dominates."""
     left = [trial for trial in trials if is_feasible(trial)]
     while left:
         best = {trial.number for trial in study_of(left).best_trials}  # a study in memory numbers them anew
@@ -127,15 +127,15 @@ def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
 
 
 def front(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials that none dominates, in the order of their last objective."""
+    """Return the feasible trials that no other dominates, sorted by their last objective."""
     return sorted(next(fronts(trials), []), key=lambda trial: (*reversed(trial.values), trial.number))
 
 
 def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
-    """Return the trials that go on to a larger budget: a share of them, but always the whole first front.
+    """Choose the trials to run at the next budget: the share ``keep``, but always the whole first front.
 
-    By front, then by the first objective; then those that missed, the nearest first. A run that diverged is
-    never promoted.
+    Sorted by front, then by the first objective; then those that missed, the nearest first. A run that
+    diverged is never promoted.
     """
     found = [sorted(one, key=lambda trial: (trial.values, trial.number)) for one in fronts(trials)]
     missed = [trial for trial in trials if 0 < violation(trial) < DIVERGED]
@@ -144,11 +144,11 @@ def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
 
 
 def importances(grid: Grid, trials: Sequence[FrozenTrial], objective: int) -> dict[str, float] | None:
-    """Return each factor's share of what tells an objective's best trials from all, by PED-ANOVA.
+    """Rate by PED-ANOVA how much each factor separates an objective's best trials from all trials.
 
     Source: 2304.10255. A factor without effect on a recipe gets a separate level. The shares are a guide and
-    not a test: trials are few, and the search favours levels that did well. Without enough trials, or with
-    one value alone, it is None.
+    not a test: trials are few, and the search favours levels that did well. None with too few trials, with
+    fewer than two factors, or if all values are equal.
     """
     optuna = quiet_optuna()
     known = [(trial.params, trial.values[objective]) for trial in with_levels(trials)]
@@ -172,5 +172,5 @@ def importances(grid: Grid, trials: Sequence[FrozenTrial], objective: int) -> di
 
 
 def with_levels(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials that tell factors apart: feasible ones of the grid's cells."""
+    """Return the feasible trials that have levels of factors: those of the grid's cells."""
     return [trial for trial in trials if is_feasible(trial) and trial.params]

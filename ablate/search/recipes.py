@@ -1,9 +1,9 @@
 """The search over a study's recipes: its plan, its runs, what their ends mean, the study that confirms it.
 
 Planning is pure: one plan for each budget, and each recipe's step time on the hardware. The step time is
-*modelled* (``speed``), relative to the baseline's, as the mean over a run of the last budget, whose phases
-may differ; nothing is measured here. A recipe with a format that the hardware has no unit for is dropped with
-that reason.
+*modelled* (``speed``) and relative to the baseline's; nothing is measured here. It is the mean over a run of
+the last budget, because phases may differ. A recipe with a format that the hardware has no unit for is
+dropped with that reason.
 
 A run that diverged, or that misses the target in a search by token cost, is a result too: its values are a
 bound, with a violation, because Optuna would take an infinity for a success.
@@ -74,11 +74,11 @@ class SearchPlan:
 
     @property
     def baseline(self) -> str:
-        """The arm that all are held against."""
+        """The arm that all others are compared with."""
         return self.study.baseline
 
     def arm(self, budget: int, name: str) -> PlannedArm:
-        """Return an arm as it is run at a budget."""
+        """Look up an arm as it is run at a budget."""
         return self.plans[self.search.budgets.index(budget)].arm(name)
 
 
@@ -86,7 +86,8 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
     """Plan a search; see ``build_plan`` for ``identify``.
 
     Raises:
-        UserError: data that cannot be used; a baseline without a modelled time; fewer trials than arms.
+        UserError: data that cannot be used; a baseline without a modelled time; fewer trials than the
+            baseline and the named arms.
     """
     search = study.search
     assert search is not None
@@ -155,7 +156,7 @@ def search_recipes(
     """Start or resume a search; ``say`` is told of each round and of runs that failed.
 
     Raises:
-        StoppedError: interrupted, a run that came to no end, or a baseline that failed.
+        StoppedError: an interruption, a run without a result, or a baseline that failed.
         UserError: the baseline diverged, or never reached the target.
     """
 
@@ -190,7 +191,7 @@ def search_recipes(
 
 
 def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Plan:
-    """Return the plan of these trials of each budget; it holds the baseline at least."""
+    """Plan the trials so far, given by budget; without any, the baseline at the first budget."""
     tried = [
         (budget, candidate_of(trial))
         for budget, trials in zip(found.search.budgets, budgets, strict=False)
@@ -200,7 +201,7 @@ def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> P
 
 
 def _plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
-    """Return the plan of recipes at budgets, in this order; with several budgets names tell them apart."""
+    """Keep the order of ``tried``; if the search has several budgets, arms have theirs in their names."""
 
     def name_at(budget: int, name: str) -> str:
         return name if len(found.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
@@ -241,10 +242,10 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
 
 
 def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> TrialResult:
-    """Return the result of a run that has ended or failed.
+    """Return the result of a run that ended or failed: loss or token cost, and step time over the baseline's.
 
     Raises:
-        UserError: the baseline diverged, or misses the target where a token cost is searched for.
+        UserError: the baseline diverged, or misses the target in a search by token cost.
     """
     arm = found.arm(budget, name)
     run = store.run(arm.runs[0].id)
@@ -278,10 +279,10 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
 
 
 def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
-    """Return a study file that runs the baseline and these arms at the last budget, with fresh seeds.
+    """Return the text of a study file: the baseline and these arms at the last budget, with new seeds.
 
     The winner of a search looks better than it is: the best of many single runs is partly luck. ``source``:
-    the file of the search, named in the study file.
+    the file of the search, named in the text.
     """
     from ruamel.yaml import YAML
 

@@ -5,7 +5,8 @@
 ``Grid``: each distinct recipe once, with the factors that matter for it. Cells with the same recipe are one
 candidate (without an FP4 GEMM no stabiliser acts). A factor is relevant for a candidate only if all of its
 cells share the level. TPE suggests levels of all factors. A converged TPE suggests candidates that were tried
-already; after some tries the untried candidate is taken that shares most levels with the last suggestion.
+already; after some tries, the search takes the untried candidate that is closest to the last suggestion
+(shares most levels).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ablate.study.search_space import Space
 
 IRRELEVANT = "–"
-"""Replaces the level in tables and in the importances if the factor has no effect."""
+"""Replaces the level of a factor without effect, in tables and in the importances."""
 RANDOM_FIRST = 10
 """Number of results that TPE needs; before that, candidates are drawn at random."""
 _TRIES = 12
@@ -39,8 +40,8 @@ _POINTS = 100_000
 class Grid:
     """The labels of each factor in the order of the file, and the candidates tried first.
 
-    ``cells``: by candidate the levels by factor of each of the grid's cells with this recipe; none for a
-    recipe that is not of the grid.
+    ``cells``: for each candidate, the cells of the grid with this recipe, each as its levels by factor;
+    empty for a recipe outside the grid.
     """
 
     factors: Mapping[str, tuple[str, ...]]
@@ -51,18 +52,18 @@ class Grid:
 
     @cached_property
     def distributions(self) -> dict[str, CategoricalDistribution]:
-        """Each factor as Optuna has it: the same labels for every trial."""
+        """Optuna's distribution of each factor: the same labels for every trial."""
         from optuna.distributions import CategoricalDistribution
 
         return {factor: CategoricalDistribution(labels) for factor, labels in self.factors.items()}
 
     def levels(self, name: str) -> dict[str, str]:
-        """Return the levels of the factors that are relevant for a candidate."""
+        """Return a candidate's levels by factor, of its relevant factors alone."""
         cells = self.cells[name] or [{}]
         return dict(set.intersection(*(set(cell.items()) for cell in cells)))
 
     def propose(self, seen: Sequence[FrozenTrial], seed: int) -> FrozenTrial:
-        """Return an untried candidate, those of ``first`` before all others."""
+        """Make an open trial of an untried candidate; those of ``first`` come before all others."""
         name = self.first[len(seen)] if len(seen) < len(self.first) else self._pick(seen, seed)
         return open_trial(self.levels(name), self.distributions, {"candidate": name})
 
@@ -88,7 +89,7 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Fields of training. ``shared``: the study's own values of them."""
+    """Values of fields of training. ``shared``: the study's own values."""
 
     fields: Space
     shared: dict[str, Any]
@@ -97,11 +98,11 @@ class Rates:
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Each field as Optuna has it."""
+        """Optuna's distribution of each field."""
         return {name: field.distribution() for name, field in self.fields.items()}
 
     def propose(self, seen: Sequence[FrozenTrial], seed: int) -> FrozenTrial:
-        """Return untried values; the first are the study's own."""
+        """Make an open trial of untried values; the first are the study's own."""
         tried = [trial.params for trial in seen]
 
         def proposals() -> Iterator[dict[str, Any]]:
@@ -121,7 +122,7 @@ class Rates:
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    """Return the complete trial with the lowest loss, none of whose runs diverged; None without one."""
+    """Return the complete trial with the lowest loss and without diverged runs, or None."""
     good = [trial for trial in trials if trial.state.name == "COMPLETE" and not violation(trial)]
     return min(good, key=lambda trial: (trial.values, trial.number), default=None)
 

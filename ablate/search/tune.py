@@ -1,4 +1,4 @@
-"""The search before a study's seeds: its trials are the runs of a study beside it, on a smaller budget.
+"""The search before a study's seeds: its trials are runs of a second study, with a smaller budget.
 
 How it fails: a failed run or an interruption leaves the trial open and ends the search, because no trial is
 chosen from an incomplete round. A diverged run counts with the loss at which a run is called diverged,
@@ -53,7 +53,7 @@ class Searched:
 
 
 def first_trials(plan: Plan, tuning: Tune) -> Plan:
-    """Return the plan of each group's first trial, which has the study's own values."""
+    """Plan each group's first trial, which has the study's own values."""
     return trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
 
 
@@ -107,10 +107,7 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
 
 
 def _result(runs: TrialRuns, one: Asked) -> TrialResult:
-    """Return a trial's result, without values while some run has not ended.
-
-    A run that diverged counts with the loss at which it is called so.
-    """
+    """Give no values until all runs ended; count a diverged run with the loss at which it is called so."""
     curve, states = runs.curve(one.run_ids), runs.states(one)
     if not all(state in END_STATES for state in states):
         return TrialResult(curve=curve)
@@ -128,7 +125,7 @@ def _result(runs: TrialRuns, one: Asked) -> TrialResult:
 def _found(
     store: StudyStore, group: GroupTuning, trials: Sequence[FrozenTrial], *, is_done: bool
 ) -> GroupTuning:
-    """Return a group with its told trials, and with the best values once all are told."""
+    """Add its told trials to a group, and the best values once the search is done."""
     records = []
     for trial in trials:
         if trial.state.is_finished():
