@@ -1,9 +1,9 @@
-"""Products of bf16 matrices on a CPU without bf16 arithmetic: taken in fp32, rounded to bf16 once.
+"""Multiply bf16 matrices in fp32 on a CPU without bf16 arithmetic, and round to bf16 once.
 
 torch multiplies bf16 on such a CPU element by element, many times slower than fp32. The meaning is the same:
-bf16 operands, sums in fp32, one rounding. Attention, the head and a foreign model's own products are reached
-where they all arrive, at four of ATen's operators, forward and backward, without touching their code. Where
-the CPU multiplies bf16 itself nothing changes.
+bf16 operands, sums in fp32, one rounding. Four of ATen's operators are replaced, forward and backward. So
+attention, the head and a foreign model's own products change too, without touching their code. Where the CPU
+multiplies bf16 itself, nothing changes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 _OPERATORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-"""ATen's matrix products, and the place of their left operand."""
+"""ATen's matrix products, and which argument is the left operand."""
 _overrides: list[torch.library.Library] = []
-"""Kept: a library's operators end with it."""
+"""Kept, because a library's operators are removed when it is deleted."""
 
 
 @cache
 def multiplies_bf16() -> bool:
-    """Whether this CPU multiplies bf16 itself, and the variables of oneDNN (ONEDNN_MAX_CPU_ISA) let it."""
+    """Whether this CPU multiplies bf16 itself, and oneDNN may use that (ONEDNN_MAX_CPU_ISA can forbid it)."""
     if platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -34,7 +34,7 @@ def multiplies_bf16() -> bool:
 
 @cache
 def multiply_in_fp32() -> None:
-    """Let this process multiply bf16 matrices in fp32 on the CPU, if that does not multiply bf16 itself."""
+    """Make this process multiply bf16 matrices in fp32, if its CPU does not multiply bf16 itself."""
     if multiplies_bf16():
         return
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

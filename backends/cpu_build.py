@@ -4,11 +4,11 @@
 source, the compiler's version and the CPU's features, so that a shared home directory can serve different
 machines. A new build is moved into place only after it gave the same bits as plain torch, for every policy of
 the conformance suite; its hash is kept beside it and compared at each load, so that a file in which a bit has
-flipped is built anew. What others could have put there is never loaded. Without a compiler plain torch does
-all the work, many times slower; ``loaded()`` says why.
+flipped is built anew. A file that others could have put there is never loaded. Without a compiler plain torch
+does all the work, many times slower; ``loaded()`` says why.
 
-``torch.utils.cpp_extension`` does not serve: it takes 0.7 s to import, needs ninja, and loads whatever lies
-in its cache.
+``torch.utils.cpp_extension`` is not used: it takes 0.7 s to import, needs ninja, and loads whatever is in its
+cache.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _FLAGS = (
 )  # fmt: skip
 _WIDTHS = {"AVX512": ("-mprefer-vector-width=512",), "AVX2": ("-mno-avx512f",)}
 _NARROW = ("-mno-avx512f", "-mno-avx2")
-"""By torch's own instructions, which ATEN_CPU_CAPABILITY can narrow."""
+"""Flags by the instruction set that torch uses, which ATEN_CPU_CAPABILITY can narrow."""
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Build:
-    """How the kernel is built on this machine, and where it is kept. ``compiler``: None, there is none."""
+    """How the kernel is built on this machine, and where it is kept. ``compiler``: None if there is none."""
 
     compiler: str | None
     version: str
@@ -85,7 +85,7 @@ def _build_here() -> _Build:
 
 
 def _compile(build: _Build) -> str | None:
-    """Build the kernel, check its bits, and move it into place; return why not, or None."""
+    """Build the kernel, check its bits, and move it into place; return why that failed, or None."""
     assert build.compiler is not None
     with tempfile.TemporaryDirectory(dir=build.target.parent) as temporary:
         code, library = Path(temporary) / "kernel.cpp", Path(temporary) / "kernel.so"
@@ -107,11 +107,11 @@ def _compile(build: _Build) -> str | None:
 
 
 def _fault(kernel: Kernel) -> str | None:
-    """Return where a kernel's bits are not those of plain torch, or None."""
+    """Name the first policy for which a kernel's bits differ from plain torch's, and how; else None."""
     from ablate.backends.testing.inputs import POLICIES, label
     from ablate.backends.testing.suite import gradient_back, one_thread, quantised_bits
 
-    backend = cast("Backend", kernel)  # for what these two ask of it
+    backend = cast("Backend", kernel)  # it has what these two checks call
     with one_thread():
         for policy in filter(supports, POLICIES):
             try:
@@ -123,9 +123,9 @@ def _fault(kernel: Kernel) -> str | None:
 
 
 def _open_whole(target: Path) -> int | None:
-    """Open the library if nobody else can change it and it is as it was when its bits were checked.
+    """Open the library if nobody else can change it and it has not changed since its bits were checked.
 
-    Returns the file's descriptor: whatever happens to the path, this file is the one that was looked at.
+    Returns the file's descriptor, so that the checked file is loaded whatever happens to the path.
     """
     with contextlib.suppress(OSError, ValueError, KeyError), target.open("rb") as file:
         known = read_record(target.with_suffix(".json"))["hash_of_kernel"]
@@ -135,15 +135,15 @@ def _open_whole(target: Path) -> int | None:
 
 
 def _path_of(descriptor: int, path: Path) -> Path:
-    """Return a path that leads to the open file, or the file's own path where the system has none."""
+    """Return a path that always leads to the open file; ``path`` itself where the system has none."""
     opened = Path(f"/proc/self/fd/{descriptor}")
     return opened if opened.exists() else path
 
 
 def folder() -> tuple[Path, str | None]:
-    """Return the folder of the compiled kernel, and why it is not the usual one.
+    """Choose the folder of the compiled kernel; return it, and why it is not the usual one, or None.
 
-    Others must not write there: what lies in it is loaded into this process.
+    Others must not be able to write there, because this process loads its files.
     """
     why = None
     for here in (cache_folder("kernels"), users_cache_folder("kernels")):
@@ -173,7 +173,7 @@ def _is_off() -> bool:
 
 
 def will_build() -> bool:
-    """Whether ``loaded`` has to compile first, which takes 10 to 40 s."""
+    """Whether ``loaded`` must compile first, which takes 10 to 40 s."""
     build = None if _is_off() else _build_here()
     if build is None or build.compiler is None:
         return False
@@ -185,7 +185,7 @@ def will_build() -> bool:
 
 @lru_cache(maxsize=1)
 def loaded() -> tuple[Kernel | None, str]:
-    """Return the kernel, built if necessary, and one line about it; or None and the reason."""
+    """Load the kernel, built if necessary; return it and one line about it, or None and the reason."""
     if _is_off():
         return None, "switched off by ABLATE_CPU_KERNEL=off"
     build = _build_here()

@@ -1,8 +1,8 @@
-"""The compiled CPU quantiser, with the reference's bits: an operand's policy as a job of ``kernel/``.
+"""The compiled CPU quantiser: turn a policy into a job of ``kernel/``. The bits are the reference's.
 
 fp32 scales within a tensor stay beside their elements. The product of two such operands is summed over 128
-neighbours of the contraction axis, multiplied there by both scales, and added in fp32. Multiplying every
-value by its scale first, as the reference does, differs from it by the rounding of those values to fp32.
+neighbours of the contraction axis, multiplied there by both scales, and added in fp32. The reference
+multiplies every value by its scale first; the results differ by the rounding of those values to fp32.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RULES = {
     "quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "ue5m3": 5, "two_level_ue5m3": 5, "four_six": 6,
     "ms_eden": 7, "ms_eden_unscaled": 8, "row": 9, "1x128": 9, "128x128": 9, "searched": 10,
 }  # fmt: skip
-"""As in ``kernel/job.h``; every other is E8M0: 0."""
+"""Numbers of ``enum Rule`` in ``kernel/job.h``; every other scale is E8M0, number 0."""
 _TENSOR, _TWO_LEVEL, _DIVIDED_LEVEL, _FOUR_SIX = 2, 3, 4, 6
 _ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm", "nearest_away", "nearest_toward_zero")
 LARGEST_HADAMARD = 128
@@ -88,7 +88,7 @@ class BlockScaled:
 
 
 def supports(policy: OperandPolicy) -> bool:
-    """Whether the kernel quantises by this policy; plain torch does by all others."""
+    """Whether the kernel can quantise by this policy; plain torch takes all others."""
     square = policy.block in ("32x32", "16x16")
     return (
         policy.format in ELEMENTS
@@ -106,7 +106,7 @@ class Kernel:
 
     Args:
         path: the library.
-        sources: the headers by name, in which its structures are declared.
+        sources: the files of ``kernel/`` by name; two headers declare the library's structures.
     """
 
     def __init__(self, path: Path, sources: Mapping[str, bytes]) -> None:
@@ -122,15 +122,16 @@ class Kernel:
             )
 
     def _run(self, function: str, job: Any) -> int:
-        """Call a function of the library on a job, with torch's number of threads."""
+        """Call a function of the library on a job, on torch's number of threads, or on one if it is small."""
         threads = torch.get_num_threads() if job.rows * job.cols >= _THREADING_MIN_ELEMENTS else 1
         found: int = getattr(self._library, f"ablate_{function}")(ctypes.byref(job), threads)
         return found
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int, factor: float = 1.0) -> Quantized | BlockScaled:
-        """Do the same as ``round_operand``, with the same bits and errors.
+        """Quantise as ``round_operand``, with the same bits and errors.
 
-        ``factor`` multiplies a matrix in bf16 first, in fp32, rounded to bf16 for source ``forward_bf16``.
+        ``factor`` multiplies a bf16 matrix first, in fp32; for source ``forward_bf16`` the product is rounded
+        to bf16.
         """
         policy, amax = draw.policy, draw.amax
         check_operand(x, policy, axis, draw.key)
@@ -207,7 +208,7 @@ class Kernel:
     def gradient_through(
         self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
     ) -> Tensor:
-        """Do the same as a back end's ``gradient_through``, with the same bits."""
+        """Do what ``Backend.gradient_through`` does, with the same bits."""
         grad, mask = grad.contiguous(), None if mask is None else mask.contiguous()
         signs, order = _of_groups(policy, key, 1, inverse=True)
         out = torch.empty_like(grad)
@@ -220,9 +221,9 @@ class Kernel:
         return out
 
     def multiply(self, a: BlockScaled, b: BlockScaled) -> Tensor | None:
-        """Return A Bᵀ [m, n] in bf16, or None where this CPU or these scales need another way."""
+        """Return A Bᵀ [m, n] in bf16; None if this CPU cannot, or if products of scales are not exact."""
         least, most = (float(of(a.scales)) * float(of(b.scales)) for of in (torch.amin, torch.amax))
-        if not (self.multiplies and least >= _SMALLEST and most <= _LARGEST):  # so with a NaN
+        if not (self.multiplies and least >= _SMALLEST and most <= _LARGEST):  # also for a NaN
             return None
         blocks = max(side.scales.shape[side.axis] for side in (a, b))
         sizes, scales = [], []
@@ -244,7 +245,7 @@ class Kernel:
 
 
 def _structure(name: str, header: str) -> type[ctypes.Structure]:
-    """Return a structure with the fields that a header declares."""
+    """Make a ctypes structure from its declaration in a header."""
     found = re.search(rf"struct {name} {{(.*?)\n}};", header, re.DOTALL)
     assert found is not None
     fields = [
@@ -256,7 +257,7 @@ def _structure(name: str, header: str) -> type[ctypes.Structure]:
 
 
 def _openmp_runtime() -> ctypes.CDLL | None:
-    """Return the OpenMP library that torch uses in this process, or None if it is unknown."""
+    """Find the OpenMP library that torch uses in this process; None if there is none with GNU's functions."""
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
             path = line.split(maxsplit=5)[-1]
@@ -275,7 +276,8 @@ def _of_groups(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the signs (fp32) and the permutation or its inverse (int32) as the kernel reads them.
 
-    Along the columns: for as many elements as a rotation handles at a time, even before odd ones in each 32.
+    For axis 1 they are repeated for the 128 elements that a rotation handles at a time, with even elements
+    before odd ones in each 32.
     """
     signs, order = signs_of(policy, key), permutation_of(policy, key)
     if order is not None and inverse:

@@ -45,7 +45,7 @@ class Device:
 
 
 def device_of_arch(arch: str) -> Device:
-    """Return a stand-in for absent hardware.
+    """Describe an architecture (``sm_100``) whose hardware is absent.
 
     Raises:
         UserError: the architecture is unknown.
@@ -61,7 +61,7 @@ def device_of(where: str) -> Device:
     """Describe a torch device (``cpu``, ``cuda``, ``cuda:1``).
 
     Raises:
-        RuntimeError: the driver's own, if the device cannot be queried.
+        RuntimeError, AssertionError: torch's own, if the device cannot be queried.
     """
     import torch
 
@@ -74,17 +74,17 @@ def device_of(where: str) -> Device:
 
 
 def default_device() -> str:
-    """Return the default torch device of a run here: the first GPU, else the CPU."""
+    """Choose a run's default torch device: the first GPU, else the CPU."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def chosen_device(where: str | None) -> tuple[str, Device]:
-    """Return the torch device that a command names and what it is; by default the first GPU, else the CPU.
+    """Check the torch device that a command names (None: ``default_device``); return it and what it is.
 
     Raises:
-        UserError: it cannot be used.
+        UserError: the device cannot be used.
     """
     chosen = where or default_device()
     try:
@@ -100,7 +100,7 @@ def interpreting() -> bool:
 
 @lru_cache(maxsize=1)
 def triton_version() -> tuple[int, ...] | None:
-    """Return the version of the installed Triton (including ROCm's), or None."""
+    """Read (major, minor) of the installed Triton, also of ROCm's; None if there is none."""
     for package in TRITON_PACKAGES:
         try:
             found = version(package)

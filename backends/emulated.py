@@ -2,9 +2,9 @@
 
 Quantised values are exact in bf16: E2M1 times a power of two or an E4M3 scale, E4M3 and E5M2 without their
 tensor scale. Exceptions are fp16, multiplied in fp32; fp32 scales within a tensor, which multiply sums of 128
-products (quantisers/block_scaled.py) or, on a CPU without products in bf16, the values; and MXFP8 below
-2^-133, which is rounded. So the only difference from FP4 hardware is how products are added. The remaining
-scale is applied to the fp32 accumulator before its only rounding.
+products (cpu_kernel.py, on a CPU that multiplies bf16) or else the values; and MXFP8 below 2^-133, which is
+rounded. So the only difference from FP4 hardware is how products are added. The remaining scale is applied to
+the fp32 accumulator before its only rounding.
 
 ``accumulate: blackwell`` of a GEMM's policy adds as Blackwell's NVFP4 product does, by the model of
 Graphcore's report (MrHuff/ue5m3-fp4, docs/technical_report, the section on native NVFP4 products), which
@@ -39,7 +39,7 @@ GROUP = 64
 _ROWS = 64
 """Rows of the result at a time on a CPU, so that their sums stay in the cache."""
 _PLACE = 1 << 29
-"""One place of fp32 in the bits of fp64."""
+"""The last place of fp32, in the bits of fp64."""
 _EXACT = 2.0**33
 """Products of NVFP4 values are multiples of 2^-20, so fp64 holds their sums exactly below this."""
 
@@ -51,13 +51,13 @@ class EmulatedBackend(Backend):
 
     @staticmethod
     def _kernel(x: Tensor, *dtypes: torch.dtype) -> Kernel | None:
-        """Return the compiled CPU quantiser, if it is there and takes this matrix."""
+        """Return the compiled CPU quantiser, or None: it is missing, or does not take this matrix."""
         if x.device.type != "cpu" or x.dtype not in dtypes or not x.numel():
             return None
         return cpu_build.loaded()[0]
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
-        """Support every GEMM; one without quantised operands is the device's own bf16 GEMM."""
+        """Support every GEMM: emulated, but native on a GPU without quantised operands (its bf16 GEMM)."""
         if device.kind != "cpu" and gemm.is_untouched:
             return Support(mode="native", detail="bf16 GEMM")
         if device.kind == "cpu":
@@ -68,7 +68,7 @@ class EmulatedBackend(Backend):
         return Support(mode="emulated", detail=f"bf16 GEMM of dequantised values, quantised by {with_what}")
 
     def detail(self) -> str:
-        """Return one line for the run's record."""
+        """Name what quantises for the run's record: Triton, the CPU quantiser, or plain torch and why."""
         if torch.cuda.is_available():
             fault = triton_fault()
             return "Triton quantiser" if fault is None else f"plain torch: {fault}"
@@ -88,7 +88,7 @@ class EmulatedBackend(Backend):
         return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
 
     def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
-        """Quantise with the bits of ``round_operand`` of the dequantised operand."""
+        """Quantise a quantised operand, with the bits of ``round_operand`` of its dequantised values."""
         if isinstance(done, Quantized) and isinstance(done.descale, float) and supports(draw.policy):
             kernel = self._kernel(done.values, torch.bfloat16)
             if kernel is not None:
@@ -96,7 +96,7 @@ class EmulatedBackend(Backend):
         return super().quantize_again(done, draw, axis=axis)
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Multiply in bf16, summed in fp32; in fp32 what bf16 cannot hold, or where the CPU has no bf16."""
+        """Sum in fp32. Multiply in bf16, but in fp32 what bf16 cannot hold, or on a CPU without bf16."""
         if isinstance(a, BlockScaled) and isinstance(b, BlockScaled):
             kernel = self._kernel(a.elements, torch.bfloat16)
             product = None if kernel is None else kernel.multiply(a, b)
@@ -120,21 +120,20 @@ class EmulatedBackend(Backend):
     def gradient_through(
         self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
     ) -> Tensor:
-        """Do it by the compiled CPU kernel if available, else in plain torch: the same bits."""
+        """Use the compiled CPU kernel if available, else plain torch: the same bits."""
         if policy.hadamard <= LARGEST_HADAMARD and (kernel := self._kernel(grad, torch.bfloat16)):
             return kernel.gradient_through(grad, policy, key=key, mask=mask)
         return super().gradient_through(grad, policy, key=key, mask=mask)
 
 
 class _Blackwell(Backend):
-    """A back end with these sums."""
+    """Adds products by Blackwell's model."""
 
     def detail(self) -> str:
-        """Return one line for the run's record."""
         return f"{super().detail()}; NVFP4 sums as Blackwell's model"  # type: ignore[safe-super]
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Multiply NVFP4 operands by the model."""
+        """Multiply NVFP4 operands."""
         assert isinstance(a, Quantized)
         assert isinstance(b, Quantized)
         product = summed(a.contraction_last, b.contraction_last)
@@ -142,15 +141,15 @@ class _Blackwell(Backend):
 
 
 class BlackwellEmulated(_Blackwell, EmulatedBackend):
-    """The emulated back end with these sums."""
+    """The emulated back end with Blackwell's sums."""
 
 
 class BlackwellReference(_Blackwell, ReferenceBackend):
-    """The reference back end with these sums."""
+    """The reference back end with Blackwell's sums."""
 
 
 def summed(a: Tensor, b: Tensor) -> Tensor:
-    """Return A Bᵀ [m, n] in fp32, as the device's accumulator has it, for NVFP4 values without their factor.
+    """Multiply NVFP4 values; return A Bᵀ [m, n], fp32, as in the accumulator before the tensors' factor.
 
     Args:
         a: [m, k] bf16, E2M1 elements times E4M3 scales.
@@ -177,7 +176,7 @@ def add_toward_zero(a: Tensor, b: Tensor) -> Tensor:
     total = a + b
     bits = total.view(torch.int64) & -_PLACE
     if not bool(total.abs().amax() < _EXACT):
-        # What fp64 lost may lie on the other side of an fp32 number (TwoSum, Knuth).
+        # The exact sum may be on the other side of an fp32 number than fp64's sum (TwoSum, Knuth).
         more = total - a
         lost = (a - (total - more)) + (b - more)
         bits -= ((bits.view(torch.float64) == total) & (lost * total < 0)).long() * _PLACE

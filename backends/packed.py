@@ -34,7 +34,7 @@ _NO_INSTRUCTION = (
     "two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3", "1x128", "128x128",
     "1x128_pow2", "128x128_pow2",
 )  # fmt: skip
-"""Scales that are not a byte a block, beside one factor of the tensor or of each row."""
+"""Scales that no instruction takes: not a byte per block with one factor per tensor or row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class PackedBackend(Backend):
 
 
 def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
-    """Quantise a matrix along each axis for which there is a draw."""
+    """Quantise along each axis of ``draws``: by Triton's kernel where it can, else in plain torch."""
     done: dict[int, Packed] = {}
     ours = {axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None}
     if ours and triton_fault() is None and (x.device.type == "cuda" or interpreting()):
@@ -158,6 +158,6 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
 
 
 def quantisers_of(gemm: GemmPolicy) -> str:
-    """Describe in a few words the quantisers of a GEMM's operands on a GPU."""
+    """Name what quantises a GEMM's operands on a GPU: Triton, or plain torch and why."""
     reasons = {triton_fault() or refusal(policy) for policy in (gemm.left, gemm.right)}
     return " and ".join(sorted("Triton" if why is None else f"plain torch ({why})" for why in reasons))

@@ -65,7 +65,10 @@ class Draw:
 
 
 def dequantised(operand: Operand) -> Tensor:
-    """Return the stored matrix after quantising, with every factor applied, in its rotated basis."""
+    """Return the stored matrix dequantised, with every factor applied, still rotated.
+
+    It is fp32, or ``values`` itself if the factor is 1.
+    """
     descale = operand.descale
     if isinstance(descale, float) and descale == 1.0:
         return operand.values
@@ -83,7 +86,7 @@ class Backend(ABC):
 
     @abstractmethod
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
-        """Return the support for a GEMM on a device, without touching the device."""
+        """Say how this back end supports a GEMM on a device, which may be absent and is not touched."""
 
     @abstractmethod
     def detail(self) -> str:
@@ -98,14 +101,17 @@ class Backend(ABC):
         """
 
     def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
-        """Quantise what a quantised operand stands for, every factor applied ("double quantisation")."""
+        """Quantise the values of a quantised operand, every factor applied ("double quantisation").
+
+        Source ``forward_bf16`` rounds them to bf16 first.
+        """
         values = dequantised(done)
         if draw.policy.source == "forward_bf16":
             values = values.to(torch.bfloat16)
         return self.quantize(values, draw, axis=axis)
 
     def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
-        """Quantise one matrix along its columns' index (axis 1) and along its rows' index (axis 0).
+        """Quantise one matrix along axis 1 by ``rows``, and along axis 0 by ``columns``.
 
         For a matrix that two GEMMs need, such as dy. Some back ends read it only once.
         """
@@ -115,9 +121,10 @@ class Backend(ABC):
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Return A Bᵀ [m, n] in bf16 for operands A [m, k] and B [n, k], contraction last.
 
-        Accumulated in fp32, in the device's order, rounding and width; descaled there, rounded once. Values
-        that are not exact in bf16 are multiplied in fp32: those in fp16, and those with fp32 scales within a
-        tensor, which may also multiply the sums of 128 products of elements.
+        The device accumulates in fp32, in its own order, rounding and width. ``descale`` multiplies the
+        accumulator, and the result is rounded once. Values that are not exact in bf16 are multiplied in fp32:
+        fp16, and values with fp32 scales within a tensor. Such scales may instead multiply sums of 128
+        products of elements.
         """
 
     def gradient_through(

@@ -25,7 +25,7 @@ class ReferenceBackend(Backend):
         return Support(mode="reference", detail=self.detail())
 
     def detail(self) -> str:
-        """Return one line for the run's record."""
+        """Say for the run's record that this is plain torch."""
         return "plain torch, fp32 GEMMs"
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized:

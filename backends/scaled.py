@@ -55,7 +55,7 @@ class TritonBackend(PackedBackend):
     name = "triton"
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
-        """Native if the tile table has the architecture and format; upcast on Hopper."""
+        """Native if the tile table has the architecture and format; upcast on Hopper, emulated on a CPU."""
         fault = triton_fault() or packing_fault(gemm) or _triton_fault(gemm.left.format, device)
         if fault is not None:
             return Support(mode="no", detail=fault)
@@ -65,7 +65,7 @@ class TritonBackend(PackedBackend):
         return Support(mode=mode, detail=f"tl.dot_scaled, quantised by {quantisers_of(gemm)}")
 
     def detail(self) -> str:
-        """Return one line for the run's record."""
+        """Name Triton's version for the run's record, or say why its kernels cannot run."""
         found = triton_version()
         return f"Triton {'.'.join(map(str, found))}" if found else str(triton_fault())
 
@@ -108,11 +108,11 @@ class TorchBackend(PackedBackend):
         return Support(mode="native", detail=f"F.scaled_mm, quantised by {quantisers_of(gemm)}")
 
     def detail(self) -> str:
-        """Return one line for the run's record."""
+        """Name torch's version for the run's record."""
         return f"torch {torch.__version__}"
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Multiply packed operands."""
+        """Multiply packed operands; pad them where the library needs it."""
         assert isinstance(a, Packed)
         assert isinstance(b, Packed)
         (m, k), n = a.shape, b.shape[0]
@@ -140,7 +140,7 @@ def _torch_fault(gemm: GemmPolicy, device: Device) -> str | None:
 def swizzled(scales: Tensor) -> Tensor:
     """Arrange scale bytes [n, blocks] in cuBLAS's layout: tiles of 128 rows × 4 columns, flat.
 
-    Within a tile the byte of (row, column) lies at (row % 32) × 16 + (row // 32) × 4 + column. Tiles follow
+    Within a tile the byte of (row, column) is at (row % 32) × 16 + (row // 32) × 4 + column. Tiles follow
     row by row; the edges are padded with 0 (cuBLAS documentation, 1D block scaling factors layout).
     """
     n, blocks = scales.shape
@@ -167,7 +167,7 @@ _DTYPES = {
 
 
 def scaled_mm_arguments(a: Packed, b: Packed, *, hip: bool) -> dict[str, Any]:
-    """Return the arguments of ``F.scaled_mm`` for packed operands: only shapes and layouts, no launch."""
+    """Prepare the arguments of ``F.scaled_mm`` for packed operands: pad and lay them out, do not call it."""
     from torch.nn.functional import ScalingType, SwizzleType
 
     fmt, block = a.format, BLOCK.get(a.format, _ALIGNED)

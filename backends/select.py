@@ -32,7 +32,7 @@ FASTEST_FIRST = ("torch", "triton")
 
 @lru_cache(maxsize=32)
 def load_backend(name: str) -> Backend:
-    """Return the back end with this name.
+    """Import and make the back end with this name, once per process.
 
     Raises:
         ValueError: the name is unknown, or the back end cannot be imported.
@@ -69,14 +69,14 @@ class Selection:
         self._chosen: dict[tuple[GemmPolicy, str], Backend] = {}
 
     def of(self, gemm: GemmPolicy, where: str) -> Backend:
-        """Return the back end of a GEMM on a torch device; raise as ``choose``."""
+        """Choose the back end of a GEMM on a torch device, once; errors as ``choose``."""
         found = self._chosen.get((gemm, where))
         if found is None:
             found = self._chosen[gemm, where] = self.choose(gemm, device_of(where))[0]
         return found
 
     def choose(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
-        """Return the back end of a GEMM on a device, and its support.
+        """Choose the back end of a GEMM on a device; return it and its support.
 
         Raises:
             ValueError: the named back end does not support it.
@@ -107,7 +107,7 @@ class Selection:
         return backend, support
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
-        """Choose, as ``choose``, for each GEMM of a recipe, its rules and its phases, without duplicates."""
+        """Choose for each GEMM of a recipe, its rules and phases; a repeated policy gives no new choice."""
         parts: list[tuple[str, LayerRecipe]] = [("", recipe)]
         parts += [(f" by rule {number}", rule.recipe) for number, rule in enumerate(recipe.rules, 1)]
         parts += [(f" in phase {number}", phase.recipe) for number, phase in enumerate(recipe.phases, 1)]
@@ -131,11 +131,11 @@ def overall_mode(choices: Iterable[Choice]) -> str:
 
 
 class UnfitDeviceError(ValueError):
-    """A run that may not train on this device; the message is for the user."""
+    """The run cannot train on this device; the message is for the user."""
 
 
 def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tuple[Choice, ...]:
-    """Return the back end of each GEMM of a run on a torch device.
+    """Choose the back end of each GEMM of a run on a torch device.
 
     Raises:
         UnfitDeviceError: a back end without support, a missing native path if required, or no such device.
@@ -161,9 +161,9 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
 
 @lru_cache(maxsize=64)
 def quick_self_test(name: str, where: str) -> tuple[dict[str, Any], ...]:
-    """Return what a back end's checks in short find on a torch device, run once per process.
+    """Run a back end's short checks on a torch device, once per process.
 
-    Of each: backend, check, whether it passed, and a detail or the difference.
+    Each result has ``backend``, ``check``, ``passed`` and ``detail``: what was found, or the difference.
     """
     from ablate.backends.testing.inputs import QUICK
     from ablate.backends.testing.suite import checks

@@ -51,12 +51,12 @@ class Check:
         return f"{self.kind}: {self.of}" if self.kind else self.of
 
     def outcome(self) -> tuple[dict[str, Any], Exception | None]:
-        """Run; return result, detail and figures by name, and the error that it ended with."""
+        """Run; return ``result``, ``detail`` and, for ``Told``, ``figures``; and the error of a failure."""
         try:
             found = self.run()
         except Skip as reason:
             return {"result": "skipped", "detail": str(reason)}, None
-        except Exception as fault:  # errors of drivers and compilers are what is looked for
+        except Exception as fault:  # errors of drivers and compilers are failures to find
             detail = str(fault) if isinstance(fault, AssertionError) and str(fault) else in_short(fault)
             return {"result": "failed", "detail": detail}, fault
         if isinstance(found, Told):
@@ -65,7 +65,7 @@ class Check:
 
 
 def ending(error: Exception) -> Callable[[], str]:
-    """Return what a check runs whose end is known before: it raises this error."""
+    """Return a check's ``run`` that only raises this error."""
 
     def run() -> str:
         raise error

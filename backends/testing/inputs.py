@@ -1,4 +1,4 @@
-"""What every quantiser is checked on: policies of every kind; tensors that training knows; corner cases.
+"""What every quantiser is checked on: policies of every kind, tensors as in training, corner cases.
 
 A made-up tensor is [rows, columns] in bf16 as it is stored, with channels as columns: features of x, dy, w.
 """
@@ -38,7 +38,7 @@ def label(policy: OperandPolicy) -> str:
 
 
 def policies_of(text: str) -> tuple[OperandPolicy, ...]:
-    """Return the policies, one a line, that ``label`` describes so; a prescale may be a fraction."""
+    """Read policies, one per line, in the words of ``label``; a prescale may be a fraction."""
     known: dict[str, tuple[str, Any]] = {flag: (flag, True) for flag in _FLAGS}
     known |= {word: (name, word) for name, kind in _WORDS.items() for word in get_args(kind)}
     found = []
@@ -141,7 +141,7 @@ fp8_e4m3
 """The policies of the short form that runs before every native run."""
 
 SPOT = (5, 7)
-"""Where a corner case has its odd value."""
+"""Row and column of a corner case's NaN, Inf or 1e38."""
 
 
 KINDS = ("Gaussian", "Student t", "channel mean", "outlier")
@@ -150,7 +150,7 @@ and Gaussian with one channel in 64 that is 30 times larger."""
 
 
 def made_up(kind: str, rows: int, columns: int, *, seed: int, number: int = 0, name: str = "") -> Tensor:
-    """Return tensor ``number`` of a kind, [rows, columns] in bf16; ``name``: of those of one number."""
+    """Draw tensor ``number`` of a kind, [rows, columns] in bf16; ``name`` tells apart those of one number."""
     text = f"{kind}:{name}:{seed}:{number}"
     own = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
     generator = torch.Generator().manual_seed(own)
@@ -166,7 +166,7 @@ def made_up(kind: str, rows: int, columns: int, *, seed: int, number: int = 0, n
 
 
 def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str, Tensor]:
-    """Return a policy's corner cases by name, bf16 [rows or more, 256], with blocks along the columns."""
+    """Make a policy's corner cases by name, bf16 [rows or more, 256], for quantising along axis 1."""
     rows, columns = max(rows, policy.hadamard, block_shape(policy)[0]), 256
     plain = made_up("Gaussian", rows, columns, seed=seed, name="probe")
     nan, inf, zeros, large = (plain.clone() for _ in range(4))
@@ -178,7 +178,7 @@ def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str
     }  # fmt: skip
     if policy.is_high_precision:
         return found
-    # The middle of two neighbours, where a block of largest value ``max`` has scale 1.
+    # Values midway between neighbours of the grid; ``max`` in each block makes its scale 1.
     element = ELEMENTS[policy.format]
     grid = grid_of(element)
     middles = (grid[1:] + grid[:-1]) / 2
@@ -208,7 +208,7 @@ def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a policy's quantiser is compared on to the bit, by name: shapes, types, strides, corners."""
+    """Yield named tensors for comparing a policy's bits: shapes, dtypes, strides, corner cases."""
     one_scale = block_shape(policy)[1] == 1 or policy.format == "nvfp4"
     # Shapes that the policy's groups divide: whole strips of 64 columns, and others.
     shapes = [(32, 32), (96, 160), (160, 96)]

@@ -8,9 +8,9 @@ A check tests only what ``Backend.support`` claims on the device. All compare wi
 
 The exact probe: random codes with block scales 2^−1…2^1 and K ≤ 4096 keep every partial sum of products a
 multiple of 2^−4 below 2^20: 24 bits. So every true fp32 accumulation, in any order and rounded any way, gives
-the exact sum, and one rounding to bf16 gives known bits. An accumulator with fewer bits gives differences;
-the result of 2^p + 1 − 2^p shows how many bits it has, and that of three quarters of a last place added to a
-sum which way it is rounded. Both are properties of the hardware: told, not a fault.
+the exact sum, and one rounding to bf16 gives known bits. An accumulator with fewer bits gives differences:
+2^p + 1 − 2^p shows how many bits it has. Three quarters of a last place, added to a sum, show which way it is
+rounded. Both are properties of the hardware: the suite tells them, and they are no fault.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread: of many small operations threads wait for one another on a busy machine."""
+    """Let torch use one thread: in many small operations on a busy machine threads wait for one another."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -76,7 +76,7 @@ def one_thread() -> Iterator[None]:
 
 
 def both(policy: OperandPolicy) -> GemmPolicy:
-    """Return a GEMM with this policy on both sides; a mask is for forward operands only, as here."""
+    """Make a GEMM with this policy on both sides: a forward GEMM, so that a mask is allowed."""
     return GemmPolicy(left=policy, right=policy)
 
 
@@ -86,7 +86,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def unequal(a: Tensor, b: Tensor) -> Tensor:
-    """Return where the bits of two tensors differ, with all NaNs equal."""
+    """Find the elements whose bits differ, with all NaNs equal: a bool tensor."""
     return ((a != b) | (a.signbit() != b.signbit())) & ~(a.isnan() & b.isnan())
 
 
@@ -107,7 +107,7 @@ def quantised_bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
 
 
 def gradient_back(backend: Backend, where: str, policy: OperandPolicy) -> str:
-    """Compare a gradient's way back through an operand with plain torch's."""
+    """Compare ``gradient_through`` with plain torch's; raise ``AssertionError`` where a bit differs."""
     grad = awkward(64, 256, torch.bfloat16)
     for mask in (None, grad > 0):
         there = None if mask is None else mask.to(where)
@@ -120,7 +120,7 @@ def gradient_back(backend: Backend, where: str, policy: OperandPolicy) -> str:
 def difference(ours: Operand, theirs: Operand) -> str | None:
     """Say in a few words how an operand differs from one on the CPU; None where the bits are the same."""
     values, descale, expected = ours.values.cpu().float(), ours.descale, theirs.values.float()
-    if isinstance(descale, Tensor) and descale.numel() > 1:  # one a row: the reference has them multiplied in
+    if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row; the reference's values have them
         values = values * (descale.cpu()[:, None] if ours.axis == 1 else descale.cpu()[None, :])
         descale = 1.0
     if values.shape != expected.shape:
@@ -136,7 +136,7 @@ def difference(ours: Operand, theirs: Operand) -> str | None:
 
 
 def product(backend: Backend, where: str, policy: OperandPolicy, a: Tensor, b: Tensor) -> Tensor:
-    """Return A Bᵀ on the CPU, quantised and multiplied by a back end on a torch device."""
+    """Quantise and multiply A and B by a back end on a torch device; return A Bᵀ on the CPU."""
     draw = Draw(policy=policy, key=KEY)
     left, right = (backend.quantize(one.to(where), draw, axis=1) for one in (a, b))
     return backend.multiply(left, right).cpu()
@@ -230,7 +230,7 @@ _DIRECTIONS = {
 def sum_rounding(backend: Backend, where: str, policy: OperandPolicy) -> Told:
     """Tell which way sums are rounded: Blackwell's NVFP4 is published to add groups of 64 toward zero.
 
-    The three terms lie 64, 128 or 1,024 elements apart, each in a group of its own.
+    The three terms are 64, 128 or 1,024 elements apart, each in a group of its own.
     """
     found = []
     for gap in (64, 128, 1024):
@@ -238,7 +238,7 @@ def sum_rounding(backend: Backend, where: str, policy: OperandPolicy) -> Told:
         a[:, 0] = torch.tensor([384.0, 384.0, -384.0, -384.0])
         a[:, gap] = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-4 * 1.5
         a[:, 2 * gap] = -a[:, 0]
-        # Opposite a zero, what gives the block of b, and the whole tensor, the scale that holds the rest.
+        # These values meet zeros: they give b's blocks and both tensors scales that can hold the rest.
         b[:, 0] = b[:, 2 * gap] = 256.0
         b[:, 1] = b[:, 2 * gap + 1] = 384.0
         b[:, gap], b[:, gap + 1] = 2.0**-4, 2.0**-4 * 1.5

@@ -99,7 +99,7 @@ _Types = dict[str, str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """One kernel compiled for one target, with its instruction and its problems."""
+    """One kernel compiled for one target, with its native instructions and its problems."""
 
     kernel: str
     target: str
@@ -110,12 +110,12 @@ class Compiled:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether it has problems, but for Hopper's GEMMs: Hopper has no FP4 unit."""
+        """Whether it has problems; never for a GEMM on Hopper, which has no FP4 unit."""
         return bool(self.problems) and not (self.kernel == "gemm" and self.target == "sm_90")
 
 
 def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Compiled:
-    """Compile the block-scaled GEMM for one target, format and tile."""
+    """Compile the block-scaled GEMM for one target, format and tile; a compiler's error is a problem."""
     constants = FORMATS[fmt] | {"BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": GROUP, "EVEN": even}
     types: _Types = dict.fromkeys(("a", "a_scales", "b", "b_scales"), "*u8")
     types |= {"c": "*bf16", "alpha": "fp32"} | dict.fromkeys(("M", "N", "K"), "i32")
@@ -208,7 +208,7 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
 
 
 def inexact(text: str, backend: str) -> list[str]:
-    """Return what gives PTX or AMD's machine code other bits: roundings left out, or not to nearest.
+    """List what changes bits in PTX or AMD's machine code: roundings left out, or not to nearest.
 
     AMD's exact division takes five fused multiply-adds and ends with ``v_div_fixup``; its exact square root
     takes two. One reciprocal belongs to the division of whole numbers that places the tile.
@@ -226,7 +226,7 @@ def inexact(text: str, backend: str) -> list[str]:
 
 
 def _resources_of(cubin: bytes) -> str:
-    """Return what NVIDIA's tool in Triton's wheel prints of a cubin's resources; nothing if it fails."""
+    """Read a cubin's resources by NVIDIA's tool in Triton's wheel; return its text, empty if it fails."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -2,8 +2,8 @@
 
 Each repeats a function of ``ablate.numerics`` operation by operation, in fp32 and on its bits. Fused
 multiply-add is not allowed (the kernels are compiled with ``enable_fp_fusion=False``), and divisions are
-correctly rounded. Blocks are fp32 [N, K, block]; what is of a block is [N, K], and in a square tile the same
-in all its rows.
+correctly rounded. Blocks are fp32 [N, K, block]; a value per block is [N, K], the same in all rows of
+a square tile.
 """
 
 import triton
@@ -58,7 +58,7 @@ def first_of(words, SIZE: tl.constexpr):
 
 @triton.jit
 def shared_by_four(words):
-    """Return for all four neighbours the first one's word, shifted right by 16 for the last two."""
+    """Give four neighbours the first one's word, shifted right by 16 for the last two."""
     first = first_of(words, 4)[:, :, None]
     fours = tl.where(tl.arange(0, 4)[None, None, :] < 2, first, first >> 16)
     return tl.reshape(fours, [words.shape[0], words.shape[1]])
@@ -189,10 +189,10 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
 
 @triton.jit
 def neighbour(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
-    """Return the magnitude codes (int32) of the lower or upper neighbour of v, p steps above the lower.
+    """Round v to its lower or upper neighbour, p steps above the lower; return magnitude codes (int32).
 
     Stochastic: up when p > u, u the top 24 bits of ``words`` over 2^24; ROCm's: when p plus the top 22 bits
-    over 2^22 reaches 1. Else to the nearer one, and from the middle away from zero or toward it.
+    over 2^22 reaches 1. Other roundings go to the nearer one, and ties away from zero or toward it.
     """
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
     E_MIN: tl.constexpr = ELEMENT.min_exponent
@@ -215,7 +215,7 @@ def neighbour(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
 
 @triton.jit
 def decode(code, ELEMENT: tl.constexpr):
-    """Return the fp32 magnitudes of codes (int32) without sign."""
+    """Return the fp32 magnitudes of codes (int32) without sign; a NaN code gives a number."""
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
     E_MIN: tl.constexpr = ELEMENT.min_exponent
     normal = ((code + ((126 + E_MIN) << MANTISSA)) << (23 - MANTISSA)).to(tl.float32, bitcast=True)
@@ -230,7 +230,7 @@ def with_sign_of(magnitude, v):
 
 @triton.jit
 def largest(v, ROWS: tl.constexpr):
-    """Return the largest of each block's magnitudes v, of integers or numbers."""
+    """Return the largest of each block's magnitudes v (integers or fp32)."""
     found = tl.max(v, axis=2)
     if ROWS > 1:
         found = of_rows(tl.max(tiles(found, ROWS), axis=2), ROWS)
@@ -279,7 +279,7 @@ def nvfp4_scale(base, decode_scale, SIDE: tl.constexpr):
 
 @triton.jit
 def two_level(blocks, amax, words, tensor, SIDE: tl.constexpr):
-    """Return NVFP4's block scales as ``nvfp4_scale``: of amax / 6, or the better of that and of amax / 4.
+    """Return NVFP4's block scales as ``nvfp4_scale`` does: from amax / 6, or amax / 4 if that errs less.
 
     ``tensor`` holds the tensor's scale, its reciprocal and its largest magnitude.
     """
@@ -298,7 +298,7 @@ def two_level(blocks, amax, words, tensor, SIDE: tl.constexpr):
 
 @triton.jit
 def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
-    """Return what each block errs by under a scale, in the reference's order of operations."""
+    """Return each block's error under a scale, in the reference's order of operations."""
     ELEMENT: tl.constexpr = SIDE.element
     scaled = blocks * down[:, :, None]
     if SIDE.prescale != 1.0:

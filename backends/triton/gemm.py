@@ -83,7 +83,7 @@ def gemm_kernel(
 
 
 def launch_gemm(a: Packed, b: Packed) -> Tensor:
-    """Return A Bᵀ [M, N] bf16 for packed operands A [M, K], B [N, K] with scale bytes."""
+    """Multiply packed operands A [M, K] and B [N, K] with scale bytes; return A Bᵀ [M, N] in bf16."""
     (m, k), n = a.shape, b.shape[0]
     out = a.codes.new_empty(m, n, dtype=torch.bfloat16)
     if not out.numel():

@@ -111,7 +111,7 @@ def on_device(x: Tensor) -> AbstractContextManager[Any]:
 def _tensor_scale(x: Tensor, side: Draw, axis: int) -> tuple[Tensor | None, float | Tensor]:
     """Return the tensor's scale, its reciprocal and its largest magnitude (fp32 [3]), and the descale.
 
-    Nothing waits. MS-EDEN's scale is in the place of its reciprocal too.
+    For MS-EDEN the first two are both the decode scale.
     """
     policy = side.policy
     if not policy.has_tensor_scale:

@@ -53,9 +53,10 @@ BITS = {"mxfp4": 4, "mxfp4_e3m0": 4, "nvfp4": 4, "mxfp6_e3m2": 6, "mxfp6_e2m3": 
 class Side:
     """What one side of the kernel is compiled for: a policy's rules as numbers, and what is written.
 
-    ``rows`` × ``block`` elements share a scale. ``scale_add`` is that of an E8M0 rule; ``four_six`` says by
-    what errors are compared (None: not at all), and ``error_divisor`` what they are divided by. ``draws``:
-    whether random words are needed. ``of_scales``: the grid of NVFP4's block scales.
+    ``rows`` × ``block`` elements share a scale. ``scale_add`` is that of an E8M0 rule. ``four_six`` says by
+    what errors are compared (None: not at all), ``error_divisor`` what divides element × block scale × amax
+    to give the dequantised value. ``draws``: whether random words are needed. ``of_scales``: the grid of
+    NVFP4's block scales.
     """
 
     output: int
@@ -130,7 +131,7 @@ def refusal(policy: OperandPolicy) -> str | None:
 
 @lru_cache(maxsize=512)
 def side_of(policy: OperandPolicy | None, output: int) -> Side:
-    """Return the compile-time constants of one side of the kernel; None means that the side is off."""
+    """Turn a policy into the compile-time constants of one side of the kernel; None: the side is off."""
     if policy is None:
         policy, output = OperandPolicy(format="mxfp4"), OFF
     element = ELEMENTS[policy.format]
@@ -153,7 +154,7 @@ def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int
     # 64 columns are one round of the random stream's layout; a side that is off has no constraints.
     wide = max(_TILE, rows.hadamard if rows else 0)
     tall = max(32 if rows and not columns else _TILE, columns.hadamard if columns else 0)
-    # 32 elements a thread on NVIDIA; of rules that hold more values for each, 16: registers are not spilled.
+    # 32 elements a thread on NVIDIA, 16 for rules that hold more values of each: no registers are spilled.
     many = any(side and side.scale in (*_FOUR_SIX, *MS_EDEN) for side in (rows, columns))
     return tall, wide, min(max(tall * wide // (512 if many else 1024), 4), 8)
 
