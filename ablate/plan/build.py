@@ -5,9 +5,9 @@ data section), and the code of models and trainers of the user's own (``OwnCode`
 random numbers, and no torch for built-in models.
 
 How it fails: ``UserError`` for missing data files (all data sections at once), for code that cannot be used,
-for two arms whose data differ only in name, which are one arm, and for an arm whose runs the report would set
-apart from the baseline's. With ``without_data`` a study without its data still gets a plan: ``missing`` says
-what is wrong, and no run has an id.
+for two arms that are one arm because their data differ only in name, and for an arm whose runs the report
+would not compare with the baseline's. With ``without_data`` a study without its data still gets a plan:
+``missing`` says what is wrong, and no run has an id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def code_warning(study: Study) -> str | None:
-    """Return a sentence that names the code which planning or running a study executes, or None."""
+    """Return a warning with the names of the user's code that a study executes; None if it has none."""
     names = {name: None for arm in study.arms for name in (arm.model.function, arm.trainer) if name}
     if not names:
         return None
@@ -64,7 +64,7 @@ def build_plan(
         raise UserError(study.problem(("search",), "a search, not a study", hint))
     identities, missing = _identify_all(study, identify, without_data=without_data)
     baseline = next(arm for arm in study.arms if arm.name == study.baseline)
-    # The results of one section are shared by all arms with it.
+    # Arms with the same section share its results.
     described, counted = cache(describe), cache(plan_steps)
     sized, laid_out, plain = cache(model_size), cache(linear_layers), cache(_stated)
     own_code = OwnCode(study)
@@ -163,7 +163,7 @@ def _identify_all(
 ) -> tuple[dict[DataConfig, DataIdentity], tuple[Problem, ...]]:
     """Return the identity of each data section, and the faults found.
 
-    Data that cannot be used have a stand-in, unless the size of their vocabulary is not known.
+    Data that cannot be used get an identity without a digest, if the size of their vocabulary is known.
     """
     from ablate.data import identity
 
@@ -185,7 +185,7 @@ def _identify_all(
 
 
 def _not_comparable(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
-    """Yield arms that are the same run, and what differs so that the report would set an arm's runs apart."""
+    """Yield arms that are the same run, and settings for which the report would not compare an arm's runs."""
     first: dict[str, str] = {}
     for arm in arms:
         same = first.setdefault(arm.runs[0].id, arm.name)
@@ -215,7 +215,7 @@ def _shared(arm: PlannedArm) -> dict[Setting, str | None]:
 def _differences(
     baseline: ResolvedArm, arm: ResolvedArm, plain: Callable[[Any], dict[str, Any]]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the fields of an arm that differ from the baseline's, with both values."""
+    """Return the fields that differ, such as ``training.tokens``, with the baseline's and the arm's value."""
     pairs = {name: (getattr(baseline, name), getattr(arm, name)) for name in ("model", "data", "training")}
     if arm.recipe != baseline.recipe:
         pairs["recipe"] = (baseline.recipe_spec, arm.recipe_spec)
@@ -230,7 +230,7 @@ def _differences(
 
 
 def _stated(section: Any, *, whole: bool = True) -> Any:
-    """Return a section's fields as plain data; of the parts within it what is not the default."""
+    """Turn a section into plain data, and leave the default values of nested parts out."""
     if isinstance(section, dict):
         return {name: _stated(item, whole=False) for name, item in section.items()}
     if isinstance(section, list | tuple):

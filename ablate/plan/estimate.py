@@ -2,8 +2,8 @@
 
 An arm with finished runs uses their measured speed. The time of any other arm is modelled from the model's
 shapes and an assumed rate, then scaled by the model's error on measured arms. Modelled times give only the
-order of magnitude; they leave out the extra cost of emulated formats. Of a model that the study does not
-describe, which a trainer of the user's own builds, only measured arms like it tell the time.
+order of magnitude; they leave out the extra cost of emulated formats. If the user's own trainer builds a
+model that the study does not describe, only measured arms of that kind tell the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOPS_PER_GPU = 100e12
 """Assumed rates of useful work in operations per second; for a GPU about a tenth of a current peak."""
 
 SPREAD = 0.035
-"""Standard deviation of the log ratio of two runs' tokens to target, of one seed: as in docs/findings."""
+"""Standard deviation of the log ratio of tokens to target of two runs with one seed: as in docs/findings."""
 _MOST_D0 = 3.0
 _BYTES_PER_ROW = 180
 _BYTES_PER_RUN = 12 * 1024  # configuration, status, environment and a short log
@@ -37,10 +37,11 @@ Ground = Literal["measured", "scaled", "modelled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanCosts:
-    """Time and storage. ``wall_seconds``: for the runs still to do, on ``cores`` cores or one GPU a run.
+    """Time and storage. ``wall_seconds``: of the runs still to do, on ``cores`` cores, GPU runs in turn.
 
-    An arm of which nothing tells the time is not in ``run_seconds``; with one to do ``wall_seconds`` is None.
-    ``shared_tokens``: by the id of a run still to do, the first tokens that another run trains for it.
+    ``run_seconds``: of one run, by arm, without arms whose time is unknown. If such an arm has runs to do,
+    ``wall_seconds`` is None. ``shared_tokens``: for each run still to do that starts like another run, how
+    many first tokens the other run trains for it.
     """
 
     run_seconds: dict[str, float]
@@ -87,13 +88,13 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
 
 
 def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
-    """Return by run id the first tokens that another run trains for it, of the runs that are asked for."""
+    """Count, by run id, the first tokens that another run trains for it, among the runs asked for."""
     runs = (one for one in configured_runs(plan) if is_asked_for(one[0]))
     return {run_id: prefix.tokens for run_id, prefix in shared_prefixes(runs).items()}
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in the unit that suits it, such as ``24 min``."""
+    """Return a duration as text, in a suitable unit: ``24 min``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:
@@ -110,7 +111,7 @@ def _work_tokens(arm: PlannedArm) -> float:
 
 
 def _modelled_seconds(arm: PlannedArm) -> float:
-    """Return the time at an assumed rate; of a model of unknown size it is right up to a factor."""
+    """Return a run's time at an assumed rate; for a model of unknown size, only up to a factor."""
     flops_per_token = 1 if arm.size is None else arm.size.flops_per_token
     rate = arm.resources.gpus * FLOPS_PER_GPU or arm.resources.cpus * FLOPS_PER_CPU_CORE
     return _work_tokens(arm) * flops_per_token / (rate * arm.resources.devices_per_run)
@@ -144,17 +145,17 @@ def _wall_seconds(
 def moderating_degrees(arms: int, others: float) -> float:
     """Return how many degrees of freedom the other arms lend to a paired comparison's variance.
 
-    ``others``: those of all arms but the one in question. Differences to one baseline go together: m of them
-    tell less than m times as much.
+    ``others``: the degrees of freedom of all other arms. Differences to one baseline are correlated: m of
+    them tell less than m times as much.
     """
     return min(_MOST_D0, 3 * others / (arms + 3))
 
 
 def cost_found(seeds: int, arms: int, *, moderated: bool, spread: float = SPREAD) -> float | None:
-    """Return the token cost that paired seeds find in four of five comparisons; None of too few seeds.
+    """Return the token cost that paired seeds find in four of five comparisons; None for too few seeds.
 
     ``arms``: compared with the baseline. ``spread``: of the pairs' log ratios. The sum of two quantiles is
-    within a tenth of the noncentral t distribution's here.
+    here within a tenth of what the noncentral t distribution gives.
     """
     degrees = float(seeds - 1)
     if moderated:

@@ -1,8 +1,8 @@
-"""The layers of each arm's model: whether recipes fit them, and what each of them carries.
+"""The layers of each arm's model: whether recipes fit them, and which recipe each layer carries.
 
-Loading has checked the recipes of built-in models. Models and trainers of the user's own have a digest and an
+Loading has checked the recipes of built-in models. The user's own models and trainers get a digest and an
 outline here; the model is built without memory, which imports torch. ``diagnostics:`` is checked here,
-because it names layers of any model.
+because it can name layers of any model.
 
 How it fails: ``UserError`` at the line of the study that names the code, model, pattern or recipe.
 """
@@ -46,7 +46,7 @@ class OwnCode:
         self._outlines: dict[tuple[ModelConfig, int, int], Outline] = {}
 
     def digest(self, arm: ResolvedArm) -> str | None:
-        """Return the hash of an arm's code and of its model's files, None if it has no code of the user's.
+        """Hash an arm's own code and its model's files; None if it has neither.
 
         Raises:
             UserError: there is no such code or model.
@@ -89,7 +89,7 @@ class OwnCode:
 
     @contextmanager
     def _at(self, arm: ResolvedArm, part: str) -> Iterator[None]:
-        """Give problems without a place the line of the study that leads to them."""
+        """Add the study's line to problems without a place."""
         try:
             yield
         except UserError as error:
@@ -132,7 +132,7 @@ def check_diagnosed(study: Study, layers: Layers) -> None:
 def _misfits(
     recipe: Recipe, layers: tuple[LinearLayer, ...], tokens: int, rules: str
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield what of a recipe does not fit a model, with a remedy. ``rules``: the key of its rules."""
+    """Yield each misfit with a remedy or None. ``rules``: the key of the recipe's rules in the study."""
     where = layer_places(layers)
     yield from ((what, hint) for _, what, hint in rule_faults(recipe, where))
     yield from ((one.what, one.hint) for one in phase_misfits(recipe, tokens))
@@ -170,7 +170,7 @@ def layer_groups(recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: 
 
 
 def _with_ranges(members: list[LayerPlace]) -> tuple[str, ...]:
-    """Name layers, those of one kind together: their blocks as ranges."""
+    """Name layers by kind, with their blocks as ranges: ``blocks.0-3.ffn.down``."""
     kinds: dict[str, list[int]] = {}
     for place in members:
         kind, blocks = place.name, []

@@ -1,7 +1,7 @@
 """What two runs of the baseline say of a study: which target to take, how many seeds, how long it takes.
 
-Pure: curves, a plan and speeds in; advice out. The target is where both runs have passed it with room for
-slower arms. Two runs tell the spread badly, so the findings' is used where theirs is smaller.
+Pure: curves, a plan and speeds in; advice out. Both runs reach the target so early that slower arms have room
+to reach it. Two runs tell the spread badly, so that of docs/findings is used where theirs is smaller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COSTS = (0.2, 0.1, 0.05, 0.03)
 """Sizes of effect, as token costs."""
 MOST_SEEDS = 30
 PAIRED = 0.7
-"""Spread of the log ratio of two runs of a seed over that of an arm's runs: 3.5 of 5.1 % in docs/findings."""
+"""Spread of the log ratio of one seed's two runs over that of an arm's runs; docs/findings: 3.5 of 5.1 %."""
 _FEWEST_EVALS = 4
 
 
@@ -45,9 +45,9 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """A loss in nats per token and the tokens after which each run has it, by seed.
+    """A loss in nats per token, and the tokens after which each run reaches it, by seed.
 
-    ``room``: the share of more tokens than the slower run that an arm may need within the budget.
+    ``room``: how many more tokens than the slower run an arm may need within the budget, as a share.
     """
 
     val_loss: float
@@ -59,8 +59,8 @@ class Reached:
 class Spread:
     """Standard deviation of log tokens to target over seeds, of two runs.
 
-    ``pairs``: what is counted with for the log ratio of an arm's and the baseline's run, never less than the
-    findings'.
+    ``pairs``: the spread assumed for the log ratio of an arm's run to the baseline's, at least that of
+    docs/findings.
     """
 
     runs: float
@@ -71,7 +71,7 @@ class Spread:
 class SeedsFor:
     """How many seeds find a token cost in four of five comparisons, None for more than 30.
 
-    ``seconds``: wall time of what the study then still has to run.
+    ``seconds``: wall time of the rest of the study with so many seeds; None if unknown.
     """
 
     cost: float
@@ -81,12 +81,12 @@ class SeedsFor:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What the pilot says. ``own``: the study's own target, None where it has none or a run misses it.
+    """What the pilot says. ``own``: the study's own target, None if it has none or a run misses it.
 
-    ``take``: the target to take, ``own`` where that has room. ``why_not``: why there is none.
-    ``seconds``: wall time of the rest of the study with its own seeds. ``slower``: time of an arm's tokens
-    over the baseline's, where it was measured. ``emulated``: whether some of that was emulation.
-    ``may_end_sooner``: whether a rule of the study may do with fewer seeds.
+    ``take``: the target to take, ``own`` if that has room. ``why_not``: why there is none.
+    ``seconds``: wall time of the rest of the study with its own seeds. ``slower``: time per token over the
+    baseline's, by arm, where it was measured. ``emulated``: whether some of that was emulation.
+    ``may_end_sooner``: whether the study has a stop rule, which can save seeds.
     """
 
     study: str
@@ -109,7 +109,7 @@ def advise(
 ) -> Advice:
     """Say what the baseline's runs mean for the study.
 
-    ``progress``: with the speeds of all arms that are known; ``emulated``: whether one was emulated.
+    ``progress``: with all known speeds of arms; ``emulated``: whether an arm was emulated.
     """
     base = plan.arm(plan.baseline)
     own = take = None
@@ -153,7 +153,7 @@ def advise(
 
 
 def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float) -> Reached | None:
-    """Return when the runs reach a loss, counted as the report does; None where one does not."""
+    """Count as the report does when the runs reach a loss; None if one of them does not."""
     origin, end_of_all = _counted(base)
     rule = "confirmed" if plan.target is None else plan.target.crossing
     spans = () if base.config.recipe.later else steady_spans(asdict(base.config.training))
@@ -168,7 +168,7 @@ def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float)
 
 
 def _counted(base: PlannedArm) -> tuple[int, int]:
-    """Return from which tokens on costs count, and after which a crossing says nothing: the rate decays."""
+    """Return the tokens from which costs count, and those until which crossings do: then the rate decays."""
     return 0 if base.fork is None else base.fork.tokens, decay_begins(base.config.training) or base.tokens
 
 
@@ -193,7 +193,7 @@ def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> I
         seeds = next((n for n, least in found.items() if least is not None and least <= cost), None)
         seconds = None
         if seeds is not None:
-            # Runs beyond an arm's own are to do.
+            # Runs beyond the planned ones are still to do.
             wanted = {
                 arm.name: [LockedRun(id=f"{arm.name} {n}", seed=n) for n in range(len(arm.runs), seeds)]
                 for arm in plan.arms
@@ -204,9 +204,9 @@ def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> I
 
 
 def with_target(text: str, line: int, target: Reached) -> str | None:
-    """Return the text of a study with the target in the place of ``target: null`` in this line, from 1.
+    """Replace ``target: null`` in a line (counted from 1) of a study's text by the target.
 
-    None where the line says something else. All other lines stay as they are.
+    None if the line says something else. All other lines stay as they are.
     """
     lines = text.splitlines(keepends=True)
     key, _, rest = lines[line - 1].partition(":")

@@ -33,9 +33,9 @@ class PlannedArm(LockedArm):
     """One arm: what the run store keeps of it, its configuration, and derived figures.
 
     The id of a run hashes the data too, and is empty if they are missing.
-    ``tuned_from``: the arm that this one repeats with its tuned values. ``size``, ``layers``: None and none
-    where a trainer of the user's own builds a model that the study does not describe. ``coverage``: what its
-    recipe reaches in a model that is not built in, else None.
+    ``tuned_from``: the arm that this one repeats with its tuned values. ``size``, ``layers``: None and empty
+    if the user's own trainer builds a model that the study does not describe. ``coverage``: what the recipe
+    reaches in a model that is not built in, else None.
     """
 
     recipe: str
@@ -53,8 +53,8 @@ class PlannedArm(LockedArm):
 class Plan(LockedPlan):
     """Everything that a study will run: what the run store keeps of it, and what only this process needs.
 
-    ``missing``: faults of its data, without which no run has an id. ``tune``: the search before the seeds;
-    arms with the tuned values are added once it is done. ``keep_weights``: each run leaves its own.
+    ``missing``: faults of its data; runs without their data have no id. ``tune``: the search before the
+    seeds; arms with the tuned values are added once it is done. ``keep_weights``: each run keeps its weights.
     """
 
     arms: tuple[PlannedArm, ...]
@@ -65,7 +65,7 @@ class Plan(LockedPlan):
     keep_weights: bool = False
 
     def arm(self, name: str) -> PlannedArm:
-        """Return an arm by name; raises ``KeyError``."""
+        """Look up an arm by name; raises ``KeyError``."""
         return {arm.name: arm for arm in self.arms}[name]
 
     def runs(self) -> Iterator[tuple[PlannedArm, LockedRun]]:
@@ -74,9 +74,9 @@ class Plan(LockedPlan):
 
 
 def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
-    """Return the id, configuration and resources of each run, seed by seed; first what others fork from.
+    """List the id, configuration and resources of each run, seed by seed, with forks after the other runs.
 
-    Empty where no run of the plan can have its first steps in common with another.
+    Empty if no two runs of the plan can have their first steps in common.
     """
     changes = any(arm.config.fork is not None or arm.config.recipe.later for arm in plan.arms)
     if plan.missing or plan.diagnostics is not None or not changes:
@@ -86,7 +86,7 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
 
 
 def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:
-    """Return the runs of an arm; their ids are empty if the data are missing."""
+    """Make the runs of an arm; their ids are empty if the data are missing."""
     texts = run_ids(config, seeds) if config.data_digest else [""] * len(seeds)
     return tuple(LockedRun(id=text, seed=seed) for text, seed in zip(texts, seeds, strict=True))
 
@@ -99,7 +99,7 @@ class StudyProgress:
     tokens_per_sec: dict[str, float]
 
     def state(self, run_id: str) -> State:
-        """Return the state of a run."""
+        """Return the state of a run; an unknown run is pending."""
         return self.states.get(run_id, "pending")
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
-    """Return the hash of a group's search: the runs of its first trial, and the values that it may try."""
+    """Hash a group's search: the ids of its first trial's runs, the values that it may try, and how."""
     ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, group.shared)]
     fields = {name: [type(field).__name__, asdict(field)] for name, field in tune.fields.items()}
     content = [ids, fields, tune.sampler, tune.at_once, tune.prune]
@@ -40,12 +40,12 @@ def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
 
 
 def trial_ids(arm: PlannedArm, tune: Tune, values: Mapping[str, Any]) -> list[str]:
-    """Return the ids of an arm's runs in the trial with these values."""
+    """List the ids of an arm's runs in the trial with these values."""
     return [run.id for run in trial_arm(arm, tune, 0, values).runs]
 
 
 def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any]) -> PlannedArm:
-    """Return an arm with the configuration of a trial."""
+    """Make the arm of a trial: ``arm`` with these values, and with the trials' budget and seeds."""
     own = {field: getattr(arm.config.training, field) for field in values}
     return _at_values(
         replace(arm, differs=_differs(arm, own, values), factors={}, folded=()),
@@ -57,7 +57,7 @@ def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any
 
 
 def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
-    """Return the plan of the trials' study: for each trial (group, number, values) the arms of its group."""
+    """Plan the trials' study: for each trial (group, number, values) the arms of its group."""
     arms = tuple(
         trial_arm(plan.arm(arm), tuning, number, values)
         for group, number, values in trials
@@ -82,7 +82,7 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
 
 
 def tuned_plan(plan: Plan, tune: Tune) -> Plan:
-    """Return the plan with its search, and with arms at the best values once these are known."""
+    """Add its search to a plan, and arms at the best values once these are known."""
     added = []
     base = tune.group_of(plan.baseline).shared
     for arm in plan.arms if tune.is_done else ():
@@ -118,7 +118,7 @@ def tuned_plan(plan: Plan, tune: Tune) -> Plan:
 
 
 def known_plan(plan: Plan, store: StudyStore) -> Plan:
-    """Return the plan with its tuned values, if the store has them of the same search of every group."""
+    """Add tuned values to the plan, if the store has them from the same search of every group."""
     tune = plan.tune
     if tune is None:
         return plan
@@ -139,7 +139,7 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
 def _differs(
     arm: PlannedArm, base: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return an arm's differences at these values from the baseline at ``base``."""
+    """Compare an arm at these values with the baseline at the values ``base``."""
     kept = {name: pair for name, pair in arm.differs.items() if name.removeprefix("training.") not in values}
     changed = {f"training.{field}": (base[field], own) for field, own in values.items() if own != base[field]}
     return kept | changed
@@ -148,7 +148,7 @@ def _differs(
 def _at_values(
     arm: PlannedArm, *, name: str, description: str, seeds: Sequence[int], training: Mapping[str, Any]
 ) -> PlannedArm:
-    """Return an arm with other values of training, and therefore with new runs."""
+    """Change an arm's values of training, and with them its runs."""
     section = replace(arm.config.training, **training)
     config = replace(arm.config, training=section)
     batches = plan_steps(section, arm.resources.devices_per_run)
