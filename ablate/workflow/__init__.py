@@ -1,8 +1,8 @@
 """Whole jobs as plain calls: a verb of the command line without its options and its printing.
 
-Each call takes a ``Where``, and tells a ``Listener`` what happens. The default listener says nothing, and the
-command line's prints. ``StudyEnd`` is how a call that ran a study ended: for the last lines, the exit code,
-or a notebook.
+Each call takes a ``Where``, and tells a ``Listener`` what happens. The default listener says nothing; that of
+the command line prints. ``StudyEnd`` says how a call that ran a study ended: for the last lines, the exit
+code, or a notebook.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Where:
         return f"at {self.address}" if self.address else "on this machine"
 
     def command_line(self, verb: str, *words: str, **options: str | None) -> str:
-        """Return a command that acts on the same three."""
+        """Return a command that acts on the same storage, cluster and server."""
         place = {"address": self.address, "tracking_uri": self.tracking_uri}
         return command_line(verb, *words, storage=self.storage, **place, **options)
 
@@ -87,10 +87,9 @@ class StudyEnd:
     """The end of a call.
 
     ``failed``: the runs that failed in this call. ``num_failed`` and ``num_missing`` count, of the runs that
-    were asked for, those that have failed at any time and those that have not ended. ``problem``: what ended
-    the call before its time, in a line. ``report``: the report's page, where one was written. ``is_tuned``:
-    False where the study's arms are to be tuned first and that has not come to its end; then the numbers are
-    those of the trials.
+    were asked for, those that have failed at any time and those that have not ended. ``problem``: why the
+    call ended early, in one line. ``report``: the report's page, if one was written. ``is_tuned``: False if
+    the study's arms must be tuned first and that is not done; then the numbers are those of the trials.
     """
 
     failed: tuple[FailedRun, ...]
@@ -116,7 +115,7 @@ def end_of(
     report: Path | None = None,
     is_tuned: bool = True,
 ) -> StudyEnd:
-    """Put together how an execution ended. ``asked``: ids of the runs that were asked for."""
+    """Summarise how an execution ended. ``asked``: ids of the runs that were asked for."""
     planned = {run.id: (arm.name, run.seed) for arm, run in plan.runs()}
     failed = []
     for run_id in (run_id for run_id, state in outcome.states.items() if state == "failed"):

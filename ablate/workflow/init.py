@@ -1,7 +1,7 @@
 """What ``ablate init`` does between its answers and its last line: a first study that fits corpus and budget.
 
-The model and the data are looked at, the arms' steps are timed here (or modelled, where that would take
-minutes), and the tokens of a run are what the budget pays for. The text is planned before it is written, so
+The model and the data are looked at, the arms' steps are timed here (or modelled, if timing would take
+minutes), and a run gets the tokens that the budget pays for. The text is planned before it is written, so
 that ``ablate plan`` takes it as it is.
 
 How it fails: with a ``UserError`` that names the option, before anything is written.
@@ -40,20 +40,20 @@ USED = 0.8
 EVALUATIONS = 20
 _FEWEST_STEPS = 5 * EVALUATIONS
 _EXACT_BYTES = 32 << 20
-"""A corpus up to this size is made into tokens to count them; a larger one holds out enough for any use."""
+"""A corpus up to this size is tokenised to count its tokens; a larger one holds out enough for any use."""
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _SIZES = (
     (20e6, {"seq_len": 128, "batch_size": 16, "learning_rate": 2e-3, "eval_tokens": 16_384}),
     (500e6, {"seq_len": 512, "batch_size": 32, "learning_rate": 6e-4, "eval_tokens": 65_536}),
     (math.inf, {"seq_len": 2048, "batch_size": 64, "learning_rate": 3e-4, "eval_tokens": 65_536}),
 )
-"""Usual settings by the number of parameters below which they are taken."""
+"""Usual settings of training, for models with fewer parameters than the number before them."""
 
 
 def data_section(place: str | None, folder: Path) -> dict[str, Any]:
-    """Return the section ``data`` for a file, folder or glob; None: the standard library's text.
+    """Make the section ``data`` for a file, folder or glob; None: the standard library's text.
 
-    ``folder``: where the study file is to stand; its paths are relative to that.
+    ``folder``: the folder of the study file; paths are relative to it.
 
     Raises:
         UserError: there is no such text, or it needs to be described by hand.
@@ -70,7 +70,7 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
     is_json = not is_text and any(name.endswith(JSON_SUFFIXES) for name in names)
     try:
         find_files([place], JSON_SUFFIXES if is_json else TEXT_SUFFIXES)
-    except UserError as error:  # less a hint that holds for study files alone
+    except UserError as error:  # drop a hint that is for study files only
         raise UserError(
             *(replace(one, hint=None) if "study file" in str(one.hint) else one for one in error.problems)
         ) from None
@@ -78,7 +78,7 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
 
 
 def _from(place: str, folder: Path) -> str:
-    """Return a path as the study file has to write it."""
+    """Make a path relative to the study file's folder, unless it is absolute."""
     path = Path(place).expanduser()
     return str(path) if path.is_absolute() else os.path.relpath(path, folder)
 
@@ -93,10 +93,10 @@ def write_study(
     arms: str = "ladder",
     budget: str = "30m",
 ) -> str:
-    """Write a first study to ``path``; return a line that says what it has planned.
+    """Write a first study to ``path``; return a line that says what was planned.
 
-    The other arguments are the words of the command line. ``storage``: where a corpus's tokens are kept, as a
-    run keeps them. ``data``: None for the standard library's text.
+    The other arguments are the words of the command line. ``storage``: where the corpus's tokens are kept, as
+    for a run. ``data``: None for the standard library's text.
 
     Raises:
         UserError: a word that cannot be used, with its option; a file that is there already.
@@ -143,7 +143,7 @@ def write_study(
 
 @contextmanager
 def _naming(option: str) -> Iterator[None]:
-    """Put the option before a problem, in place of a line of the file that is not written yet."""
+    """Put the option before a problem, in place of its line: the file is not written yet."""
     try:
         yield
     except UserError as error:
@@ -217,7 +217,7 @@ class _Draft:
         self.change(training={**self.starter.training, "eval_tokens": wanted})
 
     def leave_out_arms(self) -> None:
-        """Leave out the arms that the model cannot take; raises ``UserError`` where nothing is left."""
+        """Leave out the arms that do not fit the model; raises ``UserError`` if none is left."""
         try:
             self.plan()
         except UserError:
@@ -232,10 +232,10 @@ class _Draft:
             self.plan()
 
     def fit_budget(self, seconds: float, listener: Listener) -> str:
-        """Set the tokens of a run to what the budget pays for; return what that comes to.
+        """Set the tokens of a run to what the budget pays for; say in a line what that comes to.
 
         Raises:
-            UserError: too few steps.
+            UserError: the budget pays for too few steps.
         """
         from ablate.backends.device import default_device
         from ablate.workflow.pilot import arm_speeds
@@ -255,7 +255,7 @@ class _Draft:
             self.train(steps)
             return estimate(self.plan(), progress, cores=cores).wall_seconds or 0.0
 
-        # Evaluations are as many in any budget: the time is a straight line over the steps.
+        # The number of evaluations is the same for any budget, so that time is linear in the steps.
         few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)
         per_step = (many - few) / _FEWEST_STEPS
         steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS

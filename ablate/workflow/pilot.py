@@ -42,11 +42,11 @@ def pilot_study(
 ) -> tuple[StudyEnd, Advice | None]:
     """Train the baseline of a study with its first two seeds, and say what they mean for the whole.
 
-    ``write``: put the target into the file, in the place of ``target: null``. The advice is None where a run
-    has no result.
+    ``write``: put the target into the file, in place of ``target: null``. The advice is None if a run has no
+    result.
 
     Raises:
-        UserError: as ``run_study``; a study of one seed; nothing in the file that could be replaced.
+        UserError: as ``run_study``; a study of one seed; no ``target: null`` in the file to replace.
     """
     from ablate.plan.pilot import Curve, advise, with_target
 
@@ -88,9 +88,9 @@ def pilot_study(
 
 
 def _with_timed(plan: Plan, progress: StudyProgress, listener: Listener) -> tuple[StudyProgress, bool]:
-    """Add the speeds of arms that have no run yet, where they can be timed; tell whether one is emulated.
+    """Add the speeds of arms that have no run yet, if they can be timed; tell whether one is emulated.
 
-    The baseline's own runs say how fast it really is, the timing only how the others compare with it.
+    The baseline's own runs tell its real speed; the timing only tells how the others compare with it.
     """
     base = plan.arm(plan.baseline)
     speed = progress.tokens_per_sec.get(base.name)
@@ -108,10 +108,10 @@ def _with_timed(plan: Plan, progress: StudyProgress, listener: Listener) -> tupl
 def arm_speeds(
     plan: Plan, listener: Listener, *, seconds_per_step: float
 ) -> tuple[list[Speed], str | None] | None:
-    """Time two steps of each arm there and back; return speeds without evaluation, and other work found.
+    """Time two steps of each arm (A B B A); return speeds without evaluation, and other work on the device.
 
-    It is for plans alone, which need to know about how much slower emulation is. None where the arms cannot
-    be timed here, or it would take more than a minute. ``seconds_per_step``: about, of the baseline.
+    This is for plans only, which need a rough idea of how much slower emulation is. None if the arms cannot
+    be timed here, or if it would take more than a minute. ``seconds_per_step``: of the baseline, roughly.
 
     Raises:
         UserError: an arm cannot run on this device.

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def prepare(
     storage: Path, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener, *, here: bool
 ) -> dict[str, TokenFiles]:
-    """Make ready what the arms need, ``chosen`` being those that will train.
+    """Prepare what the arms need; return token files by the digest of their data.
 
-    ``here``: they train on this machine, whose devices are checked; a cluster's workers check theirs.
-    Returns token files by the digest of their data. Where the CPU quantiser has to be compiled, that goes on
-    beside what follows; a worker that needs it waits for it.
+    ``chosen``: the arms that will train. ``here``: they train on this machine, whose devices are checked; a
+    cluster's workers check theirs. If the CPU quantiser must be compiled, that happens in the background; a
+    worker that needs it waits for it.
 
     Raises:
         UserError: a device that cannot do what an arm asks for, or a corpus that cannot be used or is too
@@ -62,7 +62,7 @@ def _prepare_quantiser(listener: Listener) -> None:
         listener.say(f"The CPU quantiser is compiled into {where}: {why_there}.")
     if will_build():
         listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
-        threading.Thread(target=load, daemon=True).start()  # who stops the command does not wait for it
+        threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
     else:
         load()
 

@@ -158,7 +158,7 @@ def _execute(
     listener: Listener,
     unneeded: Callable[[], Mapping[str, str]],
 ) -> ExecutionEnd:
-    """Execute what the requested runs lack, which ``find`` finds; all at once, or in waves."""
+    """Execute what ``find`` says that the requested runs lack: all at once, or in waves of seeds."""
     from ablate.execute.cluster import connection
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
     from ablate.execute.pending_runs import taken_text
@@ -178,7 +178,7 @@ def _execute(
                 continue
             if not states:
                 listener.say(f"Starting Ray {where.cluster} …")
-                if seeds is not None:  # between two waves Ray goes on, and a request to stop is heard
+                if seeds is not None:  # between two waves Ray stays up, and a request to stop is noticed
                     ray.enter_context(connection(where.address, listener.say))
                     cancellation = Cancellation(store.path)
             elif cancellation is not None and cancellation.requested:
@@ -195,7 +195,7 @@ def _execute(
 
 
 def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
-    """Yield how many seeds of each arm may begin: None for all; until settled, what a look has found."""
+    """Yield how many seeds of each arm may begin, after each look until it changes nothing; None: all."""
     if not _is_settled_by_looks(plan):
         yield None
         return
@@ -213,7 +213,7 @@ def _is_settled_by_looks(plan: Plan) -> bool:
 
 
 def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:
-    """Find the values of a study's arms by trials, which are runs of a study beside it.
+    """Find the values of a study's arms by trials, which are runs of a second study.
 
     Returns the plan with these values, or how the call ended without them.
 
@@ -272,7 +272,7 @@ def trial_runs(
     *,
     retry_failed: bool,
 ) -> TrialRuns:
-    """Return the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
+    """Make the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
     from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
     from ablate.execute.pending_runs import requests_of
     from ablate.search.engine import TrialRuns

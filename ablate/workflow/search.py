@@ -52,7 +52,7 @@ def search_study(
     file: str,
     optuna_storage: str | None = None,
 ) -> SearchEnd:
-    """Start or resume a search, and write the front. ``file``: the user's name for the search.
+    """Start or resume a search, and write its front. ``file``: the search as the user named it.
 
     ``optuna_storage``: the URL of a gRPC proxy or a database; None: a journal in the search's folder.
 
