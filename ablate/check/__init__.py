@@ -2,8 +2,8 @@
 
     python -m ablate.check cuda --minutes 10 --out my-gpu
 
-That needs torch, numpy and pydantic alone, and Triton on a GPU, from a plain copy of the folder. The record
-is JSON (``record.ProofRecord`` is its schema) with a page in Markdown beside it.
+This runs from a plain copy of the folder, and needs only torch, numpy and pydantic, and Triton on a GPU. The
+record is JSON (``record.ProofRecord`` is its schema) with a page in Markdown beside it.
 
 How it fails: a broken promise of a back end is a finding of the record and exit code 1; the other parts still
 run. A device that cannot be used is a ``UserError``.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 ARCHITECTURE = re.compile(r"(sm_|gfx)\w+")
-"""Words that name a device of this machine, and hardware that is not here."""
+"""Names of this machine's devices, and of architectures that need not be here."""
 MINUTES = 10.0
 """The time limit, if none is given."""
 OUT = "ablate-proof"

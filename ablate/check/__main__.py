@@ -25,7 +25,7 @@ DESCRIPTION = (
 
 
 def main(device: str | None, minutes: float, out: str, *, as_json: bool) -> int:
-    """Test a device, print what is found, and return the exit code.
+    """Test a device (None: the first GPU, else the CPU) and print the findings; return 1 if any failed.
 
     Raises:
         UserError: a device that cannot be used, no minutes, or a folder that cannot be written to.
@@ -51,6 +51,8 @@ def main(device: str | None, minutes: float, out: str, *, as_json: bool) -> int:
 
 def compiled_for(arch: str, say: Callable[[str], None]) -> tuple[dict[str, Any], int]:
     """Compile the kernels for an architecture and read them back; return what is found, and the exit code.
+
+    The code is 1 if a kernel is faulty, else 0: also without Triton, where nothing is compiled.
 
     Raises:
         UserError: an unknown architecture.

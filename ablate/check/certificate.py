@@ -1,15 +1,15 @@
 """``ablate check RECIPE``: whether a quantiser is what it claims to be, and what it does on average.
 
-1. Bits: on made-up tensors and on corner cases the subject is held against plain torch, and each difference
+1. Bits: on made-up tensors and on corner cases the subject is compared with plain torch, and each difference
    gets a cause. Codes and scales must be the same; the sign of zero and a last bit of the output may differ.
-2. Figures of each operand on four kinds of data, with standard errors over tensors. For a function they must
+2. Figures of each operand on four kinds of data, with standard errors over tensors. Those of a function must
    be the definition's within 5 standard errors.
 
-What is certified: the operands of a recipe as a back end quantises them, or a function of the user's. That
-takes a matrix [rows, k] in bf16, with blocks along k, and returns it dequantised, in the same shape and in
-any float dtype. One with a parameter ``seed`` gets another whole number for each draw; torch's own generator
-is seeded with it, too. It is held against a policy that the user names, without that policy's rotation: a
-rotation is no part of a quantiser.
+What is certified: the operands of a recipe as a back end quantises them, or a function of the user's. The
+function takes a matrix [rows, k] in bf16, with blocks along k, and returns it dequantised, in the same shape
+and in any float dtype. A parameter ``seed`` gets another whole number for each draw; torch's own generator is
+seeded with it, too. The function is compared with a policy that the user names, without that policy's
+rotation: a rotation is no part of a quantiser.
 
 How it fails: ``UserError`` for a recipe that quantises nothing, a policy that is not named exactly, and a
 function that raises or returns no such tensor; undefined figures are None.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SIDE = 512
 """Rows and columns of a tensor whose rounding is measured."""
 COMPARED = 2
-"""Tensors of each kind that are held against the definition bit by bit."""
+"""Tensors of each kind that are compared with the definition bit by bit."""
 _LEFT_OUT = (
     "Checked are the quantisers of layers without a rule, before the first phase; of an operand that is "
     "quantised twice the second time alone; without a permutation drawn anew each call."
@@ -65,7 +65,7 @@ class ClaimedOperand:
 
     @property
     def is_random(self) -> bool:
-        """Whether two draws may differ, the rotation left aside."""
+        """Whether two draws may differ under the same rotation."""
         return self.policy.is_stochastic or self.policy.scale in MS_EDEN
 
     def key(self, number: int, draw: int, seed: int) -> Key:
@@ -76,7 +76,7 @@ class ClaimedOperand:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A recipe on a back end, or a function against a policy.
+    """What is certified: a recipe on a back end, or a function that claims to be a policy's quantiser.
 
     ``quantise`` returns a stored matrix after quantising, fp32 [n, k] on the CPU, contraction last and
     rotated.
@@ -91,14 +91,14 @@ class Claim:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a function's, which no back end calls."""
+        """Whether a function is certified, not a recipe."""
         return self.backend is None
 
 
 def of_function(
     name: str, function: Callable[..., Any], operand: ClaimedOperand, notes: tuple[str, ...] = ()
 ) -> Claim:
-    """Return the claim that a function is an operand's quantiser."""
+    """Make the claim that a function is an operand's quantiser. ``quantise`` raises UserError if it fails."""
     try:
         takes_seed = "seed" in inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -126,7 +126,11 @@ def of_function(
 
 
 def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
-    """Return the claim that a back end quantises as a recipe says."""
+    """Make the claim that a back end quantises as a recipe says.
+
+    Raises:
+        UserError: the recipe quantises nothing.
+    """
     selection = Selection(backend)
 
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
@@ -144,7 +148,7 @@ def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
 
 
 def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend: str, device: str) -> Claim:
-    """Return what the command line names.
+    """Make the claim that the command line names.
 
     Args:
         subject: a recipe's word or mapping, a study (with ``arm``), or ``file.py:function``.
@@ -152,6 +156,9 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
         held_against: for a function, the policy that it claims to be: ``RECIPE`` or ``RECIPE:wgrad.dy``.
         backend: the back end that quantises a recipe's operands.
         device: its torch device.
+
+    Raises:
+        UserError: an unknown arm, a missing option, or one that does not fit the subject.
     """
     if arm is not None:
         from ablate.study import load_study
@@ -174,13 +181,13 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
 
 
 def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
-    """Return the quantised operands; those that nothing tells apart as one."""
+    """List the quantised operands; those of the same axis whose policies quantise alike are one."""
     found: dict[tuple[OperandPolicy, int], list[str]] = {}
     for gemm, operand, policy in recipe.operands():
         if policy.is_high_precision:
             continue
-        # Signs anew each call are as those anew each step, and let two draws share them. A permutation
-        # without signs is drawn each call, and is left out.
+        # Signs drawn each step serve as well as signs drawn each call, and two draws can share them. A
+        # permutation without signs is drawn each call, and is left out.
         signs = "step" if policy.signs in ("call", "backward") else policy.signs
         permute = policy.permute and signs != "none"
         plain = replace(policy, source="high_precision", mask=False, signs=signs, permute=permute)
@@ -192,7 +199,7 @@ def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
 
 
 def _held_against(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
-    """Return the operand of ``--as``, without its rotation, and what there is to say of it."""
+    """Return the operand that ``--as`` names, without its rotation, and the claim's notes."""
     before, _, last = text.rpartition(":")
     is_named = bool(before and re.fullmatch(r"\w+\.\w+", last))
     known = _operands(recipe_of(before if is_named else text, option="--as"))
@@ -215,7 +222,7 @@ def _held_against(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
 
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:
-    """Return a policy that does not rotate; MS-EDEN, whose groups are those of its rotation, stays."""
+    """Remove a policy's rotation. MS-EDEN keeps it, because it needs the rotation's groups."""
     if policy.scale in MS_EDEN:
         return policy
     return replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
@@ -231,10 +238,11 @@ class Corner(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OperandCertificate:
-    """One operand, or several that nothing tells apart.
+    """What was found of one operand, or of several that quantise alike.
 
-    ``definition``: its figures, for a function alone. ``disagreements``: the figures of a function that are
-    not the definition's, each with the kind of data.
+    ``figures`` are by kind of data, and so are ``definition``, those of the definition: empty for a recipe.
+    ``disagreements``: figures of a function that differ from the definition's, each with the kind of data.
+    ``compared``: elements compared bit by bit.
     """
 
     operand: ClaimedOperand
@@ -252,7 +260,7 @@ class OperandCertificate:
 
 
 def work(claim: Claim, draws: int) -> int:
-    """Return how many tensors ``certify`` measures: the length of a progress bar."""
+    """Count the tensors that ``certify`` will measure: the length of a progress bar."""
     return len(KINDS) * len(claim.operands) * draws
 
 
@@ -281,7 +289,7 @@ def _operand(
     """Quantise made-up tensors of each kind, then the corner cases."""
     policy, axis = operand.policy, operand.axis
     is_function = claim.is_function
-    # A recipe draws the words of its definition; a function has its own.
+    # A recipe and its definition draw the same words; a function draws its own.
     random = operand.is_random and is_function
     counted: dict[str, Differences] = {}
     figures, definition, disagreements, compared = {}, {}, [], 0

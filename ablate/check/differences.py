@@ -5,12 +5,12 @@ Elements are compared in units of the definition's block scale. Causes, in the o
 - special: one of the two is NaN or Inf;
 - sign of zero: both are zero;
 - last bit: equal up to one rounding to bf16; codes and scales are the same;
-- scale: the whole block is what the neighbouring scale gives (E8M0: half or twice; E4M3: the next code);
-- clip: the exact value lies above the grid's largest one;
-- tie: the exact value lies in the middle of its neighbours, and the other neighbour was taken;
+- scale: a neighbouring scale explains the whole block (E8M0: half or twice; E4M3: the next code);
+- clip: the exact value is above the grid's largest one;
+- tie: the exact value is midway between its neighbours, and the other neighbour was taken;
 - other: none of these, such as a neighbour that is not the nearest.
 
-With stochastic rounding both neighbours are right, so that a value is only wrong if it is neither.
+With stochastic rounding both neighbours are right, so that a value is wrong only if it is neither.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 HARMLESS = ("sign of zero", "last bit")
 """Causes that leave the codes and scales what the definition says."""
 _LAST_BIT = 2.0**-7
-"""Rounded to bf16 once, or twice on the way: at most so much of the value."""
+"""The largest relative difference that one or two roundings to bf16 make."""
 
 
 @dataclass(kw_only=True)
 class Differences:
-    """How many elements differ for one cause, and the first of them.
+    """How many elements differ for one cause, and the first of them: element [row, column] of ``data``.
 
-    It is element [row, column] of ``data``: the exact value, the definition's and the subject's.
+    ``exact`` is its value before rounding, ``expected`` the definition's and ``found`` the subject's.
     """
 
     cause: str
@@ -67,7 +67,7 @@ class Definition:
     random: bool
 
     def fits(self, values: Tensor, exact: Tensor, scales: Tensor) -> Tensor:
-        """Whether values may be what rounding under these scales gives, element by element."""
+        """Whether each value may be the exact one rounded under these scales."""
         scaled, units = exact / scales, values / scales
         if self.random:
             lower, upper = neighbours(scaled, self.grid.element)
@@ -82,7 +82,7 @@ def defined(stored: Tensor, policy: OperandPolicy, axis: int, key: Key) -> Tenso
 
 
 def definition_of(stored: Tensor, policy: OperandPolicy, axis: int, key: Key, *, random: bool) -> Definition:
-    """Return what a policy makes of a stored matrix."""
+    """Quantise a stored matrix by a policy in plain torch; ``random`` accepts both neighbours of a value."""
     return Definition(
         policy=policy, values=defined(stored, policy, axis, key),
         grid=on_grid(stored, policy, axis=axis, key=key), random=random,
@@ -90,7 +90,7 @@ def definition_of(stored: Tensor, policy: OperandPolicy, axis: int, key: Key, *,
 
 
 def compare(found: Tensor, definition: Definition, data: str, counted: dict[str, Differences]) -> None:
-    """Count the differences of a subject's values, fp32 [n, k], from the definition's under their causes."""
+    """Add to ``counted``, by cause, how a subject's values (fp32 [n, k]) differ from the definition's."""
     expected, grid = definition.values, definition.grid
     units = found / _spread(grid.scales / definition.policy.prescale, grid)
     lower, upper = neighbours(grid.scaled, grid.element)
@@ -125,13 +125,13 @@ def compare(found: Tensor, definition: Definition, data: str, counted: dict[str,
 
 
 def _spread(of_blocks: Tensor, grid: OnGrid) -> Tensor:
-    """Return for each element what its block has, such as the scale."""
+    """Repeat a value per block, such as the scale, for each element: [n, k]."""
     rows, columns = grid.block
     return from_blocks(of_blocks.view(-1, 1, 1).expand(-1, rows, columns).contiguous(), grid.scaled.shape)
 
 
 def neighbours(scaled: Tensor, element: formats.Element) -> tuple[Tensor, Tensor]:
-    """Return the grid's neighbours towards and away from zero, with the value's sign."""
+    """Find the grid's neighbours towards and away from zero, with the value's sign; the same on the grid."""
     magnitude = scaled.abs().nan_to_num(nan=0.0, posinf=element.max).clamp(max=element.max)
     values = grid_of(element)
     lower = values[torch.searchsorted(values, magnitude, right=True) - 1]
@@ -144,7 +144,7 @@ def _near(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _other_scale(found: Tensor, definition: Definition, wrong: Tensor) -> Tensor:
-    """Return the wrong elements of blocks that are just what a neighbouring scale gives."""
+    """Find the wrong elements in blocks that a neighbouring scale explains as a whole."""
     grid = definition.grid
     hit = to_blocks(wrong, grid.block).flatten(1).any(1)
     ours, exact = (to_blocks(one, grid.block)[hit] for one in (found, grid.rotated))
@@ -162,7 +162,7 @@ def _other_scale(found: Tensor, definition: Definition, wrong: Tensor) -> Tensor
 
 
 def in_words(name: str, found: Tensor, grid: OnGrid, policy: OperandPolicy) -> str:
-    """Return what came out of a corner case; ``found``: fp32, ``grid``: before rounding."""
+    """Say what became of a corner case; ``found``: fp32, ``grid``: before rounding."""
     scaled = grid.scaled.abs()
     if name == "ties":
         values = grid_of(grid.element)

@@ -1,8 +1,8 @@
 """Figures of a quantiser on average, with standard errors: gain, error, bias, independence of its noise.
 
-Of each tensor two draws are taken, with errors E₁ and E₂ against the exact X after the rotation, which both
-share. ⟨E₁, E₂⟩ is an unbiased estimate of the energy of the error's expectation: what rounding adds at
-random has expectation zero in it. A quantiser without randomness has only bias.
+Each tensor X is quantised twice, under one rotation; E₁ and E₂ are the errors against the exact rotated X.
+⟨E₁, E₂⟩ is an unbiased estimate of the energy of the error's expectation: what rounding adds at random has
+expectation zero in it. A quantiser without randomness has only bias.
 
 *Noise alike*: the largest correlation, over a few neighbours, of the noise (E₁ − E₂) · sign X at two
 elements. The sign is needed: two elements that share a random word are rounded up or down in magnitude
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BOUND = 5.0
-"""Standard errors up to which a figure counts as what is expected; stated before anything is drawn."""
+"""A figure within so many standard errors counts as the expected one; fixed before anything is drawn."""
 _NEIGHBOURS = (1, 2, 3)
 _LARGEST_BLOCK = 128
 
@@ -43,9 +43,9 @@ class Estimate:
     error: float | None
 
     def off(self, expected: float, other_error: float = 0.0) -> float | None:
-        """Return the distance from an expected value in standard errors; None where there is none.
+        """Return the distance from an expected value in standard errors; None without a value or an error.
 
-        A distance of less than a millionth is the arithmetic's and counts as 0.
+        A distance of less than a millionth is due to the arithmetic and counts as 0.
         """
         if self.value is None or self.error is None:
             return None
@@ -68,7 +68,7 @@ class Estimate:
 
 
 def ratios(pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0) -> tuple[Estimate, ...]:
-    """Return ``start`` plus each ratio of the sums a_i and b_i of tensors: numbers, or vectors of them."""
+    """Estimate ``start`` + Σa / Σb from a pair (a_i, b_i) per tensor; for vectors, one estimate per place."""
     if not pairs:
         return ()
     a, b = (torch.stack([one.double().reshape(-1) for one in side]) for side in zip(*pairs, strict=True))
@@ -87,10 +87,10 @@ class RoundingFigures:
     """A quantiser on one kind of data.
 
     ``gain``: the slope of quantised on exact; ``by_position``: the same at each place in the block, empty
-    where blocks are larger than 128. ``relative_error``: of energies, ‖E‖² / ‖X‖², under a root.
-    ``bias_share``: of the error's energy, what all draws have in common. ``noise_alike``: by the distance of
-    two neighbours along the block, and of two rows; empty without randomness. ``unbiased``: the gain is 1 and
-    no error is common to all draws, within the bound.
+    where blocks are larger than 128. ``relative_error``: ‖E‖ / ‖X‖, the root of the ratio of energies.
+    ``bias_share``: the share of the error's energy that all draws have in common. ``noise_alike``: the
+    correlation of neighbours' noise, by their distance along the block, and of the next row; empty with one
+    draw per tensor. ``unbiased``: the gain is 1 and no error is common to all draws, within the bound.
     """
 
     gain: Estimate
@@ -112,7 +112,7 @@ class RoundingFigures:
 
     @property
     def largest_alike(self) -> tuple[str, Estimate] | None:
-        """The neighbours whose noise is most alike, if it is so beyond the bound."""
+        """The neighbours whose noise is most alike; None if none is so beyond the bound."""
         beyond = {name: one for name, one in self.noise_alike.items() if abs(one.off(0.0) or 0.0) > BOUND}
         return max(beyond.items(), key=lambda item: abs(item[1].value or 0.0), default=None)
 
@@ -136,12 +136,12 @@ class Sums:
             along, whole = ((one * exact).view(-1, self.columns).sum(0) for one in (mean, exact))
             self.pairs["position"].append((along, whole))
         if len(outputs) == 2:
-            noise = ((first - last) * exact.sign()).view(-1)  # the ends of rows hardly count
+            noise = ((first - last) * exact.sign()).view(-1)  # pairs across the ends of rows hardly count
             products = [_dot(noise[:-far], noise[far:]) for far in (*_NEIGHBOURS, exact.shape[1])]
             self.pairs["noise"].append((torch.stack(products), _dot(noise, noise).expand(len(products))))
 
     def figures(self) -> RoundingFigures:
-        """Return the figures of all tensors so far."""
+        """Compute the figures of all tensors so far: one at least."""
         names = [*(f"{far} apart" for far in _NEIGHBOURS), "next row"]
         (gain,), (bias,) = ratios(self.pairs["gain"], 1.0), ratios(self.pairs["bias"])
         (energy,) = ratios(self.pairs["error"])

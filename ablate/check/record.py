@@ -116,7 +116,7 @@ def read_proof(path: Path) -> ProofRecord:
 
 
 def page(record: ProofRecord) -> str:
-    """Return the page: what was tested, the parts, the failures, then every finding."""
+    """Render the page in Markdown: what was tested, the parts, the failures, then every finding."""
     machine, device = record.machine, record.machine.device
     versions = ", ".join(f"{name} {found}" for name, found in machine.versions.items() if found is not None)
     day = datetime.fromtimestamp(record.measured_unix, UTC).strftime("%Y-%m-%d")
@@ -147,7 +147,7 @@ def page(record: ProofRecord) -> str:
 
 
 def detail_of(one: Finding) -> str:
-    """Return a finding's line with its figures and its file."""
+    """Join a finding's line, its figures and a link to its file."""
     figures = ", ".join(f"{name} {value:.4g}" for name, value in one.figures.items())
     tensors = f"[tensors]({one.tensors})" if one.tensors else ""
     return "; ".join(filter(None, (one.detail, figures, tensors)))

@@ -1,10 +1,10 @@
 """Run the parts of a device's proof, most telling first, within a time limit; keep the record up to date.
 
 The record is written before and after each check. A later call takes every finding from it if device,
-versions and code are the same, and goes on with the rest. A check in which the process ended (a crash of the
+versions and code are the same, and runs the rest. A check in which the process ended (a crash of the
 driver, a hang that somebody ended) counts as failed then, and the next one follows; one that Ctrl-C ended is
 run again. A GPU that has failed once (an illegal access, a trap) answers nothing more in its process: the
-proof ends there, and the next call goes on behind that check.
+proof ends there, and the next call continues after that check.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DRIVER, _CPUS = Path("/proc/driver/nvidia/version"), Path("/proc/cpuinfo")
 
 
 def setup_of(where: str, device: Device) -> Setup:
-    """Ask every back end but the reference, with which they are compared, whether it claims the device."""
+    """Ask each back end whether it claims the device; not the reference, which they are compared with."""
     setup = Setup(where=where, device=device, backends={})
     for name in backend_names():
         if name in ("auto", "reference"):
@@ -95,7 +95,7 @@ def machine_of(setup: Setup) -> Machine:
 
 
 def facts(setup: Setup) -> Iterator[Check]:
-    """Yield the device, the fingerprint of its arithmetic, and its back ends."""
+    """Yield checks that tell the device, other work on it, its arithmetic's fingerprint and its back ends."""
     yield Check(of="device", run=partial(_device, setup))
     yield _work_beside(setup)
     yield Check(of="arithmetic", run=lambda: Told(f"fingerprint {fingerprint(setup.where)}"))
@@ -106,12 +106,12 @@ def facts(setup: Setup) -> Iterator[Check]:
 
 
 def _work_beside(setup: Setup) -> Check:
-    """Return a look at what else the device does now."""
+    """Make a check that tells what else the device does now."""
     return Check(of=OTHER_WORK, run=lambda: Told(other_work(setup.where) or NO_WORK))
 
 
 def _device(setup: Setup) -> Told:
-    """Tell the device, and each of its clocks that can be read; which cannot is told, too."""
+    """Tell the device and its figures that can be read; name those that cannot."""
     where, cuda = setup.where, torch.cuda
     found: dict[str, float] = {}
     sources: dict[str, Callable[[], float]] = {
@@ -139,7 +139,7 @@ def _device(setup: Setup) -> Told:
 
 
 def _suite(*kinds: str, quick: bool | None = None) -> Checks:
-    """Return the part of the conformance suite's checks of some kinds, of QUICK policies or others."""
+    """Make a part of the suite's checks of these kinds, of QUICK policies, the others, or (None) all."""
 
     def part(setup: Setup) -> Iterator[Check]:
         policies = tuple(one for one in POLICIES if quick is None or quick == (one in QUICK))
@@ -175,12 +175,12 @@ def prove(
     say: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[ProofRecord, Path]:
-    """Run the parts on a device; write record and page to a folder, return the record and its file.
+    """Run the parts on a device; write record and page to a folder; return the record and its path.
 
     Args:
         setup: what is tested.
-        out: the folder; what it already holds of this device, with these versions and this code, is kept.
-        minutes: no check begins later than that.
+        out: the folder; its findings of this device, with these versions and this code, are kept.
+        minutes: no check begins after so many.
         say: called with a line for each new finding.
         clock: seconds.
 
@@ -193,7 +193,7 @@ def prove(
     known: dict[tuple[str, str, str], Finding] = {}
     try:
         former = read_proof(path)
-    except (OSError, ValueError):  # none, or of no use
+    except (OSError, ValueError):  # no record, or a damaged one
         former = None
     if former is not None and (former.machine, former.code) == (machine, code):
         known = {(part.name, one.backend, one.check): one for part in former.parts for one in part.findings}
@@ -249,10 +249,10 @@ def prove(
 
 
 def _all(make: Checks, setup: Setup) -> Iterator[Check]:
-    """Yield a part's checks; if it cannot make them, one that says so."""
+    """Yield a part's checks; if making them raises an error, yield a check that fails with it."""
     try:
         yield from make(setup)
-    except Exception as error:  # of a driver, say: the other parts still run
+    except Exception as error:  # such as a driver's: the other parts still run
         yield Check(of="tasks", run=ending(error))
 
 

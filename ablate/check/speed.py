@@ -1,8 +1,8 @@
 """Times: of GEMMs, of the quantiser, of training steps.
 
-Each compared figure is a median, measured in turns. Emulated times are those of the emulation and say nothing
-of FP4 hardware; ``mode`` tells which it is. A rate above the device's published peak is a failure, because
-then clock or product is wrong.
+Figures that are compared are medians, measured in turns. Emulated times are those of the emulation and say
+nothing of FP4 hardware; ``mode`` tells which it is. A rate above the device's published peak is a failure,
+because then clock or product is wrong.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ mxfp8
 nvfp4 H16 fixed
 """)
 _PACKED_BYTES = {"mxfp4": 0.5 + 1 / 32, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""What one packed copy of an element takes, with its share of the scale."""
+"""Bytes per element of a packed copy, with its share of the scale."""
 _FORMATS: tuple[Format, ...] = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
 
 
@@ -77,7 +77,7 @@ def time_gemm(
 ) -> dict[str, Any]:
     """Time one GEMM of a layer on a torch device, beside bf16 and FP8 (one scale per tensor).
 
-    Times are in milliseconds, TFLOP/s and the share of the device's published peak of the multiplication
+    Times are in milliseconds. TFLOP/s and the share of the device's published peak are of the multiplication
     alone; ``total_ms`` and the speeds over bf16 and FP8 include quantising.
 
     Raises:
@@ -112,7 +112,7 @@ def time_gemm(
 def _work(
     backend: Backend, gemm: Gemm, policy: GemmPolicy, tensors: Sequence[Tensor]
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return two calls: one quantises both operands, the other multiplies already quantised operands."""
+    """Make two calls: one quantises both operands, the other multiplies already quantised operands."""
     sides: list[tuple[Tensor, Draw, int]] = []
     for own, name, tensor in zip((policy.left, policy.right), OPERANDS[gemm], tensors, strict=True):
         key = Key(seed=0, layer="bench", gemm=gemm, operand=name, step=1)
@@ -126,7 +126,7 @@ def _work(
 
 
 def medians_ms(work: Sequence[Callable[[], object]], where: str, repeats: int) -> list[float]:
-    """Return the median time of each call in milliseconds, measured in turns."""
+    """Measure the calls in turns; return each one's median time in milliseconds, without warm-ups."""
     measured: list[list[float]] = [[] for _ in work]
     for turn in range(_WARM_UPS + repeats):
         for times, call in zip(measured, work, strict=True):
@@ -139,7 +139,7 @@ def medians_ms(work: Sequence[Callable[[], object]], where: str, repeats: int) -
 
 
 def elapsed_ms(call: Callable[[], object], where: str) -> float:
-    """Return the time of one call on a torch device, by the device's own clock if it has one."""
+    """Time one call on a torch device in milliseconds: a GPU by its own events."""
     if torch.device(where).type != "cuda":
         started = time.perf_counter()
         call()
@@ -154,7 +154,7 @@ def elapsed_ms(call: Callable[[], object], where: str) -> float:
 
 
 def bandwidth(setup: Setup) -> Iterator[Check]:
-    """Yield the quantiser's bandwidth for its main policies: along rows, along columns, and both at once.
+    """Yield checks of the quantiser's bandwidth for its main policies: along rows, columns, and both at once.
 
     Triton's packs codes; emulation's writes values in bf16.
     """
@@ -190,7 +190,7 @@ def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
 
 
 def rates(setup: Setup) -> Iterator[Check]:
-    """Yield the rate of each format's GEMM at some shapes, by each back end that claims the format."""
+    """Yield checks of the rate of each format's GEMM at some shapes, by each back end that claims it."""
     large = (8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192)
     shapes = itertools.starmap(Shape, large if setup.on_gpu else [(1024, 1024, 1024)])
     for shape, fmt, (name, backend) in itertools.product(shapes, _FORMATS, setup.backends.items()):
@@ -216,9 +216,10 @@ def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
 
 
 def steps(setup: Setup) -> Iterator[Check]:
-    """Yield the time of a training step of each model: in bf16, each recipe emulated, and native where it is.
+    """Yield checks of the time of a training step of each model, in bf16 and with each recipe.
 
-    Each eager and compiled. On a CPU llama-tiny alone is timed.
+    A recipe is timed emulated and, where it can be, native; all are timed eager and compiled.
+    On a CPU only llama-tiny is timed.
     """
     recipes = [("bf16", "emulated", read_recipe("bf16"))]
     for backend, name, recipe in trained(setup):

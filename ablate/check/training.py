@@ -1,8 +1,8 @@
 """Whole layers: the gradients of a linear layer, and some steps of training beside the reference.
 
-What each layer of a step was given (x, the weight, dy) goes through the reference's layer on the CPU as well,
-so that its operands must have the same bits, whatever earlier layers added up in another order. The first
-layer that differs is named.
+The inputs of each layer in a step (x, the weight, dy) also go through the reference's layer on the CPU. So
+its operands must have the same bits, even if earlier layers added in another order. The first layer that
+differs is named.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RECIPES: dict[str, Recipe] = {
 """MXFP4 with stochastic rounding and random Hadamard in all three GEMMs, and the presets of other formats."""
 _STEPS = 10
 _APART = 2.0**-7
-"""Largest allowed distance of a product from the reference's, over its norm: two roundings to bf16."""
+"""Largest allowed distance of a product from the reference's, relative to its norm: two roundings to bf16."""
 _MODEL = ModelConfig(
     width=128, layers=2, heads=2, ffn=256, tied_head=False
 )  # else its gradient has two parts
@@ -47,7 +47,7 @@ _VOCABULARY = 256
 
 
 def trained(setup: Setup) -> Iterator[tuple[str, str, Recipe]]:
-    """Yield (back end, recipe's name, recipe) for each recipe whose every GEMM a back end does here."""
+    """Yield (back end, recipe's name, recipe) where the back end supports all GEMMs of the recipe here."""
     for backend in setup.backends:
         for name, recipe in RECIPES.items():
             try:
@@ -60,7 +60,7 @@ def trained(setup: Setup) -> Iterator[tuple[str, str, Recipe]]:
 def config_of(
     model: ModelConfig, recipe: Recipe, backend: str, vocab_size: int, **training: Any
 ) -> RunConfig:
-    """Return the configuration of a run that reads no data."""
+    """Configure a run that reads no data; ``training``: fields of its ``TrainingConfig``."""
     return RunConfig(
         model=model, data=DataConfig(), data_digest="none", vocab_size=vocab_size, recipe=recipe,
         training=TrainingConfig(**training), backend=backend, seed=0,
@@ -85,7 +85,7 @@ def _gradients(where: str, backend: str, recipe: Recipe) -> str:
 
 
 def _layer(where: str, backend: str, recipe: Recipe, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the output and gradients of a linear layer, on the CPU."""
+    """Run a quantised linear layer once; return y, dx and dw on the CPU."""
     outputs, inputs = given["weight"].shape
     linear = nn.Linear(inputs, outputs, bias=False)
     linear.weight.data.copy_(given["weight"])
@@ -117,7 +117,7 @@ def _train(where: str, backend: str, recipe: Recipe) -> str:
 
 
 def _judged(step: str, trainee: Trainee, reference: Trainee, window: np.ndarray[Any, Any]) -> float:
-    """Compute a step's gradients, quantise again by the reference what each layer was given; return the loss.
+    """Compute a step's gradients, quantise each layer's inputs again by the reference; return the loss.
 
     Raises:
         FaultError: names the first layer that differs.
@@ -153,7 +153,7 @@ def _judged(step: str, trainee: Trainee, reference: Trainee, window: np.ndarray[
 
 
 def _of_recipes(run: Callable[[str, str, Recipe], str]) -> Callable[[Setup], Iterator[Check]]:
-    """Return the part with a check for each back end and recipe."""
+    """Make the part that runs a check for each back end and each recipe it supports."""
 
     def part(setup: Setup) -> Iterator[Check]:
         for backend, name, recipe in trained(setup):
@@ -163,6 +163,6 @@ def _of_recipes(run: Callable[[str, str, Recipe], str]) -> Callable[[Setup], Ite
 
 
 linear_gradients = _of_recipes(_gradients)
-"""One linear layer's output and gradients."""
+"""Checks of one linear layer's output and gradients."""
 training = _of_recipes(_train)
-"""Some steps of training."""
+"""Checks of some steps of training."""
