@@ -1,11 +1,11 @@
 """What a worker does beside a run: shows that it lives, notes what it uses, keeps checkpoints.
 
-On several devices each process writes its own rows of a checkpoint; the first writes the manifest after all
-have.
+On several devices each process writes its own rows of a checkpoint; then the first process writes the
+manifest.
 
-How it fails: ``Watch`` ends a process that hangs. Samples leave unknown values out; a file that cannot be
-written has gaps. A checkpoint that cannot be written (a full disk) is skipped with a line in the attempt's
-log, and the next one is written when due; the run continues.
+How it fails: ``Watch`` ends a process that hangs. Samples leave unknown values out; where their file cannot
+be written, samples are missing. A checkpoint that cannot be written (a full disk) is skipped with a line in
+the attempt's log, and the next one is written when due; the run continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LARGEST_SHARE = 0.02
 
 @contextlib.contextmanager
 def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run ``work`` in a thread during the block; it ends soon after the event is set."""
+    """Run ``work`` in a thread during the block; it must end soon after its event is set."""
     done = threading.Event()
     thread = threading.Thread(target=work, args=(done,), daemon=True)
     thread.start()
@@ -72,7 +72,7 @@ class Watch(contextlib.ExitStack):
         self.enter_context(_beside(self._watch))
 
     def progress(self, tokens: int | None = None) -> None:
-        """Record that the run made progress, and its tokens."""
+        """Record that the run made progress. ``tokens``: seen so far; None: the number is unchanged."""
         self._progress_sec = time.monotonic()
         self.tokens = self.tokens if tokens is None else tokens
 
@@ -92,15 +92,15 @@ class Watch(contextlib.ExitStack):
 def sampled(
     path: Path, tokens: Callable[[], int], *, every_sec: float = EVERY_SEC
 ) -> contextlib.AbstractContextManager[None]:
-    """Take samples during a ``with`` block, every ten seconds and once at the end.
+    """Append samples of the use of the machine to ``path`` during a ``with`` block, and one at its end.
 
-    They are no results and not among the metrics: they differ each time, and a resumed run adds to them.
+    They are kept apart from the metrics, because they differ each time and a resumed run adds to them.
     ``tokens`` returns the run's tokens so far.
     """
 
     def sample(done: threading.Event) -> None:
         process = psutil.Process()
-        psutil.cpu_percent()  # both measure from their last call, this one from the same thread's
+        psutil.cpu_percent()  # both measure since their last call, this one since the last in its thread
         process.cpu_percent()
         going = True
         while going:
@@ -144,9 +144,9 @@ def _gpus() -> dict[str, float]:
 class Keeper:
     """The trainer's ``Checkpoints``, in a run's folder.
 
-    ``every_tokens``, if given, replaces ``every_sec``. ``rows``: the writers of the run's
-    rows, which only the first process has. ``fingerprints``: of the arithmetic that has trained the run.
-    ``prefixes``: after so many tokens the state is kept for other runs, too, in this folder.
+    ``every_tokens``, if given, replaces ``every_sec``. ``rows``: the writers of the run's rows; only the
+    first process has them. ``fingerprints``: of the arithmetic that has trained the run. ``prefixes``: the
+    folders for states that other runs start from, by the number of tokens before the state.
     """
 
     folder: Path
@@ -165,7 +165,7 @@ class Keeper:
         self._prefix: Path | None = None
 
     def load(self) -> Snapshot | None:
-        """Return the snapshot that the attempt resumes from."""
+        """Return the snapshot to resume from, None for a run that starts at step 0."""
         from ablate.train import Snapshot
 
         if (start := self.start) is None:
@@ -173,7 +173,10 @@ class Keeper:
         return Snapshot(step=start.step, tensors=start.tensors, numbers=start.numbers)
 
     def due(self, tokens: int) -> bool:
-        """Whether the interval has passed, or other runs part here; time between them costs under 2 %."""
+        """Whether the interval has passed, or other runs start from the state after so many tokens.
+
+        An interval in seconds is lengthened so that checkpoints take about 2 % of the time at most.
+        """
         self._prefix = self.prefixes.get(tokens)
         if self.every_tokens is not None:
             before, self._passed = self._passed, tokens // self.every_tokens

@@ -1,7 +1,7 @@
 """The Ray cluster that runs are executed on: connection, token, head node, what it can hold, and jobs.
 
-A job of ``ablate submit`` runs a study's driver on the cluster. Its id is a hash of the study file, this
-package and the storage, and the first two travel with it: the same submission again follows the job.
+A job of ``ablate submit`` runs a study's driver on the cluster. The study file and this package are sent with
+it. Its id is a hash of both and of the storage, so submitting the same again follows the running job.
 
 How it fails: a cluster that cannot be reached or refuses is a ``UserError``, and so is one that takes jobs
 from everybody who reaches it.
@@ -44,11 +44,11 @@ _LOOK_EVERY_SEC = 2.0
 _PATIENCE_SEC = 2.0
 _PREFIX = "ablate-ray-"
 _LONGEST_TEMP = 20
+"""A socket's path has room for 107 letters, of which Ray's names take 65 and this process's folder 22."""
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
 _ANSWER_SEC = 10.0
 _NOT_THERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
-"""A socket's path has room for 107 letters, of which Ray's names take 65 and this process's folder 22."""
 
 
 def use_token() -> str | None:
@@ -70,12 +70,12 @@ def use_token() -> str | None:
 
 @functools.cache
 def _private_folder() -> Path:
-    """Make the folder of a Ray that this process starts, and let that Ray ask for a token of its own.
+    """Make a private folder for the Ray that this process starts, and give that Ray a token of its own.
 
-    Ray gives its own folders to everybody (mode 777) and follows links there: who can write in them runs code
-    as this user. In a folder that only this user can open, nobody else comes so far. Ray's default token is
-    one for all time, which others can read under the usual umask, and its loopback ports are open to every
-    user of the machine.
+    Ray opens its own folders to everybody (mode 777) and follows links there, so whoever can write in them
+    can run code as this user. Inside a folder that only this user can open, nobody else reaches them. Ray's
+    loopback ports are open to every user of the machine, and its default token stays the same for ever and
+    can be read by others under the usual umask.
 
     Raises:
         UserError: others could replace the folder.
@@ -101,7 +101,7 @@ def _private_folder() -> Path:
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
-    # Ray looks when it is imported, and keeps what it found.
+    # Ray reads these variables when it is imported, and keeps them.
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
@@ -121,16 +121,20 @@ def _sweep(shared: Path) -> None:
 
 @contextlib.contextmanager
 def connection(address: str | None, say: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Connect to a cluster, or start a local Ray, on loopback alone, for the time of the block.
+    """Connect to the cluster at ``address``, or start a local Ray on loopback alone, for the block.
 
-    ``say`` takes a warning where others can read the token or write Ray's files.
+    A connection that this process has already is used and left open. ``say`` takes a warning if others can
+    read the token or write Ray's files.
+
+    Raises:
+        UserError: Ray cannot be started or reached.
     """
     if address is not None:
         if warning := use_token():
             say(warning)
     else:
-        # Ray takes a machine whose cluster can hold no other for one that nobody else need reach. It looks
-        # when it is imported; without this it listens on all interfaces.
+        # Where no other machine can join, Ray listens on loopback alone, else on all interfaces. It reads
+        # this when it is imported.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
 
@@ -157,7 +161,7 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
 
 
 def _start(address: str | None, folder: Path | None) -> None:
-    """Connect to ``address``, or start a local Ray: twice if the machine is too busy for Ray's 30 s."""
+    """Connect to ``address``, or start a local Ray, with a second try if it is not up in Ray's 30 s."""
     import ray
 
     children, programs = set(psutil.Process().children()), str(Path(ray.__file__).parent)
@@ -168,7 +172,7 @@ def _start(address: str | None, folder: Path | None) -> None:
                 include_dashboard=False if address is None else None,
                 log_to_driver=False,
                 logging_level="ERROR",
-                # Ray opens this folder to everybody, so it lies within the private one.
+                # Ray opens this folder to everybody, so it is put into the private one.
                 **({} if folder is None else {"_temp_dir": str(folder / "r")}),
             )
         except Exception as error:
@@ -183,7 +187,7 @@ def _start(address: str | None, folder: Path | None) -> None:
 
 
 def _folder_open_to_others() -> Path | None:
-    """Return the temporary folder of the connected Ray if others than its owner can write in it here."""
+    """Return the temporary folder of the connected Ray if others than its owner can write in it, or None."""
     import ray
 
     folder = Path(ray._private.worker._global_node.get_temp_dir_path())  # noqa: SLF001 - nothing public tells
@@ -196,7 +200,7 @@ def _folder_open_to_others() -> Path | None:
 
 
 class Head:
-    """The head at ``address`` (``host:port``), checked now and then.
+    """Checks now and then whether Ray's head node at ``address`` (``host:port``) still answers.
 
     Ray itself waits for a minute and then ends the driver's process without a useful message.
     """
@@ -207,9 +211,10 @@ class Head:
         self._answered: float | None = None
 
     def is_gone(self) -> bool:
-        """Whether the head answered before, but has not for too long to come back by itself.
+        """Whether the head answered before, but not in the last ``GONE_AFTER_SEC`` seconds.
 
-        A head that never answers may be behind a proxy through which Ray itself reaches it.
+        A head that never answered is not called gone: Ray may reach it through a proxy. Connects once in two
+        seconds at most; a call in between returns False.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_SEC:
@@ -225,7 +230,7 @@ class Head:
 
 
 def gangs_at_once(runs: Sequence[RunRequest]) -> int:
-    """Return how many runs on several devices the cluster holds at once, at least one.
+    """Count how many runs on several devices the cluster can hold at once, at least one.
 
     Raises:
         UserError: the nodes can never hold one of the runs.
@@ -254,8 +259,11 @@ def submit(
 ) -> tuple[str, bool]:
     """Submit a study to the cluster whose dashboard is at ``address``, unless its job is running there.
 
-    ``environment`` holds variables for the job, such as MLFLOW_TRACKING_URI. Returns the job's id, and
-    whether it was there.
+    ``environment``: variables for the job, such as MLFLOW_TRACKING_URI. Returns the job's id, and whether it
+    was running already.
+
+    Raises:
+        UserError: the dashboard cannot be reached, or refuses the job.
     """
     client = client_at(address)
     text = path.read_bytes()
@@ -296,18 +304,18 @@ def submit(
                     if "No available agent" not in str(error) or time.monotonic() > give_up:
                         raise
                     time.sleep(1)
-    except RuntimeError as error:  # Ray's client has no other
+    except RuntimeError as error:  # Ray's client raises no other type
         raise UserError(f"{address}: the job was refused: {first_line(error)}") from None
     return identity, False
 
 
 def check_server(address: str, *, insecure: bool) -> None:
-    """Look whether Ray's server of jobs is at ``address``; its own client looks for a minute.
+    """Check that Ray's job server is at ``address``; Ray's own client would try for a minute.
 
-    ``insecure``: it may also answer somebody without a token.
+    ``insecure``: accept a server that answers without a token.
 
     Raises:
-        UserError: nobody, or somebody else, answers there, or it is open to all.
+        UserError: nothing answers there, or something else does, or the server is open to all.
     """
     import requests
 
@@ -319,7 +327,7 @@ def check_server(address: str, *, insecure: bool) -> None:
     except requests.RequestException as error:
         raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None
     if not answer.ok and answer.status_code not in _NOT_THERE:
-        return  # it asks for a token, or is not ready: Ray's client tells the rest
+        return  # it asks for a token, or is not ready: Ray's client will say so
     if not (answer.ok and answer.text.startswith("[")):
         raise UserError(f"{address}: what answers there is no Ray dashboard that takes jobs", hint=expected)
     if not insecure:
@@ -342,7 +350,11 @@ def follow(address: str, identity: str, show: Callable[[str], None]) -> str:
 
 
 def client_at(address: str) -> Any:
-    """Return Ray's client for jobs of the cluster whose dashboard is at ``address``."""
+    """Connect Ray's job client to the cluster whose dashboard is at ``address``.
+
+    Raises:
+        UserError: the dashboard cannot be reached.
+    """
     from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 

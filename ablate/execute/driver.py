@@ -1,8 +1,9 @@
-"""Run what a plan still lacks, as Ray tasks, by the rules of ``queue``; workers share the run store with it.
+"""Execute the runs of a plan that have no result yet, as Ray tasks, by the rules of ``queue``.
 
 How it fails: a failing run does not stop the others; docs/reliability.md says what is tried again. An
 interrupted driver writes a stop file that trainers poll, waits a while for them, and leaves the rest pending:
-the same command resumes. Metrics never pass through Ray, so the driver's memory does not grow with them.
+the same command resumes. Workers write metrics to the run store, never through Ray, so the driver's memory
+does not grow with them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ablate.store import State, StudyStore
 
 PAUSES_SEC = (1.0, 5.0, 30.0)
-"""Pauses before each retry after a fault that may pass; after the last one the run is given up."""
+"""Pauses before the retries after a fault that may pass. After the last retry the run is given up."""
 _REQUEST = "cancel"
 _STOP_GRACE_SEC = 30.0
 _ASK_AGAIN_SEC = 1.0
@@ -40,9 +41,9 @@ _ASK_AGAIN_SEC = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionEnd:
-    """The end of an execution: the states of its runs, and whether it was interrupted.
+    """The end of an execution: its runs' states by run id, and whether it was interrupted.
 
-    ``problem``: why it ended early, in one line.
+    ``problem``: why it ended early, in one line, or None.
     """
 
     states: dict[str, State]
@@ -56,7 +57,7 @@ def request_stop(study_dir: Path) -> None:
 
 
 class Cancellation:
-    """Checks for requests to stop that are newer than this object; older ones were for others."""
+    """Looks for a request to stop that is newer than this object; older ones were for others."""
 
     def __init__(self, study_dir: Path) -> None:
         self._path = study_dir / _REQUEST
@@ -64,7 +65,7 @@ class Cancellation:
 
     @property
     def requested(self) -> bool:
-        """Whether there is a new request."""
+        """Whether there is such a request."""
         return self._read() not in (None, self._before)
 
     def _read(self) -> bytes | None:
@@ -86,11 +87,11 @@ def execute_study(
 ) -> ExecutionEnd:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
-    ``say`` takes a warning about the cluster. ``on_poll`` is called a few times a second. ``unneeded``,
-    called at most about once a second, returns the ids of runs whose results are not needed, with the
-    reasons. Such a run becomes ``stopped`` unless it has ended; ``find_todo`` still lists it. ``plan``:
-    its other runs may be executed later and begin with a state of one of these, which is kept for them.
-    Ctrl-C and SIGTERM stop cleanly.
+    ``say`` takes a warning about the cluster. ``on_poll`` is called a few times a second. ``unneeded`` is
+    called at most about once a second; it returns the ids of runs whose results are not needed, with the
+    reasons. Such a run becomes ``stopped`` unless it has ended; it has no result, so a later ``find_todo``
+    can list it. ``plan``: states of ``runs`` from which its other runs may start later are kept. Ctrl-C and
+    SIGTERM stop cleanly.
 
     Raises:
         UserError: no cluster at the address, or the cluster can never hold one of the runs.
@@ -144,10 +145,10 @@ def drive(
     on_poll: Callable[[], None] = lambda: None,
     unneeded: Callable[[], Mapping[str, str]] = dict,
 ) -> ExecutionEnd:
-    """Move the queue until every run has come to an end, or the execution is interrupted.
+    """Move the queue until every run has ended or the execution is interrupted.
 
-    ``collect`` waits for a moment and yields what has ended. ``check`` raises ``KeyboardInterrupt`` where
-    somebody asked to stop, and ``ConnectionError`` where the cluster is gone.
+    ``collect`` waits for a moment and yields the ids of runs that have ended, with their ends. ``check``
+    raises ``KeyboardInterrupt`` if somebody asked to stop, ``ConnectionError`` if the cluster is gone.
     """
 
     def take() -> None:

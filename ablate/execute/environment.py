@@ -47,7 +47,7 @@ _GPU_WINDOW_SEC = 1.0
 
 @cache
 def code_digest(*more: str) -> str:
-    """Return a hash of the sources that can change a run's result, independent of commits.
+    """Hash the sources that can change a run's result, independent of commits.
 
     Editing a document or the report does not change it; uncommitted changes to those sources do. ``more``:
     rooms whose sources count as well.
@@ -63,7 +63,7 @@ def code_digest(*more: str) -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, with ``+`` if it has changes.
+    """Read the commit of the checkout that this package runs from, with ``+`` if it has changes.
 
     None for an installed package, even inside a repository of the user's.
     """
@@ -89,7 +89,7 @@ def other_work(device: str) -> str | None:
     import torch
 
     if torch.device(device).type != "cuda":
-        # As psutil does it, which a bare image lacks; waiting for a disk is no work.
+        # Measured as psutil does it, which a bare image lacks. Waiting for a disk is no work.
         before = _cpu_times()
         time.sleep(_CPU_WINDOW_SEC)
         busy, idle = (now - then for now, then in zip(_cpu_times(), before, strict=True))
@@ -104,14 +104,14 @@ def other_work(device: str) -> str | None:
 
 
 def _cpu_times() -> tuple[int, int]:
-    """Return the time that all processors were busy and idle, in the kernel's ticks."""
+    """Return the busy and the idle time, summed over all processors, in the kernel's ticks."""
     times = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     idle = sum(times[3:5])
     return sum(times) - idle, idle
 
 
 def why_not_valid(mode: str, device: Device, *, threads: int, others: str | None) -> str | None:
-    """Return why a timing is not valid for the device's own speed, None if it is valid.
+    """Say why a timing does not show the device's own speed, None if it does.
 
     ``mode``: of the back ends, see ``ablate.backends.select.overall_mode``. ``threads``: computing threads of
     the processor. ``others``: the result of ``other_work``.
@@ -136,9 +136,9 @@ def describe_environment(
     fingerprints: Sequence[str],
     world_size: int = 1,
 ) -> dict[str, Any]:
-    """Return the environment record of one attempt (see ``ablate.store``).
+    """Make the content of ``environment.json`` for one attempt (see ``ablate.store``).
 
-    ``others``: the result of ``other_work``, from before the run. ``fingerprints``: of the arithmetic of all
+    ``others``: the result of ``other_work`` before the run. ``fingerprints``: of the arithmetic of all
     attempts that trained the run, this one's last. ``world_size``: the number of devices that train it
     together.
     """
@@ -176,7 +176,7 @@ def describe_environment(
         "backend_detail": "; ".join(load_backend(name).detail() for name in names),
         "backend_choices": [asdict(choice) for choice in choices],
         "self_tests": list(self_tests),
-        # As far as this run can know: the ledgers of all runs show whether others came later.
+        # As far as this run can know. The ledgers show whether other runs used the device later.
         "timing_valid": why_not is None,
         "timing_why_not": why_not,
     }
@@ -184,13 +184,13 @@ def describe_environment(
 
 @cache
 def fingerprint(device: str) -> str:
-    """Return the fingerprint of a device's arithmetic, with as many threads as this process has now.
+    """Hash the bits of the operations that a step uses, on small fixed operands.
 
-    It is a hash of the bits of what a step is made of, on small fixed operands. A run's id does not hold the
+    The device uses as many threads as this process has at the first call. A run's id does not depend on the
     machine. But oneDNN, MKL, ATen and the libraries of GPUs choose their instructions and the order of their
     sums by the machine, by their version and by environment variables. Runs of equal fingerprints add in the
-    same order, as far as these products show it. An operator that a device lacks counts as one more kind of
-    arithmetic.
+    same order, as far as these operations show it. An operator that the device lacks also changes the
+    fingerprint.
     """
     import torch
     from torch.nn import functional
@@ -198,7 +198,7 @@ def fingerprint(device: str) -> str:
     from ablate.backends.cpu_bf16 import multiply_in_fp32
 
     def numbers(rows: int, start: int) -> torch.Tensor:
-        """Return numbers in [-0.5, 0.5) that are the same everywhere: integers over a power of two."""
+        """In [-0.5, 0.5), and the same everywhere: integers over a power of two."""
         places = torch.arange(start, start + rows * 320, dtype=torch.int64)
         return ((places * 2654435761 % 2**32).to(torch.float64) / 2**32 - 0.5).float().view(rows, 320)
 
@@ -228,7 +228,7 @@ def _version(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's model, as the system names it."""
+    """Read the processor's model name from the system."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

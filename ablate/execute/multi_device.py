@@ -57,7 +57,7 @@ def execute_together(task: RunRequest) -> TaskEnd:
                 ends[path.name] = TaskEnd(**read_json(path))
         shutil.rmtree(scratch, ignore_errors=True)
     end = ends.pop("end-0.json", None) or lost_run(run, fault)
-    # Another process's own fault explains more than that the first one lost it.
+    # Another process's own fault explains more than the first one's, which is only that it lost a peer.
     cause = next((other for other in ends.values() if other.message != LOST_PEER), end)
     if not end.transient:
         return end
@@ -68,7 +68,7 @@ def execute_together(task: RunRequest) -> TaskEnd:
 
 
 def _member(config: dict[str, Any]) -> None:
-    """Run one process of the gang."""
+    """Ray Train calls this in each process of the run."""
     import torch
     from ray.train.torch import get_device
 
@@ -76,7 +76,7 @@ def _member(config: dict[str, Any]) -> None:
 
     device = str(get_device())
     if device.startswith("cuda"):
-        torch.cuda.set_device(device)  # FSDP2 gathers on the process's current one
+        torch.cuda.set_device(device)  # FSDP2 gathers on the process's current device
     task, group = replace(config["task"], device=device), join_group(device)
     end_path = Path(config["ends"]) / f"end-{group.rank}.json"
     if group.rank > 0:

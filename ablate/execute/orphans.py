@@ -1,8 +1,9 @@
-"""What a worker's runs have started ends with the worker, however that dies: a small process waits for it.
+"""Processes that a worker's runs have started end with the worker, however it dies.
 
-What they have started inherits a mark: a variable of the environment or, in a fork that runs no program of
-its own, an open pipe. The mark is found in ``/proc``; without that, or without a way to wait for another
-process (macOS, Linux before 5.3), nothing is done.
+A small process waits for the worker's end and kills them. It knows them by a mark that they inherit: a
+variable of the environment or, in a fork that runs no program of its own, an open pipe. It finds the mark in
+``/proc``. Without that, or without a way to wait for another process (macOS, Linux before 5.3), nothing is
+done.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _PAUSE_SEC = 0.5
 
 @functools.cache
 def end_with_this_process() -> None:
-    """Let every process that this one starts from now on be killed when it ends."""
+    """Make sure that every process that this one starts from now on is killed when this one ends."""
     if not hasattr(os, "pidfd_open"):
         return
-    theirs, _ours = os.pipe()  # never written to: our end stays open, and in whatever is forked
+    theirs, _ours = os.pipe()  # never written to; our end stays open, here and in every fork
     mark = secrets.token_hex(16)
-    # Only the standard library is needed, and none of this folder's names.
+    # -S: the standard library is enough. -I: this folder's queue.py must not hide the standard library's.
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), mark]
     quiet = subprocess.DEVNULL
     subprocess.run(command, stdin=theirs, stdout=quiet, stderr=quiet, start_new_session=True, check=False)
@@ -39,7 +40,7 @@ def end_with_this_process() -> None:
 
 
 def _wait(pid: int, mark: str) -> None:
-    """Wait for the end of a process, then kill what bears its mark."""
+    """Wait for the end of process ``pid``, then kill every process that has the mark."""
     worker = os.pidfd_open(pid)
     if os.fork():  # Ray kills the direct children of a worker that ends by itself
         os._exit(0)
@@ -48,7 +49,7 @@ def _wait(pid: int, mark: str) -> None:
     os.chdir("/")
     select.select([worker], [], [])
     pipe = Path("/proc/self/fd/0").readlink()
-    for _ in range(_LOOKS):  # what is being started while one looks is seen at the next
+    for _ in range(_LOOKS):  # a process that is started during one look is found at the next
         for folder in Path("/proc").glob("[0-9]*"):
             if int(folder.name) == os.getpid():
                 continue

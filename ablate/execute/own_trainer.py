@@ -1,7 +1,7 @@
-"""A training function of the user's own, held to what a result is read from: rows, end, and recipe state.
+"""A user's own training function, checked in all that a result is read from: rows, end, and recipe state.
 
-How it fails: ``UserError`` in one line for a row or an end that the plan does not have, and at the end of a
-function that did not apply its arm's recipe or never advanced its state: that run is not the arm's.
+How it fails: a row or an end that does not fit the plan is a ``UserError`` in one line. So is a function that
+has ended and did not apply its arm's recipe, or never advanced its state: such a run is not the arm's.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def call(
     follows: bool = False,
     **options: Any,
 ) -> TrainResult:
-    """Call the function ``name`` as the built-in trainer is called, and check what it hands over.
+    """Call the function ``name`` as the built-in trainer is called, and check its rows and its end.
 
-    ``follows``: on several devices another process is the first, whose rows alone count.
+    ``follows``: this process is not the first of several; only the first one's rows count.
 
     Raises:
-        UserError: no such function; a malformed row or end, or one that is not the plan's; a recipe that was
-            not applied; or a state that was never advanced.
+        UserError: no such function; a row or an end that is malformed or does not fit the plan; a recipe that
+            was not applied; or a state that was never advanced.
         Exception: whatever the function raises.
     """
     kept = options["checkpoints"].load() if "checkpoints" in options else None
@@ -95,7 +95,7 @@ def call(
 
 
 def _checked_row(row: Any) -> dict[str, Any] | None:
-    """Return a row of metrics as JSON takes it, None if it is no row or holds what is no finite number."""
+    """Return the row with plain numbers, for JSON; None if it is malformed or a number is not finite."""
     try:
         numbers = {
             key: operator.index(value) if key in _COUNTS else float(value)

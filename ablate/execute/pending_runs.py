@@ -1,17 +1,17 @@
-"""The runs of a plan to execute: those that are needed and have no result, neither here nor elsewhere.
+"""The runs of a plan to execute: those that are needed and have no result, here or in another study.
 
-A run's id hashes the configuration that can change its result. So a result of another study of the storage is
-copied, with its ledger and diagnostics, if the same sources, the same kind of device and, on a processor, the
-same arithmetic would make it here.
+A run's id is a hash of the configuration that can change its result. So a result of another study in the
+storage is copied, with its ledger and diagnostics, if it comes from the same sources, the same kind and
+number of devices and, on a CPU, the same arithmetic.
 
 Several runs may begin with the same steps (``Prefixes``): one trains them, the others wait for its state. A
-prefix lies in ``<study>/prefixes/<key>``, where the key is a hash of all that its steps use and of the code
-that trains them. So it does not matter which run has put it there, and when.
+prefix is kept in ``<study>/prefixes/<key>``. The key is a hash of all that its steps use and of the code that
+trains them, so it does not matter which run has put it there, and when.
 
 How it fails: other studies that are damaged, incomplete or from other code are skipped. A prefix is only a
-short cut: a run whose prefix never comes, or is damaged, trains those steps itself, to the same bits. A run
-that forks from one that has diverged or failed before the fork is not started. Writing into this study may
-raise ``OSError``.
+short cut: a run whose prefix never comes, or is damaged, trains those steps itself, to the same bits. A fork
+is not started if its parent diverged or failed before the fork. Writing into this study may raise
+``OSError``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 DEFAULT_TRAINER = "ablate.train:train"
 _DRAFT = ".taken"
 _OWN = ("checkpoints", "stop", "weights", ".*")
-"""Files that belong to the process that executes the run, or are large, and are not copied."""
+"""Files that are not copied with a result: those of the process that executes the run, and large ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class RunRequest:
     """A run to execute. ``tokens_dir``: None for a trainer that reads no tokens.
 
     ``keep_weights``: leave the final weights in the run's folder. The driver sets the fields from ``run_dir``
-    on, for the worker; its paths are on the shared storage. ``given_up``: the attempt whose holder was found
-    dead. ``prefix``: the folder of the state that a fresh run begins with, and its step. ``prefixes``:
-    folders by the tokens after which a state is kept there.
+    on, for the worker; their paths are on the shared storage. ``given_up``: the attempt whose holder was
+    found dead, or 0. ``prefix``: folder and step of the state that a fresh run starts from. ``prefixes``: the
+    folders for states that other runs start from, by the number of tokens before the state.
     """
 
     run_id: str
@@ -73,7 +73,7 @@ class RunRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Todo:
-    """The runs to execute, in order, and why other requested runs are left out.
+    """The runs to execute, in order, and how many requested runs are left out for which reason.
 
     ``taken``: run id → the study whose result was copied.
     """
@@ -85,9 +85,9 @@ class Todo:
 
 
 def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, TokenFiles]) -> list[RunRequest]:
-    """Order the chosen runs, given by their ids, seed by seed, so that early results can be compared.
+    """Make requests of the runs with the ids ``chosen``, seed by seed, so that early results can be compared.
 
-    Of a seed, runs that others fork from come first. ``corpora``: token files by the digest of their data.
+    Of each seed, forks come last. ``corpora``: token files by the digest of their data.
     """
     return [
         RunRequest(
@@ -112,10 +112,10 @@ def find_todo(
     retry_failed: bool = False,
     take: bool = False,
 ) -> Todo:
-    """Find the requests without a result; failed ones only with ``retry_failed``.
+    """Find the requests without a result; failed runs only with ``retry_failed``.
 
-    ``unneeded`` returns the ids of runs whose results are not needed. ``take``: copy results from other
-    studies of the storage; only allowed while no other process runs the study.
+    ``unneeded`` returns the ids of runs whose results are not needed, with the reasons. ``take``: copy
+    results from other studies of the storage; only allowed while no other process runs the study.
     """
     done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
     missing = [run for run in requests if store.run(run.run_id).state() not in done]
@@ -131,7 +131,7 @@ def find_todo(
 
 
 def stop_unneeded(store: StudyStore, requests: Iterable[RunRequest], reasons: Mapping[str, str]) -> None:
-    """Mark the runs that nobody has begun and nobody needs as stopped, each with the reason."""
+    """Mark the pending runs among ``reasons`` (by run id) as stopped, each with its reason."""
     for request in requests:
         run = store.run(request.run_id)
         if request.run_id in reasons and run.state() == "pending":
@@ -140,7 +140,7 @@ def stop_unneeded(store: StudyStore, requests: Iterable[RunRequest], reasons: Ma
 
 
 def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> dict[str, StudyStore]:
-    """Return the study of the storage that has a result, for each run that has one elsewhere."""
+    """Find another study of the storage that has a run's result; runs without one have no entry."""
     found: dict[str, StudyStore] = {}
     for folder in sorted(store.path.parent.glob("*/runs")):
         neighbour = StudyStore(folder.parent)
@@ -152,10 +152,10 @@ def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> di
 
 
 def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, str]:
-    """Copy other studies' results of these runs; return the study of each, by run id.
+    """Copy other studies' results of these runs; return the study's name by run id.
 
-    Call it only while no other process runs the study. A run that has begun here is not copied, nor one
-    whose weights are to be kept: a result has them only where it was trained.
+    Call it only while no other process runs the study. A run that has begun here is not copied, nor one that
+    keeps its weights, because weights are not copied.
     """
 
     def has_begun(run_id: str) -> bool:
@@ -175,7 +175,7 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
 
 
 def taken_text(taken: Mapping[str, str]) -> str:
-    """Return how many results come from each other study. ``taken``: run id → study."""
+    """Say how many results come from each other study. ``taken``: run id → study."""
     return ", ".join(f"{n} taken from {study}" for study, n in Counter(taken.values()).items())
 
 
@@ -194,16 +194,16 @@ def _would_be_ours(run: RunDir, resources: ResourcesConfig) -> bool:
 
 
 def _copy(source: RunDir, target: RunDir, request: RunRequest) -> bool:
-    """Copy a result; tell whether it was whole."""
+    """Copy a result; return False if it was not whole."""
     draft = RunDir(target.path.parent / _DRAFT / target.run_id)
     shutil.rmtree(draft.path.parent, ignore_errors=True)  # left by a killed driver
     try:
         shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
         if draft.state() not in END_STATES:
-            return False  # altered since it was looked at
-        draft.create(asdict(request.config))  # paths of the data may be other ones here
+            return False  # altered since it was found
+        draft.create(asdict(request.config))  # the data may have other paths here
         draft.write_status(draft.status())
-        shutil.rmtree(target.path, ignore_errors=True)  # asked for before, never begun
+        shutil.rmtree(target.path, ignore_errors=True)  # the run was requested before, but never begun
         draft.path.rename(target.path)
         return True
     finally:
@@ -211,7 +211,7 @@ def _copy(source: RunDir, target: RunDir, request: RunRequest) -> bool:
 
 
 class Prefixes:
-    """The prefixes of ``runs``, which are executed here, and of ``planned`` ones, which may be so later."""
+    """The prefixes of ``runs``, which are executed now, and of ``planned`` runs, which may follow later."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Prefixes:
         everyone = [*here, *(one for one in planned if one[0] not in self._configs)]
         self._found: dict[str, Prefix] = {}
         changes = any(config.fork is not None or config.recipe.later for _, config, _ in everyone)
-        # Which layers are diagnosed depends on the whole recipe, also before its phases begin.
+        # Which layers are diagnosed depends on the whole recipe, even before its later phases begin.
         if changes and all(run.diagnostics is None for run in runs):
             found = shared_prefixes(
                 everyone,
@@ -246,20 +246,20 @@ class Prefixes:
         return newest_step(self._store.run(run_id).checkpoints)
 
     def filled_in(self, run: RunRequest) -> RunRequest:
-        """Return a run with the prefix that it begins with, and with those that it keeps for others."""
+        """Fill in the prefix that the run starts from, and those that it keeps for other runs."""
         prefix = self._found.get(run.run_id)
         begins_with = None if prefix is None else (self._folder / prefix.key, prefix.step)
         return replace(run, prefix=begins_with, prefixes=self._kept.get(run.run_id, {}))
 
     def waits_for(self, run_id: str) -> str | None:
-        """Return the run that a run has to wait for, None if there is none or its prefix is there."""
+        """Return the id of the run to wait for, or None."""
         prefix = self._found.get(run_id)
         if prefix is None or run_id in self._begun or (self._folder / prefix.key).exists():
             return None
         return prefix.holder
 
     def why_it_cannot_begin(self, run_id: str) -> str | None:
-        """Return why a run cannot begin: what it forks from ended before the fork. None if it can."""
+        """Say why a fork cannot begin: its parent diverged or failed before the fork. None if it can."""
         config, prefix = self._configs[run_id], self._found.get(run_id)
         if config.parent is None or config.fork is None or self._step(run_id):
             return None
@@ -268,7 +268,7 @@ class Prefixes:
         forked = id_of(config.parent)
         status = self._store.run(forked).status()
         step = max(status.step, self._step(forked))
-        # A run without a state to wait for trains as its parent itself, and may fare better than that one.
+        # Without a prefix the fork trains the parent's steps itself, and may succeed where the parent failed.
         final = ("diverged",) if prefix is None else ("diverged", "failed")
         if (
             status.state not in final
@@ -278,7 +278,7 @@ class Prefixes:
         return f"the run that it forks from, {forked}, {status.state} before the fork: {status.message}"
 
     def clean(self) -> None:
-        """Remove the prefixes that no run without a result begins with."""
+        """Keep the prefixes that runs without a result start from; remove the others."""
         needed = {prefix.key for run_id, prefix in self._found.items() if self._is_open(run_id)}
         for path in self._folder.glob("*") if needed else [self._folder]:
             if path.name not in needed:

@@ -1,6 +1,6 @@
 """The progress of a study, from the run store alone: for the live table and for ``ablate status``.
 
-Each read continues where the last one ended in a run's metrics, so it costs only the new rows.
+Each read continues in a run's metrics where the last one ended, so it costs only the new rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEFT = ("pending", "interrupted", "damaged")
 class RunProgress:
     """One run at one moment. Losses are in nats per token.
 
-    ``pace``: seconds per token from the worker's start on, with loading and evaluations.
+    ``pace``: seconds per token since the worker's start, loading and evaluations included; None: unknown.
     """
 
     run_id: str
@@ -46,7 +46,7 @@ class RunProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the end of the budget at the current rate."""
+        """Seconds to the end of the budget at the current rate; None unless it is running at a known rate."""
         if self.state != "running" or not self.tokens_per_sec:
             return None
         return max(0, self.budget - self.tokens) / self.tokens_per_sec
@@ -54,7 +54,7 @@ class RunProgress:
 
 @dataclass
 class _Tail:
-    """What the rows of a file said up to an offset in bytes."""
+    """The newest values in the rows of a file before ``offset`` (bytes). ``file``: its inode."""
 
     file: int = 0
     offset: int = 0
@@ -63,7 +63,7 @@ class _Tail:
     values: dict[str, Any] = field(default_factory=dict)
 
     def read(self, path: Path) -> None:
-        """Take in the rows after the offset; the last of each kind says all that is shown."""
+        """Read the rows after the offset, backwards, until the last row of each kind is found."""
         lines, self.offset = new_lines(path, self.offset)
         seen = set()
         for line in reversed(lines):
@@ -85,7 +85,7 @@ class ProgressReader:
     ) -> None:
         """``executor_alive=False`` reads ``running`` as interrupted: nobody runs the study. None: unknown.
 
-        ``examines_files``: whether damage to files of ended runs is looked for, at each read.
+        ``examines_files``: check the files of ended runs for damage at each read.
         """
         self._store = store
         self._examines_files = examines_files
@@ -94,12 +94,12 @@ class ProgressReader:
         plan = store.plan()
         self._runs = list(plan.runs())
         self.may_end_sooner = plan.stop is not None
-        """Whether a rule may find runs not needed."""
+        """Whether a stop rule may end runs early."""
         self.in_waves = plan.stop is not None and plan.stop.settled is not None
-        """Whether runs are asked for seed by seed."""
+        """Whether a stop rule lets the runs begin in waves, a few seeds at a time."""
 
     def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:
-        """Return the progress of all runs, or of those with these ids, in the plan's order."""
+        """Read the progress of all runs, or of those with the ids ``only``, in the plan's order."""
         wanted = None if only is None else set(only)
         begun = self._store.begun()
         return [
@@ -140,7 +140,7 @@ class ProgressReader:
 def _pace(status: Status, tail: _Tail) -> float | None:
     """Return a run's seconds per token, None before its first evaluation.
 
-    A run that was interrupted has the pace of its newest rows: the time between is none of it.
+    After an interruption it is the pace of the newest rows, because the time since the start has a gap.
     """
     if "val_loss" not in tail.values or not tail.tokens:
         return None
@@ -152,15 +152,15 @@ def _pace(status: Status, tail: _Tail) -> float | None:
 
 
 def count_states(runs: Iterable[RunProgress]) -> dict[str, int]:
-    """Return the number of runs in each state that occurs."""
+    """Count the runs in each state; a state without runs has no entry."""
     return dict(Counter(run.state for run in runs))
 
 
 def seconds_to_end(runs: Iterable[RunProgress]) -> float | None:
-    """Return the time until all these runs have ended, as many at once as now; None while it is unknown.
+    """Estimate the seconds until all these runs have ended, with as many at once as now.
 
-    An arm whose pace is unknown has the mean of the others. Runs that failed or were stopped are not waited
-    for.
+    None while no run is running or no pace is known. An arm of unknown pace gets the mean of the other arms.
+    Runs that failed or were stopped do not count.
     """
     runs = list(runs)
     by_arm: dict[str, list[float]] = {}

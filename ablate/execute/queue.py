@@ -1,7 +1,7 @@
 """The runs of one execution: handed to workers, waiting for a retry, executed elsewhere, or ended.
 
-``Queue`` has the rules: seed order, pauses before retries, turns of runs on several devices, runs that begin
-with the state of another, runs that another process executes, runs that are not needed, a stop. It has no
+``Queue`` has the rules: seed order, pauses before retries, turns of runs on several devices, runs that wait
+for the state of another, runs that another process executes, runs that are not needed, a stop. It has no
 clock: the caller passes times and ended runs. ``Workers`` trains them as Ray tasks.
 """
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _POLL_SEC = 0.3
 _LOOK_AGAIN_SEC = 2.0
-"""Time between two checks of a run that another process executes, or of the life of one's own."""
+"""Time between two checks of runs that other processes execute, and of whether our own workers live."""
 _LATER_SEC = 15.0
-"""A worker ends itself when it hangs; if it cannot, the driver ends it so much later."""
+"""A worker that hangs ends itself. If it cannot, the driver ends it this much later."""
 
 
 class Workers:
@@ -41,7 +41,7 @@ class Workers:
 
         # Ray's own retries have no pauses and do not write the ledger.
         self._alone = ray.remote(max_retries=0)(execute_run)
-        # A user's own code may leave anything behind: its process ends with the run.
+        # A user's own code may leave anything behind, so its process ends with the run.
         self._foreign = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._together = ray.remote(max_retries=0)(execute_together)
         self._running: dict[str, tuple[Any, RunRequest, Leases]] = {}
@@ -71,7 +71,7 @@ class Workers:
         ray.cancel(self._running[run_id][0])
 
     def collect(self) -> Iterator[tuple[str, TaskEnd]]:
-        """Wait for a moment, and yield the runs whose tasks have ended with their ends."""
+        """Wait for a moment, then yield id and end of each run whose task has ended."""
         import ray
 
         if not self._running:
@@ -94,7 +94,7 @@ class Workers:
             yield run.run_id, end
 
     def _end_what_hangs(self) -> None:
-        """Kill workers that show no life, as one that is stopped or holds Python's lock in a call."""
+        """Kill workers that show no life: their process is stopped, or a call holds Python's lock."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -121,9 +121,10 @@ class Queue:
         gangs_at_once: int = 1,
         pauses_sec: Sequence[float],
     ) -> None:
-        """Prepare to hand the runs over in order. ``pauses_sec``: before each retry of what may pass.
+        """Prepare to hand the runs over in order.
 
-        Of the runs on several devices ``gangs_at_once`` are handed over together.
+        ``gangs_at_once``: the number of runs on several devices that are handed over at once.
+        ``pauses_sec``: the pause before each retry after a fault that may pass.
         """
         self._runs = {run.run_id: run for run in runs}
         self._dirs = {run.run_id: RunDir(run.run_dir) for run in runs}
@@ -132,7 +133,7 @@ class Queue:
         self._gangs = {run.run_id for run in runs if run.resources.devices_per_run > 1}
         self._gangs_at_once = gangs_at_once
         self._due = dict.fromkeys(self._runs, (0.0, 0))
-        """Runs to hand over: the time before which they are not, and the attempt that was given up."""
+        """Runs to hand over: not before which time, and the attempt that was given up (0: none)."""
         self._tries: Counter[str] = Counter()
         self._reached: Counter[str] = Counter()
         self._elsewhere: dict[str, None] = {}
@@ -171,7 +172,7 @@ class Queue:
                 self._look_at(run_id)
 
     def take(self, run_id: str, end: TaskEnd, now: float) -> None:
-        """Take in the end of a run that was handed over."""
+        """Record the end of a run that was handed over, or plan a retry; ``now`` in seconds."""
         del self.handed[run_id]
         if end.state == "elsewhere":
             self._elsewhere[run_id] = None
@@ -181,7 +182,7 @@ class Queue:
             self.states[run_id] = end.state
         else:
             if (reached := newest_step(self._dirs[run_id].checkpoints)) > self._reached[run_id]:
-                # It came further than before: what ended it, such as a kill, is not its own fault.
+                # It came further than before, so it was ended by something else, such as a kill.
                 self._reached[run_id], self._tries[run_id] = reached, 0
             if self._tries[run_id] == len(self._pauses_sec):
                 self._end(run_id, "failed", f"{end.message} ({len(self._pauses_sec) + 1} attempts)")
@@ -203,7 +204,10 @@ class Queue:
         del self._elsewhere[run_id]
 
     def end_unneeded(self, unneeded: Mapping[str, str]) -> None:
-        """End runs whose results are not needed, each for its reason: ask those that have begun to stop."""
+        """End runs whose results are not needed, given by id with the reason.
+
+        Runs that have begun are asked to stop.
+        """
         for run_id, reason in unneeded.items():
             if run_id not in self._runs or run_id in self.states or run_id in self._unneeded:
                 continue
@@ -230,7 +234,7 @@ class Queue:
             self._workers.cancel(run_id)
 
     def _mark_stopped(self, run_id: str) -> None:
-        """Mark a run as not needed, unless it has ended or is held."""
+        """Mark a run as stopped, unless it has ended or is held."""
         run = self._dirs[run_id]
         self.states[run_id] = state = run.state()
         if state not in {*END_STATES, "failed", "stopped"} and not self._leases[run_id].is_held():

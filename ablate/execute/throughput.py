@@ -42,7 +42,7 @@ def measure(
     settings: SpeedSettings,
     done: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Speed], str | None]:
-    """Time the arms; return their speeds, and other work found on the device before or after.
+    """Time the arms; return their speeds, and what other work used the device before or after, or None.
 
     ``done`` is called with the arm's name after each of its two turns.
 
@@ -106,7 +106,7 @@ def measure(
 
 @contextlib.contextmanager
 def _named(arm: PlannedArm) -> Iterator[None]:
-    """Say of which arm a fault is."""
+    """Name the arm in errors."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -119,7 +119,7 @@ def _named(arm: PlannedArm) -> Iterator[None]:
 def record(
     study: str, device: Device, speeds: Sequence[Speed], others: str | None, settings: SpeedSettings
 ) -> SpeedRecord:
-    """Return the record for the file: what was timed, where, how and when."""
+    """Make the content of ``throughput.json``: what was timed, where, how and when."""
     clock_mhz = None
     with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
         clock_mhz = float(psutil.cpu_freq().current if device.kind == "cpu" else torch.cuda.clock_rate())

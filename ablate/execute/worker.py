@@ -3,9 +3,9 @@
 There is no Ray and no MLflow here. Whenever a worker dies, its files are enough for the next attempt to end
 with the same bits.
 
-How it fails: after an exception the run is ``failed`` with the last line, and the traceback is in the
-attempt's log. Faults that may pass are marked for the driver to retry. After a GPU error or a hang the
-process ends, because its state cannot be trusted.
+How it fails: after an exception the run is ``failed`` with the first line of the message, and the traceback
+is in the attempt's log. Faults that may pass are marked for the driver to retry. After a GPU error or a hang
+the process ends, because its state cannot be trusted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOST_PEER = "another process of the run is gone"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnd:
-    """The end of a task: the run's state, or that another process executes the run.
+    """The end of a task. ``state``: the run's, or ``elsewhere`` if another process executes the run.
 
     ``transient``: the fault is not the run's own, and a retry may help.
     """
@@ -65,8 +65,8 @@ class _TakenOverError(Exception):
 def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     """Execute one run. Never raises for a fault of the run itself.
 
-    ``begin`` is called when all is ready, with the step after which training begins. It returns the group of
-    the processes that train the run together; by default this process is alone.
+    ``begin`` is called with the step after which training begins, when all is ready. It returns the group of
+    the processes that train the run together. None: this process trains alone.
     """
     restrict_umask()
     end_with_this_process()
@@ -86,7 +86,7 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     except _TakenOverError:
         return TaskEnd(state="elsewhere")
     except (OSError, KeyboardInterrupt) as error:
-        # The status could not be written either, or a task was cancelled before it trained: the next attempt
+        # The status could not be written, or the task was cancelled before it trained: the next attempt
         # continues from the files.
         is_fault = isinstance(error, OSError)
         message = end_of(error).message if isinstance(error, OSError) else "interrupted"
@@ -137,7 +137,7 @@ def _attempt(task: RunRequest, run: RunDir, lease: Lease, begin: Begin | None) -
 def _train(
     task: RunRequest, run: RunDir, lease: Lease, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
-    """Train from the last good checkpoint; return the final status, and whether it was preempted."""
+    """Train from the last good checkpoint; return the final status, and whether SIGTERM interrupted it."""
     from ablate.execute.beside import Watch, sampled
 
     resources, terminated = task.resources, threading.Event()
@@ -149,7 +149,7 @@ def _train(
     is_ours = (task.config.trainer or task.trainer) == DEFAULT_TRAINER
 
     def should_stop() -> bool:
-        if is_ours:  # it asks once a step; another may ask while it waits for what never comes
+        if is_ours:  # it asks once a step; a user's trainer may also ask while it hangs
             watch.progress()
         return watch.lost or terminated.is_set() or task.stop_path.exists() or run.stop_path.exists()
 
@@ -158,7 +158,7 @@ def _train(
         sampled(run.system_path, lambda: watch.tokens),
         contextlib.ExitStack() as files,
     ):
-        # The worker shows that it lives while these are loaded.
+        # Loaded inside the block, so that the worker shows meanwhile that it lives.
         import torch
 
         from ablate.backends.select import fit_choices, overall_mode, run_self_tests
@@ -167,7 +167,7 @@ def _train(
 
         torch.set_num_threads(resources.cpus)
         choices = fit_choices(task.config, resources, task.device)
-        # Looked at before our own first work. Emulated timing is no timing anyway.
+        # Before our own first work, which would count too. Emulated timing is never valid.
         others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
         start = _newest(task, run)
@@ -189,7 +189,7 @@ def _train(
             files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
             for path in (run.metrics_path, *([run.diagnostics_path] if task.diagnostics else []))
         ]
-        # Schedulers send it before they kill.
+        # Schedulers send SIGTERM before they kill.
         files.enter_context(on_signal(lambda *_: terminated.set(), signal.SIGTERM))
         result = _call_trainer(
             task,
@@ -218,7 +218,7 @@ def _train(
 
 
 def _newest(task: RunRequest, run: RunDir) -> Checkpoint | None:
-    """Return the checkpoint to go on from; a fresh run may begin with a state of another."""
+    """Return the checkpoint to resume from, or None. A fresh run first takes over its prefix, if any."""
     start, passed_over = load_newest(run.checkpoints)
     if start is None and task.prefix is not None:
         folder, step = task.prefix
@@ -234,7 +234,7 @@ def _newest(task: RunRequest, run: RunDir) -> Checkpoint | None:
 
 
 def follow_run(task: RunRequest, group: Group, step: int) -> None:
-    """Train along with the process that executes a run, starting after ``step``.
+    """Train together with the process that executes the run, from its checkpoint after ``step``.
 
     Raises:
         Exception: any exception of the trainer; the process that started this one ends the others.
@@ -251,7 +251,7 @@ def follow_run(task: RunRequest, group: Group, step: int) -> None:
 
 
 def lost_run(run: RunDir, fault: str) -> TaskEnd:
-    """Return the end of a task whose process died: from its ledger, or as lost."""
+    """Find the end of a task whose process died: its result, or ``interrupted`` with the ledger's reason."""
     if (state := run.state()) in END_STATES:
         return TaskEnd(state=state)
     leases = Leases(run.attempts)
@@ -271,7 +271,7 @@ def _call_trainer(
     diagnosed: Callable[[dict[str, Any]], None] | None = None,
     **options: Any,
 ) -> Any:
-    """Call the study's trainer, or ours, which alone knows of layouts and observers."""
+    """Call the user's trainer, or ours; only ours takes a layout and an observer."""
     from ablate.data import load, open_tokens
     from ablate.execute import own_trainer
     from ablate.execute.beside import Keeper
@@ -315,7 +315,7 @@ def _call_trainer(
 
 @contextlib.contextmanager
 def on_signal(handle: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
-    """Let ``handle`` take these signals during the block."""
+    """Handle these signals with ``handle`` during the block; outside the main thread nothing is done."""
     if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
         yield
         return
@@ -336,9 +336,9 @@ def _is_gpu_fault(error: Exception) -> bool:
 
 
 def end_of(error: Exception) -> TaskEnd:
-    """Return the end of a process that raised this error, with the usual remedy if there is one.
+    """Turn an error of a process into the end of its task; the message names the usual remedy, if any.
 
-    A bug or too little memory does not pass.
+    Faults of the storage, the GPU or another process are ``transient``; a bug or too little memory is not.
     """
     from torch import distributed
 
