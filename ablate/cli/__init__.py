@@ -80,7 +80,7 @@ def cli() -> None:
 
 
 def _speak_utf8() -> None:
-    """Start anew in Python's UTF-8 mode where the locale has another encoding: names of files need it."""
+    """Restart in Python's UTF-8 mode if the locale has another encoding: names of files need it."""
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  this very program
@@ -107,7 +107,6 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except SystemExit:
-        # In this mode click exits by itself at one end alone: that of a pipe whose reader (head, less) has
-        # closed it, which is not an error.
+        # Without standalone mode, click itself exits only if the reader of a pipe (head, less) has closed it.
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

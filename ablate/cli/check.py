@@ -253,7 +253,6 @@ def _quantiser(
 
 
 def _certificate_lines(claim: Claim, draws: int, found: tuple[OperandCertificate, ...]) -> Iterator[str]:
-    """Yield the figures, corners and differences as text, then the verdict."""
     from ablate.check.certificate import SIDE
     from ablate.check.differences import HARMLESS
     from ablate.check.figures import BOUND
@@ -310,7 +309,7 @@ _CAUSES = {
 
 
 def _named(one: OperandCertificate) -> str:
-    """Return the operands' names: ``Dgrad w; Wgrad dy, x``."""
+    """Write the operands' names by GEMM: ``Dgrad w; Wgrad dy, x``."""
     gemms: dict[str, list[str]] = {}
     for name in one.operand.names:
         gemm, _, operand = name.partition(".")
@@ -326,4 +325,4 @@ _CHECKS: dict[str, tuple[Callable[..., int], set[str]]] = {
     "--steps": (time_steps, {"steps", "names", "repeats", "device", "storage"}),
     "a quantiser": (_quantiser, {"held_against", "names", "draws", "seed", "device", "backend"}),
 }
-"""How each thing is checked, and with which options beside --json and --out."""
+"""How each kind of subject is checked, and which options it takes beside --json and --out."""

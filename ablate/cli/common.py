@@ -34,10 +34,10 @@ _NARROWEST = 8
 
 
 class Place(click.Path):
-    """A path whose name can be written into files, and which is no loop of links."""
+    """A path that is valid UTF-8, so that files can contain it, and that is no loop of links."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path, or refuse it."""
+        """Refuse a path that is not such a path."""
         path: Any = super().convert(value, param, ctx)
         try:
             str(Path(path).absolute()).encode()
@@ -102,7 +102,7 @@ tracking_option = click.option(
 
 
 def price_option(what_for: str) -> Callable[..., Any]:
-    """Return ``--price``, whose value is USD for a device-hour by hardware."""
+    """Make the option ``--price``: USD for a device-hour, by hardware."""
     return click.option(
         "--price",
         "prices",
@@ -138,10 +138,10 @@ def refuse_other_options(context: click.Context, takes: Collection[str], what: s
 
 @contextlib.contextmanager
 def ended_by_ctrl_c(again: str) -> Iterator[None]:
-    """Let Ctrl-C end the process at once in this block, and say ``again``, the command that goes on.
+    """Let Ctrl-C end the process at once in this block, and show ``again``, the command that resumes.
 
-    As an exception it may strike within an import: some swallow it, others leave half a module behind. What
-    has runs to stop first takes the signal for that time (``execute_study``).
+    As an exception it could come during an import: some imports swallow it, others leave half a module
+    behind. Code that must stop runs first (``execute_study``) handles the signal itself for that time.
     """
 
     def end(*_: object) -> None:
@@ -157,7 +157,7 @@ def ended_by_ctrl_c(again: str) -> Iterator[None]:
 
 
 def find_study(storage: Path, study: str) -> StudyStore:
-    """Return the store of a study that ran, given its name or its YAML file."""
+    """Find the store of a study that ran, by its name or YAML file; raises ``UserError`` if there is none."""
     from ablate.store.runs import study_at, study_named
 
     is_file = study.endswith((".yaml", ".yml"))
@@ -175,9 +175,12 @@ def find_study(storage: Path, study: str) -> StudyStore:
 def find_run(
     storage: Path, start: str, study: str | None = None, *, rather: Callable[[RunDir], bool] | None = None
 ) -> RunDir:
-    """Return the run whose id begins so, in any study or in one.
+    """Find the run whose id begins with ``start``, in ``study`` or in any study.
 
-    ``rather``: of one run in several studies, take that which it is true of.
+    ``rather``: if several studies have the run, prefer those for which this is true.
+
+    Raises:
+        UserError: there is no such run, or more than one.
     """
     from ablate.store import StudyStore
 
@@ -200,7 +203,7 @@ def find_run(
 def deliver(
     content: Any, lines: Callable[[], Iterable[str]], *, as_json: bool, out: Path | None = None
 ) -> None:
-    """Print ``content`` as JSON, or else the lines for people; write it to the file of ``--out``, too."""
+    """Print ``content`` as JSON, or the lines for people; write it as JSON to ``out``, too."""
     if out is not None:
         with writing_to(out):
             out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -211,7 +214,7 @@ def deliver(
 
 
 def echo_lines(lines: Iterable[str]) -> None:
-    """Print lines; what they quote steers no terminal."""
+    """Print lines; characters that could control the terminal are escaped."""
     for line in lines:
         click.echo(safe_text(line, keep="\n"))
 
@@ -231,14 +234,14 @@ def names_text(names: Sequence[str]) -> str:
 
 
 def table_text(table: Table) -> str:
-    """Return a table of the report as text for the terminal; nothing of one without rows, as pages do."""
+    """Write a table of the report for the terminal; empty if it has no rows, as on pages."""
     if not table.rows:
         return ""
     return safe_text(format_table(table.columns, table.rows), keep="\n")
 
 
 def verdict_lines(written: ReportPaths) -> Iterator[str]:
-    """Yield a report's notices and verdict; a matrix stands in the place of the sentences of its arms."""
+    """Yield a report's notices and verdict; a matrix replaces the sentences of its arms."""
     verdict = written.verdict
     yield from written.notices
     yield from filter(None, (verdict.lead, verdict.more, verdict.count))
@@ -250,7 +253,7 @@ def verdict_lines(written: ReportPaths) -> Iterator[str]:
 
 
 class _Cells(string.Formatter):
-    """Formats None as a dash, truth as yes or no; and has the forms ``count`` and ``time`` (of seconds)."""
+    """Formats None as a dash and a bool as yes or no; adds the formats ``count`` and ``time`` (seconds)."""
 
     def format_field(self, value: Any, form: str) -> str:
         if value is None:
@@ -267,7 +270,7 @@ class _Cells(string.Formatter):
 
 
 def count_text(n: float) -> str:
-    """Return a count in k, M or B: 1234567 → 1.23M."""
+    """Round a count to three digits, in k, M or B: 1234567 → 1.23M."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if n >= 0.9995 * size:  # three digits of 999,999 are 1M, not 1,000k
             return f"{n / size:.3g}{unit}"
@@ -275,15 +278,16 @@ def count_text(n: float) -> str:
 
 
 def table_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table as text. ``columns``: by its header what a column shows of a row, as ``{loss:.4f}``."""
+    """Write rows as a table. ``columns``: each header with its cells' format, such as ``{loss:.4f}``."""
     form = _Cells().vformat
     return format_table(tuple(columns), [[form(text, (), row) for text in columns.values()] for row in rows])
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
-    """Return a table as text, fast for thousands of rows.
+    """Write a table as text, fast for thousands of rows.
 
-    Columns are as wide as their content; beyond ``width``, the terminal's columns, the widest wrap.
+    Columns are as wide as their content. If the table is wider than ``width`` (None: than the terminal), the
+    widest columns wrap.
     """
     table = [header, *rows]
     widths = [max(len(line) for row in table for line in row[i].split("\n")) for i in range(len(header))]

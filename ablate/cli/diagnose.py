@@ -39,7 +39,7 @@ Examples:
   ablate diagnose 3f0c9d21 --layers "*.ffn.*" --json
 """
 _SHARE = 0.8
-# Short words: with those of one column longer, names of layers would break on 80 places.
+# Short headers: with one longer, names of layers would wrap in 80 columns.
 _RANKED = {
     "layer": "{of.layer}", "GEMM": "{gemm}", "harm": "{of.harm:.2%}", "random": "{of.random:.2%}",
     "loss": "{of.loss_change:+.4f}", "error": "{output.relative_error:.2%}", "gain": "{output.gain:.3f}",
@@ -99,7 +99,7 @@ def command(
     from ablate.train.loop import assemble
 
     try:
-        # What no recipe reaches is named in the result; it is no reason to diagnose nothing.
+        # Matrices that no recipe reaches are named in the result; the others are still diagnosed.
         model_config = replace(subject.config.model, allow=[EVERYTHING])
         trainee = assemble(replace(subject.config, model=model_config), where)
         if subject.tensors:
@@ -130,7 +130,7 @@ def command(
 
 
 def _matching(trainee: Trainee, patterns: tuple[str, ...]) -> list[str]:
-    """Return the names of the layers that a pattern matches; all without any."""
+    """Return the layers that match a pattern; all without patterns."""
     from ablate.layers.linear import quantised_layers
 
     names = list(quantised_layers(trainee.network.module))

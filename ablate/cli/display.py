@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
-# What moves comes first; a terminal has few lines and a study may have thousands of runs.
+# Running runs come first: a terminal has few lines, and a study may have thousands of runs.
 _STYLES: dict[State, str] = {
     "running": "bold", "failed": "red", "damaged": "red", "diverged": "magenta", "interrupted": "yellow",
     "stopped": "cyan", "finished": "green", "pending": "dim",
@@ -48,7 +48,7 @@ _RUNS = {
     "tokens": "{of.tokens:count}/{of.budget:count}", "train": "{of.loss:.4f}", "val": "{of.val_loss:.4f}",
     "tok/s": "{of.tokens_per_sec:count}", "left": "{of.seconds_left:time}",
 }  # fmt: skip
-"""An id has as many letters as ``ablate logs`` asks for; losses are in nats."""
+"""The first letters of an id are enough for ``ablate logs``; losses are in nats per token."""
 _ARMS = {"arm": "{arm}", "runs": "{runs}", "tokens": "{tokens:count}/{budget:count}"}
 
 
@@ -107,7 +107,7 @@ class ConsoleListener(Listener):
 
     @contextmanager
     def preparing(self) -> Iterator[Callable[[str, float, str], None]]:
-        """Show a bar for each corpus that is not ready yet; no terminal: a line for each step."""
+        """Show a bar for each corpus that is not ready yet; without a terminal, a line for each step."""
         from rich.console import Console
         from rich.progress import Progress
 
@@ -170,7 +170,7 @@ class ConsoleListener(Listener):
 
 
 def _live_table(line: str, runs: list[RunProgress]) -> Text:
-    """Return as many runs as a terminal has lines; what moves comes first."""
+    """Show as many runs as fit the terminal's lines, running ones first."""
     from rich.text import Text
 
     room = max(4, shutil.get_terminal_size().lines - 7)

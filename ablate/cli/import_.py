@@ -193,7 +193,7 @@ def command(
     if len(baselines) > 1:
         raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
     faults: list[str] = []
-    # Names go into every file of a report, and steer no terminal or page.
+    # Names go into every file of a report: they must not control a terminal or a page.
     named: dict[str, list[ImportedRun]] = defaultdict(list)
     for name, runs in _read(kind, files, arms, faults, own).items():
         named[safe_text(name)].extend(runs)
@@ -219,7 +219,7 @@ def command(
 def _read(
     kind: str, files: Sequence[Path], arms: Sequence[str], faults: list[str], own: Mapping[str, Any]
 ) -> Mapping[str, Sequence[ImportedRun]]:
-    """Return runs by arm. ``faults`` takes a line for each; ``own`` holds the options of some kinds alone."""
+    """Read runs by arm; each fault adds a line to ``faults``. ``own``: the options that some kinds take."""
     from ablate.reports.read import tables
 
     if kind in ("csv", "jsonl") and bool(files) == bool(arms):
@@ -287,7 +287,6 @@ def _read(
 
 
 def _columns_of(patterns: Sequence[re.Pattern[str]], sizes: StepSizes) -> dict[str, str]:
-    """Return the columns that the groups of the patterns give."""
     if not patterns:
         raise UserError("text: expected --pattern")
     groups = {name for pattern in patterns for name in pattern.groupindex}
@@ -300,7 +299,7 @@ def _columns_of(patterns: Sequence[re.Pattern[str]], sizes: StepSizes) -> dict[s
 
 
 def _columns_named(text: str) -> dict[str, str]:
-    """Return what ``--columns`` says: the name of a column in the file by our own name."""
+    """Read ``--columns``: the name of a column in the file, by our own name."""
     from ablate.reports.read.tables import COLUMNS
 
     names: dict[str, str] = {}
@@ -322,9 +321,9 @@ def _pairs(parts: Iterable[str], option: str, example: str) -> Iterator[tuple[st
 
 
 def _found_in(where: Path, option: str, patterns: Sequence[str]) -> list[Path]:
-    """Return a file; or of a folder and those in it the files of the first pattern that any has, in order.
+    """Return a file itself; of a folder, all files at any depth that match the first pattern with a match.
 
-    Hidden files are skipped. How many other files there are is printed.
+    They are sorted. Hidden files are skipped. The number of files that are not read is printed.
     """
     if where.is_file():
         return [where]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOOK_SEC = 0.3
 _MOST_RUNS = 40
-"""A study of more runs is shown arm by arm."""
+"""A study with more runs is shown arm by arm."""
 _RUN_NOW = {True: "being run now", False: "not being run", None: "whether it is being run cannot be seen"}
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
@@ -42,7 +42,7 @@ _DRAFTS = tuple(
 
 
 def _trials_of(store: StudyStore) -> StudyStore | None:
-    """Return the store of the trials of a study that tunes its arms; None if there is none yet."""
+    """Return the store of a study's tuning trials; None if it does not tune, or has none yet."""
     from ablate.store.runs import study_at
 
     tuning = store.plan().tuning
@@ -147,7 +147,7 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
 
 
 def _print_from(log: Path, place: int) -> int:
-    """Print what a log holds from a place on; return the place after it."""
+    """Print a log from a byte on; return the byte after what was printed."""
     try:
         with log.open("rb") as file:
             file.seek(place)
@@ -221,7 +221,7 @@ def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, s
 
 
 def _whole(store: StudyStore) -> dict[Path, str]:
-    """Return the study's folder, unless it holds other files than ablate's own, hidden ones included."""
+    """Return the study's folder; refuse one with files that are not ablate's, hidden ones included."""
     if store.path.is_symlink():
         raise UserError(f"{store.path} is a link: remove it by hand")
     odd = [path for path in _entries(store.path) if path.name not in _OF_A_STUDY and not _is_stop(path)]
@@ -247,7 +247,7 @@ def _is_stop(path: Path) -> bool:
 
 
 def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
-    """Return what can go, with the reason of each, in the order of the folders."""
+    """Return what can be removed, each path with its reason."""
     ended = ("finished", "diverged")
     planned = {run.id: store.run(run.id).state() in ended for _, run in store.plan().runs()}
     killed = "left by an executor that was killed"

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     Entry = dict[str, Any]
 
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
-"""What is added to a key for each end of a 95 % range."""
+"""Suffixes of a key, for the estimate and for the ends of its 95 % range."""
 
 
 def chosen_hardware(plan: Plan, names: Sequence[str], prices: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the hardware to show: what is named or priced, else a usual set for studies that take GPUs."""
+    """Choose the hardware to show: what is named (else a usual set for GPU studies), and what is priced.
+
+    Raises:
+        UserError: a name that is not known.
+    """
     for name in names:
         if name not in PEAKS:
             raise UserError(f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})")
@@ -37,9 +41,9 @@ def chosen_hardware(plan: Plan, names: Sequence[str], prices: Mapping[str, float
 def hardware_content(
     plan: Plan, hardware: Sequence[str], prices: Mapping[str, float]
 ) -> tuple[list[dict[str, Entry | None]], dict[str, Entry]]:
-    """Return for each arm, and for the whole study, what it takes on the CPU or on each hardware.
+    """Return what each arm, and the whole study, needs on each hardware; without any, each arm on the CPU.
 
-    The errors of all runs go together, as on one kind of device. None: a model or trainer of the user's own.
+    Errors of all runs are taken to be alike, as on one kind of device. None: the user's own model or trainer.
     """
     shared = shared_tokens(plan)
     runs = [

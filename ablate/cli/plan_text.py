@@ -47,7 +47,11 @@ def show_plan(
     prices: dict[str, float],
     storage: Path,
 ) -> None:
-    """Print the plan of a study; the other parameters are the options of the verb."""
+    """Print the plan of a study; the other parameters are the options of the verb.
+
+    Raises:
+        UserError: data are missing; all that does not depend on them is printed before.
+    """
     plan = build_plan(study, without_data=True)
     store = StudyStore(storage / plan.study)
     if not store.path.exists() and (warning := code_warning(study)):
@@ -55,7 +59,7 @@ def show_plan(
     plan = known_plan(plan, store)
     named = chosen_hardware(plan, hardware, prices)
     progress = read_progress(plan, store)
-    # Results of other studies in the storage, which a run would take; they have no weights.
+    # A run would take results of other studies in the storage, which have no weights.
     runs = () if plan.keep_weights else plan.runs()
     to_do = {run.id: arm.resources for arm, run in runs if run.id and run.id not in progress.states}
     there = find_elsewhere(store, to_do)
@@ -108,7 +112,7 @@ def show_plan(
 
 
 def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str, Any]:
-    """Return the lock file's content, with the plan's progress and costs here and now."""
+    """Return the lock file's content, with present progress and with costs on this machine."""
     content = plan_to_json(plan)
     for arm, entry in zip(plan.arms, content["arms"], strict=True):
         for run in entry["runs"]:
@@ -143,7 +147,6 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
 
 
 def _dry_runs(plan: Plan) -> list[dict[str, int]]:
-    """Dry-run every arm's model by shapes."""
     from ablate.train.probe import dry_run
 
     found = []
@@ -183,7 +186,6 @@ def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
 def _figures(
     plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: dict[str, str]
 ) -> Iterator[str]:
-    """Yield lines of what is run, and what it takes."""
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
     ids = [run.id for _, run in plan.runs()]
     runs = [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"]
@@ -237,7 +239,6 @@ def _figures(
 
 
 def _tuning_texts(plan: Plan) -> list[str]:
-    """Return the budget of tuning, and what was found or that it comes first."""
     tuning, lock = plan.tune, plan.tuning
     if tuning is None or lock is None:
         return []
@@ -253,7 +254,7 @@ def _tuning_texts(plan: Plan) -> list[str]:
 
 
 def _seeds_texts(plan: Plan) -> list[str]:
-    """Say what so many seeds, and more, would find; and when an arm's other runs are not needed."""
+    """Say which costs the seeds, and more seeds, would find, and when an arm stops early."""
     texts, rule, others = [], plan.stop, max(1, len(plan.arms) - 1)
     spread = f"where pairs of runs spread by {SPREAD:.1%}"
     if rule is not None and rule.diverged is not None:
@@ -311,7 +312,7 @@ def _carried_text(arm: PlannedArm) -> str:
 
 
 def _each(plan: Plan, text_of: Callable[[PlannedArm], Any]) -> list[str]:
-    """Return the texts of all arms: one line if they agree, else one for each group with its arms."""
+    """Write one line if the texts of all arms agree, else one line for each group of arms."""
     groups: dict[str, list[str]] = {}
     for arm in plan.arms:
         groups.setdefault(text_of(arm), []).append(arm.name)

@@ -164,7 +164,7 @@ def pilot(study: str, as_json: bool, write: bool, retry_failed: bool, **where: A
 
 
 def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
-    """Yield the lines that say what the pilot found."""
+    """Say in lines what the pilot found; ``written``: the target is in the study file."""
     from ablate.plan.estimate import duration_text
 
     def left(seconds: float | None) -> str:

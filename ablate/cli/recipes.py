@@ -76,7 +76,7 @@ def _lines(preset: Preset) -> Iterator[str]:
         yield "\n".join([f"\n{title}:", *(f"  - {sentence}" for sentence in sentences or ["–"])])
     yield f"\nin a study, by its name:\n  recipe: {preset.name}\nor in full:\n  recipe:"
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style = None  # what holds no other mapping stands on one line
+    yaml.default_flow_style = None  # mappings without mappings in them take one line
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(preset.written, text)
     yield textwrap.indent(text.getvalue(), "    ")

@@ -1,7 +1,7 @@
 """``ablate report``, ``compare`` and ``dashboard``: what studies show, on pages and in a few lines.
 
-How the dashboard fails: an unknown study, a port that is taken, a database that is not there and a server
-that does not answer are one line each, exit code 2.
+How the dashboard fails: an unknown study, a taken port, a missing database and a server that does not answer
+each give one line and exit code 2.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def report(
     code, seen = 0, None
     with writing_to(store.path / "report" if out is None else out):
         try:
-            while watch:  # written anew whenever the run store has changed, until every run has ended
+            while watch:  # write again whenever the run store has changed, until every run has ended
                 runs = [store.run(entry.id) for _, entry in plan.runs()]
                 sizes = (run.metrics_path.stat().st_size if run.metrics_path.exists() else 0 for run in runs)
                 now = [(run.status().state, size) for run, size in zip(runs, sizes, strict=True)]

@@ -82,7 +82,7 @@ def command(
 
 
 def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
-    """Show failed runs with their last lines, say ``again``, how to resume, and return the exit code."""
+    """Show failed runs with their last lines, and ``again``, the command to resume; return the exit code."""
     for run in end.failed:
         say(f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})")
         log = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
@@ -209,7 +209,7 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
 
 
 def _search_plan(planned: SearchPlan) -> dict[str, Any]:
-    """Return candidates, what is dropped, rounds and tokens, as ``--json`` prints them."""
+    """Return what ``--plan --json`` prints."""
     search, plan = planned.search, planned.halving
     tokens = sum(
         count * at_budget.arm(planned.baseline).batches.tokens

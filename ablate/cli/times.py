@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
 _FEATURES = _TOKENS = 1024
-"""The layer that is timed for each format where no study is given."""
+"""Size of the layer that is timed for each format if no study is given."""
 _WARMUP_STEPS = 3
 _GEMMS = {
     "arm": "{arm}", "layer": "{layer}", "GEMM": "{gemm}", "M×N×K": "{m}×{n}×{k}", "by": "{backend} {mode}",
@@ -43,14 +43,14 @@ _STEPS = {
 
 
 def known_backend(name: str) -> str:
-    """Return the name of a back end; raises ``UserError`` for no such name."""
+    """Return ``name``; raises ``UserError`` if no back end has it."""
     if name not in backend_names():
         raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
     return name
 
 
 def _chosen(plan: Plan, names: Collection[str]) -> list[PlannedArm]:
-    """Return the arms of these names, all without any."""
+    """Return the arms with these names; all arms without names."""
     known = [arm.name for arm in plan.arms]
     for name in names:
         if name not in known:
@@ -61,9 +61,9 @@ def _chosen(plan: Plan, names: Collection[str]) -> list[PlannedArm]:
 def _layers(
     study: str, names: tuple[str, ...], tokens: int | None
 ) -> Iterator[tuple[str, str, int, Shape, LayerRecipe, str]]:
-    """Yield (arm or format, part, number of layers, shape, recipe, back end); those that are alike at once.
+    """Yield (arm or format, part, number of layers, shape, recipe, back end), once for all equal layers.
 
-    An arm's recipe is that of the start of training.
+    The recipe is that at the start of training.
     """
     from ablate.backends.testing.suite import both
     from ablate.check.speed import Shape
@@ -98,7 +98,7 @@ def time_gemms(
     study: str, out: Path | None, *, as_json: bool, names: tuple[str, ...], tokens: int | None,
     repeats: int | None, device: str | None, backend: str | None,
 ) -> int:  # fmt: skip
-    """Time every GEMM of a study's arms, or one of each format."""
+    """Time every GEMM of a study's arms, or without a study one of each format; return the exit code."""
     from ablate.backends.select import Selection
     from ablate.check.speed import time_gemm
     from ablate.recipes import GEMMS, describe_gemm
@@ -146,7 +146,7 @@ def time_steps(
     study: str, out: Path | None, *, as_json: bool, storage: Path, names: tuple[str, ...], steps: int,
     repeats: int | None, device: str | None,
 ) -> int:  # fmt: skip
-    """Time whole training steps of a study's arms, and keep the record for its report."""
+    """Time whole training steps of a study's arms; keep the record for its report; return the exit code."""
     from ablate.base.files import write_record
     from ablate.plan import build_plan, known_plan
     from ablate.store import StudyStore
@@ -165,7 +165,7 @@ def time_steps(
         speeds, others = measure(arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1))
     measured = record(plan.study, found, speeds, others, settings)
     deliver(asdict(measured), lambda: _step_lines(measured), as_json=as_json, out=out)
-    # Arms of an earlier record are not carried over: turns cancel what drifts within one measurement alone.
+    # Arms of an earlier record are dropped: turns cancel drift only within one measurement.
     said = f"Kept for the report in {store.throughput_path}, in place of what was measured before"
     if plan.baseline not in [one.arm for one in measured.arms]:
         said = f"Not kept for the report, which needs the baseline timed, too: --arm '{plan.baseline}'"
