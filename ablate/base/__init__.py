@@ -1,1 +1,1 @@
-"""What every other part stands on: errors, JSON, files, cache folder, umask, code hashes, sections."""
+"""What every other part uses: errors, JSON, files, cache folder, umask, code hashes, sections."""

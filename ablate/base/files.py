@@ -64,8 +64,8 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read a file that ``write_record`` wrote, without the hash.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is not what was written.
+        FileNotFoundError: there is no such file.
+        ValueError: the content is not what was written.
     """
     content = path.read_bytes()
     start, end = _split_at_hash(content)
