@@ -95,7 +95,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
             opened = proxy
         else:
             opened = storages.get_storage(url)
-    except Exception as error:  # what a database driver raises is not ours to list
+    except Exception as error:  # each database driver has its own exceptions
         what = f"cannot open Optuna's storage {redact(url or str(path))}: {first_line(error)}"
         hint = "expected Optuna's journal, grpc://HOST:PORT or a database's URL"
         raise UserError(what, hint=hint) from error
