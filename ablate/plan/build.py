@@ -1,8 +1,8 @@
 """Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same plan.
 
 Planning learns two things from outside: the identity of the data (``identify``, called once for each distinct
-data section), and the code of models and trainers of the user's own (``OwnCode``). It uses no clock, no
-random numbers, and no torch for built-in models.
+data section), and the code of the user's own models and trainers (``OwnCode``). It uses no clock, no random
+numbers, and no torch for built-in models.
 
 How it fails: ``UserError`` for missing data files (all data sections at once), for code that cannot be used,
 for two arms that are one arm because their data differ only in name, and for an arm whose runs the report

@@ -1,7 +1,7 @@
 """What two runs of the baseline say of a study: which target to take, how many seeds, how long it takes.
 
 Pure: curves, a plan and speeds in; advice out. Both runs reach the target so early that slower arms have room
-to reach it. Two runs tell the spread badly, so that of docs/findings is used where theirs is smaller.
+to reach it. Two runs tell little of the spread: docs/findings' is used where theirs is smaller.
 """
 
 from __future__ import annotations
