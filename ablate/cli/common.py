@@ -37,7 +37,7 @@ class Place(click.Path):
     """A path that is valid UTF-8, so that files can contain it, and that is no loop of links."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a path that is not such a path."""
+        """Return the path; fail if it is not UTF-8, or a loop of links."""
         path: Any = super().convert(value, param, ctx)
         try:
             str(Path(path).absolute()).encode()

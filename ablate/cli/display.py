@@ -81,7 +81,7 @@ def summary(runs: list[RunProgress]) -> str:
 def end_text(runs: Iterable[RunProgress], *, at_most: bool, now: datetime | None = None) -> str:
     """Return when the runs will end, such as ``ends about Mon 14:32 (12 min left)``; empty if unknown.
 
-    ``at_most``: a stop rule may end them sooner. ``now``: local time.
+    ``at_most``: a stop rule may end them sooner. ``now``: local time; None: the present.
     """
     seconds = seconds_to_end(runs)
     if seconds is None:
