@@ -237,7 +237,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether ablate made this folder for a run."""
     is_named_so = _RUN_ID.fullmatch(path.name) is not None
     return not path.is_symlink() and is_named_so and (path / "config.json").is_file()
 
@@ -247,7 +246,6 @@ def _is_stop(path: Path) -> bool:
 
 
 def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
-    """Return what can be removed, each path with its reason."""
     ended = ("finished", "diverged")
     planned = {run.id: store.run(run.id).state() in ended for _, run in store.plan().runs()}
     killed = "left by an executor that was killed"

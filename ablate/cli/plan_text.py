@@ -164,7 +164,6 @@ def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
 
 
 def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
-    """Yield the study, its target and seeds, and a table of its arms."""
     description = f": {' '.join(plan.description.split())}" if plan.description else ""
     yield plan.study + description
     target = "no target: final losses are compared (`ablate pilot` says which target to take)"

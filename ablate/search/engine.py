@@ -196,7 +196,7 @@ class Asked:
         return list(self.trial.user_attrs["runs"])
 
     def hopeless_at(self, curve: Curve) -> int | None:
-        """Return the first tokens at which the trial is worse than the median of earlier ones, or None."""
+        """Return after how many tokens the trial is first worse than earlier ones' median, or None."""
         complete = [trial for trial in self.earlier if trial.state.name == "COMPLETE"]
         if self.group.watched_from is None or len(complete) < _FEWEST_COMPLETE:
             return None
