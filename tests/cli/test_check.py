@@ -133,6 +133,7 @@ def test_peaks():
 
 
 def test_a_recipe_as_a_table_that_fits_the_terminal(check, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
     monkeypatch.setattr(certificate, "SIDE", 256)
     lines = check("rocm-te-sr --draws 8 --device cpu").splitlines()
     assert max(map(len, lines)) < 200
