@@ -8,13 +8,13 @@
                                              size and hash of the run's rows before the step
 
 The manifest is written last, after the tensors are synced and renamed: a checkpoint without one does not
-exist. The last two are kept. A state that other runs begin with is kept beside the runs, in
-``prefixes/<key>``, as a run's own is: its rows, and one checkpoint; it appears whole or not at all. Loading
-runs no code: safetensors and JSON hold data alone. Tensors are read on demand, whole or by rows, so that a
-run can resume on another number of devices.
+exist. The last two are kept. A state that other runs start from is kept beside the runs, in
+``prefixes/<key>``, in the same layout: rows and one checkpoint. It appears whole or not at all. Loading runs
+no code: safetensors and JSON hold data alone. Tensors are read on demand, whole or by rows, so that a run can
+resume on another number of devices.
 
 How it fails: ``load_newest`` skips a checkpoint that is damaged or whose rows are gone, takes the one
-before it, and says so. Without a good checkpoint the run starts again.
+before it, and says so. Without a good checkpoint the run starts from the beginning.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FOLDER = "checkpoints"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor in a checkpoint's files. If there are several, each file holds the next rows."""
+    """A tensor in a checkpoint's files. Of several files each holds the next rows."""
 
     name: str
     files: tuple[Path, ...]
@@ -50,7 +50,7 @@ class StoredTensor:
     rows_of_files: tuple[int, ...]
 
     def read(self, rows: slice) -> Tensor:
-        """Return the given rows; a tensor without dimensions is returned whole."""
+        """Read the given rows; a tensor without dimensions is read whole."""
         import torch
         from safetensors import safe_open
 
@@ -73,9 +73,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A trainer's state: tensors by name, plain numbers, and the bytes of each file of rows before it.
+    """A trainer's state: tensors by name, and plain numbers.
 
-    ``fingerprints``: of the arithmetic of the attempts that trained it, in their order.
+    ``rows``: how many bytes of each file of rows were written before it. ``fingerprints``: of the arithmetic
+    of the attempts that trained it, in their order.
     """
 
     step: int
@@ -108,7 +109,7 @@ def save_part(
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write and sync a safetensors file; raises ``OSError`` where that cannot be done."""
+    """Write and sync a safetensors file; raises ``OSError``."""
     from safetensors.torch import save_file
 
     with as_os_error():
@@ -119,7 +120,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 @contextlib.contextmanager
 def as_os_error() -> Iterator[None]:
-    """Turn what safetensors raises of the file system, such as a full disk, or of damage into ``OSError``."""
+    """Turn errors of safetensors, about the file system (a full disk) or about damage, into ``OSError``."""
     from safetensors import SafetensorError
 
     try:
@@ -143,9 +144,9 @@ def save_manifest(
 ) -> None:
     """Write the manifest of a checkpoint whose files are written, then drop all but the last two.
 
-    ``prefix``: a folder in which the state is kept for other runs as well, if it is not there yet. ``rows``:
+    ``prefix``: a folder in which the state is also kept for other runs, if it is not there yet. ``rows``:
     size and hash of the rows before it, by the name of their file beside the folder. ``sharded``: names of
-    the tensors whose rows are spread over the files; all files hold the others in full.
+    the tensors whose rows are spread over the files; every file holds the others in full.
 
     Raises:
         OSError: the manifest could not be written.
@@ -159,7 +160,7 @@ def save_manifest(
         "rows": rows,
         "fingerprints": list(fingerprints),
     }
-    if prefix is not None and not prefix.exists():  # first: a run that is killed here comes by again
+    if prefix is not None and not prefix.exists():  # first: a run that is killed here comes here again
         draft = prefix.with_name(f".{prefix.name}.{os.getpid()}")
         shutil.rmtree(draft, ignore_errors=True)
         try:
@@ -167,7 +168,7 @@ def save_manifest(
             draft.rename(prefix)
         except OSError:
             shutil.rmtree(draft, ignore_errors=True)
-            if not prefix.exists():  # else somebody was faster, with the same
+            if not prefix.exists():  # else another run was faster, with the same state
                 raise
     write_record(folder / f"{step:012d}.json", content)
     manifests = sorted(folder.glob("*.json"), reverse=True)
@@ -207,7 +208,7 @@ def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint, and a line for each newer one that was skipped."""
+    """Load the newest good checkpoint, or None; also return a line for each newer one that was skipped."""
     passed_over: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
@@ -218,20 +219,21 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint, whole or not; 0 without one."""
+    """Find the step of the newest checkpoint, good or not; 0 without one."""
     return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()), default=0)
 
 
 def checkpointed_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
-    """Return the rows of a file that the newest checkpoint vouches for, and a line for each that cannot.
+    """Read the rows of a file before the newest good checkpoint, and a line for each bad checkpoint.
 
-    Tensors are not looked at. Nothing vouches for rows after the newest checkpoint.
+    A checkpoint is good here if its manifest and these rows are undamaged; its tensors are not checked. No
+    hash covers the rows after it.
     """
     faults: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             known = read_record(path)["rows"].get(name, (0, hash_of(b"")))
-        except FileNotFoundError:  # the run is at work, and has ended or replaced it
+        except FileNotFoundError:  # the run is at work, and has just removed it
             continue
         except (OSError, ValueError, KeyError) as error:
             faults.append(f"{path}: {error}")
@@ -254,7 +256,7 @@ def drop_checkpoints(folder: Path) -> None:
 
 
 def load_step(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint after a step.
+    """Load the checkpoint after a step; its tensors are hashed here, but read later.
 
     Raises:
         OSError, ValueError, KeyError, TypeError: it is missing or damaged.
@@ -278,7 +280,7 @@ def load_step(folder: Path, step: int) -> Checkpoint:
 
 
 def _rows_before(manifest: Path, known: tuple[int, str], name: str) -> bytes:
-    """Return a file's first bytes; raise ``ValueError`` where they are not those that the manifest knows."""
+    """Read the first bytes of a file; raises ``ValueError`` if they differ from ``known``, (size, hash)."""
     count, known_hash = known
     content = b""
     if count:

@@ -32,7 +32,7 @@ STALE_SEC = 60.0
 class Attempt:
     """One execution of a run, as the ledger holds it. ``outcome``: None while it lasts, or if it was lost.
 
-    ``fingerprint``: of the arithmetic that it trained with, None before it trained.
+    ``fingerprint``: of the arithmetic that it trained with, None before training.
     """
 
     attempt: Whole
@@ -56,10 +56,10 @@ class Leases:
     folder: Path
     stale_sec: float = STALE_SEC
     _seen: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By attempt: the file's time (ns), and when it was first seen so."""
+    """By attempt: the file's time (ns), and the monotonic time (s) when it was first seen."""
 
     def latest(self) -> int:
-        """Return the number of the latest claimed attempt, 0 before the first."""
+        """Find the number of the latest claimed attempt, 0 before the first."""
         try:
             numbers = [path.stem for path in self.folder.iterdir() if path.suffix == ".json"]
         except FileNotFoundError:
@@ -67,14 +67,17 @@ class Leases:
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     def read(self, attempt: int) -> Attempt | None:
-        """Return an attempt's record, None if it is missing or damaged."""
+        """Read an attempt's record, None if it is missing or damaged."""
         try:
             return checked(Attempt, read_record(self.folder / f"{attempt}.json"))
         except (OSError, ValueError):
             return None
 
     def is_held(self, attempt: int | None = None) -> bool:
-        """Whether a worker holds the attempt (default: the latest), as far as is known yet."""
+        """Whether a worker holds the attempt (default: the latest).
+
+        A holder on another machine counts as alive until ``stands_still`` says otherwise.
+        """
         latest = self.latest() if attempt is None else attempt
         if not latest:
             return False
@@ -95,7 +98,7 @@ class Leases:
         ``given_up``: an attempt on another machine that the caller has already found dead. A new ``Leases``
         cannot know that from its first look.
         """
-        latest = self.latest()  # looked up once: what is judged here is what is followed
+        latest = self.latest()  # looked up once: the claim must follow the very attempt that was checked
         if latest != given_up and self.is_held(latest):
             return None
         number = latest + 1
@@ -121,7 +124,7 @@ class Leases:
         return Lease(self, record)
 
     def stands_still(self, attempt: int) -> bool:
-        """Whether an attempt has shown no life for ``stale_sec`` since this object first saw it so."""
+        """Whether an attempt's file is gone, or unchanged for ``stale_sec`` since it was first seen so."""
         try:
             mtime_ns = (self.folder / f"{attempt}.json").stat().st_mtime_ns
         except FileNotFoundError:
@@ -137,7 +140,8 @@ class Leases:
 def end_holder(folder: Path, attempt: int, message: str) -> bool:
     """Kill the process that holds an attempt, if it is on this machine, and record why.
 
-    Nothing within that process is asked: it may be stopped, or never come back to Python.
+    The process is not asked first: it may be stopped, or never return to Python. Returns False if the attempt
+    has ended, or its record is damaged or of another machine.
     """
     record = Leases(folder).read(attempt)
     if record is None or record.outcome is not None or record.machine != this_machine():
@@ -164,12 +168,12 @@ class Lease:
         return not self._next.exists()
 
     def beat(self) -> None:
-        """Show that the holder lives; storage that is briefly away is ignored."""
+        """Show that the holder lives; errors of the storage are ignored, since they may pass."""
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
     def note(self, fingerprint: str, step: int) -> None:
-        """Record the attempt's arithmetic, and the step from which it resumes, 0 for the beginning."""
+        """Record the attempt's arithmetic, and the step from which it resumes (0: the beginning)."""
         self.record = replace(self.record, fingerprint=fingerprint, resumed_from_step=step)
         write_record(self._path, asdict(self.record))
 
@@ -181,7 +185,7 @@ class Lease:
 
 
 _held: set[str] = set()
-"""Owners of the leases that this process holds now; a live process may have released its claims."""
+"""Owners of the leases that this process holds now: a live process may have released some of its claims."""
 
 
 def _create_whole(draft: Path, target: Path) -> None:
@@ -197,7 +201,7 @@ def _create_whole(draft: Path, target: Path) -> None:
 
 @functools.cache
 def this_machine() -> str:
-    """Return the identity of this machine, boot and process namespace, within which a pid is unique."""
+    """Identify this machine, boot and process namespace; within them a pid is unique."""
     parts = [platform.node()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         with contextlib.suppress(OSError):
@@ -207,7 +211,7 @@ def this_machine() -> str:
 
 
 def _process_started(pid: int) -> str | None:
-    """Return the start time of a process on this machine in kernel ticks, None if it is gone or dying."""
+    """Return the time in the kernel's ticks, None if the process is gone or dying."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

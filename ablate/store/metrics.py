@@ -1,7 +1,7 @@
 """The rows of a run (``metrics.jsonl`` and its like): one writer, and one reader for all who read them.
 
-A new attempt copies the rows that it keeps into its own file and renames that over the old one. A worker that
-was given up for dead and wakes up therefore writes into a file that nobody reads.
+A new attempt copies the rows that it keeps into its own file and renames that over the old one. So a worker
+that was given up for dead and wakes up writes into a file that nobody reads.
 
 How it fails: a row that does not fit on the disk is removed completely (``OSError``), so that no later row
 follows a partial one. A last line that a crash cut is not read; a damaged line is an error in its place.
@@ -27,9 +27,9 @@ _LARGEST = 1e300
 
 
 def new_lines(path: Path, offset: int = 0, most_bytes: int = -1) -> tuple[list[bytes], int]:
-    """Return the complete lines of a file from ``offset`` on, and the offset after them.
+    """Read the complete lines of a file from ``offset`` on; return them and the offset after them.
 
-    Reads about ``most_bytes``, at least a line; nothing where there is no file.
+    ``most_bytes``: about how much to read, at least one line; -1: all. A missing file has no lines.
     """
     if not path.exists():
         return [], offset
@@ -42,12 +42,15 @@ def new_lines(path: Path, offset: int = 0, most_bytes: int = -1) -> tuple[list[b
 
 
 def lines_of(content: bytes) -> list[bytes]:
-    """Return the complete lines."""
+    """Split content into lines without their line ends; an incomplete last line is left out."""
     return content.split(b"\n")[:-1]
 
 
 def parse_rows(lines: Sequence[bytes]) -> list[Any]:
-    """Parse lines all at once, and one by one only where that fails; a damaged one gives its error."""
+    """Parse lines of JSON; a damaged line gives a ``ValueError`` in its place.
+
+    All lines are parsed at once, which is faster, and one by one only if that fails.
+    """
     try:
         rows = parse_json(b"[" + b",".join(lines) + b"]")
         if len(rows) == len(lines):
@@ -65,7 +68,7 @@ def _row(line: bytes) -> Any:
 
 
 def is_row(row: object, kind: str) -> bool:
-    """Whether what was parsed is a row of this kind, with its tokens."""
+    """Whether ``row`` is a dictionary of this kind with a valid number of tokens."""
     return (
         isinstance(row, dict)
         and row.get("kind") == kind
@@ -75,14 +78,14 @@ def is_row(row: object, kind: str) -> bool:
 
 
 def number_in(row: dict[str, Any], name: str) -> float | None:
-    """Return a row's number, None where it has none that is finite."""
+    """Return the number ``name`` of a row, None if it is missing, not a number or not finite."""
     value: Any = row.get(name)
-    # An integer of JSON may be larger than any float.
+    # The bound comes first: an integer of JSON may be larger than any float.
     return float(value) if type(value) in (int, float) and -_LARGEST < value < _LARGEST else None
 
 
 def rows_of(lines: Sequence[bytes], kind: str) -> list[dict[str, Any]]:
-    """Return the rows of a kind that can be read, in the order written."""
+    """Parse the rows of a kind, in the order written; damaged rows are left out."""
     marker = f'"{kind}"'.encode()
     return [row for row in parse_rows([line for line in lines if marker in line]) if is_row(row, kind)]
 
@@ -112,7 +115,12 @@ class MetricsWriter(AbstractContextManager["MetricsWriter"]):
         self.bytes = len(kept)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Append one row of finite numbers."""
+        """Append one row.
+
+        Raises:
+            ValueError: a number is not finite.
+            OSError: the row does not fit on the disk; nothing of it stays in the file.
+        """
         line = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
             written = os.write(self._handle, line)

@@ -1,7 +1,7 @@
 """``plan.lock.json``: a study's arms, runs and search, for everything that reads its run store.
 
-A ``Plan`` is a ``LockedPlan`` with what only planning and running need. Unknown keys are allowed, so that
-files of later versions can be read, but not those of a stop rule. ``ablate.store`` shows the file.
+A ``Plan`` is a ``LockedPlan`` with what only planning and running need. Unknown keys are allowed, except in a
+stop rule, so that files of later versions can be read. ``ablate.store`` shows the file.
 
 How it fails: content that does not fit is a ``ValueError`` of one line that names the place.
 """
@@ -68,10 +68,10 @@ Looks = Annotated[
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class Settled:
-    """Stop an arm that is settled: shown to be inside or outside of the target's margin.
+    """Stop an arm once it is settled: shown to be inside or outside of the target's margin.
 
-    Without a margin: that its token cost is not zero. ``narrower_than``: or that its interval is narrower
-    than this (a fraction of the baseline's tokens).
+    Without a margin, an arm is settled once its token cost is shown to differ from zero. ``narrower_than``:
+    an interval narrower than this (a fraction of the baseline's tokens) settles the arm, too.
     """
 
     looks: Looks
@@ -82,7 +82,7 @@ class Settled:
 class StopRule:
     """When an arm's other runs are not needed. ``diverged``: after this many of its runs have diverged.
 
-    An unknown key is refused: without its rule the intervals would be wrong.
+    An unknown key is refused, because the intervals would be wrong without its rule.
     """
 
     diverged: Count | None = None
@@ -99,7 +99,7 @@ class LockedRun:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class ForkPoint:
-    """The arm that an arm leaves, and after how many tokens, in whole steps."""
+    """The arm that a fork starts from, and after how many of its tokens, in whole steps."""
 
     arm: Text
     tokens: Tokens
@@ -110,8 +110,8 @@ class LockedArm:
     """One arm. ``recipe``: a short description. ``tokens``: training tokens of a run, in whole steps.
 
     ``differs`` maps a field to the baseline's value and this arm's. ``folded``: cells of the grid with the
-    same configuration. ``again``: the arm repeats the baseline with other seeds. ``fork``: None of an arm
-    that is trained from its beginning.
+    same configuration. ``again``: the arm repeats the baseline with other seeds. ``fork``: None for an arm
+    that does not fork from another.
     """
 
     name: Text
@@ -167,7 +167,7 @@ class GroupTuning:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class LockedTuning:
-    """The search before the seeds. ``study``: of the trials; ``tokens``: of a trial's run.
+    """The search before the seeds. ``study``: the trials' study; ``tokens``: the budget of a trial's run.
 
     ``fields``: the values that may be tried for each field of training. ``tuned`` maps an arm to the arm that
     runs at its best values, once the search is done.
@@ -186,7 +186,7 @@ class LockedTuning:
     tuned: dict[str, Text]
 
     def group_of(self, arm: str) -> GroupTuning | None:
-        """Return the group of an arm, None if the arm was not searched."""
+        """Find the group of an arm, None if the arm is not searched."""
         return next((group for group in self.groups if arm in group.arms), None)
 
 
@@ -196,7 +196,7 @@ class Question:
 
     ``target``: None where final losses are compared. ``paired_seeds``: equal seeds are pairs. ``intervals``:
     whether an arm's variance is moderated by those of the other arms. ``waive``: settings in which runs may
-    differ. ``dropped``: cells of the grid that are not run. ``settings``: what ``--set`` changed of the file.
+    differ. ``dropped``: cells of the grid that are not run. ``settings``: what ``--set`` changed in the file.
     """
 
     description: Text | None = None
@@ -210,7 +210,7 @@ class Question:
     settings: tuple[Text, ...] = ()
 
     def differs_from(self, other: Question) -> list[str]:
-        """Return the keys in which another question is asked of the runs."""
+        """List the keys by which the other question asks something else of the same runs."""
         return [name for name in _ASKED if getattr(self, name) != getattr(other, name)]
 
 
@@ -219,7 +219,7 @@ class LockedPlan(Question):
     """The content of a study's plan.
 
     ``training``: the base's section, which most arms share. ``tuning``: None for a study without tuning.
-    ``imported``: built from the logs of others.
+    ``imported``: the study was built from the logs of others.
     """
 
     format: Literal[1] = FORMAT
@@ -231,12 +231,12 @@ class LockedPlan(Question):
 
     @property
     def start(self) -> str:
-        """The command that runs the study, given its file."""
+        """The command that runs the study, with ``STUDY.yaml`` for its file."""
         return command_line("run", "STUDY.yaml", *set_words(self.settings))
 
     @property
     def margin(self) -> Margin | None:
-        """How far an arm may be from the baseline and still count as equal; None without one."""
+        """The target's margin; None without one or without a target."""
         return None if self.target is None else self.target.within
 
     @property
@@ -245,11 +245,14 @@ class LockedPlan(Question):
         return self.intervals == "moderated"
 
     def arm(self, name: str) -> LockedArm:
-        """Return an arm by name; raises ``KeyError``."""
+        """Find an arm by name; raises ``KeyError``."""
         return {arm.name: arm for arm in self.arms}[name]
 
     def counted_from(self, name: str) -> int:
-        """Return the tokens from which an arm's cost is counted: 0 for whole runs."""
+        """Return the number of tokens after which an arm's cost is counted: 0 for whole runs.
+
+        It is the arm's own fork, or the baseline's where the baseline forks from this arm.
+        """
         arm, base = self.arm(name), self.arm(self.baseline)
         if arm.fork is not None:
             return arm.fork.tokens
@@ -266,7 +269,7 @@ _RARE = ("tuning", "imported", "settings")
 
 
 def plan_to_json(plan: LockedPlan) -> dict[str, Any]:
-    """Return the plan as the file holds it; equal plans give equal bytes."""
+    """Convert a plan to the content of its file; equal plans give equal bytes."""
     content: dict[str, Any] = _PLAN.dump_python(plan, mode="json")
     for arm in content["arms"]:
         if arm["fork"] is None:
@@ -275,7 +278,7 @@ def plan_to_json(plan: LockedPlan) -> dict[str, Any]:
 
 
 def plan_from_json(content: object) -> LockedPlan:
-    """Return the plan that a file holds.
+    """Read a plan from the content of its file.
 
     Raises:
         ValueError: the content does not fit; one line that names the place.

@@ -1,7 +1,7 @@
-"""The content of the run store's files as types: of single values, and of those beside the plan.
+"""The content of the run store's files as types: single values, and all files except the plan.
 
-A store may come from elsewhere, or be damaged; past this point nothing has to ask again what type a value
-has. ``whole`` is a file's content as it is, for what only compares it or shows it.
+A store may come from elsewhere, or be damaged; code that uses these types need not check a value's type
+again. ``whole`` is a file's unchanged content, for code that only compares or shows it.
 
 How it fails: content that does not fit is a ``ValueError`` of one line, which names the place.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Built on first use: a module that imports these types reads one file or none.
 PLAIN = ConfigDict(defer_build=True)
 
-# Strict: a quoted number, or a yes in place of a number, is damage.
+# Strict: a quoted number, or true in place of a number, is damage.
 Text = Annotated[str, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True)]
@@ -75,7 +75,7 @@ class _RecipeKeys(TypedDict, total=False):
 
 
 def _with(keys: type) -> AfterValidator:
-    """Return a check of those keys of a dictionary that somebody asks for; the others stay."""
+    """Check these keys of a dictionary; other keys stay, unchecked."""
 
     def check(content: dict[str, Any]) -> dict[str, Any]:
         checked(keys, content)
@@ -85,12 +85,12 @@ def _with(keys: type) -> AfterValidator:
 
 
 Training = Annotated[dict[str, Any], _with(_TrainingKeys)]
-"""A section ``training`` as the file holds it: complete for own studies, for imports what their logs tell."""
+"""A section ``training`` as the file holds it; of imported runs it has only what their logs tell."""
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class RecordedConfig:
-    """``config.json``: a ``RunConfig`` of ours, or what an import's logs tell of theirs."""
+    """``config.json``: our own ``RunConfig``, or what the logs of an imported run tell."""
 
     model: dict[str, Any] | None = None
     data: dict[str, Any] | None = None
@@ -99,14 +99,14 @@ class RecordedConfig:
     whole: dict[str, Any] = field(default_factory=dict)
 
     def with_training(self, **values: Any) -> RecordedConfig:
-        """Return the configuration at other values of training."""
+        """Return a copy with these values of ``training``, also in ``whole``."""
         training = (self.training or {}) | values
         return replace(self, training=training, whole=self.whole | {"training": training})
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class ChosenBackend:
-    """Who did one kind of GEMM, and how."""
+    """Which back end did one kind of GEMM, and how."""
 
     operands: Text
     backend: Text
@@ -116,7 +116,7 @@ class ChosenBackend:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class Environment:
-    """``environment.json``: what a run's last attempt ran on, as far as somebody asks for it."""
+    """``environment.json``: what a run's last attempt ran on; only the keys that are used have a field."""
 
     ablate: Text | None = None
     git_commit: Text | None = None
@@ -159,7 +159,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class SpeedSettings:
-    """Steps of a repeat, those before the first that are not timed, and repeats of each of an arm's turns."""
+    """Timed steps of a repeat, untimed steps before the first repeat, and repeats in each turn of an arm."""
 
     steps: Count
     warmup: Whole = 0
@@ -186,5 +186,9 @@ class SpeedRecord:
 
 
 def with_whole(kind: type[T], content: object) -> T:
-    """Return what ``config.json`` or ``environment.json`` holds; raises ``ValueError``."""
+    """Validate the content of ``config.json`` or ``environment.json`` and keep it in ``whole``.
+
+    Raises:
+        ValueError: the content does not fit; one line that names the place.
+    """
     return checked(kind, {**content, "whole": content} if isinstance(content, dict) else content)

@@ -1,7 +1,7 @@
 """Folders of a study and of its runs, and the lock of a running study. See the package for the layout.
 
-The status of a run with a result holds the hashes of its other files: whoever reads it can tell whether they
-are still what they were at its end. Of any other run, its newest checkpoint vouches for the rows before it.
+The status of a run with a result holds the hashes of its other files, so that a reader can tell whether they
+have changed since its end. Of any other run, its newest checkpoint vouches for the rows before it.
 
 Several people may run a study on one storage and share its runs through leases. All must have the same plan:
 one that differs from the running one is refused. The operating system drops the lock when a process dies.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped", "damaged"]
 """``stopped``: ended because its result was no longer needed. It has no result, and keeps its checkpoint.
-``damaged``: its files are not what they were. Never written, only found."""
+``damaged``: its files have changed. This state is never written, only found."""
 STATES: tuple[State, ...] = get_args(State)
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States of runs that have a result and are never run again."""
@@ -56,7 +56,8 @@ _Seconds = Annotated[Number, Field(gt=-1 << 62, lt=1 << 62)]
 class Status:
     """The state of a run. Times are Unix seconds; ``tokens`` counts training tokens seen.
 
-    ``files``: of a run with a result, the hash of each of its other files that says something of it.
+    ``files``: the hashes of the other files that belong to a result, by path in the run's folder; None
+    without a result.
     """
 
     state: State = "pending"
@@ -71,7 +72,7 @@ class Status:
 
 
 class _Inside:
-    """The path of a file or folder within the folder of the object that has it."""
+    """The path of a file or folder in the folder of the object that has this attribute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -113,7 +114,7 @@ class RunDir:
     """The ledger: ``<n>.json`` (who executed attempt n and how it ended) and ``<n>.log``."""
 
     def attempt_log(self, attempt: int) -> Path:
-        """Return the path of the log of attempt ``attempt`` (from 1)."""
+        """Return the path of an attempt's log; attempts count from 1."""
         return self.attempts / f"{attempt}.log"
 
     def create(self, config: dict[str, Any]) -> None:
@@ -122,17 +123,21 @@ class RunDir:
         write_record(self.config_path, config)
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration; raises ``ValueError`` where its file was altered."""
+        """Read the resolved configuration; raises ``ValueError`` if its file was altered."""
         return read_record(self.config_path)
 
     def environment(self) -> dict[str, Any]:
-        """Return the environment of the last attempt, empty before the first."""
+        """Read the environment of the last attempt, empty before the first.
+
+        Raises:
+            ValueError: the file was altered.
+        """
         return read_record(self.environment_path) if self.environment_path.exists() else {}
 
     def status(self) -> Status:
-        """Return the status: pending where nothing has begun, damaged without a good status file.
+        """Read the status: ``pending`` before the run begins, ``damaged`` if the status file is bad or gone.
 
-        Other files are not looked at: ``examined`` does that.
+        Other files are not checked: ``examined`` does that.
         """
         try:
             return checked(Status, read_record(self.status_path))
@@ -143,7 +148,7 @@ class RunDir:
             return Status(state="damaged", message=f"status.json: {error}")
 
     def examined(self) -> Status:
-        """Return the status, or only ``damaged`` where another file of an ended run has changed since."""
+        """Read the status; only ``damaged`` if another file has changed since the run had its result."""
         status = self.status()
         if status.state not in END_STATES:
             return status
@@ -155,14 +160,14 @@ class RunDir:
         return status
 
     def state(self) -> State:
-        """Return the state, with damage found: for deciding which runs to execute."""
+        """Read the state and check the files as ``examined`` does, to decide which runs to execute."""
         return self.examined().state
 
     def rows(self, path: Path, status: Status) -> tuple[bytes, list[str]]:
-        """Return the rows of a file that are vouched for, and a line for each fault.
+        """Read the rows of a file that can be trusted; return them and a line for each fault.
 
-        ``status``: as examined. Of a run with a result all its rows, of a damaged one none, of any other
-        those before the newest checkpoint.
+        ``status``: from ``examined``. These are all rows of a run with a result, no rows of a damaged run,
+        and of any other run the rows before its newest checkpoint.
         """
         if status.state == "damaged":
             return b"", []
@@ -174,16 +179,16 @@ class RunDir:
             return b"", []
 
     def _hashes(self, attempt: int) -> dict[str, str]:
-        """Return the hash of each file that says something of a result, as far as it is there."""
+        """Hash the files that belong to a result, as far as they are there, by path in the run's folder."""
         found = {}
-        folder = str(self.path)  # thousands of runs are looked at, and Path is slow
+        folder = str(self.path)  # Path is slow for thousands of runs
         for name in _SEALED:
             with contextlib.suppress(FileNotFoundError), open(f"{folder}/{name}", "rb") as file:  # noqa: PTH123
                 found[name] = hash_of(file.read())
         ledger = f"attempts/{attempt}.json"
         try:
             record = read_record(self.path / ledger)
-            # Written after the status: how the attempt ended.
+            # How the attempt ended is written after the status, so it is not hashed.
             begun = {key: value for key, value in record.items() if key not in _OF_THE_END}
             found[ledger] = hash_of(record_text(begun))
         except FileNotFoundError:
@@ -197,22 +202,23 @@ class RunDir:
         write_bytes_atomic(self.stop_path, reason.encode())
 
     def stop_reason(self) -> str | None:
-        """Return the reason why the run was asked to stop, None if it was not."""
+        """Read the reason why the run was asked to stop, None if it was not."""
         try:
             return self.stop_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
     def write_status(self, status: Status, rows: dict[str, str] | None = None) -> None:
-        """Replace the status, set its time, and take the hashes of the other files of a run with a result.
+        """Replace the status with the present time and, for a run with a result, its other files' hashes.
 
-        ``rows``: the hashes of files of rows that the caller wrote itself, whatever the disk holds now.
+        ``rows``: the hashes, by name, of files of rows that the caller wrote itself. They are used whatever
+        the disk holds now.
         """
         sealed = self._hashes(status.attempt) | (rows or {}) if status.state in END_STATES else None
         write_record(self.status_path, asdict(status) | {"updated_unix": time.time(), "files": sealed})
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return the rows that can be read, or those of a kind, in the order written."""
+        """Read the rows, or those of a kind, in the order written; damaged rows are left out."""
         lines, _ = new_lines(self.metrics_path)
         if kind is not None:
             return rows_of(lines, kind)
@@ -237,7 +243,7 @@ class StudyStore:
         write_record(self.plan_path, plan_to_json(plan))
 
     def plan(self) -> LockedPlan:
-        """Return the plan that was run last.
+        """Read the plan that was run last.
 
         Raises:
             FileNotFoundError: the study never ran here.
@@ -254,18 +260,19 @@ class StudyStore:
         return plan
 
     def begun(self) -> set[str]:
-        """Return the ids of the runs that have a folder."""
+        """List the ids of the runs that have a folder."""
         try:
             return {entry.name for entry in os.scandir(self.path / "runs")}
         except OSError:
             return set()
 
     def runs_lost_by(self, plan: LockedPlan) -> int:
-        """Return how many runs that have begun the study loses by taking this plan for its own.
+        """Count the runs that have begun and that the study would lose with this plan.
 
         Raises:
-            UserError: values of ``--set`` would take the place of a plan with other ones. An edited file is
-                adopted; these stand nowhere, and the earlier results would be gone from the study's pages.
+            UserError: the plan has values of ``--set`` and would replace a plan that differs. An edited study
+                file is accepted, but these values are in no such file, and the earlier results would be gone
+                from the study's pages.
         """
         try:
             there = self.plan()
@@ -291,13 +298,13 @@ class StudyStore:
 
 
 def study_at(folder: Path) -> StudyStore | None:
-    """Return the store in a folder, None where no study has run in it."""
+    """Open the store in a folder, None if no study has run in it."""
     store = StudyStore(folder)
     return store if store.plan_path.exists() else None
 
 
 def study_named(storage: Path, name: str, *, start: str | None = None) -> StudyStore:
-    """Return the store of a study that ran. ``start``: the command that would start it, where one is known.
+    """Open the store of a study that ran. ``start``: the command that would start it, if it is known.
 
     Raises:
         UserError: nothing of that name has run here.
@@ -318,7 +325,7 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
     """Write the plan and hold the study's lock for the block; yields whether others run the study too.
 
     A plan is written under the exclusive lock and compared under the shared one, so nobody reads a plan that
-    another is about to replace. Waits while another writes its plan or cleans the study.
+    another process is about to replace. Waits while another writes its plan or cleans the study.
 
     Raises:
         UserError: another process runs the study with another plan; the message names that process.
@@ -354,13 +361,13 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def kept_still(study_dir: Path) -> Iterator[bool]:
-    """Keep others from running the study for the block; yields False where a process runs it now."""
+    """Keep others from running the study for the block; yields False if a process runs it now."""
     with (study_dir / _LOCK).open("a+", encoding="utf-8") as file:
         yield _alone(file)
 
 
 def is_running(study_dir: Path) -> bool | None:
-    """Whether a process runs the study now; None where this user may not look."""
+    """Whether a process runs the study now; None if this user may not look."""
     try:
         with (study_dir / _LOCK).open("rb") as file:
             return not _alone(file, looks=1)
@@ -371,7 +378,7 @@ def is_running(study_dir: Path) -> bool | None:
 
 
 def _alone(file: Any, looks: int = _LOOKS) -> bool:
-    """Take the exclusive lock. Several tries: ``is_running`` takes the lock for a moment."""
+    """Try to take the exclusive lock, several times, because ``is_running`` takes it for a moment."""
     for look in range(looks):
         time.sleep(_PAUSE_SEC if look else 0.0)
         with contextlib.suppress(BlockingIOError):
