@@ -1,9 +1,9 @@
-"""``ablate.open_study``: a study's runs, curves and costs as data frames, where a notebook goes on.
+"""``ablate.open_study``: a study's runs, curves and costs as data frames for notebooks.
 
 The figures are the report's own, with full precision.
 
-How it fails: ``UserError`` of one line where there is no study, or its plan cannot be read. A damaged file of
-a run is a line in ``faults``, and the rest is read.
+How it fails: a ``UserError`` of one line if there is no study, or if its plan cannot be read. A damaged file
+of a run is a line in ``faults``, and the rest is read.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class OpenStudy:
         return self._evals.copy()
 
     def training(self) -> pd.DataFrame:
-        """Return one row of training after another, ordered by run and tokens; read when it is asked for.
+        """Return the training rows, ordered by run and tokens; each call reads them anew.
 
         ``run_id``, ``arm``, ``seed``; ``tokens``: trained so far; ``step``: optimizer steps done;
         ``loss_nats_per_token`` and ``tokens_per_sec``: means since the row before; ``learning_rate``;
-        ``gradient_norm``: before clipping. Empty for logs of others, which have no such rows.
+        ``gradient_norm``: before clipping. Imported logs have ``tokens_per_sec`` only, or no rows.
         """
         return training_frame(self._store)
 

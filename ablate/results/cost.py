@@ -233,7 +233,7 @@ def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = A
 
 
 def asked(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
-    """Return the figure that the margin limits, and the limit on either side of zero."""
+    """Return the figure that the margin limits, None if unknown, and the limit on either side of zero."""
     return (cost.log_ratio, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
 
 

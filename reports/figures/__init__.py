@@ -1,4 +1,4 @@
-"""Pictures of an analysis, each as SVG and PNG, with the caption and the text for those who do not see it."""
+"""Figures of an analysis, each as SVG and PNG, with a caption and an alternative text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Drawing", "draw_figures", "drawn_arms"]
 
 
 _MOST_ARMS = 40
-"""More arms than these cannot be told apart in a figure."""
+"""A figure with more arms is not readable."""
 
 
 def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
-    """Draw every figure that the analysis has data for, in the order in which a report shows them.
+    """Draw every figure that the analysis has data for, in the report's order.
 
-    Of very many arms the baseline and those with the lowest token costs are drawn; the captions say so.
+    If there are too many arms, only the baseline and those of lowest token cost are drawn; captions say so.
     """
     shown = drawn_arms(analysis)
     drawings = (
@@ -37,7 +37,7 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
 
 
 def drawn_arms(analysis: Analysis) -> Analysis:
-    """Return the analysis with as many arms as a figure can show."""
+    """Keep only the arms that figures show: the baseline and those of lowest token cost, 40 at most."""
 
     def cost(arm: ArmResult) -> float:
         return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate

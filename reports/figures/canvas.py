@@ -1,11 +1,11 @@
 """What all figures share: colours, line styles, fonts, and how a figure becomes bytes.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; past six arms the line style
-tells them apart as well, and every line has its name beside it. The colours stand in the SVG as fixed
-words, so that the page can put others in their place in the dark.
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; with more than six arms line
+styles differ as well, and every line has its name beside it. The SVG has fixed colour values, so that the
+page can replace them in dark mode.
 
-The same figure gives the same bytes: no date, a fixed salt for the ids. User strings are drawn as they are
-(``text.parse_math`` off), for a ``$`` in the name of an arm is no formula.
+The same figure gives the same bytes: no date, a fixed salt for the ids. User strings are drawn literally
+(``text.parse_math`` off), because a ``$`` in an arm's name is no formula.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Look = dict[str, Any]
-"""How an arm is drawn, the same in every figure: its colour, line and marker, as matplotlib calls them."""
+"""How an arm is drawn in every figure: matplotlib's arguments for colour, line and marker."""
 Picture = tuple[Any, str, str]
-"""A figure, its caption, and what it shows in words."""
+"""A figure, its caption, and its alternative text."""
 
 INK = "#1b1f24"
 FAINT = "#6a737d"
@@ -65,9 +65,9 @@ _RC: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A finished figure. ``alt`` says in words what it shows.
+    """A finished figure. ``alt``: its alternative text.
 
-    ``axes``: of each panel its left, top, right and bottom edge in the SVG's units (``box``), and the values
+    ``axes``: for each panel its left, top, right and bottom edge in the SVG's units (``box``), and the values
     at the edges (``x``, ``y``).
     """
 
@@ -83,9 +83,9 @@ class Drawing:
 def drawing(
     name: str, title: str
 ) -> Callable[[Callable[[T], Picture | None]], Callable[[T], Drawing | None]]:
-    """Make a drawing of what a function returns: a figure, its caption and its ``alt``, or None for none.
+    """Decorate a function that returns a figure, its caption and its ``alt``, or None, to make a ``Drawing``.
 
-    The style applies inside of it, and nothing global is left changed. SVG and PNG are free of dates.
+    The style applies inside the function only: no global setting changes. SVG and PNG hold no dates.
     """
 
     def decorate(draw: Callable[[T], Picture | None]) -> Callable[[T], Drawing | None]:
@@ -110,7 +110,7 @@ def drawing(
 
 
 def to_png(figure: Any) -> bytes:
-    """Return a figure as a picture for slides."""
+    """Return the figure as PNG for slides, at 160 dpi."""
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
     return png.getvalue()
@@ -125,12 +125,12 @@ def _scales(axis: Any) -> dict[str, tuple[float, ...]]:
 
 
 def looks_of(analysis: Analysis) -> dict[str, Look]:
-    """Return the look of each arm of a study."""
+    """Assign a look to each arm of a study."""
     return looks((arm.name for arm in analysis.arms), analysis.baseline)
 
 
 def looks(arms: Iterable[str], baseline: str = "") -> dict[str, Look]:
-    """Return each arm's look: the baseline in ink, the others through hues and then through line styles."""
+    """Assign looks: the baseline in ink, the others first by hue, then by line style."""
     result = {baseline: {"color": INK, "linestyle": "-", "marker": "o", "linewidth": 2.4}}
     dashes = itertools.cycle(itertools.product(DASHES, HUES))
     others = (arm for arm in arms if arm != baseline)
@@ -140,16 +140,16 @@ def looks(arms: Iterable[str], baseline: str = "") -> dict[str, Look]:
 
 
 def sheet(width: float, height: float) -> Any:
-    """Return an empty figure, its sizes in inches."""
+    """Make an empty figure; width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def panels(names: Collection[str], across: str, up: str) -> tuple[Any, dict[str, Any]]:
-    """Return a figure of small panels with shared scales, and by name its axes.
+    """Make a figure of small panels with shared scales; also return the axes by name.
 
-    ``across``, ``up``: labels of the axes.
+    ``across``, ``up``: labels of the x and y axes.
     """
     count = len(names)
     columns = min(count, 3 if count <= 6 else 4)
@@ -176,11 +176,11 @@ def small_multiples(
     drawstyle: str | None = "default",
     mixed: Collection[str] = (),
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a figure with a panel for each line, over its pointwise band, and by name the axes.
+    """Draw a panel for each line, over its pointwise band; also return the axes by name.
 
-    ``lines``: x; estimate, low and high for each; and what to write at the top. ``drawstyle``: as matplotlib
-    calls it, None for points with bars. The scale follows the later part of all lines but the ``mixed``,
-    which have no band; it differs by ``least`` at least.
+    ``lines``: x; estimate, low and high at each x; and the text at the top. ``drawstyle``: matplotlib's, or
+    None for points with bars. ``mixed``: lines without a band. The y scale follows the later part of all
+    other lines and spans at least ``least``.
     """
     figure, axes = panels(lines, across, up)
     points, edges = [0.0], []
@@ -211,7 +211,7 @@ def small_multiples(
 
 
 def percent_ticks(axis: Any) -> None:
-    """Label an axis of fractions in percent."""
+    """Label a matplotlib axis of fractions in percent."""
     axis.set_major_formatter(lambda value, _: percent(value).replace(".0", ""))
 
 
@@ -222,9 +222,9 @@ def count_ticks(axis: Any, bins: int = 5) -> None:
 
 
 def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tuple[float, float]:
-    """Return the ends of a scale that holds all points, and of edges of intervals those that are near.
+    """Choose the ends of a scale that holds all points, and the near ones of the intervals' edges.
 
-    Near: no further out than the range of the points, which counts as ``least`` at least.
+    Near: no further out than the range of the points, or than ``least`` if that is larger.
     """
     known, near = ([value for value in values if np.isfinite(value)] for values in (points, edges))
     low, high = min(known, default=0.0), max(known, default=0.0)
@@ -234,13 +234,13 @@ def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tup
 
 
 def short(name: str, length: int = 26) -> str:
-    """Return a name that fits beside a line, without characters that XML does not allow."""
+    """Shorten a name to ``length``, and replace characters that do not print: XML does not allow all."""
     clean = "".join(c if c.isprintable() else " " for c in name)
     return clean if len(clean) <= length else clean[: length - 1] + "…"
 
 
 def legend(figure: Any, lines: Mapping[str, Look]) -> Any:
-    """Name lines, by their looks, to the right of a figure."""
+    """Add a legend of lines, by name, to the right of a figure."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], markersize=5, **look) for look in lines.values()]
@@ -251,7 +251,7 @@ def legend(figure: Any, lines: Mapping[str, Look]) -> Any:
 
 
 def shade_decay(axis: Any, begins: int | None) -> None:
-    """Put a grey ground under the tokens in which the learning rate falls, up to the axis' own end."""
+    """Shade in grey the tokens in which the learning rate falls; None shades nothing."""
     start, end = axis.get_xlim()
     if begins is not None and begins < end:
         axis.axvspan(max(begins, start), end, color=SHADE, linewidth=0, zorder=0)
@@ -259,7 +259,7 @@ def shade_decay(axis: Any, begins: int | None) -> None:
 
 
 def decay_caption(begins: int | None) -> str:
-    """Return the caption's sentence on that ground; empty where there is none."""
+    """Say in a caption what the grey shading means; empty if nothing is shaded."""
     return (
         "" if begins is None else f" Grey ground: the learning rate falls, from {tokens(begins)} tokens on."
     )

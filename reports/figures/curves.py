@@ -1,9 +1,9 @@
 """Loss over tokens, each seed and the mean, and final loss over the learning rate.
 
-Of convergence the late part is enlarged. An arm far off, or a run that diverged, may leave that part, for
-else nothing could be told apart; the legend has every arm's final loss. Of learning rates a study with one
-rate an arm, and no trials, has no figure; a rate at which a run diverged has a cross at the top in place of a
-mean, one whose trial was ended early a triangle.
+The late part of convergence is enlarged. Arms far off and diverged runs may leave that part, because the
+lines would not be distinct otherwise; the legend has every arm's final loss. A study with one rate for each
+arm and no trials has no figure of learning rates. A rate has a cross at the top, in place of a mean, if a run
+diverged at it, and a triangle if its trial was ended early.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _TARGET = {"color": canvas.INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
 
 @canvas.drawing("convergence", "Convergence")
 def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
-    """Draw validation loss over tokens; None where no run has an evaluation after a token.
+    """Draw validation loss over tokens; None if no run has an evaluation after 0 tokens.
 
-    Each part of an arm has an id, ``arm0-…`` on, by which the page's script hides it.
+    Each part of the figure has the id ``armI-…`` of its arm, by which the page's script hides it.
     """
     curves = [curve for curve in analysis.curves if len(curve.tokens)]
     if not any(curve.tokens.any() for curve in curves):
@@ -98,7 +98,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
 
 @canvas.drawing("learning-rate", "Learning rate")
 def draw_sensitivity(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the curves; None where no arm was run at two rates."""
+    """Draw the final loss over the learning rate; None if no arm was run at two rates."""
     curves = [curve for curve in analysis.rate_curves if curve.best is not None]
     if not curves:
         return None
@@ -123,7 +123,7 @@ def draw_sensitivity(analysis: Analysis) -> canvas.Picture | None:
 
 @canvas.drawing("trials", "Trials")
 def draw_trials(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the trials of a tuned study; None where no learning rate was tuned."""
+    """Draw the trials of a tuned study; None if no learning rate was tuned."""
     tuning = analysis.tuning
     curves = [] if tuning is None else [curve for curve in tuning.curves if curve.best is not None]
     if tuning is None or not curves:
@@ -142,7 +142,6 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
 
 
 def _draw(curves: Sequence[RateCurve], baseline: str, *, joined: bool = True) -> Any:
-    """Return a figure with the curves, as lines if ``joined``."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     style = canvas.looks((curve.name for curve in curves), baseline)

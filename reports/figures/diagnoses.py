@@ -1,9 +1,10 @@
 """Heat maps of an arm's diagnostics: layer and GEMM against training tokens, a panel for each figure.
 
-The colours are cividis, which rise in lightness for every reader, colour-blind or not (Nuñez, Anderton,
-Renslow 2018). The scales are the same in all arms, so that maps compare. Blank: nothing was measured there.
+The colours are cividis, whose lightness rises for colour-blind readers too (Nuñez, Anderton, Renslow 2018).
+The scales are the same in all arms, so that maps can be compared. Blank: nothing was measured there.
 
-How it fails: of more rows than fit the worst are drawn, and of more columns some; the caption says so.
+How it fails: if rows do not fit, only the worst are drawn; if columns do not fit, only some; the caption says
+so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LABELS = {
 
 
 def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
-    """Draw a figure for each arm; other recipes on its tensors (``what_if``) stand in the table alone."""
+    """Draw a figure for each arm; other recipes on its tensors (``what_if``) are only in the table."""
     arms = [arm for arm in arms if arm.what_if is None]
     scales = {}
     for figure in _LABELS:

@@ -1,7 +1,7 @@
 """Forest plots: token costs with their intervals on one scale, of the arms of one study or of two.
 
-How it fails: an interval that is much longer than the others is cut at the scale, with an arrow; an arm
-without an estimate has its bound as an open triangle, or a dash where there is none.
+How it fails: an interval much longer than the others is cut at the scale, with an arrow; an arm without an
+estimate has its bound as an open triangle, or a dash if it has no bound.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ablate.results.cost import Cost
 
 _CUT = "cut"
-"""Group of the arrows at intervals that go on beyond the scale, in the SVG."""
+"""Id, in the SVG, of the arrows at intervals that are cut at the scale."""
 
 
 @canvas.drawing("token-cost", "Token cost")
 def draw_forest(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the token costs; None where no arm has an estimate or a bound."""
+    """Draw the token costs; None if no arm has an estimate or a bound."""
     arms = analysis.others
     if all(arm.token_cost.kind == "none" for arm in arms):
         return None
@@ -57,7 +57,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
 
 @canvas.drawing("compare", "Token cost in both studies")
 def draw_comparison(found: Comparison) -> canvas.Picture | None:
-    """Draw the costs that have an estimate in either study, one under the other; None where none has."""
+    """Draw the arms whose cost has an estimate in either study, both studies in a pair; None without one."""
     arms = [
         arm for arm in found.arms if any(one and one.estimate is not None for one in (arm.left, arm.right))
     ]
@@ -87,9 +87,9 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
 def _draw(
     names: Sequence[str], marks: Sequence[tuple[float, Cost | None, canvas.Look, str]], head: str
 ) -> tuple[Any, Any]:
-    """Return a figure with a row for each name, and its axis.
+    """Draw a row for each name.
 
-    ``marks``: the place among the rows, the cost, its look, and the text beside it, under the ``head``.
+    ``marks``: the row, which may be fractional; the cost; its look; the text beside it, under the ``head``.
     """
     figure = canvas.sheet(11, 1.2 + 0.2 * (len(names) + len(marks)))
     axis = figure.subplots()

@@ -1,4 +1,4 @@
-"""Figures of a small panel for each arm, on shared scales: a dozen bands in one picture hide each other."""
+"""Figures with a small panel for each arm, on shared scales: a dozen bands in one panel hide each other."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _ENDS = attrgetter("estimate", "low", "high")
 
 @canvas.drawing("difference", "Difference to the baseline")
 def draw_difference(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the loss differences; None where no arm has an evaluation in common with the baseline."""
+    """Draw the loss differences; None if no arm has an evaluation in common with the baseline."""
     bands = _bands(analysis, analysis.curves)
     if not bands:
         return None
     in_bf16 = _bands(analysis, analysis.curves_in_bf16)
-    # An interval over a mixture of runs that learn and runs that diverge would mean nothing.
+    # An interval over both runs that learn and runs that diverge has no meaning.
     mixed = {arm.name: f", {arm.diverged} diverged" for arm in analysis.others if arm.diverged}
     figure, axes = canvas.small_multiples(
         {
@@ -87,7 +87,7 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
     by_arm: dict[str, list[Curve]] = {arm.name: [] for arm in analysis.arms}
     for curve in curves:
         by_arm[curve.arm].append(curve)
-    # An arm that was stopped at a look is compared with as many seeds of the baseline.
+    # An arm that was stopped at a look is compared with the same number of the baseline's seeds.
     seeds = {arm.name: None if arm.stopped is None else arm.stopped.seeds for arm in analysis.others}
     bands = difference_bands(
         {name: (by_arm[name], by_arm[analysis.baseline][:most]) for name, most in seeds.items()},
@@ -100,7 +100,7 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
 
 @canvas.drawing("sweep", "Other targets")
 def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the token cost over the target; None where no arm has a range in common with the baseline."""
+    """Draw the token cost over the target; None if no arm has a range in common with the baseline."""
     sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
     if not sweeps or analysis.plan.target is None:
         return None
@@ -131,7 +131,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
 
 @canvas.drawing("reached", "Runs that reached the target")
 def draw_reached(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the Kaplan–Meier curves; None where every run reached the target, or none."""
+    """Draw the Kaplan–Meier curves; None if every run reached the target, or none did."""
     curves = {arm.name: arm.reached for arm in analysis.arms if arm.reached is not None}
     hits = [arm.hit for arm in analysis.arms]
     if not any(hits) or hits == [arm.n for arm in analysis.arms]:
@@ -155,7 +155,7 @@ def draw_reached(analysis: Analysis) -> canvas.Picture | None:
         left = [run.tokens for run in arm.runs if run.end == "censored"]
         shares = [curve.share[np.searchsorted(curve.tokens, at, side="right") - 1] for at in left]
         axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=canvas.INK, zorder=4)
-    # From a little before the first run that reached it: before that all is zero.
+    # Begin a little before the first run reached the target: all shares are zero until then.
     axis.set_xlim(0.6 * min(min([*curve.tokens[1:], end]) for curve in curves.values()), 1.02 * end)
     axis.set_ylim(-0.04, 1.04)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -171,7 +171,7 @@ def draw_reached(analysis: Analysis) -> canvas.Picture | None:
 
 @canvas.drawing("trend", "Token cost over size or budget")
 def draw_trend(found: Trend) -> canvas.Picture | None:
-    """Draw the token cost of every arm that has a line over parameters or budget; None without one."""
+    """Draw the token cost of every arm with a line over parameters or budget; None without such an arm."""
     lines = {arm.name: arm.cost for arm in found.arms if arm.cost is not None}
     if not lines:
         return None
@@ -217,6 +217,6 @@ def draw_trend(found: Trend) -> canvas.Picture | None:
 
 
 def _known(found: Trend, line: Line) -> list[tuple[int, Any]]:
-    """Return the places and costs of the studies that have an estimate."""
+    """Pair each study's place with its cost, only for studies with an estimate."""
     pairs = zip(found.places, line.points, strict=True)
     return [(place, one) for place, one in pairs if isinstance(one, Cost) and one.log_ratio is not None]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @canvas.drawing("front", "The front")
 def draw_front(found: Found) -> canvas.Picture | None:
-    """Draw the results of each budget and their front; None before there is any."""
+    """Draw the results of each budget and their front; None before the first result."""
     rungs = [rung for rung in found.rungs if any(one.end == "ok" for one in rung.points)]
     if not rungs:
         return None
@@ -28,7 +28,7 @@ def draw_front(found: Found) -> canvas.Picture | None:
             usual = {"marker": "s" if one.started_from else "o", "color": canvas.CONTEXT}
             look = style[one.name] if one.on_front or one.is_baseline else usual
             axis.plot([one.time], [one.value], look["marker"], color=look["color"], markersize=6, zorder=3)
-        # What lies above and right of the front is dominated.
+        # Points above and to the right of the front are dominated.
         axis.step(
             [one.time for one in rung.front], [one.value for one in rung.front], where="post",
             color=canvas.FAINT, linewidth=1.4, zorder=2,

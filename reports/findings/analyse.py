@@ -2,8 +2,8 @@
 
 Runs of an arm that was stopped early are left out before anything is compared.
 
-How it fails: it does not raise on a study that is only half there. Runs that are no results are counted as
-missing, figures that cannot be had are None with a note, and what a reader must know is in ``warnings``.
+How it fails: an incomplete study raises no error. Runs without a result are counted as missing, and figures
+that cannot be computed are None with a note. The warnings (``words.caveats``) tell the reader.
 """
 
 from __future__ import annotations
@@ -57,26 +57,25 @@ _OF_THE_RUN = (
 def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
     """Compute every number of the report.
 
-    ``waive`` names settings (``run.config.Setting``) in which runs may differ and are pooled all the same,
-    besides those that the study waives. Of a study whose arms were tuned: at the values found for them.
+    ``waive``: settings (``run.config.Setting``) in which pooled runs may differ, besides those that the study
+    waives. In a tuned study the numbers are at the values found.
     """
     plan = frames.plan
     *at_shared, found = (_analyse(part, waive) for part in comparisons(frames))
     if at_shared:
         return replace(found, tuning=tuned(plan, at_shared[0], found))
-    # A search that has not ended is pending.
+    # The tuning has not ended.
     return replace(found, tuning=None if plan.tuning is None else TuningResult(plan=plan.tuning))
 
 
 def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
-    """Compute every number of one comparison."""
     plan = frames.plan
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run for found in set_apart}
     timing = timing_of_runs(frames.environments, frames.attempts, plan)
     throughput = judge_throughput(frames, left_out=apart, waived=waived)
-    # Arms that fork are compared with the baseline from there on, and with each other where they share it.
+    # Arms that fork are compared from the fork on: with the baseline, and with arms of the same fork.
     from_place = {origin: arm_runs(frames, apart, origin) for origin in origins(plan)}
     second = {origin: second_ends(frames, apart, origin) for origin in from_place}
     groups: dict[int, dict[str, ArmResult]] = {}
@@ -95,14 +94,14 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         arms.append(_with_figures(arm, other, plan, timing, throughput))
     between = cache(lambda first, origin: costs_over(first, groups[origin], plan))
     once = {
-        # The baseline's second arm would make each of its cells and steps once more.
+        # The baseline's second arm would repeat each of its cells and steps.
         arm.name: frames.configs[arm.name]
         for arm in plan.arms
         if arm.name in frames.configs and not arm.again
     }
     environments = frames.environments.values()
-    # Who did which GEMM belongs to an arm's recipe, and on which of equal GPUs to the run; neither makes
-    # another environment of the same machine.
+    # The back end belongs to an arm's recipe, and which of several equal GPUs to the run; neither makes the
+    # machine another environment.
     machines = [
         {key: one for key, one in ran.whole.items() if key not in _OF_THE_RUN} for ran in environments
     ]
@@ -122,7 +121,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         plan=plan,
         arms=tuple(arms),
         matrices=find_matrices(once, free=plan.tuning.fields if plan.tuning else ()),
-        # Of one configuration but for a GEMM, so also of one fork.
+        # Both arms of a step have the same fork, as they differ in one GEMM only.
         steps=find_steps(once, lambda one, other: between(one, compared[other].counted_from)[other]),
         rate_curves=rate_curves(arms, frames.configs, plan.baseline),
         resolution=_resolution(arms, base.outcomes),
@@ -144,9 +143,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
 
 
 def _effects(plan: LockedPlan, arms: Sequence[ArmResult]) -> tuple[Effects, Effects]:
-    """Return the factors' effects on log tokens to target and on the final loss.
+    """Compute the factors' effects on log tokens to target and on the final loss.
 
-    There are none where arms were stopped, because the remaining arms were selected by their results.
+    There are none if arms were stopped, because the remaining arms were selected by their results.
     """
     grid = [arm for arm in arms if arm.planned.factors]
     stopped = ", ".join(arm.name for arm in arms if arm.stopped is not None)
@@ -174,14 +173,14 @@ def _effects(plan: LockedPlan, arms: Sequence[ArmResult]) -> tuple[Effects, Effe
 def _with_figures(
     arm: ArmResult, base: ArmResult, plan: LockedPlan, timing: RunTiming, throughput: Throughput | None
 ) -> ArmResult:
-    """Return an arm with its own figures. ``base``: the baseline, of as many seeds as it was stopped at."""
+    """Add an arm's own figures. ``base``: the baseline, with the seeds of the look that stopped the arm."""
     is_baseline, target, margin = arm.name == plan.baseline, plan.target, plan.margin
     cost, difference, mean = arm.token_cost, arm.difference, mean_tokens(arm.outcomes, arm.alpha)
-    # Logs do not tell the budget of a run that ended once it had hit.
+    # Logs do not say the budget of a run that ended at its hit.
     if cost.kind == "interval" and timing.kind != "logged":
         late = [
             run.tokens_to_target is not None
-            # Of a budget that is not known, 0, nothing is said.
+            # A budget of 0 is unknown.
             and 0 < (1 - NEAR_BUDGET) * (run.budget - arm.counted_from) < run.tokens_to_target
             for run in (*arm.runs, *base.runs)
         ]
@@ -219,7 +218,7 @@ def _with_figures(
 
 
 def _is_falling(arms: Sequence[ArmResult], tokens: int) -> bool:
-    """Tell whether the learning rate of one falls there, so that the curve's slope is not its own."""
+    """Tell whether an arm's learning rate falls there, which would change the curve's slope."""
     return any(
         (arm.config is not None and arm.config.training.schedule == "cosine")
         or (arm.decay_begins is not None and tokens > arm.decay_begins)
@@ -235,7 +234,7 @@ def _measured(
     throughput: Throughput | None,
     cost: Cost,
 ) -> Measured | None:
-    """Return an arm's speed, timed alone where it was, else in its runs; None where no timing counts."""
+    """Prefer the speed timed alone to that in the runs; None without valid timing."""
     if throughput is not None and arm.name in throughput.tokens_per_sec:
         rates, base_rates = (throughput.tokens_per_sec[name] for name in (arm.name, plan.baseline))
         return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(arm.outcomes), alpha=arm.alpha)
@@ -248,15 +247,15 @@ def _measured(
         paired=is_paired(plan, arm.counted_from),
         alpha=arm.alpha,
     )
-    # Logs need not tell the time.
+    # Logs may have no times.
     return None if found.timed == "as logged" and found.throughput.estimate is None else found
 
 
 def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resolution:
-    """Take the widest of the runs' intervals at the crossing: the coarsest reading limits the comparison."""
+    """Take the widest evaluation interval at a run's crossing: it limits the comparison."""
     steps = []
     for run in (run for arm in arms for run in arm.used if len(run.curve.tokens) > 1):
-        # Which interval it crossed the target in; the last where it did not.
+        # The interval in which the run crossed the target; the last one if it did not.
         place = last = len(run.curve.tokens) - 2
         if run.outcome.interpolated is not None:
             at = run.outcome.interpolated + run.curve.origin

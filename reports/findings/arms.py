@@ -1,7 +1,7 @@
 """Each arm's runs, and what the arm costs over the baseline: in tokens, in loss, and when evaluated in bf16.
 
-By its own evaluation an arm pays for what it learnt worse and for what its forward pass infers worse. The
-second is the difference of the two evaluations within each run, so that the noise of its seed is not in it.
+An arm's own evaluation includes both what it learnt worse and what its forward pass infers worse. The second
+is the difference of the two evaluations within each run, which is free of the noise of the seed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ SECOND = "val_loss_bf16"
 
 
 def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, ArmResult]:
-    """Return every arm with its runs, counted from ``origin``, in the order of the plan.
+    """Collect the runs of every arm, counted from ``origin``, in the order of the plan.
 
-    ``apart``: the runs that are no results. The figures are still to come.
+    ``apart``: the runs that do not count as results. The arms have no figures yet.
     """
     plan = frames.plan
     runs: dict[str, list[RunResult]] = {arm.name: [] for arm in plan.arms}
@@ -69,7 +69,7 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
     base = arms[plan.baseline]
     for name, arm in arms.items():
         if arm is not base and arm.stopped is None:
-            # Failed runs are not to come, unless somebody asks for them again.
+            # A failed run gives no result unless somebody starts it again.
             ended = all(run.state in ("finished", "diverged", "failed") for run in (*arm.runs, *base.runs))
             level = alpha_of(arm.outcomes, base.outcomes, plan.stop, ended=ended)
             arms[name] = replace(arm, alpha=level)
@@ -77,9 +77,10 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
 
 
 def _pools(base: str, arms: Mapping[str, ArmResult]) -> Iterator[tuple[list[str], Sides]]:
-    """Yield arms that are compared with one of them by as many runs, and the sides that moderate them.
+    """Yield the arms that share a number of runs, and the sides (against ``base``) that moderate them.
 
-    An arm that was stopped at a look has the interval of that look: by the first runs of all that went on.
+    An arm that was stopped at a look has the interval of that look: from the first runs of all arms that
+    reached the look.
     """
     other, others = arms[base], {name: arm for name, arm in arms.items() if name != base}
     counts = {
@@ -102,7 +103,7 @@ def _pools(base: str, arms: Mapping[str, ArmResult]) -> Iterator[tuple[list[str]
 def _over(
     base: str, arms: Mapping[str, ArmResult], compare: Callable[[Sides], Mapping[str, Found]]
 ) -> dict[str, Found]:
-    """Return what a comparison finds of each arm over one of them, of as many seeds as both count."""
+    """Compare each arm with ``base``, each pair over as many seeds as count on both sides."""
     found: dict[str, Found] = {}
     for wanted, sides in _pools(base, arms):
         results = compare(sides)
@@ -111,7 +112,7 @@ def _over(
 
 
 def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, Cost]:
-    """Return each arm's cost over one of them, at the stricter level."""
+    """Compute each other arm's cost over the arm ``base``, at the stricter level of the two."""
     other = arms[base]
 
     def compare(sides: Sides) -> dict[str, Cost]:
@@ -131,7 +132,7 @@ def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> di
 
 
 def differences_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, LossDifference]:
-    """Return each arm's difference in final loss over one of them."""
+    """Compute each other arm's difference in final loss over the arm ``base``, in nats per token."""
     return _over(
         base,
         arms,
@@ -147,9 +148,9 @@ def differences_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan)
 def compare_arms(
     arms: Mapping[str, ArmResult], second: Mapping[str, RunResult], plan: LockedPlan
 ) -> dict[str, ArmResult]:
-    """Return arms that are counted from one place with what they cost over the baseline, which is left out.
+    """Add to arms counted from one place their comparison with the baseline, which is left out.
 
-    ``second``: of ``second_ends``.
+    ``second``: from ``second_ends``.
     """
     base = arms[plan.baseline]
     others = {name: arm for name, arm in arms.items() if arm is not base}
@@ -182,7 +183,7 @@ def compare_arms(
 
 
 def second_ends(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, RunResult]:
-    """Return by run id how each run has ended by its evaluations in bf16; empty where there are none."""
+    """Map run ids to how each run has ended by its evaluations in bf16; empty without any."""
     if SECOND not in frames.evals:
         return {}
     evals = frames.evals.dropna(subset=[SECOND])
@@ -196,7 +197,7 @@ def _evaluate_in_bf16(
     costs: Mapping[str, Cost],
     plan: LockedPlan,
 ) -> dict[str, InBf16]:
-    """Compare arms with the baseline by their evaluations in bf16; without those they are left out.
+    """Compare arms with the baseline by their evaluations in bf16; arms without any are left out.
 
     ``costs``: by the arms' own evaluation.
     """
@@ -236,7 +237,7 @@ def _evaluate_in_bf16(
 
 
 def _gaps(arm: ArmResult, second: Mapping[str, RunResult]) -> list[Curve]:
-    """Return by how much each run's loss is higher by its own evaluation than by the one in bf16."""
+    """Return each run's loss by its own evaluation minus the loss in bf16, as curves."""
     found = []
     for curve in arm.curves:
         if curve.run_id in second:
@@ -249,7 +250,7 @@ def _gaps(arm: ArmResult, second: Mapping[str, RunResult]) -> list[Curve]:
 def _tokens_alone(
     arm: ArmResult, base: ArmResult, second: Mapping[str, RunResult], *, paired: bool
 ) -> Interval:
-    """Return how many more tokens the target takes by the arm's own evaluation, over the baseline's."""
+    """Compute (1 + cost by the arm's own evaluation) / (1 + cost by bf16) − 1."""
     sides = []
     for one in (arm, base):
         pairs = [

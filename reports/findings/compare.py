@@ -1,11 +1,12 @@
-"""Studies side by side: the costs of two of them, or a straight line an arm over sizes or budgets of several.
+"""Studies side by side: the costs of two, or for each arm a straight line over sizes or budgets of several.
 
-Of two: the ratio of an arm's (1 + token cost) in B over that in A, with a 95 % interval by Welch's way over
-the runs of both. Of studies that are alike but for the size of the model or the budget: a line, whose place,
-slope and interval ``docs/report.md`` defines. Arms are matched by name. Neither is more than the studies'
-whole difference, so all of that is named, for the reader to judge; what their files do not tell is a dash.
+Two studies: the ratio of an arm's (1 + token cost) in B over that in A, with a 95 % interval by Welch's
+method over the runs of both. Studies that differ in the size of the model or the budget: a line, whose place,
+slope and interval ``docs/report.md`` defines. Arms are matched by name. A ratio or line may come from
+anything in which the studies differ, so every difference is named for the reader to judge; unknown values are
+a dash.
 
-An arm without a ratio says why; one without a line is left out, with the reason.
+An arm without a ratio says why; an arm without a line is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 Axis = Literal["parameters", "tokens"]
 NOT_TOLD = "–"
-"""What a study's files do not tell."""
+"""A value missing in a study's files."""
 _BESIDE = ("data_digest", "recipe", "backend")
 _TWO = "to set two studies side by side: ablate compare A B"
 
@@ -60,9 +61,9 @@ class ComparedArm:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two studies. ``differs`` maps what they differ in to (A's, B's) value, as text.
+    """Two studies. ``differs`` maps each difference to the values in A and B, as text.
 
-    ``rules``: the studies' stop rules, with one of which intervals are repeated ones.
+    ``rules``: the studies' stop rules; with a rule the intervals are repeated confidence intervals.
     """
 
     left: str
@@ -74,7 +75,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedStudy:
-    """A study, the parameters and the budget of its baseline, that baseline, and its target in words."""
+    """A study: its name, its baseline with parameters and budget in tokens, and its target in words."""
 
     name: str
     parameters: int
@@ -85,9 +86,9 @@ class PlacedStudy:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """An arm's figure in each study, None where it is not, and the straight line through them.
+    """An arm's figure in each study (None if the study lacks the arm), and the straight line through them.
 
-    The line is ``intercept`` + ``slope`` · log10 of the place; ``change`` is for each tenfold of the place.
+    The line is ``intercept`` + ``slope`` · log10 of the place; ``change`` is per tenfold of the place.
     """
 
     points: tuple[Cost | LossDifference | None, ...]
@@ -100,7 +101,8 @@ class Line:
 class ArmTrend:
     """An arm's token cost and loss gap over the studies, each None without two estimates.
 
-    The line of the costs is one of log (1 + token cost), and its change that of (1 + token cost), as a share.
+    The line of the costs is through log (1 + token cost); its ``change`` is that of (1 + token cost), as a
+    share.
     """
 
     name: str
@@ -110,9 +112,9 @@ class ArmTrend:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """Studies by rising place on the ``axis``, and the arms with a line. ``left_out``: the others, and why.
+    """Studies by rising place on the ``axis``, and the arms with a line. ``left_out``: other arms, and why.
 
-    ``differs`` maps what the studies differ in besides model and target to each one's value, as text.
+    ``differs`` maps each difference besides model and target to its value in each study, as text.
     ``rules``: as in ``Comparison``.
     """
 
@@ -125,18 +127,18 @@ class Trend:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The studies' places on the axis."""
+        """The studies' parameters or tokens, by the ``axis``."""
         return tuple(getattr(study, self.axis) for study in self.studies)
 
     @property
     def against(self) -> str:
-        """What costs are told against: the baseline's name, where the studies have one of one name."""
+        """What costs are relative to: the baseline's name if it is the same in all studies, else in words."""
         names = {study.baseline for study in self.studies}
         return names.pop() if len(names) == 1 else "the study's own baseline"
 
 
 def target_text(target: Target | None) -> str:
-    """Return the target with its unit."""
+    """Say the target in words, with its unit."""
     if target is None:
         return "none (final losses are compared)"
     if target.kind == "perplexity":
@@ -145,7 +147,7 @@ def target_text(target: Target | None) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return a text of that many characters at most."""
+    """Shorten a text to at most ``length`` characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -155,7 +157,10 @@ def compare(
     frames: tuple[StudyFrames, StudyFrames],
     names: tuple[str, str] | None = None,
 ) -> Comparison:
-    """Compare study A (``left``) with B (``right``); ``frames`` tell in what they differ."""
+    """Compare study A (``left``) with B (``right``), whose differences are read from ``frames``.
+
+    ``names``: to show in place of the plans' names.
+    """
     arms, others = ({arm.name: arm for arm in side.others} for side in (left, right))
     shown = names or (left.plan.study, right.plan.study)
     found = []
@@ -190,19 +195,19 @@ def _ratio(a: ArmResult | None, b: ArmResult | None, baselines: tuple[ArmResult,
     before, after = a.token_cost.log_ratio, b.token_cost.log_ratio
     if before is None or after is None:
         return Interval(note="no estimate in one of the studies")
-    alpha = min(a.alpha, b.alpha)  # the stricter one, where arms could be stopped early
+    alpha = min(a.alpha, b.alpha)  # the stricter one if arms could be stopped early
     return exponential(t_interval(difference(after, before), alpha), minus=1.0)
 
 
 def trend(
     analyses: Sequence[Analysis], frames: Sequence[StudyFrames], names: Sequence[str] | None = None
 ) -> Trend:
-    """Return each arm's trend over the studies' sizes or, if these are all one, over their budgets.
+    """Fit each arm's line over the studies' sizes or, if these are all equal, over their budgets.
 
-    ``names`` stand for the studies where two have one.
+    ``names``: to show in place of the plans' names.
 
     Raises:
-        UserError: a size cannot be told, sizes and budgets are all one, runs are shared, or no arm has two
+        UserError: a size is unknown, sizes and budgets are all equal, studies share runs, or no arm has two
             estimates.
     """
     configs = [read_configs(frame.configs) for frame in frames]
@@ -282,7 +287,7 @@ def trend(
 
 
 def _need_own_runs(studies: Sequence[PlacedStudy], frames: Sequence[StudyFrames]) -> None:
-    """Raise ``UserError`` where a run counts in two studies: their errors would be one and the same."""
+    """Raise UserError if two studies share a run: their errors would not be independent."""
     owners: dict[str, str] = {}
     for study, frame in zip(studies, frames, strict=True):
         for run_id in frame.runs["run_id"]:
@@ -294,7 +299,7 @@ def _need_own_runs(studies: Sequence[PlacedStudy], frames: Sequence[StudyFrames]
 
 
 def _parameters(config: RunConfig | None) -> int | None:
-    """Return the parameters of a model that is built in, None of another."""
+    """Count the parameters of a built-in model; None for any other."""
     if config is None or config.trainer is not None or not config.model.is_built_in:
         return None
     size = model_size(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
@@ -302,7 +307,7 @@ def _parameters(config: RunConfig | None) -> int | None:
 
 
 def _has_own_model(configs: Mapping[str, RunConfig], arm: str, baseline: str) -> bool:
-    """Tell whether an arm is of another model than its baseline, or of another number of parameters."""
+    """Tell whether an arm's model, trainer or number of parameters differs from its baseline's."""
     base, own = configs.get(baseline), configs.get(arm)
     if base is None or own is None:
         return False
@@ -310,7 +315,7 @@ def _has_own_model(configs: Mapping[str, RunConfig], arm: str, baseline: str) ->
 
 
 def _lines(name: str, results: Sequence[ArmResult | None], places: Sequence[int]) -> ArmTrend:
-    """Return an arm with its lines, at the strictest level, where arms could be stopped early."""
+    """Fit an arm's lines, at the strictest of its levels."""
     alpha = min(result.alpha for result in results if result is not None)
     costs = [None if result is None else result.token_cost for result in results]
     gaps = [None if result is None else result.difference for result in results]
@@ -330,7 +335,7 @@ def line_through(
     places: Sequence[int],
     alpha: float,
 ) -> Line | None:
-    """Return the line by unweighted least squares, None without figures at two places."""
+    """Fit the line by unweighted least squares; None without figures at two places."""
     known = [(math.log10(x), y) for x, y in zip(places, figures, strict=True) if y is not None]
     if len({x for x, _ in known}) < 2:
         return None
@@ -348,7 +353,7 @@ def line_through(
 def study_differences(
     analyses: Sequence[Analysis], frames: Sequence[StudyFrames]
 ) -> dict[str, tuple[str, ...]]:
-    """Return what the studies' targets, baselines and training differ in, by key."""
+    """Find what the studies' targets, baselines and training differ in: key → each study's value."""
     heads = [
         {
             "target": target_text(analysis.plan.target),
@@ -366,7 +371,7 @@ def study_differences(
 def _arm_differences(
     arm: str, analyses: Sequence[Analysis], frames: Sequence[StudyFrames]
 ) -> dict[str, tuple[str, ...]]:
-    """Return what an arm's own settings differ in where the baselines' do not, or do otherwise.
+    """Find the differences in an arm's settings that the baselines do not have in the same way.
 
     A study without the arm has a dash.
     """
@@ -382,7 +387,7 @@ def _arm_differences(
 
 
 def _settings_differing(pairs: Sequence[tuple[str, StudyFrames]]) -> dict[str, tuple[str, ...]]:
-    """Return what the settings of these arms differ in; recipes in words where those tell them apart."""
+    """Find what the settings of these arms differ in; recipes in words if the words differ as well."""
     sides = []
     for arm, frame in pairs:
         config = frame.configs.get(arm, RecordedConfig())

@@ -1,10 +1,9 @@
-"""What the diagnostics of a study's runs say: figures of each arm and GEMM.
+"""Figures of each arm and GEMM from the diagnostics of a study's runs.
 
 Within a run a figure is the mean over its diagnosed layers and steps; over runs it is the mean of these, with
-its t interval. How the errors of two steps are alike is read off their sketches.
+its t interval. The similarity of the errors at two steps is computed from their sketches.
 
-How it fails: a row that is damaged is left out and counted; an arm whose runs have no diagnostics is not
-there.
+How it fails: a damaged row is left out and counted; an arm whose runs have no diagnostics is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ablate.store import StudyStore
 
 LAGS = (1, 2, 4, 8)
-"""Diagnoses apart, of which the errors are compared."""
+"""How many diagnoses apart errors are compared."""
 MAPPED = ("relative_error", "bias_share", "gain")
 _SQRT_3 = math.sqrt(3)
 
@@ -39,7 +38,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness(Interval):
-    """The share of the error that is the same so many diagnoses, and training tokens, later."""
+    """The share of the error that is still the same after so many diagnoses and training tokens."""
 
     diagnoses_later: int
     tokens_later: int
@@ -47,7 +46,7 @@ class Likeness(Interval):
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The layer with the largest error, the mean over its measurements."""
+    """The layer with the largest relative error, as the mean over its measurements."""
 
     layer: str
     relative_error: float
@@ -55,7 +54,7 @@ class Largest:
 
 @dataclass(frozen=True, kw_only=True)
 class OperandSummary:
-    """One operand: shares of its elements, and the median crest factor of its blocks around its rotation."""
+    """One operand: shares of its elements, and its blocks' median crest factor before and after rotation."""
 
     operand: str
     clipped: float | None
@@ -67,10 +66,10 @@ class OperandSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSummary:
-    """One GEMM of an arm. ``measurements``: layers × steps × runs; ``draws`` of each.
+    """One GEMM of an arm. ``measurements``: layers × steps × runs, each with ``draws``.
 
     ``error_over_data_noise``: energy of Wgrad's error over that of the data's noise, the median in a run;
-    ``under_sqrt3``: measurements of Wgrad whose gradient's norm is under √3 times its error.
+    ``under_sqrt3``: number of measurements of Wgrad whose gradient norm is under √3 times the error's.
     """
 
     gemm: str
@@ -88,7 +87,7 @@ class GemmSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Map:
-    """A figure of an arm, mean over its runs: [layer and GEMM][tokens], None where nothing was measured."""
+    """A figure of an arm, mean over its runs: ``values[row][tokens]``, None without a measurement."""
 
     figure: str
     rows: tuple[tuple[str, str], ...]
@@ -100,7 +99,7 @@ class Map:
 class ArmDiagnosis:
     """What was measured of one arm, in ``runs`` of its runs.
 
-    ``what_if``: another recipe, measured on the arm's tensors, which trained nothing; None for its own.
+    ``what_if``: another recipe, measured on the arm's tensors without training by it; None for its own.
     """
 
     arm: str
@@ -111,7 +110,7 @@ class ArmDiagnosis:
 
 
 def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
-    """Return the diagnoses of each arm that has one, and a line for each file with damaged rows."""
+    """Diagnose each arm that has rows; also return a line for each file with damaged rows."""
     found, faults = [], []
     for arm in analysis.arms:
         runs = []
@@ -127,7 +126,7 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
 
 
 def read_rows(content: bytes) -> tuple[list[Row], int]:
-    """Return the rows of a file, and how many are damaged; a last line that was cut is neither."""
+    """Return the valid rows of a file and the number of damaged ones; a last line that was cut is neither."""
     rows = parse_rows(lines_of(content))
     good = [row for row in rows if _is_row(row)]
     return good, len(rows) - len(good)
@@ -148,7 +147,7 @@ def _is_row(row: Any) -> bool:
 
 
 def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
-    """Return the diagnoses of an arm from the rows of each of its runs: its own, then of ``what_if``."""
+    """Diagnose an arm from the rows of each of its runs: first its own recipe, then each ``what_if``."""
     rows = [
         row
         | {figure: number_in(row, figure) for figure in MAPPED}
@@ -183,7 +182,7 @@ def _over_noise(row: Row) -> float | None:
 def _means(
     rows: Iterable[Row], by: Sequence[str], figure: str, mean: Callable[[Any], float] = statistics.fmean
 ) -> dict[tuple[Any, ...], float]:
-    """Return the mean of the known figures of each group that has one."""
+    """Average the known figures of each group; a group without any is left out."""
     groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:
         if (value := row[figure]) is not None:
@@ -214,7 +213,7 @@ def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
 
 
 def _interval(values: Iterable[float]) -> Interval:
-    """Return the mean with its interval, without a note."""
+    """Return the mean with its interval, but without a note."""
     return replace(mean_interval([*values]), note=None)
 
 
@@ -238,7 +237,7 @@ def _likeness(rows: Iterable[Row], lag: int) -> Likeness | None:
 
 
 def sketch_cosine(first: str, second: str) -> float | None:
-    """Return the cosine of two sketched tensors: the share of the error that both steps have in common.
+    """Compute the cosine of two sketched tensors: the share of the error that both steps have in common.
 
     For an error C + R with C the same at both steps and R drawn anew with equal energy, the cosine is
     ‖C‖² / ‖C + R‖². None for a damaged sketch.

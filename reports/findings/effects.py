@@ -1,12 +1,12 @@
 """Main effects and two-way interactions of a grid's factors, on log tokens to target or on the final loss.
 
 Least squares over runs with sum-to-zero coding, so that a main effect is the mean over the other factors'
-levels. F tests of type II; the p-values of all terms are adjusted together after Holm. Of a term that a
-design with missing cells tells in part, that part is tested; one of which nothing is left is not. Where seeds
-are pairs, each seed is a block: what all arms share of a seed is no error.
+levels. F tests of type II; the p-values of all terms are adjusted together after Holm. With missing cells
+only the estimable part of a term is tested; a term without such a part is not tested. If seeds are pairs,
+each seed is a block: what all arms share of a seed is not error.
 
-Where a value is not known, fewer than two factors vary or no degree of freedom is left for the error, there
-are no effects and ``reason`` says why.
+If a value is unknown, fewer than two factors vary or no degree of freedom is left for the error, there are no
+effects and ``reason`` says why.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """One term: a factor, or a pair of them. ``levels``: each level's mean deviation, of a main effect.
+    """One term: a factor, or a pair of them. ``levels``: for a main effect, each level's mean deviation.
 
-    On log T a deviation d means exp(d) − 1 more tokens than the mean over the levels. ``degrees``: 0 where
-    the design cannot tell the term from those before it.
+    On log T a deviation d means exp(d) − 1 more tokens than the mean over the levels. ``degrees``: 0 if the
+    design cannot separate the term from those before it.
     """
 
     term: str
@@ -55,11 +55,11 @@ class Effects:
 
 
 def factor_effects(rows: Sequence[Row], *, paired: bool = False) -> Effects:
-    """Return the effects of factors on a value.
+    """Estimate and test the effects of factors on a value.
 
     Args:
-        rows: one for each run: its factors' levels, its seed, and the value (None where it is not known).
-            The grid are the runs that set the factors that most runs set; others are left out.
+        rows: one for each run: its factors' levels, its seed, and the value (None if unknown). Only runs
+            with the most frequent set of factors are used.
         paired: equal seeds are pairs.
     """
     if rows:
@@ -83,7 +83,7 @@ def factor_effects(rows: Sequence[Row], *, paired: bool = False) -> Effects:
     if paired:
         common = np.hstack([common, _coded([str(seed) for _, seed, _ in rows])])
     kept: dict[tuple[str, ...], np.ndarray] = {}
-    for term, columns in terms.items():  # main effects first: an interaction is what gives way
+    for term, columns in terms.items():  # main effects first, so that interactions lose columns
         told: list[int] = []
         for i in range(columns.shape[1]):
             design = np.hstack([common, *kept.values(), columns[:, [*told, i]]])
@@ -95,7 +95,7 @@ def factor_effects(rows: Sequence[Row], *, paired: bool = False) -> Effects:
         return none("no run to spare for the error: add seeds")
     coefficients, rss = _least_squares([common, *kept.values()], y)
     noise = rss / degrees
-    # Of equal runs nothing is left but rounding: no test is to be had from that.
+    # With equal values the residual is only rounding, which allows no test.
     if noise <= (_TINY * max(1.0, float(np.abs(y).max()))) ** 2:
         return none("runs of equal factors gave equal values: no error to test against")
     found = []
@@ -121,7 +121,7 @@ def factor_effects(rows: Sequence[Row], *, paired: bool = False) -> Effects:
 
 
 def _coded(values: Sequence[str]) -> np.ndarray:
-    """Return sum-to-zero columns, one fewer than there are levels."""
+    """Code a factor as sum-to-zero columns, one fewer than it has levels."""
     levels = list(dict.fromkeys(values))
     rows = np.vstack([np.eye(len(levels) - 1), -np.ones(len(levels) - 1)])
     return rows[[levels.index(value) for value in values]]
@@ -134,7 +134,7 @@ def _least_squares(parts: Sequence[np.ndarray], y: np.ndarray) -> tuple[np.ndarr
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted after Holm (1979), in the order given."""
+    """Adjust p-values after Holm (1979); the order is kept."""
     order = np.argsort(p_values, kind="stable")
     raised = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
     adjusted = np.empty(len(p_values))

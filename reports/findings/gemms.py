@@ -1,12 +1,12 @@
 """Which GEMMs an arm has in FP4 and by which stabiliser: steps of one GEMM, the matrix, published figures.
 
 Steps and matrices are found by comparing resolved configurations, not names. The verdict on which GEMM adds
-most rests on the steps: a comparison with the baseline alone mixes the GEMMs. An arm without a configuration
-(no run of it has started) is in none.
+most uses the steps: a comparison with the baseline alone mixes the GEMMs. An arm without a configuration
+(none of its runs has started) is in neither.
 
-To others' figures an arm is matched by what the sources name (format, GEMMs in FP4, rounding, Hadamard);
-model, data, scale rule and baseline differ, and each row names the source's. Loss differences are of the
-final validation loss in nats per token against the source's own baseline.
+An arm is matched to published figures by what the sources name (format, GEMMs in FP4, rounding, Hadamard);
+model, data, scale rule and baseline differ, and each row names the source's. Loss differences are those of
+the final validation loss in nats per token against the source's own baseline.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SIDES = ("left", "right")
 
 
 class RecipeKind(NamedTuple):
-    """What a recipe is as papers name it.
+    """A recipe as papers name it.
 
-    ``stabiliser``: ``none``, or ``sr`` (``sr(rocm)``), ``rht`` and ``dht`` with ``+`` between them, each with
-    ``*`` where only a part of the FP4 operands has it. ``hadamard``: its size, 0 without one.
+    ``stabiliser``: ``none``, or ``sr`` (``sr(rocm)``), ``rht`` and ``dht`` joined by ``+``, each with ``*``
+    if only some of the FP4 operands have it. ``hadamard``: the size of the transform, 0 without one.
     """
 
     format: str
@@ -47,7 +47,7 @@ class RecipeKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """One figure as its source gives it, and the source's setting."""
+    """A figure as its source gives it, and the source's setting."""
 
     figure: str
     setting: str
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """``arms``: a row for each of ``gemms``, a column for each of ``stabilisers``; None where there is none.
+    """``arms``: a row for each of ``gemms``, a column for each of ``stabilisers``; None in an empty cell.
 
     ``format``: that of the FP4 GEMMs.
     """
@@ -82,9 +82,10 @@ class Matrix:
 
 
 def kind_of(recipe: Recipe) -> RecipeKind | None:
-    """Return what a recipe is as papers name it.
+    """Classify a recipe as papers do.
 
-    None without an FP4 GEMM, where its GEMMs differ, and with de-oscillation, which no figure here has.
+    None without an FP4 GEMM, with FP4 GEMMs of several formats, and with de-oscillation, which no figure here
+    has.
     """
     sides = {gemm: [getattr(recipe.gemm(gemm), side) for side in _SIDES] for gemm in GEMMS}
     low = tuple(gemm for gemm in GEMMS if all("fp4" in side.format for side in sides[gemm]))
@@ -139,15 +140,15 @@ _PUBLISHED = (
 
 
 def published_for(recipe: Recipe) -> tuple[Published, ...]:
-    """Return what others have published for recipes of this kind."""
+    """Return the published figures for recipes of the same kind; empty without any."""
     own = kind_of(recipe)
     return tuple(Published(figure, setting) for kind, figure, setting in _PUBLISHED if kind == own)
 
 
 def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str], Cost]) -> tuple[Step, ...]:
-    """Return every pair of arms in which the second puts exactly one more GEMM into FP4, all else equal.
+    """Find every pair of arms in which the second has exactly one more GEMM in FP4, all else equal.
 
-    ``cost``: the token cost of the second arm it is given over the first.
+    ``cost``: returns the token cost of its second arm over its first.
     """
     usable = {
         arm: (config.recipe, {**config.whole, "recipe": None, "seed": None})
@@ -156,7 +157,7 @@ def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str],
     }
     found = []
     for (first, (recipe, rest)), (second, (other, other_rest)) in itertools.permutations(usable.items(), 2):
-        # Rules, phases and other parts of a recipe count where they say anything.
+        # An empty rule, phase or other part of a recipe is equal to a missing one.
         changed = [
             key for key in {**recipe, **other} if (recipe.get(key) or None) != (other.get(key) or None)
         ]
@@ -172,7 +173,7 @@ def _is_fp4(policy: Mapping[str, Any]) -> bool:
 
 
 def greatest_step(steps: Sequence[Step]) -> str | None:
-    """Return the GEMM that adds most, if every interval of its steps lies above all those of the others."""
+    """Find the GEMM whose steps all have intervals above those of the other GEMMs; None without one."""
     gemms = {step.gemm for step in steps}
     if len(gemms) < 2 or any(step.cost.kind != "interval" for step in steps):
         return None
@@ -185,18 +186,18 @@ def greatest_step(steps: Sequence[Step]) -> str | None:
 
 
 def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str] = ()) -> tuple[Matrix, ...]:
-    """Return the matrices of at least 2 × 2 with an arm in more than half of their cells.
+    """Find the matrices of at least 2 × 2 with an arm in more than half of their cells.
 
-    ``configs``: of the arms, in the study's order. ``free``: fields of training in which arms may differ,
-    because each arm has values of its own.
+    ``configs``: of the arms, in the study's order. ``free``: training fields in which arms may differ,
+    because each arm has its own tuned values.
     """
-    # Format, what the arms are beside their GEMMs, these but for the stabiliser by GEMM and whether it is in
-    # FP4, and the arms by (GEMMs, stabiliser).
+    # Of each group: the format; the configuration without GEMMs; the policies without stabiliser, by GEMM and
+    # whether it is in FP4; and the arms by (GEMMs, stabiliser).
     groups: list[tuple[str, str, dict[Any, Any], dict[Place, str]]] = []
     for arm, config in configs.items():
         try:
             recipe = Recipe(**config.recipe or {})
-        except (TypeError, ValueError):  # of logs that others wrote
+        except (TypeError, ValueError):  # imported logs
             continue
         kind = kind_of(replace(recipe, deoscillate=None))
         if kind is None:
@@ -235,7 +236,7 @@ def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str
 
 
 def _stabiliser(kind: RecipeKind, recipe: Recipe) -> str:
-    """Return the stabiliser in a word or two, e.g. ``SR+RHT16``; ``none`` without one."""
+    """Name the stabiliser, e.g. ``SR+RHT16``; ``none`` without one."""
     names = {"sr": "SR", "rht": f"RHT{kind.hadamard}", "dht": f"DHT{kind.hadamard}"}
     words = [] if kind.stabiliser == PLAIN else kind.stabiliser.split("+")
     parts = [re.sub("^(sr|rht|dht)", lambda match: names[match[0]], word) for word in words]

@@ -1,11 +1,11 @@
-"""What so many seeds could have shown, and how many more would settle what is open.
+"""What the seeds could have shown, and how many more would settle an open comparison.
 
-From the variance that the comparison's own interval is made of, paired and moderated as that is; 80 % power
-at the 5 % level, two-sided, by the noncentral t distribution. With few seeds the variance is itself
-uncertain: the figures are for planning.
+The variance is that of the comparison's own interval, paired and moderated in the same way; 80 % power at the
+5 % level, two-sided, by the noncentral t distribution. With few seeds the variance is itself uncertain: the
+figures are for planning.
 
-A comparison without an interval, such as a bound, has nothing to go by: the spread of the runs that hit alone
-would leave out the slow ones.
+A comparison without an interval, such as a bound, has no power: the spread of only the runs that hit would
+leave out the slow ones.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """One comparison's: spread of log T of either side, and what follows from it.
+    """The power of one comparison: standard deviations of log T, and what follows from them.
 
     ``spread_of_the_pairs``: of the differences of log T over seeds in common; None without pairs.
     ``smallest_cost``: the smallest token cost that these seeds would have shown with a chance of 80 %.
-    ``more_seeds``: how many more of each arm would settle the comparison if the cost is the estimate: that it
-    is not zero or, with a margin, whether it is within; 0 where it is settled, None above 1,000.
+    ``more_seeds``: how many more seeds of each arm would settle the comparison if the true cost equals the
+    estimate: that it is not zero or, with a margin, whether it is within. 0 if settled, None above 1,000.
     """
 
     spread_of_log_tokens: float
@@ -55,16 +55,16 @@ def power_of(
     margin: tuple[Estimate, float] | None = None,
     alpha: float = ALPHA,
 ) -> Power | None:
-    """Return what the runs behind a token cost could show; None where it has no interval.
+    """Compute the power of the runs behind a token cost; None if the cost has no interval.
 
-    ``margin``: the figure that it is of, and how far it reaches to either side of zero;
-    ``alpha``: the chance that each of the two tests of it errs.
+    ``margin``: the figure that it limits, and the limit on either side of zero; ``alpha``: the chance that
+    each of its two tests errs.
     """
     found = cost.log_ratio
     if cost.kind != "interval" or found is None:
         return None
     logs = [[math.log(run.high) for run in runs if run.exact] for runs in (arm, baseline)]
-    # Runs that agree but for rounding have no spread to go by.
+    # Runs that differ only by rounding have no spread.
     if math.sqrt(found.variance) <= 8 * math.ulp(max(map(max, logs))):
         return None
     spreads = [float(np.std(side, ddof=1)) for side in logs]
@@ -84,15 +84,15 @@ def power_of(
 
 
 def _chance(effect: float, degrees: float) -> float:
-    """Return the chance that a difference of so many standard errors is found."""
+    """Return the chance that a difference of ``effect`` standard errors is found."""
     edge = quantile(degrees)
-    if effect > edge + 8:  # beyond what the function can do, and certain
+    if effect > edge + 8:  # certain, and beyond the range of ``nctdtr``
         return 1.0
     return float(1 - nctdtr(degrees, effect, edge) + nctdtr(degrees, effect, -edge))
 
 
 def _reach(degrees: float) -> float:
-    """Return how many standard errors a difference must be, to be found with the power."""
+    """Return the difference, in standard errors, that is found with the chance ``POWER``."""
     low, high = 0.0, 2 * quantile(degrees) + 10
     for _ in range(60):
         middle = (low + high) / 2
@@ -101,7 +101,7 @@ def _reach(degrees: float) -> float:
 
 
 def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
-    """Return the chance that a difference is shown to be within a limit or outside, in standard errors."""
+    """Return the chance that a difference is shown within or outside a limit, both in standard errors."""
     edge = quantile(degrees, 2 * ALPHA)
     if abs(effect) > limit:
         beyond = abs(effect) - limit
@@ -111,7 +111,7 @@ def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
 
 
 def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
-    """Return how many more seeds show that a figure is not zero or, with a limit, whether it is within it."""
+    """Return how many more seeds settle a figure: not zero or, with a limit, within or outside of it."""
     n, per_seed = (cost.pairs, 1) if cost.pairs else (min(cost.n, cost.n_baseline), 2)
 
     def shown(seeds: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the analysis of a study comes to, as plain frozen data: every number that the report says."""
+"""The result of a study's analysis, as plain frozen data: every number in the report."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ _NO_DIFFERENCE = LossDifference(note="baseline")
 class InBf16:
     """One arm by its evaluations in bf16, and how its own evaluation differs from them.
 
-    ``token_cost``, ``difference``, ``final_loss``: as those of the arm, by bf16. ``tokens_alone``: (1 + cost
-    by its own evaluation) / (1 + cost by bf16) − 1. ``share``: what part of log (1 + cost) by its own
-    evaluation that is, without an interval; None unless that cost's interval leaves zero out. ``loss_alone``:
-    loss difference by its own evaluation minus the one by bf16, in nats per token. Both have intervals from
-    the arm's own variance, because the spread of this difference is not alike in all arms.
+    ``token_cost``, ``difference``, ``final_loss``: as in ``ArmResult``, by bf16. ``tokens_alone``: (1 + cost
+    by its own evaluation) / (1 + cost by bf16) − 1. ``share``: log (1 + ``tokens_alone``) as a share of
+    log (1 + cost by its own evaluation), without an interval; None unless that cost's interval excludes zero.
+    ``loss_alone``: loss difference by its own evaluation minus the one by bf16, in nats per token. The
+    intervals of ``tokens_alone`` and ``loss_alone`` are from the arm's own variance, because the spread of
+    this difference varies between arms.
     """
 
     token_cost: Cost
@@ -55,14 +56,14 @@ class InBf16:
 class ArmResult:
     """One arm with its runs, in the order of the study's seeds, against the baseline.
 
-    ``config``: None where no run has one, as of logs that others wrote. ``alpha``: the nominal level of its
-    intervals. ``stopped``: why it was stopped early; then ``unused`` runs count for nothing, not even as
-    missing. ``counted_from``: the tokens of the fork from which its outcomes, its tokens to target and its
-    token cost are counted, 0 from the beginning. ``measured``: None without timing that counts, see
-    ``speed``. ``fp4_share``, ``modelled``: None and empty without a configuration. ``standing``: to the
-    target's margin, None without one. ``behind``: of an arm with a bound alone, how many more tokens its
-    difference in loss comes to. ``moved``: at other targets, None for the baseline and where that has none.
-    ``in_bf16``: by a second evaluation; None for the baseline, and where it or the arm has none.
+    ``config``: None if no run has one, as in imported logs. ``alpha``: the nominal level of its intervals.
+    ``stopped``: why it was stopped early; ``unused`` runs then do not count, not even as missing.
+    ``counted_from``: tokens of the fork, from which its outcomes, tokens to target and token cost are
+    counted; 0 from the beginning. ``measured``: None without valid timing, see ``speed``. ``fp4_share``,
+    ``modelled``: None and empty without a configuration. ``standing``: relative to the margin, None without
+    one. ``behind``: if there is only a bound, the loss difference as a share of more tokens. ``moved``: at
+    other targets; None for the baseline, and where there are none. ``in_bf16``: by the second evaluation;
+    None for the baseline, and if it or the arm has none.
     """
 
     planned: LockedArm
@@ -98,26 +99,26 @@ class ArmResult:
 
     @property
     def curves(self) -> list[Curve]:
-        """The curves of the runs that count; of one that diverged before an evaluation an empty one."""
+        """The curves of the runs that count; a run that diverged before an evaluation has an empty one."""
         return [run.curve for run in self.used if len(run.curve.tokens) or run.end != "missing"]
 
     @property
     def seeds(self) -> int | None:
-        """At a look both sides have its number of seeds; None where the arm was not stopped at one."""
+        """The number of seeds, on both sides, of the look that stopped the arm; None without such a look."""
         return None if self.stopped is None else self.stopped.seeds
 
     @property
     def is_selected(self) -> bool:
-        """Whether its runs are those that happened to end before a stop: no interval comes of them."""
+        """Whether its runs are those that happened to end before a stop, so that they give no interval."""
         return self.stopped is not None and self.stopped.kind == "diverged"
 
     @property
     def decay_begins(self) -> int | None:
-        """Tokens after which the learning rate falls at the end; None where it does not, or is not known."""
+        """Tokens after which the learning rate falls at the end; None if it does not, or is unknown."""
         return None if self.config is None else decay_begins(self.config.training)
 
     def first(self, seeds: int | None) -> ArmResult:
-        """Return the arm with the first so many of its runs that count; None: as it is."""
+        """Keep the first ``seeds`` of the runs that count; None keeps the arm as it is."""
         return self if seeds is None else replace(self, runs=tuple(self.used[:seeds]))
 
     @property
@@ -132,7 +133,7 @@ class ArmResult:
 
     @property
     def n(self) -> int:
-        """How many of its runs are results."""
+        """How many of its runs have a result."""
         return self.hit + self.censored + self._count("ended") + self.diverged
 
     @property
@@ -152,7 +153,7 @@ class ArmResult:
 
     @property
     def missing(self) -> int:
-        """How many runs have no result yet, and are needed."""
+        """How many needed runs have no result yet."""
         return self._count("missing")
 
     @property
@@ -162,17 +163,17 @@ class ArmResult:
 
     @property
     def tokens_saved(self) -> int:
-        """The budget of the runs that were not needed, less what they had trained."""
+        """The budget of the runs that were not needed, minus the tokens they had trained."""
         return sum(max(0, run.budget - run.tokens) for run in self.runs if run.end == "unused")
 
     @property
     def sweep(self) -> Sweep | None:
-        """Its token cost over the target; None where there is no range in common."""
+        """The token cost over the target; None without a range in common with the baseline."""
         return None if self.moved is None else self.moved.sweep
 
     @property
     def break_even(self) -> Interval:
-        """The throughput over the baseline's from which the arm pays: 1 + token cost."""
+        """The throughput relative to the baseline's from which the arm pays: 1 + token cost."""
         cost = self.token_cost
         return Interval(estimate=cost.estimate, low=cost.low, high=cost.high).each(lambda part: 1 + part)
 
@@ -182,7 +183,7 @@ class ArmResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """One arm as a point: its peak rate, final loss (nats per token), results, and how many diverged."""
+    """One arm as a point: peak rate, final loss (nats per token), ``n`` results, and how many diverged."""
 
     learning_rate: float
     arm: str
@@ -193,7 +194,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class RateCurve:
-    """Arms alike but for the learning rate, by rising rate. Named after the one at the baseline's rate."""
+    """Arms that differ only in the learning rate, by rising rate. ``name``: that at the baseline's rate."""
 
     name: str
     rates: tuple[Rate, ...]
@@ -206,16 +207,16 @@ class RateCurve:
 
     @property
     def best_is_outermost(self) -> bool:
-        """Whether a rate beyond those tried may be better still; one that diverged closes its side."""
+        """Whether a rate beyond those tried may be better; a diverged rate at the edge rules that out."""
         return self.best is not None and self.best in (self.rates[0], self.rates[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedArm:
-    """One arm: what was chosen for it, from what, and its token cost before and after.
+    """One arm: the values chosen for it, the trials behind them, and its token cost before and after.
 
-    ``name``: as in the study; ``tuned``: the arm that runs at the values found. Trials: of its group;
-    ``outermost``: the fields whose value is the lowest or highest of those tried.
+    ``name``: as in the study; ``tuned``: the arm that runs at the values found. The trials are its group's.
+    ``outermost``: the fields whose value is the lowest or highest tried.
     """
 
     name: str
@@ -236,12 +237,11 @@ class TunedArm:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningResult:
-    """The search before the seeds. Before it has ended there is nothing but ``plan``.
+    """The tuning before the seeds. Until it has ended only ``plan`` is set.
 
-    ``plan``: as the plan has it; ``share``: of a run's tokens that a trial's run has.
-    ``total_tokens``: trained in all trials, ``run_tokens`` in the runs compared. ``others``: arms at the
-    study's own values that are not in the main comparison. ``curves``: final loss over the learning rate, one
-    for each group.
+    ``share``: a trial run's tokens as a share of a full run's. ``total_tokens``: trained in all trials,
+    ``run_tokens`` in the runs compared. ``others``: arms at the study's own values that are not in the main
+    comparison. ``curves``: final loss over the learning rate, one for each group.
     """
 
     plan: LockedTuning
@@ -264,10 +264,10 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Everything that the report says in numbers. ``plan``: what was compared, and how.
+    """Every number of the report. ``plan``: what was compared, and how.
 
-    ``tuning``: of a study that tunes its arms; ``arms`` are then those at the values found.
-    ``curves_in_bf16``: of the runs that were also evaluated in bf16, by that evaluation.
+    ``tuning``: None unless the study tunes its arms; ``arms`` are then those at the values found.
+    ``curves_in_bf16``: by the evaluation in bf16, for the runs that have one.
     """
 
     plan: LockedPlan
@@ -292,29 +292,29 @@ class Analysis:
 
     @property
     def baseline(self) -> str:
-        """The name of the arm that costs are stated against."""
+        """The name of the arm that costs are relative to."""
         return self.plan.baseline
 
     @property
     def baseline_arm(self) -> ArmResult:
-        """The arm that costs are stated against."""
+        """The arm that costs are relative to."""
         return next(arm for arm in self.arms if arm.name == self.baseline)
 
     @property
     def reached_by_all(self) -> float | None:
-        """The lowest loss that every run but diverged ones has reached and confirmed, in nats per token."""
+        """The lowest loss that all runs but diverged ones have reached and confirmed, in nats per token."""
         losses = [one.loss for one in self.curves if one.end not in ("diverged", "missing")]
         reached = [float(np.maximum(loss[1:], loss[:-1]).min()) for loss in losses if len(loss) > 1]
         return max(reached) if reached and len(reached) == len(losses) else None
 
     @property
     def has_curves(self) -> bool:
-        """Whether losses belong to token counts, which final losses that others noted do not."""
+        """Whether losses have token counts; imported final losses do not."""
         return self.plan.target is not None or any(curve.tokens.any() for curve in self.curves)
 
     @property
     def is_moderated(self) -> bool:
-        """Whether other arms' spread is in an interval of a cost, without a target of a loss difference."""
+        """Whether other arms' spread is in any interval of costs or, without a target, of differences."""
         if self.plan.target is None:
             return any(arm.difference.moderated for arm in self.others)
         return any(arm.token_cost.own is not None for arm in self.others)
@@ -326,13 +326,13 @@ class Analysis:
 
     @property
     def decay_begins(self) -> int | None:
-        """Tokens after which the learning rate falls at the end, where that is so of all arms alike."""
+        """Tokens after which the learning rate falls at the end; None unless the same in all arms."""
         starts = {arm.decay_begins for arm in self.arms}
         return starts.pop() if len(starts) == 1 else None
 
     @property
     def every_arm(self) -> tuple[ArmResult, ...]:
-        """All arms of the plan: before those at the values found for them, those at the study's own."""
+        """All arms of the plan; in a tuned study first those at the study's own values, then those tuned."""
         return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
 
     @property
@@ -342,10 +342,10 @@ class Analysis:
 
     @property
     def missing(self) -> int:
-        """Runs of the plan that have no result yet, and are needed."""
+        """How many needed runs of the plan have no result yet."""
         return sum(arm.missing for arm in self.every_arm)
 
     @property
     def planned(self) -> int:
-        """Runs of the plan."""
+        """How many runs the plan has."""
         return sum(len(arm.runs) for arm in self.every_arm)

@@ -1,6 +1,6 @@
-"""What a search found: its points, its front, its factors' importances, as tables and as plain data.
+"""What a search found: its points, its front and its factors' importances, as plain data.
 
-Every point is one run of one recipe, so nothing here has an interval. Step times are modelled.
+Each point is one run of one recipe, so nothing here has an interval. Step times are modelled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPoint:
-    """One trial. ``value``: loss in nats per token, or token cost; a bound where ``end`` is no result.
+    """One trial. ``value``: loss in nats per token, or token cost; only a bound unless ``end`` is ``ok``.
 
     ``time``: modelled step time over the baseline's. ``end``: ``ok``, ``missed``, ``diverged``, ``failed`` or
     ``open``.
@@ -47,29 +47,29 @@ class TrialPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """The points of one budget, in the order in which they were tried."""
+    """The points of one budget, in the order tried."""
 
     tokens: int
     points: tuple[TrialPoint, ...]
 
     @property
     def front(self) -> tuple[TrialPoint, ...]:
-        """The points that no other dominates, the fastest first."""
+        """The points that no other point dominates, the fastest first."""
         return tuple(
             sorted((one for one in self.points if one.on_front), key=lambda p: (p.time, p.value, p.number))
         )
 
     @property
     def baseline(self) -> TrialPoint | None:
-        """The baseline's point, if it was tried."""
+        """The baseline's point, None if it was not tried."""
         return next((one for one in self.points if one.is_baseline), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A whole search. ``importances``: those for the value and for the step time, over ``weighed`` trials.
+    """A whole search. ``importances``: for the value and for the step time, over ``weighed`` trials.
 
-    ``wanted``: how many recipes were to be tried at the first budget, of ``candidates`` in all.
+    ``wanted``: how many of the ``candidates`` the first budget was to try.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Found:
 
     @property
     def last(self) -> Rung:
-        """The largest budget that has any points, the first where none has."""
+        """The largest budget with points; the first budget if none has any."""
         return next((rung for rung in reversed(self.rungs) if rung.points), self.rungs[0])
 
     @property
@@ -100,12 +100,12 @@ class Found:
 
     @property
     def value_words(self) -> str:
-        """The name of the first axis."""
+        """The name of the value, with its unit."""
         return "validation loss (nats/token)" if self.objective == "loss" else "token cost"
 
 
 def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Found:
-    """Return the result of a search from its plan and the trials of each budget."""
+    """Collect the result of a search from its plan and the trials of each budget."""
     search, grid = planned.search, planned.halving.grid
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):

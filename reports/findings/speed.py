@@ -1,16 +1,16 @@
-"""What an arm gains in time: measured, where timing is native and unshared; as logged; modelled.
+"""What an arm gains in time: measured, if timing is native and unshared; as logged; modelled.
 
 Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target.
-Where ``ablate check STUDY --steps`` has timed the arm alone, that is the throughput ratio over
+If ``ablate check STUDY --steps`` has timed the arm alone, the speed-up is the throughput ratio over
 (1 + token cost), whose errors are independent. Else it comes from the runs' own timing, by Welch's (or
 paired) intervals on logs.
 
-A run's record says whether its timing is valid; that runs shared a device, only the ledgers of all of them
-show. The record of ``ablate check STUDY --steps`` counts for an arm only where it is native, was taken on an
-idle and undivided device, and has the configuration, code and kind of device of the arm's runs.
+A run's record says whether its timing is valid, but only the attempts of all runs together show that runs
+shared a device. The record of ``ablate check STUDY --steps`` counts for an arm only if it is native, was
+taken on an idle and undivided device, and has the configuration, code and kind of device of the arm's runs.
 
-Emulated or shared timing gives no measured figure, nor do logs of others that do not tell both arms to have
-had the same devices; an arm without a resolved configuration, as of such logs, has no modelled one.
+Emulated or shared timing gives no measured figure. Imported logs give one only if they say that both arms had
+the same devices. An arm without a resolved configuration, as in such logs, has no modelled figure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ablate.store.records import Environment, RecordedConfig
 
 _TURNS = 2
-"""``ablate check STUDY --steps`` goes through the arms there and back."""
+"""``ablate check STUDY --steps`` times the arms forwards, then backwards."""
 _HOUR_SEC = 3600.0
 _NOT_VOUCHED = "a record that does not vouch for it"
 _NOT_ALL = Interval(note="not every run has a figure")
@@ -56,10 +56,11 @@ _NOT_ALL = Interval(note="not every run has a figure")
 
 @dataclass(frozen=True, kw_only=True)
 class RunTiming:
-    """The runs' own timing. ``native``: in every run, unshared. ``reasons``: why not, with numbers of runs.
+    """The runs' own timing. ``reasons``: why it is not ``native``, each with a number of runs.
 
-    ``unvouched``: native arithmetic, but not known to be unshared. ``logged``: read from others' logs.
-    ``untold``: of logged runs, why an arm's speed cannot be set beside the baseline's, by arm.
+    ``kind``: ``native``, native and unshared in every run; ``unvouched``, native arithmetic, but not known to
+    be unshared; ``emulated``; ``logged``, from imported logs. ``untold``: for logged runs, by arm, why its
+    speed cannot be compared with the baseline's.
     """
 
     kind: Literal["native", "unvouched", "emulated", "logged"]
@@ -69,10 +70,10 @@ class RunTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What ``ablate check STUDY --steps`` measured, as far as it counts.
+    """The part of ``ablate check STUDY --steps`` that counts, and the reasons against the rest.
 
-    ``tokens_per_sec``: of every repeat, by arm; the baseline's is among them or there are none. ``not_used``:
-    why not, by arm. ``steps``: of a repeat. ``repeats``: of an arm.
+    ``tokens_per_sec``: of every repeat, by arm; empty if the baseline has none. ``not_used``: by arm, why its
+    timing does not count. ``steps``: in each repeat. ``repeats``: of each arm.
     """
 
     device: str
@@ -89,7 +90,7 @@ class Throughput:
 class Measured:
     """Timing that counts: throughput and end-to-end speed over the baseline's, and device-hours to target.
 
-    ``timed``: alone by ``ablate check STUDY --steps``, in its runs, or as the logs of others say.
+    ``timed``: alone by ``ablate check STUDY --steps``, in its runs, or as imported logs say.
     """
 
     timed: Literal["alone", "in its runs", "as logged"]
@@ -100,10 +101,10 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Modelled:
-    """An arm on named hardware. ``speed``: step speed over the baseline's; empty without the units for it.
+    """An arm on named hardware. ``speed``: step speed over the baseline's; empty if either cannot run there.
 
-    ``net``: speed / (1 + token cost). ``hours``: device-hours of training to the target, empty where the
-    target was not reached by all. Intervals are the model's 95 % ranges, in ``net`` with the token cost's.
+    ``net``: speed / (1 + token cost). ``hours``: device-hours of training to the target, empty unless all
+    runs reached it. Intervals are the model's 95 % ranges; that of ``net`` includes the token cost's.
     """
 
     hardware: str
@@ -115,7 +116,7 @@ class Modelled:
 def timing_of_runs(
     environments: Mapping[str, Environment], attempts: Mapping[str, Attempt], plan: LockedPlan
 ) -> RunTiming:
-    """Return whether every run that ran vouches for its timing, and what speaks against it."""
+    """Judge the runs' own timing, and count the reasons against it."""
     modes = {environment.backend_mode for environment in environments.values()}
     if "imported" in modes:
         return RunTiming(kind="logged", untold=_untold(plan))
@@ -133,9 +134,9 @@ def timing_of_runs(
 
 
 def _untold(plan: LockedPlan) -> dict[str, str]:
-    """Return the arms whose logs do not say that they had the baseline's hardware, and what they say."""
+    """Map the arms whose logs do not say that they had the baseline's hardware to the reason."""
     pairs = {arm.name: arm.differs.get("hardware") for arm in plan.arms}
-    # Read against another arm, what arms differ in is told from that one.
+    # ``differs`` is relative to the baseline now in use, which need not be the study's own.
     base = next((pair[0] for pair in pairs.values() if pair), plan.training.get("hardware"))
     found = {}
     for name, pair in pairs.items():
@@ -153,9 +154,9 @@ def _untold(plan: LockedPlan) -> dict[str, str]:
 
 
 def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> dict[str, str]:
-    """Return the runs whose last attempt shared its device with others of the study, and how.
+    """Map the runs whose last attempt shared its device with other runs of the study to how it did.
 
-    A GPU is shared by two runs, a processor by runs that have more threads together than it has cores.
+    Two runs share a GPU; runs share a processor if they together have more threads than it has cores.
     """
     devices: dict[tuple[str, str, int], list[tuple[str, Attempt, int]]] = defaultdict(list)
     for run_id, ran in environments.items():
@@ -168,7 +169,7 @@ def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str,
     most: dict[str, tuple[int, str]] = {}
     for (_, name, places), runs in devices.items():
         for start in {attempt.started_unix for _, attempt, _ in runs}:
-            # One that is not known to have ended may still be at work.
+            # An attempt without an end may still be running.
             there = {
                 run_id: load
                 for run_id, attempt, load in runs
@@ -183,7 +184,7 @@ def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str,
 def judge_throughput(
     frames: StudyFrames, *, left_out: Collection[str], waived: Collection[str]
 ) -> Throughput | None:
-    """Return the record of ``ablate check STUDY --steps``, None where there is none.
+    """Decide for which arms the record of ``ablate check STUDY --steps`` counts; None without a record.
 
     ``left_out``: the runs that are not pooled. ``waived``: settings in which runs may differ.
     """
@@ -245,7 +246,7 @@ def measured_speed(
     paired: bool,
     alpha: float = ALPHA,
 ) -> Measured:
-    """Return what the runs' own timing shows; runs without a throughput leave no figure."""
+    """Compute the speed from the runs' own timing; no figure if any run lacks a throughput."""
 
     def ratio(figure: Callable[[RunResult], float | None]) -> Interval:
         own, base = _of_all(arm, figure), _of_all(baseline, figure)
@@ -272,9 +273,9 @@ def alone_speed(
     tokens: Estimate | None,
     alpha: float = ALPHA,
 ) -> Measured:
-    """Return what timing the arm and the baseline alone shows, with the token cost of their runs.
+    """Compute the speed from timing the arm and the baseline alone, with the token cost of their runs.
 
-    ``rates``: tokens/s of each repeat. ``tokens``: log tokens to target of the arm, None without.
+    ``rates``: tokens/s of each repeat. ``tokens``: the arm's mean log tokens to target, None if unknown.
     """
     own, base = (mean_estimate([math.log(rate * _HOUR_SEC) for rate in side]) for side in (rates, base_rates))
     hours = _NOT_ALL if tokens is None else exponential(t_interval(difference(tokens, own), alpha))
@@ -287,7 +288,7 @@ def alone_speed(
     if cost.log_ratio is not None:
         end_to_end = exponential(t_interval(difference(ratio, cost.log_ratio), alpha))
         for part in (throughput, t_interval(cost.log_ratio)):
-            if part.low is None and end_to_end.low is not None:  # no interval where either has none
+            if part.low is None and end_to_end.low is not None:  # no interval if either part has none
                 end_to_end = Interval(estimate=end_to_end.estimate, note=part.note)
     return Measured(timed="alone", throughput=exponential(throughput), end_to_end=end_to_end, hours=hours)
 
@@ -295,9 +296,9 @@ def alone_speed(
 def modelled_speed(
     arm: RunConfig, baseline: RunConfig, *, tokens_to_target: float | None, cost: Cost
 ) -> tuple[Modelled, ...]:
-    """Return an arm on every hardware of the report, from its resolved configuration and the baseline's.
+    """Model an arm on every hardware of the report, from its resolved configuration and the baseline's.
 
-    Nothing for a model whose layers' shapes are not in its configuration.
+    Empty if the shapes of a model's layers are not in its configuration.
     """
     if not all(one.model.describes(one.trainer) for one in (arm, baseline)):
         return ()
@@ -316,14 +317,14 @@ def modelled_speed(
 
 
 def share_in_fp4(config: RunConfig) -> float | None:
-    """Return the share of a described model's training FLOPs that have both operands in FP4."""
+    """Return the share of training FLOPs with both operands in FP4; None without the layers' shapes."""
     if not config.model.describes(config.trainer):
         return None
     return fp4_share(workload_of(config), config.recipe)
 
 
 def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
-    """Return the arms' configurations as checked data, without those of imported logs, which do not fit."""
+    """Validate the arms' configurations; those that are not complete, as of imported logs, are left out."""
     from pydantic import ValidationError
 
     from ablate.run.config import config_from_json
@@ -336,7 +337,7 @@ def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
 
 
 def _net(speed: Interval, cost: Cost) -> Interval:
-    """Return speed / (1 + token cost), whose errors are independent."""
+    """Compute speed / (1 + token cost), whose errors are independent."""
     if cost.kind == "baseline" or speed.estimate is None:
         return speed
     if cost.estimate is None:
@@ -352,7 +353,7 @@ def _net(speed: Interval, cost: Cost) -> Interval:
 def _of_all(
     runs: Sequence[RunResult], figure: Callable[[RunResult], float | None]
 ) -> list[tuple[int, float]]:
-    """Return the seed and the figure of each result; nothing unless every result has one."""
+    """Return seed and figure of each result; empty unless every result has a figure."""
     results = [run for run in runs if run.end not in ("missing", "unused")]
     found = [(run.seed, value) for run in results if (value := figure(run)) is not None]
     return found if len(found) == len(results) else []

@@ -1,11 +1,11 @@
-"""How runs stand to targets: the share that has reached the study's own, and token cost at other ones.
+"""Runs against targets: the share that has reached the study's own target, and token cost at other targets.
 
-*Reached* is Kaplan and Meier's estimate, with Greenwood's variance on the log-log scale (Kalbfleisch and
-Prentice) for its band, which stays between 0 and 1. A censored run leaves at its last evaluation. A diverged
-run never reaches the target: it stays among those that have not, to the end.
+*Reached* is Kaplan and Meier's estimate. Its band uses Greenwood's variance on the log-log scale (Kalbfleisch
+and Prentice), so that it stays between 0 and 1. A censored run leaves at its last evaluation. A diverged run
+never reaches the target: it stays at risk to the end.
 
-*Other targets*, because one can mislead: each is read as the study's own is, with its interval; neighbouring
-targets share their noise. Where a run of the baseline diverged there are none.
+*Other targets*, because a single one can mislead: each is read like the study's own, with its interval;
+neighbouring targets share their noise. If a run of the baseline diverged there are none.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ MOST_TARGETS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Steps of the share that has reached the target: from ``tokens[i]`` on it is ``share[i]``.
+    """The share of runs that has reached the target: from ``tokens[i]`` on it is ``share[i]``.
 
-    ``low`` and ``high`` bound it, None where there is no variance. ``end`` is where the last run was
-    still looked at.
+    ``low`` and ``high`` bound it, None without a variance. ``end``: the tokens of the last observation.
     """
 
     tokens: tuple[float, ...]
@@ -62,8 +61,8 @@ class Sweep:
 class Moved:
     """One arm if another loss were the target: ``targets`` in nats per token, falling, the same for all arms.
 
-    ``costs`` has the token cost at each, ``ends`` how the arm's runs stand to it, ``base_ends`` how those of
-    the baseline do.
+    At each target: ``costs`` has the token cost, ``ends`` how the arm's runs ended, ``base_ends`` how those
+    of the baseline did.
     """
 
     targets: tuple[float, ...]
@@ -73,14 +72,14 @@ class Moved:
 
     @property
     def sweep(self) -> Sweep | None:
-        """From the first to the last target at which there is an estimate; None without two of them."""
+        """From the first to the last target with an estimate; None without two of them."""
         exact = [i for i, cost in enumerate(self.costs) if cost.estimate is not None]
         if len(exact) < 2:
             return None
         inside = slice(exact[0], exact[-1] + 1)
         return Sweep(
             targets=self.targets[inside],
-            # A bound is no estimate, and has no place in a band of intervals.
+            # A bound is no estimate and does not belong in a band of intervals.
             costs=tuple(
                 cost if cost.estimate is not None else Cost(kind="none") for cost in self.costs[inside]
             ),
@@ -90,11 +89,11 @@ class Moved:
 
 
 def reached(results: Sequence[Outcome], alpha: float = ALPHA) -> Reached | None:
-    """Return the Kaplan–Meier curve of an arm's results; None without any."""
+    """Compute the Kaplan–Meier curve of an arm's results; None without any."""
     runs = [run for run in results if run.end != "missing"]
     if not runs:
         return None
-    # Where a run reached the target, or was last looked at.
+    # The tokens at which a run reached the target or was last observed.
     last = [math.inf if run.end == "diverged" else run.high if run.end == "hit" else run.low for run in runs]
     end = max([at for at in last if at < math.inf] or [run.low for run in runs])
     survival, variance = 1.0, 0.0
@@ -123,10 +122,10 @@ def move_target(
     paired: bool = False,
     moderated: bool = True,
 ) -> dict[Arm, Moved]:
-    """Return each arm's token cost at losses of the baseline's mean curve, and at the study's ``own`` target.
+    """Compute each arm's token cost at losses of the baseline's mean curve and at the study's ``own`` target.
 
-    ``lost``: how runs that diverged ended, of which no target makes a hit. There is nothing without a result
-    of the baseline, or with one that diverged.
+    ``lost``: the outcomes of diverged runs, which hit no target. An arm is left out if the baseline has no
+    result beside it, or a diverged one.
     """
     whole = {arm: (_with_loss(left), _with_loss(right)) for arm, (left, right) in sides.items()}
     whole = {
@@ -134,7 +133,7 @@ def move_target(
         for arm, (left, right) in whole.items()
         if right and all(curve.end != "diverged" for curve in right)
     }
-    # Of the baseline an arm is compared with all runs, or with the first of them.
+    # An arm is compared with all runs of the baseline, or with the first of them.
     most = max((right for _, right in whole.values()), key=len, default=[])
     targets = _targets(most, [curve for left, _ in whole.values() for curve in left], own) if most else []
     if not targets:
@@ -178,9 +177,10 @@ def _with_loss(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float | None) -> list[float]:
-    """Return losses of the baseline's mean curve, falling: even in training.
+    """Choose losses of the baseline's mean curve, falling, evenly spaced over its evaluations.
 
-    From the lowest first evaluation of all runs to the lowest loss that all runs of the baseline reach.
+    They range from the lowest first evaluation of all runs to the lowest loss that all runs of the baseline
+    reach.
     """
     along = np.unique(np.minimum.accumulate(common_grid(base).mean))
     low = max(float(curve.loss.min()) for curve in base)

@@ -1,11 +1,11 @@
-"""What a comparison owes to the learning rate: arms at values found for them, and at rates side by side.
+"""How far a comparison depends on the learning rate: arms at the values found for them, and over rates.
 
 A study that tunes its arms runs those whose values changed a second time. Both comparisons are made as for
-any study; the report leads with the one at the values found. Arms of any study that differ in the rate alone,
-by their resolved configurations, make a curve of the final loss over it.
+any study; the report leads with the one at the values found. Arms of any study whose resolved configurations
+differ only in the rate make a curve of the final loss over it.
 
 How it fails: before tuning has ended there is one comparison, at the study's own values, and a notice. An
-arm without a configuration (no run of it has started) is in no curve.
+arm without a configuration (none of its runs has started) is in no curve.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RATE = "learning_rate"
 
 
 def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningResult:
-    """Put both comparisons of a study side by side. ``plan``: the whole of it."""
+    """Put both comparisons of a study side by side. ``plan``: the whole plan, with the arms of both."""
     tuning = plan.tuning
     assert tuning is not None
     shared_arms = {arm.name: arm for arm in at_shared.arms}
@@ -60,7 +60,7 @@ def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> 
         return next((trial.loss for trial in reversed(trials) if trial.values == values), None)
 
     def is_outermost(field: str) -> bool:
-        """Tell whether a value beyond all that were tried may be better still."""
+        """Tell whether the chosen value is at an end of those tried, so that one beyond may be better."""
         numbers = {value for trial in trials if isinstance(value := trial.values[field], int | float)}
         return len(numbers) > 1 and chosen[field] in (min(numbers), max(numbers))
 
@@ -83,7 +83,7 @@ def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> 
 
 
 def _of_trials(group: GroupTuning) -> RateCurve:
-    """Return a group's trials as a curve; one that was ended early or diverged has no final loss."""
+    """Make a curve of a group's trials; a trial that was ended early or diverged has no final loss."""
     unknown = Interval(note="no final loss")
     rates = [
         Rate(
@@ -101,7 +101,7 @@ def _of_trials(group: GroupTuning) -> RateCurve:
 def rate_curves(
     arms: Sequence[ArmResult], configs: Mapping[str, RecordedConfig], baseline: str
 ) -> tuple[RateCurve, ...]:
-    """Return the curves of all arms that were run at two rates or more."""
+    """Group the arms that differ only in the learning rate, if they were run at two rates or more."""
     rates = {
         arm: rate
         for arm, config in configs.items()

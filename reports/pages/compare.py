@@ -26,7 +26,7 @@ CONFIRM = "confirm.yaml"
 
 
 def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
-    """Write a comparison's pages and figure into a folder; returns the pages."""
+    """Write ``compare.json``, ``.md`` and ``.html`` of two studies, and the figure; return the three."""
     values = {
         "title": f"{found.left} and {found.right}",
         "sentences": (),
@@ -38,7 +38,7 @@ def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
 
 
 def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
-    """Write the pages and figure of a trend into a folder; returns the pages."""
+    """Write ``compare.json``, ``.md`` and ``.html`` of a trend, and the figure; return the three."""
     values = {
         "title": f"{len(found.studies)} studies from {tokens(found.places[0])} to "
         f"{tokens(found.places[-1])} {compare.UNITS[found.axis]}",
@@ -72,7 +72,10 @@ def _differences(differs: Mapping[str, Sequence[str]], names: Sequence[str]) -> 
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:
-    """Write a search's pages and figures into a folder, and the study that confirms it; returns the pages."""
+    """Write ``search.json``, ``.md`` and ``.html`` and the figure; return the three.
+
+    ``confirm``: the text of a study that confirms the front, for ``confirm.yaml``; None removes that file.
+    """
     values = {
         "found": found,
         "sentences": search.search_sentences(found),

@@ -143,12 +143,12 @@ _KEYS = {
     "throughput": "throughput_over_baseline",
     "to_arm": "to",
 }
-"""Keys of fields that are called otherwise in the files."""
+"""Fields that have another key in the files."""
 _LEFT_OUT = {
     "budget", "config", "curve", "devices", "fingerprint", "log_ratio", "moderated", "moved", "outcome",
     "planned", "reached", "unused",
 }  # fmt: skip
-"""Fields that are in no file as they are."""
+"""Fields that are left out, or written in another form."""
 _COMPUTED: dict[type, tuple[str, ...]] = {
     ArmResult: (
         "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
@@ -157,7 +157,7 @@ _COMPUTED: dict[type, tuple[str, ...]] = {
     RateCurve: ("best_is_outermost",),
     RunResult: ("end", "tokens_to_target", "interpolated", "fitted", "left_bound", "last_loss"),
 }  # fmt: skip
-"""Properties that are in the files beside the fields of a class."""
+"""Properties that are written besides the fields of a class."""
 
 
 def report_document(
@@ -167,7 +167,7 @@ def report_document(
     warnings: Sequence[str],
     diagnosed: Sequence[ArmDiagnosis],
 ) -> dict[str, Any]:
-    """Return the content of ``report.json``."""
+    """Collect the content of ``report.json``; the keys are listed above."""
     plan = analysis.plan
     target = plan.target and plain(plan.target) | {"val_loss": plan.target.val_loss}
     saved = {"tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped)}
@@ -214,13 +214,13 @@ def report_document(
 
 
 def _parts(value: Any, /, *names: str, **renamed: str) -> dict[str, Any]:
-    """Return parts of a value as what JSON knows; ``renamed``: key → the part's name, or its path."""
+    """Convert attributes of a value for JSON; ``renamed``: key → attribute, or a path of attributes."""
     paths = dict(zip(names, names, strict=True)) | renamed
     return {key: plain(attrgetter(path)(value)) for key, path in paths.items()}
 
 
 def plain(value: Any) -> Any:
-    """Return data classes, mappings and sequences as what JSON knows."""
+    """Convert data classes, mappings and sequences to types that JSON has, with the keys of the files."""
     if isinstance(value, Sweep):
         pairs = zip(value.targets, value.costs, strict=True)
         return [{"val_loss": at, **_interval(one)} for at, one in pairs]
@@ -256,7 +256,7 @@ def _interval(value: Any) -> dict[str, Any]:
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Return two studies side by side; costs and ratios are fractions."""
+    """Collect ``compare.json`` of two studies; costs and ratios are fractions."""
     return {
         "studies": [found.left, found.right],
         "differ_in": plain(found.differs),
@@ -272,7 +272,7 @@ def comparison_document(found: Comparison) -> dict[str, Any]:
 
 
 def trend_document(found: Trend) -> dict[str, Any]:
-    """Return the trends of arms over the size of the model or the budget; costs are fractions."""
+    """Collect ``compare.json`` of more studies; costs are fractions."""
 
     def line(one: Line | None) -> dict[str, Any] | None:
         if one is None:
@@ -289,7 +289,7 @@ def trend_document(found: Trend) -> dict[str, Any]:
 
 
 def search_document(found: Found) -> dict[str, Any]:
-    """Return what a search found; step times are modelled."""
+    """Collect ``search.json``; step times are modelled."""
     value, time = found.importances
     same = ("number", "levels", "started_from", "end", "why", "on_front")
     own = {"recipe": "name", "gemms": "recipe", "run": "run_id", "step_time_over_baseline": "time"}
@@ -323,7 +323,7 @@ RUN_FIGURES = (
 
 
 def arm_frame(analysis: Analysis) -> pd.DataFrame:
-    """Return the headline table with full precision, one row an arm."""
+    """Make the frame of ``arms.csv``, one row an arm; figures have full precision."""
     parts = {name: name for name in ("tokens_to_target", "token_cost", "final_loss")}
     parts["loss_difference"] = "difference"
     columns = {name: name for name in ("recipe", "n", "hit", "censored", "diverged", "missing")}
@@ -334,13 +334,13 @@ def arm_frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def run_frame(analysis: Analysis) -> pd.DataFrame:
-    """Return the ledger with full precision, one row a run."""
+    """Make the frame of ``runs.csv``, one row a run; figures have full precision."""
     runs = (run for arm in analysis.every_arm for run in arm.runs)
     rows = [[getattr(run, name) for name in RUN_FIGURES] for run in runs]
     return pd.DataFrame(rows, columns=list(RUN_FIGURES), dtype=object)
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV, one line a row; a text that a spreadsheet would compute gets a ' in front."""
+    """Write a frame as CSV; a text that a spreadsheet would take for a formula gets a ' in front."""
     text: str = frame.map(inert).to_csv(index=False, lineterminator="\n")
     return text

@@ -1,8 +1,8 @@
 """Templates, values and drawings → a page as HTML, Markdown and JSON.
 
-The HTML file holds everything inside itself (pictures as inline SVG, styles, at most one script), and its own
-content policy forbids it the network and every other script. Every user string goes through the template's
-escaping; Markdown has an escaping of its own, for a ``|`` in a name would break the table.
+The HTML file is complete in itself (pictures as inline SVG, styles, at most one script), and its content
+policy forbids the network and every other script. The template escapes every user string; Markdown has its
+own escape, because a ``|`` in a name would break the table.
 
 How it fails: a folder that cannot be written raises ``OSError``; each file is written whole or not at all.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-# Colours of the SVG → style variables of the page, which has values for light and dark.
+# Colours of the SVG → style variables, for which the page has light and dark values.
 _VARIABLES = {
     INK: "ink",
     FAINT: "faint",
@@ -57,14 +57,14 @@ def write_pages(
     *,
     figures: str = "",
 ) -> tuple[Path, Path, Path]:
-    """Write drawings, then ``NAME.json``, ``.md`` and ``.html``; returns these three in that order.
+    """Write drawings, then ``NAME.json``, ``.md`` and ``.html``; return these three in that order.
 
-    The templates of that name see ``values``, the ``drawings`` by name, and the HTML one their ``pictures``
-    as inline SVG. ``figures``: where the drawings go inside the folder. A page with ``live`` among its values
-    has a script, which its policy knows by the hash of its text.
+    The templates of that name get ``values`` and the ``drawings`` by name, the HTML one also ``pictures``, as
+    inline SVG. ``figures``: subfolder of the drawings. A page with ``live`` in its values has a script, which
+    the content policy allows by the hash of its text.
     """
     drawn = {one.name: one for one in drawings if one is not None}
-    # Between the tags stands the file as it is: the browser hashes just that.
+    # The browser hashes the text between the tags, so the file is inserted unchanged.
     script = (_TEMPLATES / "report.js").read_bytes()
     seen = {"drawings": drawn, "version": __version__, "live": None, **values}
     seen["script"] = Markup(script.decode())  # noqa: S704  no user's word is in it
@@ -86,7 +86,7 @@ def write_pages(
 
 
 def definitions(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return the words of a report with what they mean in this study."""
+    """Define the terms of a report as (term, meaning in this study)."""
     runs = [run for arm in analysis.every_arm for run in arm.runs if run.end == "hit" and not run.left_bound]
     record = analysis.throughput
     text = _environment(autoescape=False).get_template("method.txt.j2").render(
@@ -99,22 +99,21 @@ def definitions(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def latex(table: Table, label: str) -> str:
-    """Return a table environment for LaTeX's ``booktabs`` package, with the caption and a label."""
+    """Write a table for LaTeX's ``booktabs`` package, with its caption and a label."""
     return _environment(autoescape=False).get_template("table.tex.j2").render(table=table, label=label)
 
 
 def escape_markdown(text: str) -> str:
     """Escape what Markdown, or HTML inside it, would read as markup; a line break becomes a space.
 
-    What does not print becomes visible.
+    Characters that do not print become visible.
     """
     flat = safe_text(" ".join(str(text).split())).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_{}\[\]#|~$]|^>)", r"\\\1", flat)
 
 
 def _environment(*, autoescape: bool) -> Environment:
-    """Return the templates of all pages."""
-    # Markdown is not HTML: it has its own filter on every user string (the tests look).
+    # Markdown is not HTML: there every user string has its own filter, as the tests check.
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=autoescape,  # noqa: S701
@@ -128,11 +127,11 @@ def _environment(*, autoescape: bool) -> Environment:
 
 
 def inline_svg(drawing: Drawing) -> Markup:
-    """Return an SVG that can stand in the page: ids of its own, the page's colours, words for a reader."""
+    """Make an SVG for the page: with unique ids, the page's colours, and the alternative text."""
     svg = drawing.svg.decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    # matplotlib's style element would speak to the whole page.
+    # matplotlib's style element would apply to the whole page.
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{drawing.name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{drawing.name}-", svg)
@@ -143,7 +142,7 @@ def inline_svg(drawing: Drawing) -> Markup:
     )
     size = re.search(r'viewBox="0 0 ([0-9.]+) [^"]*"', svg)
     assert size is not None  # matplotlib always writes it
-    # Letters of the same size in a narrow figure as in a wide one.
+    # Letters have the same size in narrow and wide figures.
     width = f"--width: {float(size[1]) * 1.45:.0f}px"
     opening = (
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size[0]} style="{width}" role="img" '

@@ -1,8 +1,8 @@
 """A study's run store → the files of its report.
 
-Each file is written through a temporary one and renamed, and the pages come last: a reader sees an old page
-or a new one, never half of it. The same run store gives the same bytes. HTML, Markdown and LaTeX are written
-from one list of sections; a section without anything to show is left out.
+Each file is written to a temporary one and renamed, and the pages come last: a reader sees an old page or a
+new one, never half of it. The same run store gives the same bytes. HTML, Markdown and LaTeX are written from
+one list of sections; an empty section is left out.
 
 How it fails: a damaged run is named in the report's warnings; only a plan that cannot be read stops it.
 """
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 200
 _QUESTION = ("baseline", "target", "paired_seeds", "intervals")
-"""Keys of ``report.json`` whose values two reports must share to answer one question."""
+"""Keys of ``report.json``: two reports answer the same question if all these values are equal."""
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """A section of the page: a table (``name`` is that of its LaTeX file), or a figure; and sentences."""
+    """A section of the page: a table or a figure, and sentences. ``name``: also of the table's LaTeX file."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class PageSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportPaths:
-    """What was written, and the verdict to print beside it. ``matrices``: each with the arms in it."""
+    """What was written, and the verdict to print. ``matrices``: each with the arms in it."""
 
     html: Path
     markdown: Path
@@ -73,7 +73,7 @@ class ReportPaths:
     notices: tuple[str, ...]
 
     def paths(self) -> tuple[Path, ...]:
-        """Return the files and folders written."""
+        """List the files and folders written: the pages, then tables and figures."""
         return (self.html, self.markdown, self.json, self.tables, self.figures)
 
 
@@ -87,21 +87,21 @@ def write_report(
     prices: Mapping[str, float] | None = None,
     refresh_sec: int | None = None,
 ) -> ReportPaths:
-    """Write the report of a study, by default into its folder under ``report/``.
+    """Write the report of a study, by default into ``report/`` in its folder.
 
-    A report of another question that is there moves to ``former-reports/``.
-    ``baseline``, ``target``: another arm, or another value, than the study names; see ``against``.
-    ``waive``: settings in which runs may differ, see ``comparable``. ``prices``: USD for a device-hour by the
-    hardware's name. ``refresh_sec``: have a browser load the page again after so many seconds.
+    An earlier report there that answers another question moves to ``former-reports/``. ``baseline``,
+    ``target``: another arm, or another value, than the study names; see ``read.rebase``. ``waive``: settings
+    in which runs may differ, see ``results.ends``. ``prices``: USD for a device-hour by the hardware's name.
+    ``refresh_sec``: a browser reloads the page after so many seconds; None: never.
 
     Raises:
         FileNotFoundError: the study never ran here.
-        UserError: its plan cannot be read, or there is no such baseline or target.
+        UserError: its plan cannot be read, or it does not allow that baseline or target.
     """
     folder = store.path / "report" if out is None else out
     frames = read_against(load_frames(store), baseline=baseline, target=target)
     analysis = analyse(frames, waive=waive)
-    # Faults name files relative to the study: the report must not depend on where the study lies.
+    # Faults name files relative to the study, so that the report does not depend on the study's place.
     diagnosed, damaged = diagnose_study(store, analysis)
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
     verdict, notices = write_verdict(analysis), tuple(caveats.notices(analysis))
@@ -151,7 +151,7 @@ def write_report(
 
 
 def _keep_another_question(report: Path, document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Move a report that asks otherwise than this document out of its way; return what to say of it."""
+    """Move away a report that answers another question than ``document``; return a notice of it."""
     try:
         before = parse_json((report / "report.json").read_bytes())
         if all(before.get(key) == document[key] for key in _QUESTION):
@@ -167,16 +167,16 @@ def _keep_another_question(report: Path, document: Mapping[str, Any]) -> tuple[s
 
 
 def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
-    """Return what the page's script looks up of a convergence figure, which is of the arms of this analysis.
+    """Compute the data of the page's script for a convergence figure of this analysis.
 
-    Every number is computed here, as the report's own are. ``runs``: arm, seed, tokens and losses, thinned,
-    because they are for pointing at. ``moved``: of each arm tokens to target, token cost and ends, as text,
-    at each of the ``targets``, without intervals: of a target that was picked from the curves there are none.
-    ``own``: the place of the study's.
+    Every number is computed here, like the report's own. ``runs``: arm, seed, tokens and losses, thinned, as
+    they are only shown under the pointer. ``moved``: of each arm tokens to target, token cost and ends, as
+    text, at each of the ``targets``; without intervals, which a target picked from the curves cannot have.
+    ``own``: the index of the target nearest to the study's own.
     """
     names = [arm.name for arm in analysis.arms]
     found = {arm.name: arm.moved for arm in analysis.others if arm.moved and not arm.counted_from}
-    # Arms that were stopped early have fewer runs of the baseline beside them.
+    # Arms that were stopped early are compared with fewer runs of the baseline.
     most = max(found.values(), key=lambda one: len(one.base_ends[0]), default=None)
     targets = most.targets if most else ()
 
@@ -212,7 +212,6 @@ def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
 def _sections(
     analysis: Analysis, diagnosed: Sequence[ArmDiagnosis], prices: Mapping[str, float]
 ) -> tuple[PageSection, ...]:
-    """Make every table and figure of a report. ``prices``: USD for a device-hour by the hardware's name."""
     drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
     measured = tables.measured_table(analysis, prices)
     modelled = tables.modelled_table(analysis, prices)

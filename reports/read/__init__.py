@@ -1,1 +1,1 @@
-"""Run store and logs of others: files to data frames."""
+"""Logs of other programs as runs of a study; a study read against another arm or target."""

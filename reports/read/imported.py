@@ -1,11 +1,11 @@
-"""What every importer makes: runs as plain data, and a run store of them.
+"""The result of every importer: runs as plain data, and a run store of them.
 
-The runs of one arm must agree in every setting that a log tells, unless the user waives one by name; where
-arms differ in a setting the report's table of arms shows it. A log does not tell the budget of a run that
-diverged: it counts with the longest run of the study, as if it had been meant to go as far.
+The runs of one arm must agree in every setting in their logs, unless the user waives one by name; the
+report's table of arms shows the settings in which arms differ. A log does not say the budget of a diverged
+run: it gets that of the study's longest run.
 
-How it fails: what leaves no study at all (an arm without runs, settings that disagree within an arm, files
-that disagree on one run) is a ``UserError``.
+How it fails: a ``UserError`` if no study is possible (an arm without runs, settings that disagree within an
+arm, files that disagree on one run).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     Arms = Mapping[str, Sequence["ImportedRun"]]
 
 IMPORTED = "imported"
-"""``backend_mode`` of runs whose arithmetic and timing are known from a log alone."""
+"""``backend_mode`` of runs whose arithmetic and timing are known only from a log."""
 PRECISION = {f"lowest_numerical_precision_in_{part}": part for part in ("linear", "attn", "comm")}
-"""The settings that are the recipe, by MLPerf's keys: of linear layers, attention and communication."""
+"""The settings that make the recipe, by MLPerf's keys: of linear layers, attention and communication."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class ImportedRun:
     """One run of a log.
 
     ``evals`` are (tokens, validation loss in nats per token), by rising tokens; ``in_bf16`` the losses of a
-    second evaluation in bf16, by tokens; ``throughput`` (tokens, tokens per second).
-    ``settings`` is what makes runs comparable: batch, learning rate, data, hardware; never the seed, which is
-    None where the log does not tell it. ``source`` names it for people; ``content`` is hashed to its id.
-    ``piece``: the run's name and seed, which no other file may hold; None: it is whole.
+    second evaluation in bf16, by tokens; ``throughput`` (tokens, tokens per second). ``settings`` must be
+    equal for runs to be comparable: batch, learning rate, data, hardware; never the seed, which is None if
+    the log lacks it. ``source`` names the run in messages; ``content`` is hashed to its id. ``piece``: the
+    run's name and seed, which no other file may hold; None if the log is known to be whole.
     """
 
     source: str
@@ -66,7 +66,7 @@ class ImportedRun:
 
     @property
     def id(self) -> str:
-        """Its name in the run store."""
+        """The run's name in the run store: 16 hexadecimal digits."""
         return hashlib.sha256(self.content).hexdigest()[:16]
 
     @property
@@ -83,9 +83,9 @@ class ImportedRun:
 def run_of_losses(
     losses: Mapping[int, float], identity: Sequence[Any], *, state: State = "finished", **told: Any
 ) -> ImportedRun:
-    """Return a run from its losses by tokens; a finished one with a loss that is not finite has diverged.
+    """Make a run from its losses by tokens; a finished run has diverged if a loss is not finite.
 
-    ``identity`` is hashed to its id, with the losses; ``told``: other fields of the run.
+    ``identity``: hashed to the run's id, together with the losses. ``told``: other fields of the run.
     """
     finite = sorted((at, loss) for at, loss in losses.items() if math.isfinite(loss))
     diverged = len(finite) < len(losses)
@@ -99,10 +99,10 @@ def run_of_losses(
 
 
 def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
-    """Check that each run is whole, and number seeds that are text; return the arms and what was numbered.
+    """Check that each run is whole, and number seeds that are text; also return a line that says so.
 
     Raises:
-        UserError: two files of one run, or one without a name or seed that begins late.
+        UserError: two files hold one run, or a run without name and seed begins late.
     """
     for arm, runs in arms.items():
         known: dict[object, ImportedRun] = {}
@@ -153,14 +153,15 @@ def write_study(
     description: str | None = None,
     waived: Sequence[str] = (),
 ) -> tuple[StudyStore, list[str]]:
-    """Write an ordinary run store of a study named after its folder; returns it and a line for each copy.
+    """Write an ordinary run store of a study named after its folder; also return a line for each copy.
 
     ``target``: None compares final losses.
-    A second import of the same logs writes the same store; another study of that name is refused.
+    A second import of the same logs writes the same store; a study that was not imported is not replaced.
 
     Raises:
-        UserError: an arm without runs, an unknown baseline, runs of one arm that do not compare, a log in
-            two arms, a folder that holds a study of another kind, pairs that no log tells.
+        UserError: an arm has no runs, the baseline is unknown, the runs of an arm are not comparable, a log
+        is
+            in two arms, the folder holds a study that was not imported, or the logs lack seeds for pairs.
     """
     copies: list[str] = []
     known: dict[str, tuple[str, ImportedRun]] = {}
@@ -175,7 +176,7 @@ def write_study(
             arm, first = known[run.id]
             if arm != name:
                 raise UserError(f"{run.source} is in arm '{arm}' and in arm '{name}' (expected one)")
-            # It would make the intervals too narrow.
+            # Counting a copy would make the intervals too narrow.
             copies.append(f"{run.source}: same content as {first.source} (arm '{name}'): counted once")
         if not kept[name]:
             raise UserError(f"arm '{name}' has no run that could be read")
@@ -233,12 +234,13 @@ def write_study(
 
 
 def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -> Arms:
-    """Add to all runs what the user says of them.
+    """Add the user's settings to all runs.
 
-    ``hardware``: such as ``8x NVIDIA H100``. ``constant_from``: the tokens since which the rate was constant.
+    ``hardware``: such as ``8x NVIDIA H100``. ``constant_from``: tokens after which the learning rate was
+    constant.
 
     Raises:
-        UserError: the log of a run says it itself.
+        UserError: a log has other hardware, or a schedule of its own.
     """
 
     def told(run: ImportedRun) -> ImportedRun:
@@ -259,7 +261,7 @@ def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -
 
 
 def _check_pairs(arms: Arms, baseline: str) -> None:
-    """Raise ``UserError`` where a run has no seed, two of an arm have the same, or no arm a pair."""
+    """Raise UserError if a run has no seed, two runs of an arm have the same one, or no arm has a pair."""
     seeds: dict[str, Counter[int | str | None]] = {}
     for name, runs in arms.items():
         seeds[name] = Counter(run.seed for run in runs)
@@ -281,7 +283,7 @@ def _check_pairs(arms: Arms, baseline: str) -> None:
 
 
 def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that all runs share; raise ``UserError`` where they differ in one not waived."""
+    """Return the settings that all runs share; raise UserError if they differ in one that is not waived."""
     common: dict[str, Any] = {}
     for key in dict.fromkeys(key for run in runs for key in run.settings):
         values = [json.dumps(run.settings.get(key)) for run in runs]
@@ -298,10 +300,10 @@ def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Sequence[str
 
 
 def machine(hardware: str) -> dict[str, Any]:
-    """Return ``8x NVIDIA H100`` as an environment has it, its kind and number of devices.
+    """Split ``8x NVIDIA H100`` into the fields ``gpu`` and ``world_size`` of an environment.
 
     Raises:
-        UserError: it does not begin with a number of devices.
+        UserError: the text has another form.
     """
     count, _, name = hardware.partition("x ")
     if not (count.isdecimal() and int(count) and name.strip()):
@@ -310,7 +312,7 @@ def machine(hardware: str) -> dict[str, Any]:
 
 
 def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
-    """Write one run; returns its budget in tokens, which is that of the ``longest`` if it diverged."""
+    """Write one run and return its budget in tokens: its own tokens or, if it diverged, ``longest``."""
     target = store.run(run.id)
     budget = longest if run.state == "diverged" else run.tokens
     target.create({"training": {"tokens": budget, **run.settings}, "seed": run.seed, "source": run.source})
@@ -328,7 +330,7 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
         | ({"val_loss_bf16": run.in_bf16[tokens]} if tokens in run.in_bf16 else {})
         for step, (tokens, loss) in enumerate(run.evals, 1)
     )
-    # The times of MLflow's rows come from here and must not change from import to import.
+    # MLflow's rows take their times from here, so repeated imports must write the same.
     begun = run.started_unix or 0.0
     rows = enumerate(itertools.chain(training, evaluations))
     as_json = json.JSONEncoder(separators=(",", ":")).encode

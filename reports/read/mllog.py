@@ -1,11 +1,11 @@
 """MLPerf training logs: ``:::MLLOG`` JSON lines, with other text before, between and after them.
 
-Read are the evaluations (``eval_accuracy``, by ``samples_count`` or ``epoch_num``), the run's status, seed,
-hyper-parameters and throughput. Several ranks that log the same evaluation count once. What a run was trained
-on is in the submission's system description, beside the results: the platform that a log names is free text,
-equal for different devices in public logs, or the template's that nobody filled in.
+The importer reads the evaluations (``eval_accuracy``, by ``samples_count`` or ``epoch_num``), the run's
+status, seed, hyper-parameters and throughput. An evaluation that several ranks log counts once. The hardware
+is read from the submission's system description, beside the results: the platform in a log is free text,
+which in public logs is the same for different devices or still the template's placeholder.
 
-How it fails: what does not parse is a line in the faults, and the rest goes on.
+How it fails: a line that does not parse is a line in the faults, and the rest is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTINGS = (
     "opt_gradient_clip_norm", "target_accuracy", "submission_platform", *PRECISION,
 )  # fmt: skip
 _OLDER = {"lowest_numerical_precision_linear": "lowest_numerical_precision_in_linear"}
-"""Keys that were called otherwise before."""
+"""Keys of older logs, and their names now."""
 _WANTED = tuple(
     f'"{key}"'.encode()
     for key in (
@@ -45,12 +45,12 @@ _WANTED = tuple(
 
 
 def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None = None) -> ImportedRun | None:
-    """Return the run of one result file, None where there is none in it.
+    """Read the run in one result file; None if the file holds no usable run.
 
     Args:
         path: the file.
-        faults: takes a line for each fault, with file and line.
-        tokens_per_sample: tokens that a sample counts; default: the log's ``max_sequence_length``.
+        faults: gets a line for each fault, with file and line.
+        tokens_per_sample: default: the log's ``max_sequence_length``.
 
     Raises:
         OSError: the file cannot be read.
@@ -97,7 +97,7 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
     if not isinstance(per_sample, int) or isinstance(per_sample, bool) or not 0 < per_sample < _LARGEST:
         faults.append(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
         return None
-    # A run that was given up counts as far as it came, one whose log only stops does not.
+    # An aborted run counts up to its end; a run whose log breaks off does not count.
     state: State = "finished"
     message = None if status == "success" else f"logged as {status}"
     if status is None:
@@ -106,7 +106,7 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
     elif message and not all(map(math.isfinite, evals.values())):
         state, message = "diverged", f"{message}, with a loss that is not finite"
     told = {key: settings[key] for key in _SETTINGS if key in settings}
-    # The size of the data set; one submitter logs what the run took under that name, which is no setting.
+    # The size of the data set is a setting; but one submitter logs the run's samples under this key.
     if _is_count(size := told.get("train_samples")) and size <= 1.05 * max(evals):
         del told["train_samples"]
     platform, organisation = told.get("submission_platform"), settings.get("submission_org")
@@ -130,9 +130,9 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
 
 
 def _hardware(path: Path, faults: list[str]) -> str | None:
-    """Return ``8x NVIDIA H100`` from the description of a submission's system, None where there is none.
+    """Read ``8x NVIDIA H100`` from the description of a submission's system; None without one.
 
-    It stands as ``ORG/systems/SYSTEM.json`` beside ``ORG/results/SYSTEM/BENCHMARK/result_0.txt``.
+    For ``ORG/results/SYSTEM/BENCHMARK/result_0.txt`` it is ``ORG/systems/SYSTEM.json``.
     """
     system = path.resolve().parent.parent
     file = system.parent.parent / "systems" / f"{system.name}.json"
@@ -150,7 +150,7 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
 
 
 def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the wanted records with their places; the rest of the text is only searched."""
+    """Yield the wanted records, each with ``path:line``; other lines are not parsed."""
     at = counted = 0
     line = 1
     while (at := content.find(_MARK, at)) >= 0:
@@ -174,7 +174,7 @@ def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[st
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a value is a number that a float can hold, NaN and infinity among them."""
+    """Tell whether a value is a float, also NaN or infinity, or an int below 2⁶² in size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < _LARGEST
     return isinstance(value, float)

@@ -1,9 +1,10 @@
-"""The same runs read another way: against another arm, or at another target than the study file names.
+"""The same runs compared with another arm, or at another target, than the study file names.
 
-A study against BF16 says what each arm costs; whether a Hadamard mends what FP4 broke is a question of the
-same runs against the arm without it.
+A study against BF16 says what each arm costs. Whether a Hadamard transform reduces that cost is answered by
+the same runs, compared with the arm without it.
 
-How it fails: a study with a ``stop`` rule or ``tune`` is refused, because that comparison chose its runs.
+How it fails: a study with ``stop`` or ``tune`` is refused, because its own comparison decided which runs
+there are.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 def read_against(
     frames: StudyFrames, *, baseline: str | None = None, target: float | None = None
 ) -> StudyFrames:
-    """Return the study with another baseline, another target (of the study's own kind), or both.
+    """Change the study's baseline, its target (which keeps its kind), or both; None keeps either.
 
     Raises:
-        UserError: no such arm, no such target, or a design that does not allow it.
+        UserError: there is no such arm, the target is not possible, or the study has ``stop`` or ``tune``.
     """
     plan = frames.plan
     if baseline is None and target is None:
@@ -54,20 +55,20 @@ def read_against(
                 f"--baseline: no arm '{baseline}' in study '{plan.study}' (arms: {', '.join(sorted(arms))})"
             )
         own = arms[baseline].differs
-        # A second arm of the old baseline is no repetition of the new one.
+        # The old baseline's second arm does not repeat the new baseline.
         entries = tuple(replace(arm, again=False, differs=_differs(arm.differs, own)) for arm in plan.arms)
         plan = replace(plan, baseline=baseline, arms=entries)
     return replace(frames, plan=plan)
 
 
 def target_after(frames: StudyFrames, tokens: int) -> float:
-    """Return the target that the study's own baseline reaches after so many tokens: its mean loss there.
+    """Compute the target that the study's own baseline reaches after ``tokens``: its mean loss there.
 
-    The mean over the baseline's runs that did not diverge, linear between evaluations, rounded to three
-    decimals; for a perplexity target its exponential. The intervals of costs do not hold the error of it.
+    The mean is over the baseline's runs with finite losses, linear between evaluations, rounded to three
+    decimals; for a perplexity target it is exponentiated. Cost intervals do not include its error.
 
     Raises:
-        UserError: no run of the baseline has evaluations on both sides of it.
+        UserError: the baseline has no finite losses, or not all of its runs have evaluations on both sides.
     """
     plan = frames.plan
     runs = frames.runs.loc[frames.runs["arm"] == plan.baseline, "run_id"]
@@ -88,7 +89,7 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
 
 
 def _differs(arm: Differs, base: Differs) -> Differs:
-    """Return the fields in which an arm differs from the new baseline, from both differences to the old."""
+    """Find where an arm differs from the new baseline, from the differences of both to the old one."""
     pairs = {}
     for field in dict.fromkeys((*base, *arm)):
         old = (base.get(field) or arm[field])[0]

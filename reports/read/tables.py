@@ -1,9 +1,9 @@
 """Long tables of evaluations: CSV, JSON lines, charts exported by W&B, and plain text by the user's patterns.
 
-A table without a column of tokens is one of final losses, a row a run.
+A table without a column of tokens holds final losses, one row for each run.
 
-How it fails: a row that does not fit is a line in ``faults``, which every reader is given, and the rest goes
-on; a file that cannot be opened is an ``OSError``. A pattern that cannot work is a ``UserError``.
+How it fails: every reader adds a line to ``faults`` for a row that it cannot use, and reads the rest; a file
+that cannot be opened is an ``OSError``. A pattern that cannot work is a ``UserError``.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from ablate.reports.read.imported import ImportedRun
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
-"""What begins a formula in a spreadsheet."""
+"""A text that begins with one of these is a formula in a spreadsheet."""
 COLUMNS = ("tokens", "val_loss", "run", "seed", "arm", "seconds", "ms", "val_loss_bf16")
 _TIMES = {"ms": 1e3, "seconds": 1.0}
-"""Columns of time, and how many of their units make a second."""
+"""Columns of time, and how many of their units a second has."""
 _COUNTS = ("step", "tokens")
 _GROUPS = (*_COUNTS, "val_loss", *_TIMES, "seed")
 _LARGEST = 1 << 62
 _LONGEST_LINE = 1 << 16
-"""Characters of a text's line that are looked at together: a file need not have any line breaks."""
+"""Longer lines of a text are searched in parts of so many characters, as a file may have no line breaks."""
 
 Row = tuple[int, dict[str, Any]]
-"""A line's number, and what it holds by column."""
+"""A line's number, and its values by column."""
 Stages = tuple[tuple[float, float], ...]
-"""(first step, tokens of a step from there on), steps rising from 0."""
+"""(first step, tokens of each step from there on), by rising steps from 0."""
 TOKENS: Stages = ((0.0, 1.0),)
-"""Where what is called a step is a token."""
+"""For tables that count tokens, not steps."""
 
 
 def tokens_at(step: float, stages: Stages) -> float:
-    """Return the tokens of so many steps, whose size may change from stage to stage."""
+    """Convert a number of steps to tokens; the size of a step may differ between stages."""
     ends = [start for start, _ in stages[1:]] + [step]
     return sum(
         max(0.0, min(step, end) - start) * tokens for (start, tokens), end in zip(stages, ends, strict=True)
@@ -55,9 +55,9 @@ def tokens_at(step: float, stages: Stages) -> float:
 
 
 def inert(value: Any) -> Any:
-    """Put a ' in front of a text that a spreadsheet would take for a formula; ``read_csv`` takes it away.
+    """Put a ' before a text that a spreadsheet would take for a formula; ``read_csv`` removes it.
 
-    What does not print becomes visible.
+    Characters that do not print become visible. Values that are not text are returned unchanged.
     """
     if not isinstance(value, str):
         return value
@@ -70,12 +70,12 @@ def _as_written(cell: str) -> str:
 
 
 def _is_text(cell: str) -> bool:
-    """Tell whether a text has none of the lone surrogates that bytes which are not UTF-8 are read as."""
+    """Tell whether a text was UTF-8: other bytes are read as lone surrogates (``surrogateescape``)."""
     return cell.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in cell)
 
 
 def read_csv(path: Path, faults: list[str]) -> Iterator[Row]:
-    """Yield a CSV's rows with their line numbers."""
+    """Yield a CSV's rows, as texts, with their line numbers."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.DictReader(file)
         try:
@@ -91,7 +91,7 @@ def read_csv(path: Path, faults: list[str]) -> Iterator[Row]:
 
 
 def read_jsonl(path: Path, faults: list[str]) -> Iterator[Row]:
-    """Yield the objects of a file of JSON lines with their line numbers; of one array, numbered."""
+    """Yield the objects of a file of JSON lines, or of one JSON array, with their line or place from 1."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         first = next(file, "")
         lines: Iterable[str] = itertools.chain([first], file)
@@ -136,10 +136,10 @@ def read_wandb_chart(path: Path, faults: list[str], metric: str | None = None) -
 
 
 def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
-    """Return regular expressions ready for use.
+    """Compile the user's regular expressions and check the names of their groups.
 
     Raises:
-        UserError: an invalid expression, a group of another name, or no group for what is needed.
+        UserError: an invalid expression, a group of another name, or a missing group.
     """
     found = []
     for text in patterns:
@@ -164,8 +164,8 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
 def read_text(path: Path, faults: list[str], patterns: Sequence[re.Pattern[str]]) -> Iterator[Row]:
     """Yield a row for each ``val_loss`` that a pattern finds in a text.
 
-    What a group found in an earlier line holds until it finds again. A file is a run; its first seed counts.
-    Patterns that count neither steps nor tokens find its final loss, the last.
+    A group keeps its value from an earlier line until it matches again. A file is one run; its first seed
+    counts. If no group counts steps or tokens, only the last loss is yielded, as the final one.
     """
     rows: list[Row] = []
     known: dict[str, Any] = {name: None for pattern in patterns for name in pattern.groupindex}
@@ -187,7 +187,7 @@ def read_text(path: Path, faults: list[str], patterns: Sequence[re.Pattern[str]]
 
 @dataclass(kw_only=True)
 class _Rows:
-    """One run's rows by tokens: losses, those in bf16, and seconds since the training's start."""
+    """One run's losses, losses in bf16 and seconds since its start, by tokens."""
 
     losses: dict[int, float] = field(default_factory=dict)
     in_bf16: dict[int, float] = field(default_factory=dict)
@@ -197,15 +197,15 @@ class _Rows:
 def runs_of(
     path: Path, rows: Iterable[Row], faults: list[str], names: Mapping[str, str], stages: Stages = TOKENS
 ) -> dict[str | None, list[ImportedRun]]:
-    """Group rows into runs, by arm where there is such a column.
+    """Group rows into runs by arm, or under None without a column of arms.
 
-    ``names``: what the columns are called, ours → theirs. Without ``run`` a file is one run, or one for each
-    seed. ``seconds`` and ``ms``, since training began, are read only if they are named: a column of that name
-    may be the time of a step. ``stages``: the tokens of a step, where the ``tokens`` column counts steps.
+    ``names``: names of the columns, ours → theirs. Without ``run`` a file is one run, or one for each seed.
+    ``seconds`` and ``ms``, since training began, are read only if they are in ``names``: a column of that
+    name may be the time of a step. ``stages``: the tokens of a step, if the ``tokens`` column counts steps.
 
     Raises:
-        UserError: a column that is named is not there; rows that are several runs with nothing that tells
-            them apart; tokens that are no whole numbers and have no unit.
+        UserError: a named column is missing; rows belong to several runs that nothing distinguishes; tokens
+            are not whole numbers and have no unit.
     """
     places = {name: names.get(name, name) for name in COLUMNS}
     has: dict[Any, None] = {}
@@ -214,7 +214,7 @@ def runs_of(
     for number, row in rows:
         has |= dict.fromkeys(row)
         told = {name: row.get(place) for name, place in places.items()}
-        if told["val_loss"] in ("", None):  # of training between evaluations
+        if told["val_loss"] in ("", None):  # a training row between evaluations
             continue
         if finals is None:
             finals = "tokens" not in {*names, *has}
@@ -230,7 +230,7 @@ def runs_of(
                 "(name their unit, such as --tokens-per-step 1e9, or the tokens of a step)"
             )
         arm, name, seed = told["arm"], told["run"], _seed(told["seed"])
-        # Of final losses two files may well say the same.
+        # Runs in two files may have equal final losses.
         own = (str(path),) if finals else ()
         key = (None if arm is None else str(arm).strip(), "" if name is None else str(name), seed, *own)
         run, tokens = runs.setdefault(key, _Rows()), round(at)
@@ -276,7 +276,7 @@ def runs_of(
                 seed=seed,
                 piece=None if finals else (name, seed),
                 in_bf16=run.in_bf16,
-                # Of the whole run: a stage is not the run.
+                # The mean over the whole run, as a stage may differ from it.
                 throughput=((timed[-1], (timed[-1] - timed[0]) / passed),) if 0 < passed < _LARGEST else (),
             )
         )
@@ -286,7 +286,7 @@ def runs_of(
 def by_pattern(
     runs: Sequence[ImportedRun], arms: Mapping[str, Sequence[str]], faults: list[str]
 ) -> dict[str, list[ImportedRun]]:
-    """Sort runs into arms by shell patterns on their names; a run of no arm is a fault."""
+    """Sort runs into arms by shell patterns on their names; a run that matches no arm is a fault."""
     found: dict[str, list[ImportedRun]] = {arm: [] for arm in arms}
     for run in runs:
         name = run.piece[0] if run.piece else ""
@@ -307,7 +307,7 @@ def _number(value: Any) -> float | None:
 
 
 def _seed(value: Any) -> int | str | None:
-    """Return a seed as a number where it is a usual one, else as its text."""
+    """Return an integer seed as int, any other as text, and None if empty."""
     if value in ("", None):
         return None
     number = _number(value)

@@ -30,18 +30,18 @@ def read_mlflow(
     arms: Mapping[str, Sequence[str]],
     stages: Mapping[str, Stages],
 ) -> dict[str, list[ImportedRun]]:
-    """Return the runs of an experiment by arm.
+    """Read the runs of an experiment, by arm.
 
     Args:
         uri: the tracking server or store.
         experiment: its name.
-        faults: takes a line for each run without the metric.
+        faults: gets a line for each run without the metric.
         metric: the validation loss in nats per token, logged by step.
         arms: arm → MLflow's search filters (``tags.recipe = 'fp8' and params.width = '512'``).
-        stages: arm → the tokens of a step; 1 where the step is the token count already.
+        stages: arm → the tokens of a step; 1 if a step is one token.
 
     Raises:
-        UserError: a server that does not answer, an unknown experiment, a filter that MLflow refuses.
+        UserError: the server does not answer, the experiment is unknown, or MLflow refuses a filter.
     """
     import mlflow
     from mlflow.exceptions import MlflowException
@@ -56,7 +56,7 @@ def read_mlflow(
         for arm, query in ((arm, query) for arm, queries in arms.items() for query in queries):
             for run in client.search_runs([found.experiment_id], filter_string=query, max_results=50_000):
                 info, source = run.info, f"run '{run.info.run_name}' ({run.info.run_id})"
-                # In no order; of several values at one step the one logged last counts.
+                # MLflow gives no order; of several values at one step the last logged counts.
                 history = sorted(client.get_metric_history(info.run_id, metric), key=lambda m: m.timestamp)
                 if not history:
                     faults.append(f"{source}: no metric '{metric}'")

@@ -1,6 +1,6 @@
-"""What stands between the figures and a conclusion: notices (the study is not complete) and warnings.
+"""Cautions before a conclusion from the figures: notices (the study is not complete) and warnings.
 
-Each is one line, and each is computed, so that a report never carries a caution that does not apply.
+Each is one line, and is computed, so that a report has only the cautions that apply.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
 
 _WHOLE = 0.98
-"""Share of the budget from which on a loss is that of its end."""
+"""A loss after this share of the budget or later counts as the final one."""
 _NO_SETTINGS = ("submission_platform", "number_of_nodes", "hardware", *PRECISION)
-"""In what imported runs may differ without training otherwise, but for the recipe."""
+"""Settings of imported runs that do not change the training, and those that are the recipe."""
 
 
 def notices(analysis: Analysis) -> Iterator[str]:
-    """Yield what a reader must know first: how much of the study is missing."""
+    """Say what a reader must know first: what is missing of the study."""
     tuning = analysis.tuning
     if tuning is not None and not tuning.plan.done:
         yield (
@@ -44,13 +44,13 @@ def notices(analysis: Analysis) -> Iterator[str]:
 
 
 def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the cautions that apply to these figures."""
+    """List the cautions that apply to these figures. ``faults``: of files, each becomes a line."""
     found = [*_of_costs(analysis), *_of_crossings(analysis), *_of_runs(analysis)]
     return (*found, *(f"Left out: {fault}" for fault in faults))
 
 
 def early_difference(arm: ArmResult, analysis: Analysis) -> int | None:
-    """Return the tokens at which an arm's loss difference is read, where that is not at the end of both."""
+    """Return the tokens at which an arm's loss difference is read, if that is before the end; else None."""
     at = arm.difference.tokens
     budget = min(_budget(arm), _budget(analysis.baseline_arm))
     return at if at is not None and at < _WHOLE * budget else None
@@ -61,7 +61,7 @@ def _budget(arm: ArmResult) -> int:
 
 
 def _of_costs(analysis: Analysis) -> Iterator[str]:
-    """Say what the costs rest on: the evaluation interval, few results, unequal budgets, short trials."""
+    """Warn of coarse evaluations, few results, unequal budgets and short trials."""
     part = analysis.resolution.share_of_tokens_to_target
     base = analysis.baseline_arm
     whole = (base.tokens_to_target.estimate or 0.0) + base.counted_from
@@ -79,7 +79,7 @@ def _of_costs(analysis: Analysis) -> Iterator[str]:
             f"of those left after a fork): the token cost of {', '.join(below)}. It rests on interpolation "
             "between evaluations: evaluate more often."
         )
-    # An arm that was stopped early has so few results on purpose.
+    # An arm that was stopped early has few results on purpose.
     sizes = {arm.name: arm.n for arm in analysis.arms if arm.n and arm.stopped is None and analysis.others}
     least = min(sizes.values(), default=0)
     if least == 1:
@@ -132,7 +132,7 @@ def _of_costs(analysis: Analysis) -> Iterator[str]:
 
 
 def _of_crossings(analysis: Analysis) -> Iterator[str]:
-    """Name arms whose target was met too early, or where the rate fell; say what the schedule means."""
+    """Warn of targets that were reached too early or in the decay, and of what the schedule means."""
     early, before, late = [], [], []
     base = analysis.baseline_arm
     for arm in analysis.arms:
@@ -180,7 +180,7 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
         differs = [
             f"{key} ({pair[0]} there, {pair[1]} here)"
             for key, pair in arm.planned.differs.items()
-            if key not in _NO_SETTINGS and None not in pair  # what a log does not tell is no difference
+            if key not in _NO_SETTINGS and None not in pair  # a value missing in a log is no difference
         ]
         if differs:
             yield (
@@ -190,7 +190,7 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
 
 
 def _of_runs(analysis: Analysis) -> Iterator[str]:
-    """Say where runs ran, which are not compared, and what was timed but does not count."""
+    """Warn of several environments, failed self-tests, runs not pooled, and timing that does not count."""
     if len(analysis.environments) > 1:
         yield (
             f"The runs come from {len(analysis.environments)} different environments (see Method); "

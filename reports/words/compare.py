@@ -1,4 +1,4 @@
-"""Studies beside each other in words: two compared, or several over the size of the model or the budget."""
+"""Words and tables on two studies compared, or on several over the size of the model or the budget."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _LONGEST_VALUE = 60
 UNITS = {"parameters": "parameters", "tokens": "training tokens"}
-"""What the places on a trend's axis count."""
+"""Units on a trend's axis."""
 
 
 def compare_table(found: Comparison) -> Table:
-    """Return the comparison as text in cells."""
+    """Make the table of a comparison, one row an arm."""
     return make_table(
         f"Token cost of each arm in both studies, with its {coverage(*found.rules)} interval, and the ratio "
         f"of (1 + token cost) in {found.right} over {found.left}, minus one: above zero the arm costs more "
@@ -39,7 +39,7 @@ def compare_table(found: Comparison) -> Table:
 
 
 def trend_tables(found: Trend) -> tuple[tuple[str, Table], ...]:
-    """Return the trends of token costs and of loss gaps as text in cells, with their titles."""
+    """Make the tables of token costs and of loss gaps, with titles; a table without rows is left out."""
     heads = [
         f"{study.name} ({tokens(place)})" for study, place in zip(found.studies, found.places, strict=True)
     ]
@@ -69,7 +69,7 @@ def trend_tables(found: Trend) -> tuple[tuple[str, Table], ...]:
 
 
 def _lines(found: Trend) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]]:
-    """Yield each arm's name, its figure in words, the line, and what tells a point or the change."""
+    """Yield the arm's name, the figure's name, its line, and the format of its points and change."""
     for arm in found.arms:
         if arm.cost is not None:
             yield arm.name, "token cost", arm.cost, lambda v: percents(v) if type(v) is Interval else cost(v)
@@ -78,7 +78,7 @@ def _lines(found: Trend) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]
 
 
 def trend_sentences(found: Trend) -> Iterator[str]:
-    """Say which figures grow or shrink, which trends are not settled, and what limits them."""
+    """Say which figures grow or shrink, which trends are not settled, and what limits the result."""
     noun = "size" if found.axis == "parameters" else "budget"
     unsettled, without = [], []
     for name, figure, line, tell in _lines(found):
@@ -109,7 +109,7 @@ def trend_sentences(found: Trend) -> Iterator[str]:
 
 
 def differences_text(found: Trend) -> tuple[str, ...]:
-    """Say what the studies differ in besides the model: in targets by their nature, in more by choice."""
+    """Say what the studies differ in besides model or budget: first their targets, then the rest, if any."""
     targets = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
     differs = (f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items())
     what = "model" if found.axis == "parameters" else "budget"

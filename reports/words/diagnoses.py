@@ -1,4 +1,4 @@
-"""What the diagnostics found: a sentence for each finding, and one table to compare arms and GEMMs by."""
+"""What the diagnostics found: a sentence for each finding, and one table to compare arms and GEMMs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ if TYPE_CHECKING:
     from ablate.results.intervals import Interval
 
 _WORTH_A_WORD = 0.0005
-"""The share of an operand's elements from which that they clip or become zero is told: it shows as 0.1 %."""
+"""Smaller shares of elements that clip or become zero are not mentioned: they would show as 0.0 %."""
 
 
 def diagnosis_sentences(arm: ArmDiagnosis) -> tuple[str, ...]:
-    """Return the findings on one arm."""
+    """Say what was found on each of the arm's GEMMs."""
     return tuple(f"{_who(arm)}: {said}" for gemm in arm.gemms for said in _sentences(gemm))
 
 
 def _who(arm: ArmDiagnosis) -> str:
-    """Return whose figures these are: the arm's, or those of another recipe on its tensors."""
     return arm.arm if arm.what_if is None else f"what if {arm.what_if}, on tensors of {arm.arm}"
 
 
 def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
-    """Return the figures of each arm's GEMMs."""
+    """Make the table, one row for each arm and GEMM."""
 
     def number(value: float | None, form: str) -> str:
         return DASH if value is None else format(value, form)
@@ -63,7 +62,7 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
 
 
 def _from_zero(value: Interval) -> Interval:
-    """Return a share as none below zero, which its unbiased estimate, or a t interval of few runs, may be."""
+    """Clip a share at zero: its unbiased estimate, or a t interval of few runs, may be below."""
     return value.each(lambda part: max(part, 0.0))
 
 

@@ -1,8 +1,8 @@
-"""How numbers, intervals, counts and tables are written: one place, so that pages, figures and verdict agree.
+"""The format of numbers, intervals, counts and tables, the same in pages, figures and verdict.
 
 Percentages carry a sign and one decimal, losses four decimals, counts of tokens three significant digits with
-k, M, B (10⁹) or T. What is None is written as a dash. A table is text in cells, so that the HTML, Markdown
-and LaTeX of one cannot differ in a figure.
+k, M, B (10⁹) or T. None is written as a dash. A table is text in cells, so that its HTML, Markdown and LaTeX
+cannot differ in a figure.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 
 def signed(value: float, decimals: int = 4) -> str:
-    """Return a number with its sign and a proper minus; what rounds to zero has none."""
+    """Format a number with its sign and a real minus; a number that rounds to zero has no sign."""
     text = f"{value:+z.{decimals}f}"
     return text.replace("-", MINUS) if float(text) else text[1:]
 
 
 def loss(value: float | None) -> str:
-    """Return a validation loss in nats per token."""
+    """Format a validation loss (nats per token), with four decimals."""
     return DASH if value is None else f"{value:.4f}".replace("-", MINUS)
 
 
 def tokens(value: float | None) -> str:
-    """Return a count, of tokens or of parameters, as people say it."""
+    """Format a count of tokens or parameters, e.g. ``1.5 M``."""
     if value is None:
         return DASH
     units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -54,12 +54,12 @@ def tokens(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a fraction as a signed percentage."""
+    """Format a fraction as a signed percentage."""
     return DASH if value is None else f"{_hundredths(value)}{NBSP}%"
 
 
 def share(value: float | None) -> str:
-    """Return a fraction as a percentage without a sign."""
+    """Format the size of a fraction as a percentage without a sign."""
     return DASH if value is None else percent(abs(value)).removeprefix("+")
 
 
@@ -68,7 +68,7 @@ def _hundredths(value: float) -> str:
 
 
 def interval(value: Interval | Cost, number: Callable[[float], str] = loss, unit: str = "") -> str:
-    """Return an estimate with its interval in brackets, where there is one, or the bound in its place."""
+    """Format an estimate, with its interval in brackets if it has one; without an estimate, the bounds."""
     low, high = (None if end is None else number(end) for end in (value.low, value.high))
     if value.estimate is not None:
         brackets = "" if low is None or high is None else f" [{low}, {high}]"
@@ -79,17 +79,17 @@ def interval(value: Interval | Cost, number: Callable[[float], str] = loss, unit
 
 
 def percents(value: Interval | Cost) -> str:
-    """Return a fraction as a signed percentage, with its interval or bound."""
+    """Format a fraction as a signed percentage, with its interval or bound."""
     return interval(value, _hundredths, f"{NBSP}%")
 
 
 def times(value: Interval) -> str:
-    """Return a factor, with its interval or bound."""
+    """Format a factor, with its interval or bound."""
     return interval(value, "{:.2f}".format, "×")
 
 
 def cost(value: Cost | None) -> str:
-    """Return a token cost, with its interval or bound, and the fork that it is counted from."""
+    """Format a token cost, with its interval or bound, and the fork from which it is counted."""
     if value is None or value.kind == "none":
         return DASH
     if value.kind == "baseline":
@@ -98,23 +98,23 @@ def cost(value: Cost | None) -> str:
 
 
 def from_fork(origin: int) -> str:
-    """Return the words for figures that are counted from a fork after so many tokens; nothing for 0."""
+    """Say that figures are counted from a fork after ``origin`` tokens; empty for 0."""
     return f" from {tokens(origin)} on" if origin else ""
 
 
 def forked(arms: Iterable[ArmResult]) -> str:
-    """Return the sentence on the arms whose cost counts from a fork; nothing without one."""
+    """Name the arms whose cost counts from a fork; empty without any."""
     named = "; ".join(f"{arm.name}{from_fork(arm.counted_from)}" for arm in arms if arm.counted_from)
     return f" Counted from a fork, no cost of whole runs: {named}." if named else ""
 
 
 def ends(arm: ArmResult) -> str:
-    """Return ``hit / censored / diverged``."""
+    """Format the arm's counts of runs as ``hit / censored / diverged``."""
     return f"{arm.hit} / {arm.censored} / {arm.diverged}"
 
 
 def counts(value: Cost | Band | Sweep | LossDifference) -> str:
-    """Return the numbers of results behind a comparison, one number where both sides have as many."""
+    """Say how many results or pairs a comparison has; one number if both sides have as many results."""
     pairs = getattr(value, "pairs", None)
     if pairs is not None:
         return f"n{NBSP}={NBSP}{pairs} pairs"
@@ -123,59 +123,59 @@ def counts(value: Cost | Band | Sweep | LossDifference) -> str:
 
 
 def setting(value: object) -> str:
-    """Return a value of a study file."""
+    """Format a value of a study file; None is ``off``."""
     return "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def plural(count: int, noun: str) -> str:
-    """Return ``1 run``, ``2 runs``."""
+    """Format a count with its noun: ``1 run``, ``2 runs``."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Return ``a``, ``a and b``, ``a, b and c``."""
+    """Join texts: ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
 def moment(unix: float | None) -> str:
-    """Return a time of the run data in UTC."""
+    """Format a Unix time in UTC, to the minute."""
     return DASH if unix is None else datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def timing_reasons(value: RunTiming) -> str:
-    """Return why the runs' own timing says nothing of speed."""
+    """Say why the runs' own timing does not count, with numbers of runs."""
     return ", ".join(f"{reason} ({plural(count, 'run')})" for reason, count in value.reasons)
 
 
 def timed_alone(value: Throughput) -> str:
-    """Return what ``ablate check STUDY --steps`` measured, on what and when."""
+    """Say on what device, how long and when ``ablate check STUDY --steps`` measured."""
     size = f"{plural(value.repeats, 'repeat')} of {plural(value.steps, 'step')}"
     return f"{value.device}, {size}, {moment(value.measured_unix)}"
 
 
 def margin(value: Margin) -> str:
-    """Return ``±5 % in token cost`` or ``±0.01 nats/token in final loss``."""
+    """Format a margin: ``±5 % in token cost`` or ``±0.01 nats/token in final loss``."""
     if value.kind == "cost":
         return f"±{100 * value.value:g}{NBSP}% in token cost"
     return f"±{value.value:g} nats/token in final loss"
 
 
 def levels(alphas: Sequence[float]) -> str:
-    """Return nominal significance levels: ``0.069, 0.64, 1.9 and 3.7 %``."""
+    """Format nominal significance levels: ``0.069, 0.64, 1.9 and 3.7 %``."""
     return listed([f"{100 * alpha:.2g}" for alpha in alphas]) + f"{NBSP}%"
 
 
 def coverage(*rules: StopRule | None) -> str:
-    """Return what share of intervals holds the truth: one by one, or over all looks of a stop rule."""
+    """Name the kind of interval: ``95 %``, or ``repeated 95 %`` if any rule has looks."""
     repeated = any(rule is not None and rule.settled is not None for rule in rules)
     return "repeated " * repeated + f"95{NBSP}%"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Text in cells. The first column names the row; ``numeric`` holds the columns set to the right.
+    """Text in cells. The first column names the row; ``numeric``: indices of right-aligned columns.
 
-    ``tones``: of a cell, by row and column, what was found there, as a page colours it.
+    ``tones``: by (row, column), what was found there, by which a page colours the cell.
     """
 
     caption: str
@@ -191,7 +191,7 @@ def make_table(
     numeric: Collection[int] = (),
     tones: Mapping[tuple[int, int], str] | None = None,
 ) -> Table:
-    """Return a table of rows, each head → cell; all have the same heads. Without rows it has no columns."""
+    """Make a table of rows, each head → cell, all with the same heads. Without rows it has no columns."""
     cells = [{head: DASH if cell is None else str(cell) for head, cell in row.items()} for row in rows]
     return Table(
         caption=caption,
@@ -203,6 +203,6 @@ def make_table(
 
 
 def escape_latex(text: str) -> str:
-    """Return text as LaTeX prints it; line breaks become spaces, characters that cannot be printed go."""
-    flat = re.sub(r"[ \t\r\n]+", " ", text).strip(" ")  # a space that may not break stays
+    """Escape text for LaTeX; line breaks become spaces, characters that do not print are removed."""
+    flat = re.sub(r"[ \t\r\n]+", " ", text).strip(" ")  # without an argument strip would remove NBSP too
     return "".join(_LATEX.get(c, c if c.isprintable() else "") for c in flat)

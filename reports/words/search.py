@@ -1,4 +1,4 @@
-"""What a search found, in tables and sentences that promise no more than single runs can."""
+"""What a search found, in tables and sentences that claim no more than single runs can show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP_TIME = "Step time (modelled)"
 
 
 def value_text(found: Found, point: TrialPoint) -> str:
-    """Return a point's loss or token cost, with how it ended where that is no result."""
+    """Say a point's loss or token cost or, without a result, how it ended."""
     if point.value is None or point.end not in ("ok", "missed"):
         return point.end
     text = loss(point.value) if found.objective == "loss" else percent(point.value)
@@ -24,12 +24,12 @@ def value_text(found: Found, point: TrialPoint) -> str:
 
 
 def time_text(point: TrialPoint) -> str:
-    """Return a modelled step time over the baseline's."""
+    """Format a step time relative to the baseline's, e.g. ``0.812×``."""
     return f"{point.time:.3f}×"
 
 
 def front_table(found: Found) -> Table:
-    """Return the front of the largest budget that was reached, the fastest recipe first."""
+    """Make the table of the front at the largest budget with trials, the fastest recipe first."""
     rung = found.last
     base = rung.baseline.value if rung.baseline else None
 
@@ -61,7 +61,7 @@ def _objective(found: Found) -> str:
 
 
 def trials_table(found: Found, rung: Rung) -> Table:
-    """Return every trial of a budget in the order tried."""
+    """Make the table of a budget's trials, in the order tried."""
     factors = [factor.removeprefix("recipe.") for factor in found.factors]
     return make_table(
         f"Trials at {short_tokens(rung.tokens)} tokens in the order in which they were picked; "
@@ -83,7 +83,7 @@ def trials_table(found: Found, rung: Rung) -> Table:
 
 
 def importance_table(found: Found) -> Table:
-    """Return each factor's share in what tells each objective's best trials; no row with too few trials."""
+    """Make the table of each factor's importance for both objectives; no rows if there are too few trials."""
     value, time = found.importances
     return make_table(
         f"Share of each factor in what tells the best trials, by PED-ANOVA over the {found.weighed} trials "
@@ -103,7 +103,7 @@ def importance_table(found: Found) -> Table:
 
 
 def search_sentences(found: Found) -> tuple[str, ...]:
-    """Return what was found, in a few sentences that promise no more than single runs can."""
+    """Sum up the search: what was tried, the front, failures, and what to do next."""
     first, rung = found.rungs[0], found.last
     tried = f"{len(first.points)} of {plural(found.candidates, 'recipe')} tried, one run each"
     said = [f"{tried}, at {short_tokens(first.tokens)} tokens."]

@@ -1,4 +1,4 @@
-"""The report's tables, of arms, runs, costs, time and money; one without rows is not shown."""
+"""The report's tables, of arms, runs, costs, time and money; a table without rows is not shown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def arms_table(analysis: Analysis) -> Table:
-    """Return the arms against the baseline."""
+    """Compare the arms with the baseline, one row each, the baseline among them."""
     within = analysis.plan.margin
 
     def row(arm: ArmResult) -> dict[str, object]:
@@ -95,7 +95,7 @@ def arms_table(analysis: Analysis) -> Table:
 
 
 def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Table, ...]:
-    """Return the verdict as a table for each matrix of arms: what is in FP4 by how it is stabilised."""
+    """Show the verdict for each matrix of arms: GEMMs in FP4 by stabiliser; empty without a target."""
     if analysis.plan.target is None:  # there is no token cost
         return ()
     tones = {finding.arm: finding.tone for finding in findings}
@@ -103,7 +103,7 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Tabl
 
 
 def gemms_text(gemms: Sequence[Gemm]) -> str:
-    """Return ``Fprop + Dgrad``, which breaks before a plus alone."""
+    """Join GEMMs as ``Fprop + Dgrad``, with a line break only before a plus."""
     return f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)
 
 
@@ -118,7 +118,7 @@ def _matrix_table(matrix: Matrix, analysis: Analysis, tones: dict[str, Tone]) ->
         return f"{text}:\n{cost(arms[name].token_cost)}" if known else text
 
     heads = ["no stabiliser" if one == PLAIN else one for one in matrix.stabilisers]
-    # In what all its arms differ from the baseline besides their recipe.
+    # What differs from the baseline in the same way in all arms, besides the recipe.
     differs = [dict(arms[name].planned.differs) for name in arms if name in matrix.names]
     common = [
         f"{key} {setting(pair[1])}"
@@ -155,7 +155,7 @@ def _matrix_table(matrix: Matrix, analysis: Analysis, tones: dict[str, Tone]) ->
 
 
 def stop_table(analysis: Analysis) -> Table:
-    """Return the arms that were stopped early."""
+    """List the arms that were stopped early, with the reason and what it saved."""
     return make_table(
         "Arms whose other runs were not needed. Seeds: those that count, of this arm and of "
         f"{analysis.baseline}; what other runs had come to by then is left out. Nominal level: of the "
@@ -178,7 +178,7 @@ def stop_table(analysis: Analysis) -> Table:
 
 
 def step_table(analysis: Analysis) -> Table:
-    """Return what each further GEMM adds, by the pairs of arms that show it."""
+    """Show what each further GEMM costs, one row for each pair of arms that differ only in it."""
     return make_table(
         "What one more GEMM in FP4 adds, all else equal: pairs of arms that differ in nothing else. Token "
         f"cost of the second arm over the first, with its {coverage(analysis.plan.stop)} interval.",
@@ -197,7 +197,7 @@ def step_table(analysis: Analysis) -> Table:
 
 
 def effect_table(analysis: Analysis) -> Table:
-    """Return the effects of a grid's factors on tokens to target."""
+    """Show the effects of a grid's factors on log tokens to target; of the final loss only the p-values."""
     found = analysis.token_effects
     on_loss = {effect.term: effect.p_holm for effect in analysis.loss_effects.terms}
 
@@ -233,7 +233,7 @@ def _p_value(value: float | None) -> str | None:
 
 
 def power_table(analysis: Analysis) -> Table:
-    """Return the noise of each comparison and what so many seeds could have shown."""
+    """Show the noise of each comparison, and what its seeds could have shown."""
     return make_table(
         "Noise and power. Spread: the standard deviation of log tokens to target over seeds, of the arm, of "
         f"{analysis.baseline}, and of the differences between runs of one seed. Smallest cost: what these "
@@ -258,7 +258,7 @@ def power_table(analysis: Analysis) -> Table:
 
 
 def design_table(analysis: Analysis) -> Table:
-    """Return what each arm is."""
+    """Describe each arm by its differences from the baseline."""
 
     def differs(arm: ArmResult) -> str:
         found = arm.planned.differs.items()
@@ -279,14 +279,14 @@ def design_table(analysis: Analysis) -> Table:
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, dict):  # a part of a recipe: what is not set says nothing
+    if isinstance(value, dict):  # a part of a recipe, without the values that are not set
         known = ", ".join(f"{key}: {_plain(item)}" for key, item in value.items() if item is not None)
         return f"{{{known}}}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', "")
 
 
 def run_table(analysis: Analysis) -> Table:
-    """Return the ledger: every run of the plan."""
+    """List every run of the plan: its tokens, last loss, state and end."""
     has_target = analysis.plan.target is not None
     caption = "Every run of the plan. Losses in nats/token."
     if has_target:
@@ -317,7 +317,7 @@ def run_table(analysis: Analysis) -> Table:
 
 
 def evaluation_table(analysis: Analysis) -> Table:
-    """Return token costs and loss differences by both evaluations, of the arms that have both."""
+    """Compare both evaluations, by the arm's own Fprop and in bf16, of the arms that have both."""
 
     def figures(found: InBf16) -> dict[str, str]:
         costs = {
@@ -341,7 +341,7 @@ def evaluation_table(analysis: Analysis) -> Table:
 
 
 def tuning_table(analysis: Analysis) -> Table | None:
-    """Return what was chosen for each arm and what it changed; None for a study that tunes nothing."""
+    """Show what was chosen for each arm, and its cost before and after; None if nothing is tuned."""
     tuning = analysis.tuning
     if tuning is None:
         return None
@@ -373,8 +373,8 @@ def tuning_table(analysis: Analysis) -> Table | None:
 
 
 def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
-    """Return throughput and end-to-end speed-up, where timing counts. ``prices``: USD for a device-hour."""
-    # One price for one kind of device: of several, no sum can be named.
+    """Show throughput and end-to-end speed of arms with valid timing. ``prices``: USD for a device-hour."""
+    # A price holds only if all runs were on that kind of device.
     devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
     price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
     record = analysis.throughput
@@ -407,7 +407,7 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
 
 
 def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
-    """Return the modelled speed on named hardware, of the arms with a configuration to model."""
+    """Show the modelled speed on named hardware. ``prices``: USD for a device-hour, by hardware."""
     return make_table(
         f"Modelled, not measured: step speed over {analysis.baseline}'s at this study's own shapes, on one "
         "device, by a roofline of the shares of published peaks that public measurements reach, without "
@@ -436,13 +436,13 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
 
 
 def _hours(value: Interval, price: float | None = None) -> str:
-    """Return hours, or what they cost, with their interval."""
+    """Format hours or, with a price for each, dollars, with their interval."""
     unit = NBSP + ("h" if price is None else "$")
     return interval(value, lambda hours: f"{hours * (price or 1):.3g}", unit)
 
 
 def published_table(analysis: Analysis) -> Table:
-    """Return what others have published for such arms beside our figures."""
+    """Show published figures beside those of the arms whose recipes match."""
     return make_table(
         f"Published figures beside ours (against {analysis.baseline}). They are others' and of other "
         "models, data and baselines: to compare with, and no part of any estimate here. Matched by "

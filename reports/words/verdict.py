@@ -1,11 +1,11 @@
-"""The verdict in sentences: what to do, what was found on each arm, and how to take it.
+"""The verdict in sentences: what to do, what was found on each arm, and how to read it.
 
-A sentence claims a cost only where the interval excludes zero; a bound is called a bound; one run an arm is
-called no finding. Which GEMM adds most is said only if the intervals of the steps do not overlap.
+A sentence claims a cost only if the interval excludes zero; a bound is called a bound; a single run for each
+arm is called no finding. Which GEMM adds most is said only if the intervals of the steps do not overlap.
 
-What to do: with a margin, take an arm that is shown to be within it, or to need fewer tokens; without one, an
-arm that is shown to need fewer. Of these comes first the one with the most of its training in FP4, and the
-one that needs the fewest tokens stands beside it. Else the least costly arms are named.
+What to do: with a margin, take an arm that is shown to be within it, or to need fewer tokens; without a
+margin, an arm that is shown to need fewer. First comes the arm with the most of its training in FP4, then the
+one that needs the fewest tokens. If there are no such arms, the least costly ones are named.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TONES: dict[Tone, str] = {
     "open": "not settled",
     "none": "cannot be judged",
 }
-"""What was found on an arm, in words."""
+"""The words for what was found on an arm."""
 _LOSS_TONES = TONES | {"fewer": "below it", "more": "above it"}
 
 
@@ -69,9 +69,9 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``lead`` says what to do, ``more`` what to run next; ``take``: the arm that the data speak for.
+    """``lead`` says what to do, ``more`` what to run next; ``take``: the arm to take, None if none is shown.
 
-    ``count`` sums up, ``findings`` has a sentence for each arm, ``notes`` say how to take them.
+    ``count`` sums up, ``findings`` has a sentence for each arm, ``notes`` say how to read them.
     """
 
     lead: str
@@ -83,7 +83,7 @@ class Verdict:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The whole verdict as plain sentences."""
+        """The whole verdict as sentences, in order."""
         findings = (finding.text for finding in self.findings)
         return (self.lead, *filter(None, [self.more, self.count]), *findings, *self.notes)
 
@@ -119,7 +119,7 @@ def write_verdict(analysis: Analysis) -> Verdict:
 
 
 def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
-    """Return the verdict's ``lead``, ``more`` and ``take``. ``tones``: of the arms to choose from."""
+    """Choose ``lead``, ``more`` and ``take`` of the verdict. ``tones``: of the arms to choose from."""
     base, within = analysis.baseline_arm, analysis.plan.margin
     arms = [arm for arm in analysis.others if arm.name in tones]
     good = [arm for arm in arms if tones[arm.name] in ("fewer", "within")]
@@ -147,7 +147,7 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
         return f"{arm.name} ({cost(arm.token_cost)}{flops})"
 
     fewest = min([arm for arm in known if arm.fp4_share] or known, key=tokens_needed)
-    # Among equals the one of the lowest token cost.
+    # Of arms with an equal share in FP4, the one of lowest token cost.
     first = min(known, key=lambda arm: (-round(arm.fp4_share or 0, 6), tokens_needed(arm)))
     beside = "" if fewest is first else f" Fewest tokens: {told(fewest)}."
     if good:
@@ -166,7 +166,7 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
         for arm in (first, *([fewest] if beside else []))
         if tones[arm.name] == "more"
     ]
-    # Open arms that could take the place of the first.
+    # Open arms that could replace the first.
     seeds = [
         f"{arm.name} about {arm.power.more_seeds or f'over {MOST_SEEDS:,}'}"
         for arm in arms
@@ -183,13 +183,12 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
 
 
 def _counts(arm: ArmResult) -> str:
-    """Return the numbers of runs, and if they were emulated: a sentence may be quoted on its own."""
+    """Give the numbers of runs, and say if they were emulated: a sentence may be quoted alone."""
     modes = {run.backend_mode for run in arm.runs if run.end != "missing"}
     return counts(arm.token_cost) + ", emulated" * bool(modes & {"emulated", "reference"})
 
 
 def _judge_cost(arm: ArmResult, analysis: Analysis) -> Finding:
-    """Say what was found on an arm's tokens to target, and whether it was stopped early."""
     found, base = arm.token_cost, analysis.baseline
     size = f"{cost(found)}, {_counts(arm)}"
     tone: Tone = "open"
@@ -203,7 +202,7 @@ def _judge_cost(arm: ArmResult, analysis: Analysis) -> Finding:
             f"{arm.name} did not reach the target: all its runs ({arm.n}) diverged.",
         )
     elif found.kind == "bound" and found.low is not None and found.low > 0:
-        # Without a sampling error it says nothing of other runs.
+        # Without a sampling error the bound says nothing of other runs.
         cut = found.restricted
         tone = "more" if cut is not None and cut.low is not None and cut.low > 0 else "bound"
         at_budget = "" if cut is None else f"; with all runs cut at the budget {percents(cut)}"
@@ -214,7 +213,7 @@ def _judge_cost(arm: ArmResult, analysis: Analysis) -> Finding:
     elif found.kind == "bound":
         tone = "bound"
         text = f"{arm.name} is inconclusive: the cost is {cost(found)} in these runs ({found.reason})."
-    elif arm.planned.again:  # whatever is found between the baseline and itself is found by chance
+    elif arm.planned.again:  # any difference between the baseline and itself is chance
         alarm = (
             "a false alarm, of which one in twenty is to be expected"
             if is_settled(found)
@@ -245,7 +244,6 @@ def _judge_cost(arm: ArmResult, analysis: Analysis) -> Finding:
 
 
 def _judge_loss(arm: ArmResult, analysis: Analysis) -> Finding:
-    """Say how far an arm's final loss is from the baseline's."""
     found, base = arm.difference, analysis.baseline
     at = f" after {tokens(found.tokens)} tokens" if analysis.has_curves else ""
     size = f"{interval(found, signed)} nats/token{at}, {counts(found)}"
@@ -267,7 +265,7 @@ def _judge_loss(arm: ArmResult, analysis: Analysis) -> Finding:
 
 
 def _notes(analysis: Analysis) -> Iterator[str]:
-    """Say how the figures are to be taken, and what else follows from them."""
+    """Say how to read the figures, and what else follows from them."""
     target, reached = analysis.plan.target, analysis.reached_by_all
     if target is None and analysis.has_curves:
         command = command_line("report", analysis.plan.study, target="VALUE", out="FOLDER")
