@@ -1,6 +1,7 @@
 """The layer under DDP and FSDP2, in two real processes that talk through gloo."""
 
 import os
+from operator import attrgetter
 
 import pytest
 import torch
@@ -87,7 +88,10 @@ def worker(rank, meeting, wrap, recipe_first):
 
 @pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
 @pytest.mark.parametrize(
-    "wrap", rest_exhaustive([sharded, DistributedDataParallel], lambda one: one is not sharded)
+    "wrap",
+    rest_exhaustive(
+        [sharded, DistributedDataParallel], lambda one: one is not sharded, ids=attrgetter("__name__")
+    ),
 )
 @pytest.mark.parametrize("recipe_first", rest_exhaustive([True, False], bool))
 def test_two_processes(wrap, recipe_first, tmp_path):
