@@ -37,7 +37,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorReport:
-    """The result of one synchronisation, and what is left.
+    """What one pass of the mirror has sent, and what is left.
 
     ``unsent``: ids of runs that are not fully sent, and ``report``; ``problem``: one line without secrets.
     """
@@ -56,10 +56,10 @@ class MirrorReport:
 
 @dataclass(kw_only=True)
 class RunCursor:
-    """The accepted part of one run, or of the run that holds the report (``SUMMARY``).
+    """What MLflow has accepted of one run, or of the run that holds the report (``SUMMARY``).
 
-    ``offsets`` and ``tails``: by file; tails guard offsets against a file that was rewound. ``tags`` and
-    ``state``: digests. ``results``: what the report said of it.
+    ``offsets`` and ``tails``: by file; a tail that differs shows that the file was rewound. ``tags`` and
+    ``state``: digests. ``results``: the report's figures for the run.
     """
 
     mlflow_id: str
@@ -75,7 +75,7 @@ class RunCursor:
 
 @dataclass(kw_only=True)
 class Cursor:
-    """The part of one study that one tracking store has accepted, as its file has it."""
+    """What one tracking store has accepted of one study, as the cursor's file holds it."""
 
     format: int = _FORMAT
     experiment_id: str | None = None
@@ -90,12 +90,12 @@ def mirror_dir(store: StudyStore) -> Path:
 
 
 def cursor_path(store: StudyStore, tracking_uri: str) -> Path:
-    """Return the cursor's file; a password in the address, which may change, does not change its name."""
+    """Return the path of the cursor's file, which is the same for every password in the address."""
     return mirror_dir(store) / f"{digest(redact(tracking_uri))}.json"
 
 
 def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
-    """Return the cursor, an empty one if no file can be read."""
+    """Read the cursor; it is empty if the file is missing, damaged or of another format."""
     try:
         content = read_json(cursor_path(store, tracking_uri))
         runs = {run_id: RunCursor(**entry) for run_id, entry in content["runs"].items()}
@@ -105,7 +105,11 @@ def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
 
 
 def cursor_lock(store: StudyStore, tracking_uri: str) -> AbstractContextManager[bool]:
-    """Hold the cursor's lock; raises ``TimeoutError``."""
+    """Hold the cursor's lock for the block.
+
+    Raises:
+        TimeoutError: another mirror of the study has held it for half a minute.
+    """
     path = cursor_path(store, tracking_uri).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + _LOCK_PATIENCE_SEC
@@ -118,11 +122,11 @@ def cursor_lock(store: StudyStore, tracking_uri: str) -> AbstractContextManager[
 
 
 def store_id(store: StudyStore) -> str:
-    """Return the identity of this study's folder, created on first use.
+    """Read the identity of this study's folder; it is made on first use.
 
     Two people may run the same study with one server. Equal configurations have equal run ids, so without
-    this identity one MLflow run would mix their curves. The file lies outside ``mirror/``, so that deleting
-    that folder sends nothing twice.
+    this identity one MLflow run would mix their curves. The file is outside ``mirror/``, so that nothing is
+    sent twice after that folder was deleted.
     """
     path = store.path / "mirror.id"
     if not path.exists():
@@ -131,23 +135,23 @@ def store_id(store: StudyStore) -> str:
 
 
 def state_key(status: Status) -> str:
-    """Return the part of a status that MLflow gets; counters that change at every step are left out."""
+    """Hash the part of a status that MLflow gets, without the counters that change at every step."""
     return digest(f"{status.state} {status.attempt} {status.ended_unix} {status.message}")
 
 
 def digest(content: Any) -> str:
-    """Return a short digest of bytes or text."""
+    """Hash bytes, or the text of another value, to 16 hexadecimal digits."""
     return hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).hexdigest()[:16]
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a digest of every file's name and content under a folder."""
+    """Hash the path and the content of every file under a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return digest("\n".join(f"{path.relative_to(folder)} {digest(path.read_bytes())}" for path in files))
 
 
 def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
-    """Return the runs with unsent parts, and whether the report is unsent, from the files alone."""
+    """List the runs with unsent parts, and the report if it is unsent, from the files alone."""
     cursor = load_cursor(store, tracking_uri)
     try:
         planned = [run.id for _, run in store.plan().runs()]

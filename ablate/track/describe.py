@@ -52,9 +52,9 @@ _REFUSED = re.compile(r"[^\w\-. ]")
 _BASELINE_COLOUR = "#333333"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
 RESULTS = _TOKENS, _COST = "tokens_to_target", "token_cost"
-"""Metrics that the report gives: of a run, and with an arm's name after a slash of the run that holds it."""
+"""Metrics from the report. The run that holds the report has them for each arm, named after a slash."""
 SUMMARY = "summary"
-"""Stands for the run that holds the report, beside the ids of the others."""
+"""The key of the run that holds the report; other runs have their ids as keys."""
 _CHART_ORDER = (
     "val_loss", *RESULTS, "train_loss", "val_perplexity", "grad_norm", "tokens_per_sec", "learning_rate",
 )  # fmt: skip
@@ -77,7 +77,7 @@ class Point(NamedTuple):
 
 
 def points(row: Any) -> list[Point]:
-    """Return the points of one row; empty if it is not a known row."""
+    """Convert one row to points; empty if the row is of no known kind."""
     if not isinstance(row, dict):
         return []
     tokens, time_unix = number_in(row, "tokens"), number_in(row, "time_unix")
@@ -113,16 +113,16 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
 
 
 def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:
-    """Return the points of the complete lines from ``offset`` on, and the offset after them.
+    """Read the points of the complete lines from ``offset`` on; return them and the offset after the lines.
 
-    Reads about ``max_bytes``; the offset stays where it is when no complete line follows.
+    Reads about ``max_bytes``. The offset is unchanged if no complete line follows.
     """
     lines, end = new_lines(path, offset, max_bytes)
     return [point for row in parse_rows(lines) for point in points(row)], end
 
 
 def tail_digest(path: Path, offset: int) -> str | None:
-    """Return a digest of the bytes just before ``offset``, None where the file is shorter.
+    """Hash the bytes just before ``offset``; empty at offset 0, None if the file is shorter.
 
     A file that was rewound and grew again past the offset has other bytes there, since every row holds its
     own time.
@@ -138,7 +138,7 @@ def tail_digest(path: Path, offset: int) -> str | None:
 
 
 def text(value: Any) -> str:
-    """Return a value as text: ``fprop+dgrad``, ``none``, ``true``, ``0.004``."""
+    """Write a value as text: ``fprop+dgrad``, ``none``, ``true``, ``0.004``."""
     if value is None or value == []:
         return "none"
     if isinstance(value, str):
@@ -151,9 +151,10 @@ def text(value: Any) -> str:
 def run_tags(
     plan: LockedPlan, place: int, run: LockedRun, status: Status, environment: dict[str, Any], *, report: str
 ) -> dict[str, str]:
-    """Return the tags for finding, filtering and colouring a run of the arm at ``place``.
+    """Make the tags by which a run is found, filtered and coloured.
 
-    ``report``: the address of the study's report, for the run's description.
+    ``place``: of the run's arm in the plan. ``report``: the address of the study's report, for the run's
+    description.
     """
     arm = plan.arms[place]
     is_baseline = arm.name == plan.baseline
@@ -191,7 +192,7 @@ def run_tags(
 
 
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
-    """Return what means something in the resolved configuration, flattened, and the arm's factors."""
+    """Flatten the resolved configuration, without model fields that have no effect, and the arm's factors."""
     if isinstance(model := config.get("model"), dict):
         config = config | {"model": ModelConfig.meaningful_fields(model)}
     params = {key: text(value) for key, value in _flat(config, "")}
@@ -200,7 +201,7 @@ def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
 
 
 def study_note(plan: LockedPlan, *, report: str) -> str:
-    """Return the study's description, target and arms in Markdown, with a link to its report."""
+    """Write the study's description, target and arms in Markdown, with a link to its report."""
     target = "none"
     if plan.target is not None:
         target = _TARGETS[plan.target.kind].format(text(plan.target.value))
@@ -214,12 +215,15 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
 
 
 def report_link(experiment_id: str, summary: str) -> str:
-    """Return the address of the report in MLflow's pages, where it is an artifact of the run ``summary``."""
+    """Return the report's address in MLflow's pages; it is an artifact of the MLflow run ``summary``."""
     return f"#/experiments/{experiment_id}/runs/{summary}/artifacts/report/report.html"
 
 
 def view(plan: LockedPlan) -> str:
-    """Return the columns and charts of the study's page, in MLflow's format for shared views (JSON)."""
+    """Write the columns and charts of the study's page, in MLflow's format for shared views (JSON).
+
+    The charts are left out if they do not fit in a tag.
+    """
     factors = list(dict.fromkeys(key for arm in plan.arms for key in arm.factors))
     columns = [
         "tags.`ablate.state`",
@@ -287,11 +291,11 @@ def _cut(value: str, length: int) -> str:
 
 
 def read_results(report: Path) -> Results:
-    """Return the figures of a ``report.json``.
+    """Read the figures of a ``report.json``; empty if it is missing or damaged.
 
     A run that hit the target has its tokens to target, and its token cost against the baseline's run of the
-    same seed. The run that holds the report has the estimates of every arm. What has no honest number is left
-    out: a bound, a hit at the first evaluation, a single run's cost from a fork on.
+    same seed. The run that holds the report has the estimates of every arm. Figures without an honest number
+    are left out: a bound, a hit at the first evaluation, a single run's cost from a fork on.
     """
     try:
         return _results(read_json(report))

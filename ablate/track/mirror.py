@@ -1,7 +1,8 @@
 """The mirror: one writer sends what is new in a study's run store to MLflow, in passes (docs/mlflow.md).
 
-A pass takes one run after the other: first the status (after a final status no rows follow), then the rows
-after the cursor with tags and parameters, artifacts and the end; at last the run that holds the report.
+A pass takes one run after the other. It reads the status first, because no rows follow a final status. Then
+it sends the rows after the cursor with tags and parameters, the artifacts, and the end. The run that holds
+the report comes last.
 
 How it fails: it never raises. A fault is a line in the report, and whatever was not accepted stays unsent for
 the next pass. Two mirrors of one study take turns through a lock on the cursor.
@@ -60,9 +61,9 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Mirror:
-    """Sends one study's runs to one tracking store; keep it for several passes, because it caches files.
+    """Sends one study's runs to one tracking store; keep it for several passes, to skip unchanged files.
 
-    ``_known``: MLflow's runs as long as it answers. ``_stamps``: of each run's files when they were sent.
+    ``_known``: MLflow's runs, as long as it answers. ``_stamps``: of each run's files when they were sent.
     """
 
     def __init__(self, store: StudyStore, tracking_uri: str) -> None:
@@ -82,7 +83,7 @@ class Mirror:
     def sync_once(self) -> MirrorReport:
         """Send everything that is new since the last pass; never raises for faults of MLflow.
 
-        It may be interrupted: the next pass goes on from there.
+        It may be interrupted; the next pass sends the rest.
         """
         self._problems: list[str] = []
         self._runs_sent = self._metrics_sent = 0
@@ -107,7 +108,7 @@ class Mirror:
             problem="; ".join(self._problems[:3]) or None,
             experiment_id=self._cursor.experiment_id if self._sink else None,
         )
-        if self._problems:  # all is looked at anew: MLflow's content may have changed while it was away
+        if self._problems:  # check everything again: MLflow's content may have changed while it was away
             self._forget()
         return report
 
@@ -147,11 +148,11 @@ class Mirror:
         )
         files = _stamp(path for path in sorted(self._folder.rglob("*")) if path.is_file())
         self._once(SUMMARY, (files, link), partial(self._sync_summary, sink, summary, owned))
-        if self._has_new_runs:  # a server that loses the answer is asked again, and has two
+        if self._has_new_runs:  # a repeated request may have made two: all but one are deleted
             sink.known_runs(str(cursor.experiment_id), store_id(self._store), self._mlflow_ids())
 
     def _once(self, key: str, stamp: object, sync: Callable[[], None]) -> None:
-        """Send what belongs to a run unless its files are those that were sent."""
+        """Call ``sync`` if the run's files have changed since they were sent."""
         if self._stamps.get(key) == stamp:
             return
         try:
@@ -171,7 +172,7 @@ class Mirror:
         return {entry.mlflow_id for entry in self._cursor.runs.values()}
 
     def _open(self, study: str) -> Sink:
-        """Find the experiment and its runs; drop from the cursor the runs that MLflow no longer has so."""
+        """Find the experiment and its runs; drop runs that MLflow no longer has from the cursor."""
         sink, cursor, owner = Sink(self._uri, self._store.path.parent), self._cursor, store_id(self._store)
         experiment_id = sink.experiment(study, owner)
         self._forget()
@@ -193,9 +194,9 @@ class Mirror:
         started_unix: float | None = None,
         run: RunDir | None = None,
     ) -> RunCursor:
-        """Return the cursor of a run's MLflow run: the one it has, one that is there already, or a new one.
+        """Find or create a run's MLflow run; return its cursor.
 
-        MLflow deletes no point: a run that was rewound, or lost a figure of the report, gets a new one.
+        MLflow deletes no points, so a run that was rewound or has lost a figure of the report gets a new one.
         """
         entry, there = self._cursor.runs.get(key), self._known.get(key)
         if entry is not None:
@@ -204,7 +205,7 @@ class Mirror:
         elif there is not None:
             entry = RunCursor(mlflow_id=there.info.run_id, mlflow_status="")
             is_usable = True
-            if run is not None:  # without a cursor: whether it has no points that the run's file lacks
+            if run is not None:  # the cursor was lost: all points must be in the run's file
                 own = {(at.step, at.timestamp_ms) for row in run.metrics() for at in describe.points(row)}
                 theirs = (sink.history(entry.mlflow_id, key) for key in ("train_loss", "val_loss"))
                 is_usable = all(points <= own for points in theirs)
@@ -262,11 +263,11 @@ class Mirror:
         params: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Send what is new of a run's rows, of what the report says of it, and of its tags and parameters."""
+        """Send a run's new rows, figures of the report, tags and parameters."""
         figures = self._results.get(key, {})
         news = {name: value for name, value in figures.items() if entry.results.get(name) != value}
         (written,) = self._results_stamp
-        # Without an axis; of two with the same name MLflow shows the later.
+        # Figures have no axis: of two points with the same name MLflow shows the later.
         found = [Point(name, value, round(written[2] / 1e6), 0) for name, value in news.items() if written]
         tags_digest = digest(sorted(tags.items()))
         new_tags = tags if entry.tags != tags_digest else {}
@@ -287,7 +288,7 @@ class Mirror:
             found, params, new_tags = [], None, {}
 
     def _save(self) -> None:
-        """Write the cursor where it changed: its time says that the mirror goes on."""
+        """Write the cursor if it changed; its file's time shows that the mirror makes progress."""
         if (content := repr(self._cursor)) != self._saved:
             write_json_atomic(cursor_path(self._store, self._uri), asdict(self._cursor))
             self._saved = content

@@ -1,7 +1,7 @@
 """The mirror as a process, started and stopped by the study's executor: ``python -m ablate.track.process``.
 
 A pass runs every two seconds, at low priority. SIGTERM, or the end of the parent process, asks for a last
-pass, which ends the process in any case when it has sent nothing for half a minute, or has taken ten minutes.
+pass. If that sends nothing for half a minute, or takes ten minutes, the process ends itself.
 
 How it fails: while MLflow is away, the pauses between passes grow up to half a minute, and each problem is
 one line of ``<study>/mirror/mirror.log``, without secrets. A mirror that does not end in time is killed.
@@ -31,7 +31,7 @@ from ablate.track.sink import resolve_tracking_uri
 STOP_SEC = 30.0
 """The longest time without progress in the last pass."""
 LAST_PASS_SEC = 600.0
-"""The longest time of the last pass: thousands of short runs are sent more slowly than executed."""
+"""The longest time of the last pass: sending thousands of short runs takes longer than executing them."""
 _POLL_SEC = 2.0
 _MAX_POLL_SEC = 30.0
 _NICENESS = 10
@@ -48,7 +48,7 @@ class MirrorProcess:
     process: subprocess.Popen[bytes]
 
     def stop(self, longest_sec: float = LAST_PASS_SEC + STOP_SEC) -> MirrorReport:
-        """Let the mirror send the rest and end, kill it after a while; return what is left unsent."""
+        """Let the mirror send the rest and end; kill it after ``longest_sec``. Return what is left unsent."""
         self.process.terminate()
         try:
             self.process.wait(longest_sec)
@@ -61,7 +61,7 @@ class MirrorProcess:
 def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProcess:
     """Start the mirror of a study in its own process; returns at once.
 
-    ``tracking_uri``: of MLflow; default: see ``resolve_tracking_uri``.
+    ``tracking_uri``: MLflow's address; default: see ``resolve_tracking_uri``.
 
     The environment carries the address, because every user of the machine can read a command line. The
     process has its own session, so that Ctrl-C in the terminal does not stop its last pass.
@@ -88,7 +88,7 @@ def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProc
 
 
 def main() -> None:
-    """Mirror the study in folder ``argv[1]`` until SIGTERM, or until process ``argv[2]`` is no parent."""
+    """Mirror the study in folder ``argv[1]`` until SIGTERM, or until the parent process ``argv[2]`` ends."""
     study, parent = Path(sys.argv[1]), int(sys.argv[2])
     uri, store = resolve_tracking_uri(study.parent), StudyStore(study)
     stopping = _watch(parent, cursor_path(store, uri))
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _watch(parent: int, cursor: Path) -> threading.Event:
-    """Return an event that SIGTERM or the parent's end sets; a last pass that hangs ends the process.
+    """Return an event that SIGTERM or the parent's end sets; end the process if the last pass hangs.
 
     A separate thread takes the signal. The main thread may hang in a request, and setting an event inside a
     signal handler can deadlock with the thread that waits for it.
@@ -139,8 +139,6 @@ def _watch(parent: int, cursor: Path) -> threading.Event:
 
 
 class _Redacted(io.TextIOBase):
-    """A text stream without secrets."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 

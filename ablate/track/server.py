@@ -1,9 +1,9 @@
 """MLflow's own server on loopback, for the pages of a database.
 
 It is kept small: one worker and no job runner (2 processes instead of 15), no telemetry, and only 127.0.0.1.
-It has no login, and other users of the machine reach that address as well: so it can be told to answer under
-one name alone, which nobody can guess. MLflow compares the name that a browser asks for before anything else,
-and browsers take every name that ends in ``.localhost`` for this machine.
+It has no login, and other users of the machine reach that address as well. So it can be told to answer only
+under one name that nobody can guess. MLflow checks the name that a browser asks for before anything else, and
+browsers take every name that ends in ``.localhost`` for this machine.
 
 How it fails: a taken port, and a server that ends or does not answer, are ``UserError``s that name the log.
 """
@@ -41,9 +41,9 @@ _STOP_SEC = 5.0
 def local_server(
     tracking_uri: str, artifacts: Path, log_path: Path, port: int, *, name: str | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Serve a database's pages; yields the address and the process, and ends both with the block.
+    """Serve a database's pages for the block; yields the server's address and process.
 
-    ``name``: the only one under which it answers; None: under those that every machine has.
+    ``name``: the only host name under which it answers; None: those that every machine has.
 
     Raises:
         UserError: the server does not start.
@@ -96,12 +96,12 @@ def local_server(
 
 
 def secret_name() -> str:
-    """Return a name of this machine that nobody can guess."""
+    """Make a host name of this machine that nobody can guess."""
     return f"{secrets.token_hex(16)}.localhost"
 
 
 def choose_port(port: int | None) -> int:
-    """Return ``port`` if it is free; without one, MLflow's usual port or any free one.
+    """Choose ``port`` if it is free; without one, MLflow's usual port or any free one.
 
     Raises:
         UserError: the port is taken.

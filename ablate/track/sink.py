@@ -54,7 +54,7 @@ _ABOUT_ONE_RUN = (
 
 
 class Refused(Exception):  # noqa: N818  it reads as what it is
-    """MLflow refuses what was sent about one run, which was deleted or has a value it does not take."""
+    """MLflow refuses what was sent about one run, which was deleted or has a value that MLflow forbids."""
 
 
 class Away(Exception):  # noqa: N818  it reads as what it is
@@ -63,7 +63,7 @@ class Away(Exception):  # noqa: N818  it reads as what it is
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn what MLflow, SQLAlchemy, requests and the file system raise into this module's two failures."""
+    """Turn errors of MLflow, SQLAlchemy, requests and the file system into ``Refused`` or ``Away``."""
     try:
         yield
     except Exception as error:
@@ -77,7 +77,7 @@ def _translated() -> Iterator[None]:
 
 
 def scheme(uri: str) -> str:
-    """Return ``postgresql`` for ``postgresql+psycopg2://…``, and an empty text for a path."""
+    """Read an address's scheme: ``postgresql`` of ``postgresql+psycopg2://…``, an empty text of a path."""
     head, separator, _ = uri.partition(":")
     return head.partition("+")[0].lower() if separator else ""
 
@@ -93,12 +93,12 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def default_tracking_uri(storage: Path) -> str:
-    """Return the address of the store in the studies' storage."""
+    """Return the address of ``mlflow.db`` in the studies' storage."""
     return f"sqlite:///{storage.resolve() / 'mlflow.db'}"
 
 
 def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
-    """Return the option, else $MLFLOW_TRACKING_URI, else the default; relative sqlite paths become absolute.
+    """Choose the option, else $MLFLOW_TRACKING_URI, else the default; relative sqlite paths become absolute.
 
     Raises:
         UserError: a plain folder or ``file:``, which MLflow refuses.
@@ -114,7 +114,10 @@ def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
 
 
 class Sink:
-    """MLflow at one address. Nothing is imported or opened before the first call."""
+    """MLflow at one address. Nothing is imported or opened before the first call.
+
+    Every method raises ``Refused`` or ``Away`` if MLflow fails.
+    """
 
     def __init__(self, tracking_uri: str, storage: Path) -> None:
         self._uri = tracking_uri
@@ -123,21 +126,21 @@ class Sink:
 
     @_translated()
     def experiment(self, name: str, store_id: str) -> str:
-        """Return the id of the study's experiment.
+        """Find or create the study's experiment; return its id.
 
         A deleted experiment is restored, because its name stays taken. MLflow then restores all of its runs
-        too, so this study's go to the bin again and are created anew.
+        too, so this study's runs are deleted again and created anew.
         """
         client = self._client()
         found = client.get_experiment_by_name(name)
         if found is None:
-            # A server chooses the place of artifacts; without a server they lie in the storage.
+            # A server chooses the place of artifacts; without a server they are kept in the storage.
             place = (self._artifacts / name).as_uri() if is_database(self._uri) else None
             tags = {"mlflow.experimentKind": "custom_model_development"}
             return str(client.create_experiment(name, artifact_location=place, tags=tags))
         if found.lifecycle_stage != "active":
             client.restore_experiment(found.experiment_id)
-            for run in list(self._runs(found.experiment_id, store_id)):  # deleting moves the pages
+            for run in list(self._runs(found.experiment_id, store_id)):  # deleting shifts the pages
                 client.delete_run(run.info.run_id)
         return str(found.experiment_id)
 
@@ -151,10 +154,10 @@ class Sink:
     def known_runs(
         self, experiment_id: str, store_id: str, preferred: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return MLflow's runs of the study by run id (``summary`` for the report), one of each.
+        """Find MLflow's runs of the study by run id (``summary`` for the report), one of each.
 
-        A server that makes a run and loses the answer is asked again, and has two: all but one are deleted.
-        The one that is kept is among ``preferred``, MLflow's ids, if one of them is.
+        A request whose answer was lost is sent again and may make a second run: all but one are deleted. If
+        one of them has an id in ``preferred`` (MLflow's ids), that one is kept.
         """
         found: dict[str, list[Any]] = {}
         for run in self._runs(experiment_id, store_id):
@@ -179,7 +182,7 @@ class Sink:
     def create_run(self, experiment_id: str, start_unix: float | None, tags: Mapping[str, str]) -> Any:
         """Start an MLflow run and return it; ``tags`` say whose it is (``STORE_TAG`` and another).
 
-        MLflow's client asks again where no answer comes: there may then be two, until
+        MLflow's client sends the request again if no answer comes. So there may be two runs until
         ``known_runs`` is called.
         """
         started = _milliseconds(start_unix)
@@ -209,12 +212,12 @@ class Sink:
 
     @_translated()
     def history(self, mlflow_id: str, key: str) -> set[tuple[int, int]]:
-        """Return (step, time stamp in ms) of every point of a metric."""
+        """Read (step, time stamp in ms) of every point of a metric."""
         return {(point.step, point.timestamp) for point in self._client().get_metric_history(mlflow_id, key)}
 
     @_translated()
     def set_state(self, mlflow_id: str, status: str, end_unix: float | None) -> None:
-        """Set the status; RUNNING reopens a run."""
+        """Set MLflow's status; RUNNING reopens a run and ignores ``end_unix``."""
         if status == "RUNNING":
             self._client().update_run(mlflow_id, status=status)
         else:
@@ -222,7 +225,10 @@ class Sink:
 
     @_translated()
     def log_artifact(self, run: Any, path: Path) -> None:
-        """Store a file, or a folder under its name; MLflow's client would query the run each time."""
+        """Store a file, or a folder under its name.
+
+        MLflow's client is not used, because it would query the run each time.
+        """
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri)
@@ -276,7 +282,7 @@ def make_database(path: Path, artifacts: Path) -> None:
 
 
 def is_local(folder: Path) -> bool:
-    """Whether a folder is known to lie on a local disk."""
+    """Whether a folder is known to be on a local disk."""
     resolved = folder.resolve()
     try:
         disks = psutil.disk_partitions(all=True)
