@@ -98,9 +98,9 @@ def validation_batches(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the same windows for every run, in order: spread evenly over the validation tokens, or the first.
 
-    ``spread`` avoids that all windows are in one document with an untypical loss; ``first`` allows comparison
-    with evaluations that used the first windows. The last batch may be smaller, so the caller must weight by
-    tokens.
+    With ``spread`` the windows are not all in one document, whose loss may be untypical; ``first`` allows
+    comparison with evaluations that used the first windows. The last batch may be smaller, so the caller must
+    weight by tokens.
     """
     windows = num_validation_windows(len(tokens), seq_len, eval_tokens)
     there = windows if which == "first" else (len(tokens) - 1) // seq_len
