@@ -1,9 +1,9 @@
 """Apply a recipe to any model: its linear layers become quantised ones, in place.
 
-A layer can follow a recipe if it is a ``torch.nn.Linear``, of no subclass, that computes as that class does;
-a hook may compute its weight (weight_norm, spectral_norm, pruning). Whatever else has two dimensions may
-enter a GEMM that no recipe reaches: it is named with the reason. Tables of embeddings are looked up, and
-norms multiply element by element.
+A layer can follow a recipe if it is a ``torch.nn.Linear``, not a subclass, and computes as that class does;
+a hook may compute its weight (weight_norm, spectral_norm, pruning). Any other parameter with two dimensions
+may enter a GEMM that no recipe reaches: it is named with the reason. Embeddings and norms enter no GEMM:
+tables are looked up, and norms multiply element by element.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def apply_recipe(
     quantise_layers(model, state, skip=skip, allow=allow)
     if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
-    if not distributed.is_initialized():  # an expert may run in another process alone
+    if not distributed.is_initialized():  # an expert may run only in another process
         state.check = weights_used_alone
     if not (quiet or (distributed.is_initialized() and distributed.get_rank())):
         print(state.coverage)
@@ -108,7 +108,7 @@ def quantise_layers(
     allow: Collection[str] = (),
     key: str = "allow=",
 ) -> None:
-    """Make a model's layers follow ``state``, as ``apply_recipe``; ``key``: how users write ``allow``."""
+    """Make a model's layers follow ``state``, as ``apply_recipe`` does; ``key``: how users write allow."""
     found, recipe = survey(model), state.recipe
     for what, hint in coverage_faults(recipe, found.matrices, allow=allow, skip=skip, key=key):
         raise ValueError(f"{what} ({hint})")
@@ -137,7 +137,7 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
     left: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoderLayer) and not layers.isdisjoint(module.children()):
-            module.activation_relu_or_gelu = 0  # torch takes that path for these two activations alone
+            module.activation_relu_or_gelu = 0  # torch takes that path only for these two activations
             left[name or _ROOT] = module
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and not set(left.values()).isdisjoint(module.layers):
@@ -151,7 +151,7 @@ class Survey:
     """What ``survey`` found.
 
     ``linears``: the layers that can follow a recipe, ``places`` their places; ``matrices``: those layers and
-    all else that may enter a GEMM. ``notes``: what else is to be known, in words.
+    everything else that may enter a GEMM. ``notes``: more that the user should know, in words.
     """
 
     linears: dict[str, nn.Linear]
@@ -161,7 +161,7 @@ class Survey:
 
 
 def survey(model: nn.Module) -> Survey:
-    """Return the matrices of a model, in its order.
+    """Find the matrices of a model, in the model's order.
 
     Raises:
         ValueError: a layer follows a recipe already.

@@ -1,18 +1,17 @@
 """Weight de-oscillation: weights that only go to and fro between two quantised values are set to one of them.
 
-A weight near the edge between two cells of its grid changes its quantised value with every small step. Over a
-window of P optimizer steps, of each weight, with Q(w) the forward pass's quantised value of bf16(w),
+A weight near the edge between two cells of its grid changes its quantised value with every small step. For
+each weight, over a window of P optimizer steps, with Q(w) the forward pass's quantised value of bf16(w),
 
     d_w = Σ |w_t − w_{t−1}|    and    d_Q = Σ |Q(w_t) − Q(w_{t−1})|    in fp32.
 
 At the window's end, where d_w > 0 and d_Q / d_w ≥ τ, the master weight becomes Q(w_t), and the next window
-begins at the weights as they are then. This is OsciReset of TetraJet-v2 (2510.27527,
-``oscillation_reset.py``), by the ratio of distances, as AMD's Primus (``weight_deosc.py``) and ALTO
-(``optimizer.py``) have it. The first window begins with the weights after the first step at or past the
-start, as in Primus. Q(w) is dequantised in fp32.
+begins with the new weights. This is OsciReset of TetraJet-v2 (2510.27527, ``oscillation_reset.py``) with the
+ratio of distances, as in AMD's Primus (``weight_deosc.py``) and ALTO (``optimizer.py``). The first window
+begins with the weights after the first step at or past the start, as in Primus. Q(w) is dequantised in fp32.
 
-Only weights take part whose Fprop operand is quantised at that time. Where a phase changes that, or the grid,
-a window begins anew. The optimizer's moments stay as they are.
+Only weights whose Fprop operand is quantised at that time take part. When a phase changes that, or the grid,
+a new window begins. The optimizer's moments stay as they are.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 class Deoscillation:
     """The weights of a model's quantised layers, followed from optimizer step to optimizer step.
 
-    ``apply_recipe`` makes one where the recipe has ``deoscillate``, and ``state.advance`` calls it. Its own
-    ``state_dict`` belongs into a checkpoint beside the model's.
+    ``apply_recipe`` makes one where the recipe has ``deoscillate``, and ``state.advance`` calls it. Its
+    ``state_dict`` is part of the state's.
     """
 
     def __init__(self, model: nn.Module, state: RecipeState) -> None:
@@ -51,17 +50,17 @@ class Deoscillation:
         self._state = state
         self.followed: Followed | None = None  # at present
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
-        """This process's rows of each weight as they were last, and quantised."""
+        """This process's rows of each weight after the last step, and the same rows quantised."""
         self.sums: dict[str, Tensor] = {}
         """The sums of the present window by name; sharded as the weights are."""
         self.steps = 0
-        """Steps of the present window that have been taken in."""
+        """Steps of the present window so far."""
 
     @torch.no_grad()
     def step(self) -> int | None:
-        """Take in the weights after an optimizer step, once the state has its tokens.
+        """Follow the weights after an optimizer step; the state's tokens must include that step.
 
-        Returns how many of the weights that this process holds were reset; None where no window ended.
+        Returns how many of this process's weights were reset, or None if no window ended.
         """
         asked = self._asked()
         if asked is None or asked != self.followed:
@@ -87,24 +86,24 @@ class Deoscillation:
 
     @torch.no_grad()
     def resume(self, steps: int) -> dict[str, Tensor]:
-        """Go on in a window after so many of its steps; return its sums, to be filled.
+        """Continue a window after ``steps`` of its steps; return its sums, which the caller fills.
 
-        Weights and the state's tokens must be those at which it was left.
+        The weights and the state's tokens must be those of that moment.
         """
         self._begin(self._asked())
         self.steps = steps
         return self.sums
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of the present window, and how many steps it has had (``steps``)."""
+        """Return the sums of the present window, and its number of steps so far (``steps``)."""
         return {"steps": self.steps, **self.sums}
 
     @torch.no_grad()
     def load_state_dict(self, found: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned, after the weights and the state's step and tokens.
+        """Restore what ``state_dict`` returned; restore the weights and the state's step and tokens first.
 
         Raises:
-            ValueError: it is of other weights.
+            ValueError: it belongs to other weights.
         """
         if found.keys() == {"steps"}:  # no window had begun
             return
@@ -115,7 +114,7 @@ class Deoscillation:
             tensor.copy_(found[name])
 
     def _asked(self) -> Followed | None:
-        """Return what the recipe asks for at the state's tokens; None before the start."""
+        """Find what the recipe asks for at the state's tokens; None for nothing, or before the start."""
         state, fork = self._state, self._state.fork
         recipe, total = state.recipe, state.total_tokens
         if fork is not None and state.tokens < fork.tokens:
@@ -131,7 +130,7 @@ class Deoscillation:
         return spec, dict(followed.values())
 
     def _begin(self, asked: Followed | None) -> None:
-        """Begin a window at the weights as they are."""
+        """Begin a window with the present weights."""
         self.followed, self.steps = asked, 0
         names = () if asked is None else asked[1]
         now = {name: self._rows(name) for name in names}
@@ -143,7 +142,7 @@ class Deoscillation:
         }
 
     def _rows(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return this process's rows of a weight, and as the forward pass would have them, in fp32."""
+        """Return this process's rows of a weight, and the forward pass's quantised values of them in fp32."""
         layer, state = self._layers[name], self._state
         weight: Any = layer.weight.detach()
         own, rows = local_rows(weight)
@@ -154,5 +153,5 @@ class Deoscillation:
 
 
 def _keys(name: str) -> tuple[str, str]:
-    """Return the names of how far a layer's weight has moved in a window, itself and quantised."""
+    """Name the two sums of a layer's weight: how far it moved, and how far its quantised value moved."""
     return f"{name}.moved", f"{name}.quantised_moved"

@@ -6,8 +6,8 @@ of a layer's *site* and look up its recipe, back end and stream position when th
 saves x and the weight parameter itself, never a copy of the weight: under FSDP2 a copy would keep the
 gathered weight in memory.
 
-Tokens that blocks, tiles or Hadamard groups do not divide are filled up with rows of zeros inside of the
-operators. In-features and out-features must fit.
+If blocks, tiles or Hadamard groups do not divide the number of tokens, the operators add rows of zeros.
+In-features and out-features must fit.
 
 The gradient passes straight through the quantisers. If a policy masks, the gradient is zero for clipped
 values. If a backward operand is that of the forward pass (source ``forward``), the product is in the
@@ -46,7 +46,7 @@ AMAX_HISTORY = 1024
 """Steps of past largest magnitudes that a delayed scale uses (TransformerEngine's DelayedScaling)."""
 
 BUFFERS_OF_SCALES = ("amax_history", "amax_step", "amax_used")
-"""Buffers that a layer with delayed scales has beside its weights."""
+"""Buffers that a layer with delayed scales has in addition to its weights."""
 
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -56,14 +56,14 @@ class QuantLinear(nn.Linear):
     """A linear layer whose three GEMMs follow a recipe.
 
     Takes [..., in_features] of any float dtype and computes in bf16. The result is bf16 for bf16 inputs and
-    under autocast, to fp16 too, which could not hold it; else of the input's dtype. Autocast changes nothing
-    inside of the three GEMMs. ``name`` keys the random streams and must be unique within a
+    under autocast (also to fp16, which could not hold it); otherwise it has the input's dtype. Autocast
+    changes nothing inside the three GEMMs. ``name`` keys the random streams and must be unique within a
     model. ``weight`` and ``bias`` are existing parameters to use; by default the weight is uninitialised and
     there is no bias. A tensor that is no parameter raises ``TypeError``.
     """
 
     OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "has_run", *BUFFERS_OF_SCALES))
-    """Attributes and buffers that a layer to be taken over must not have, beside those of this class."""
+    """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class QuantLinear(nn.Linear):
 
     @classmethod
     def take_over(cls, linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace) -> None:
-        """Make a linear layer follow a recipe; it stays the same object, with all that hangs on it.
+        """Make a linear layer follow a recipe.
 
-        So every module and list that holds the layer, its hooks, and wrappers that know it see the change.
+        It stays the same object, so the change reaches modules and lists that hold it, hooks and wrappers.
         """
         linear.__class__ = cls
         assert isinstance(linear, cls)
@@ -131,10 +131,10 @@ class QuantLinear(nn.Linear):
             self.get_buffer("amax_used").zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x wᵀ + b for x [..., in_features].
+        """Compute x wᵀ + b for x [..., in_features].
 
         Raises:
-            ValueError: x is of whole numbers or of another width.
+            ValueError: x has whole numbers or another width.
             RuntimeError: a transform of ``torch.func`` is active, or as ``RecipeState.position``.
         """
         if not x.is_floating_point() or x.shape[-1:] != (self.in_features,):
@@ -156,7 +156,7 @@ class QuantLinear(nn.Linear):
         return out.view(*x.shape[:-1], self.out_features)
 
     def position(self) -> Position:
-        """Return this layer's stream position; count its forward passes unless the trainer does."""
+        """Return this layer's stream position; count the forward pass unless the trainer does."""
         self.has_run = True
         weight = self.weight
         counts = isinstance(weight, nn.Parameter) and not weight.is_inference()
@@ -164,7 +164,7 @@ class QuantLinear(nn.Linear):
         return self.state.position(self.name, training=self.training, version=version)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
-        """Return the recipe of this layer after this many training tokens."""
+        """Find this layer's recipe after this many training tokens; ``override`` replaces it."""
         if self.override is not None:
             return self.override
         return next(recipe for start, recipe in self._phases if start <= tokens)
@@ -175,7 +175,7 @@ class QuantLinear(nn.Linear):
         return functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
 
     def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
-        """Return the key of one operand's random draw, or None if the policy draws nothing."""
+        """Make the key of one operand's random draw; None if the policy draws nothing."""
         if not policy.draws_anew and policy.signs == "none":
             return None
         return Key(
@@ -184,11 +184,11 @@ class QuantLinear(nn.Linear):
         )  # fmt: skip
 
     def backend(self, gemm: Gemm, at: Position, where: Tensor) -> Backend:
-        """Return the back end that does one GEMM at this position."""
+        """Choose the back end for one GEMM at this position."""
         return self.state.backend.of(self.recipe_at(at.tokens).gemm(gemm), str(where.device))
 
     def draw(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Draw:
-        """Return the policy, key and amax for one operand of one GEMM at this position."""
+        """Collect policy, key and amax of one operand of one GEMM; a delayed scale records its magnitude."""
         policy = self.recipe_at(at.tokens).gemm(gemm)
         chosen = policy.left if operand == OPERANDS[gemm][0] else policy.right
         amax = None
@@ -210,7 +210,7 @@ class QuantLinear(nn.Linear):
         return self.watched(gemm, operand, done)
 
     def watched(self, gemm: Gemm, operand: str, done: Operand) -> Operand:
-        """Show an operand to who watches, and return it."""
+        """Pass an operand to ``state.watch``, and return it."""
         if self.state.watch is not None:
             self.state.watch(self.name, gemm, operand, done)
         return done
@@ -218,8 +218,8 @@ class QuantLinear(nn.Linear):
     def _delayed_amax(self, tensor: Tensor | Operand, which: tuple[Gemm, str], at: Position) -> float:
         """Record this step's largest magnitude; return that of past steps, or this one at the start.
 
-        Where the past tells nothing, because all of it is zero or some of it is not finite, the scale stays
-        as it was (TransformerEngine, ``pytorch/fp8.py``: ``_default_sf_compute``).
+        If the past is all zero, or some of it is not finite, the scale stays as it was (TransformerEngine,
+        ``pytorch/fp8.py``: ``_default_sf_compute``).
         """
         index = self._delayed[which]
         history, steps = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
@@ -250,7 +250,7 @@ class QuantLinear(nn.Linear):
 def phases_that_fit(
     layer: nn.Linear, name: str, state: RecipeState, place: LayerPlace
 ) -> tuple[tuple[int, LayerRecipe], ...]:
-    """Return the (first token, recipe) pairs of a layer, newest first.
+    """List the (first token, recipe) pairs of a layer, newest first.
 
     Raises:
         ValueError: a block or group of a recipe does not divide the layer's features, or a phase starts at a
@@ -264,10 +264,9 @@ def phases_that_fit(
 
 
 def weights_used_alone(state: RecipeState) -> str | None:
-    """Say of which layers in low precision only the weights were used so far; None if of none.
+    """Name the layers in low precision that never ran though their weights have gradients; None if none did.
 
-    Their gradients tell, so it must be asked before these are cleared. An expert that ran in another process
-    has a gradient, too.
+    Call it before the gradients are cleared. An expert that only ran in another process has a gradient, too.
     """
     layers = [layer for layer in _sites.values() if layer.state is state]
     run = {id(layer.weight) for layer in layers if layer.has_run}  # layers may share a weight
@@ -286,12 +285,12 @@ def weights_used_alone(state: RecipeState) -> str | None:
 
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
-    """Return the quantised layers of a model by name, in the model's order."""
+    """Find the quantised layers of a model, by name in the model's order."""
     return {layer.name: layer for layer in module.modules() if isinstance(layer, QuantLinear)}
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether other processes hold the rest of a tensor, as FSDP2 shares it out."""
+    """Whether other processes hold the rest of a tensor, as under FSDP2."""
     return hasattr(tensor, "to_local")  # a DTensor; importing its module takes half a second
 
 
@@ -315,10 +314,10 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
 
 @contextmanager
 def forward_in_bf16(model: nn.Module) -> Iterator[None]:
-    """Within this context every quantised layer computes in bf16, for evaluations, whatever its recipe says.
+    """Make every quantised layer compute in bf16 within this context, for evaluations.
 
-    The weights are those that training holds, unrounded. Nothing random is drawn, and nothing that training
-    reads changes.
+    The weights are those of training, not quantised. Nothing random is drawn, and nothing that training reads
+    changes.
     """
     layers, plain = quantised_layers(model).values(), LayerRecipe()
     for layer in layers:
@@ -388,9 +387,10 @@ def _(
 
 
 def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return one GEMM's output at a position as in training: y [M, N], dx [M, K] or dw [N, K].
+    """Compute one GEMM's output at a position as in training: y [M, N], dx [M, K] or dw [N, K].
 
-    dy [M, N] and x [M, K] are bf16, the weight [N, K] of any float dtype. dw has its dtype, y and dx bf16.
+    dy [M, N] and x [M, K] are bf16, the weight [N, K] has any float dtype. dw has the weight's dtype; y and
+    dx are bf16.
     """
     if gemm == "fprop":
         return _output(layer, at, x, weight)
@@ -406,7 +406,7 @@ def _output(layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> Tens
 
 
 def _first(matrix: Tensor, rows: int) -> Tensor:
-    """Return a matrix without the rows that filled up its last block."""
+    """Drop the rows that filled up the last block."""
     return matrix if len(matrix) == rows else matrix[:rows].clone()
 
 
@@ -424,7 +424,7 @@ class _Backward:
         self._kept: dict[str, Operand] = {}
 
     def gradient(self, gemm: Gemm, dy: Operand | None = None) -> Tensor:
-        """Return dx [M, K] in bf16 or dw [N, K] in the weight's dtype. ``dy``: quantised for this GEMM."""
+        """Compute dx [M, K] in bf16 or dw [N, K] in the weight's dtype. ``dy``: quantised for this GEMM."""
         layer, at, (name, of) = self._layer, self._at, ("w", "x") if gemm == "dgrad" else ("x", "w")
         dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
         source = self._recipe.gemm(gemm).right.source
@@ -449,7 +449,7 @@ class _Backward:
         return self._x if name == "x" else self._weight.to(torch.bfloat16)
 
     def operand(self, name: str) -> Operand:
-        """Return x or w as Fprop's product had it."""
+        """Quantise x or w as for Fprop's product."""
         if name in self._kept:
             return self._kept.pop(name)
         done = self._layer.operand(self.tensor(name), "fprop", name, self._at)

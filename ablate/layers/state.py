@@ -5,8 +5,8 @@ backward pass draws from its own forward's streams, even if the trainer has move
 
 Activation checkpointing runs a region of a model again in the backward pass. The built-in trainer sets the
 call itself and moves on after the backward pass, so a recomputed layer finds the position that it had. Other
-loops tell ``torch.utils.checkpoint`` of the positions by ``context_fn=recompute_contexts``. A recomputation
-without it repeats the only pass that has not gone back yet; with several it is a ``RuntimeError``.
+loops pass ``context_fn=recompute_contexts`` to ``torch.utils.checkpoint``. Without it a recomputation repeats
+the only pass whose backward pass is still to come; if there are several, it is a ``RuntimeError``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EVAL_CALL = 1 << 31
 _REDRAW_STEP = 1 << 31
 _REDRAWS = 1 << 10
 _FORWARDS_WITHOUT_ADVANCE = 1000
-"""Training passes after which a state should have advanced, where the weights tell nothing."""
+"""Training passes after which a state should have advanced, if the weights do not show it earlier."""
 _MOST_OPEN = 64
 
 
@@ -69,14 +69,14 @@ class Position:
         return _REDRAW_STEP + (self.step * _REDRAWS + self.redraw) % _REDRAW_STEP
 
     def redrawn(self, redraw: int) -> Position:
-        """Return this position with a draw of diagnostics; delayed scales ignore it."""
+        """Make the position of a draw of diagnostics; delayed scales do not record what it multiplies."""
         return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
 
 
 class _Regions(threading.local):
     """The checkpointed regions that this thread runs, innermost last: positions by layer, and how many used.
 
-    The second is None where the region runs for the first time.
+    The number used is None while the region runs for the first time.
     """
 
     def __init__(self) -> None:
@@ -101,10 +101,10 @@ class _Region:
 
 
 def recompute_contexts() -> tuple[_Region, _Region]:
-    """Let the layers of a checkpointed region draw the same when it is recomputed.
+    """Make the layers of a checkpointed region draw the same when it is recomputed.
 
-    It is what ``torch.utils.checkpoint`` takes as its ``context_fn``, however often a layer runs in the
-    region, and in whatever order regions are recomputed or nested::
+    Pass it to ``torch.utils.checkpoint`` as ``context_fn``. A layer may run several times in a region, and
+    regions may be nested and recomputed in any order::
 
         checkpoint(block, x, use_reentrant=False, context_fn=recompute_contexts)
     """
@@ -128,10 +128,10 @@ def recorded_states() -> Iterator[list[RecipeState]]:
 
 @dataclass
 class _Passes:
-    """A layer's forward passes: in training within ``step``, in evaluation, and those not yet gone back.
+    """A layer's forward passes: in training within ``step``, in evaluation, and those without backward yet.
 
     ``version``: of the weight in the newest pass; ``changes``: how often it changed within ``step`` after a
-    backward pass (``trains``), as by an optimizer.
+    backward pass (``trains``), as an optimizer changes it.
     """
 
     step: int = -1
@@ -157,8 +157,8 @@ class RecipeState:
     operand: (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each
     backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
     it must change nothing. ``coverage``: what the recipe reaches in a model that others built, and what it
-    does not. ``deoscillation``, if set, takes in the weights whenever the state advances. ``check``, if set,
-    is asked when it first advances what is wrong with the model, for a warning.
+    does not. ``deoscillation``, if set, follows the weights whenever the state advances. ``check``, if set,
+    is called when the state first advances; what it returns is warned of.
     """
 
     recipe: Recipe
@@ -216,7 +216,7 @@ class RecipeState:
             self.deoscillation.step()
 
     def fault(self) -> str | None:
-        """Return how a trainer, the subject of the sentence, kept the recipe from moving; None if not."""
+        """Say how a trainer kept the recipe from moving, in words that follow its name; None if not."""
         if self._began is None:
             return None
         remedy = "after each optimizer step call state.advance(tokens), with the tokens of that step"
@@ -230,9 +230,9 @@ class RecipeState:
         return None
 
     def position(self, layer: str, *, training: bool, version: int | None = None) -> Position:
-        """Return the position of a layer's forward pass, which is counted unless the trainer counts.
+        """Return the position of a layer's forward pass; count the pass unless the trainer counts.
 
-        ``version``: of the layer's weight, which changes with each optimizer step; None if it tells nothing.
+        ``version``: of the layer's weight, which changes with each optimizer step; None if it is unknown.
 
         Raises:
             RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
@@ -252,7 +252,7 @@ class RecipeState:
         return at
 
     def _next(self, layer: str, *, training: bool, version: int | None) -> Position:
-        """Return the position of a pass outside of a region that repeats its positions."""
+        """Return the position of a pass that no region repeats."""
         if training and self._began is None:
             self._began = self.step, self.tokens
         if self.call is not None:
@@ -282,7 +282,7 @@ class RecipeState:
         missing = ""
         if passes.training == _FORWARDS_WITHOUT_ADVANCE and not self.step:
             missing = f"{_FORWARDS_WITHOUT_ADVANCE} training passes"
-        elif passes.changes == 2:  # one may be of SAM, which goes to and fro
+        elif passes.changes == 2:  # one may be SAM's, which moves the weights and back
             # An optimizer may run this pass itself, as L-BFGS runs many within a step.
             files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
             missing = "" if optimizer.__file__ in files else "two changes of the weights"
@@ -300,7 +300,7 @@ class RecipeState:
             self._passes[layer].trains = True
 
     def stream_of(self, operand: str) -> str:
-        """Return the name of an operand's stream of noise in this replica."""
+        """Name an operand's stream of noise in this replica; all replicas share that of weights."""
         replica = self.replica
         if replica is None:
             is_one = not (distributed.is_available() and distributed.is_initialized())
@@ -308,7 +308,7 @@ class RecipeState:
         return operand if operand == "w" or not replica else f"{operand} of replica {replica}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the streams, phases and de-oscillation go on from, for a checkpoint."""
+        """Return what a checkpoint must hold for the streams, phases and de-oscillation to continue."""
         follower = self.deoscillation
         calls = {name: [one.step, one.training, one.evaluation] for name, one in self._passes.items()}
         return {
@@ -317,10 +317,10 @@ class RecipeState:
         }  # fmt: skip
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on where another state was saved; load the model's weights first.
+        """Continue where another state was saved; load the model's weights first.
 
         Raises:
-            ValueError: what was saved is no such state, or has another seed.
+            ValueError: what was saved is not such a state, or has another seed.
         """
         expected = self.state_dict().keys()
         if saved.keys() != expected:
@@ -334,7 +334,7 @@ class RecipeState:
             self.deoscillation.load_state_dict(saved["deoscillation"])
 
     def phases(self, place: LayerPlace) -> tuple[tuple[int, LayerRecipe], ...]:
-        """Return the (first token, recipe) pairs of a layer, newest first.
+        """List the (first token, recipe) pairs of a layer, newest first.
 
         Raises:
             ValueError: a phase starts at a fraction of the budget and the budget is unknown.
@@ -349,7 +349,7 @@ class RecipeState:
         return (*later, (fork.tokens, now), *earlier)
 
     def warn_once(self, fault: str) -> None:
-        """Warn of how the state is kept, once for all layers."""
+        """Warn of a wrong use of the state, once for all layers."""
         if not self._warned:
             self._warned = True
             warnings.warn(fault, stacklevel=2)
