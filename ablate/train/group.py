@@ -1,13 +1,12 @@
 """The devices that train one run together, and the values they must share: decisions, losses, messages.
 
 Each is a process in torch's default process group. These values go through gloo, whatever carries the
-gradients. Sums are taken in the order of the micro-batches, so that they equal those of one
-process.
+gradients. Sums are taken in the order of the micro-batches, so that they equal those of one process.
 
 A model's blocks are the members of the outermost lists of modules. They are recomputed, compiled and sharded
-(FSDP2). A block's weights are gathered in bf16, because every product of a built-in model uses
-them in bf16. The weights outside the blocks (embedding, last norm, head) are gathered in their own precision,
-because an embedding that is also the head sums two gradients.
+(FSDP2). A block's weights are gathered in bf16, because every product of a built-in model uses them in bf16.
+The weights outside the blocks (embedding, last norm, head) are gathered in their own precision, because an
+embedding that is also the head sums two gradients.
 
 How it fails: after a process dies, the others wait in a collective call until the group's timeout, or until
 their parent ends them.
@@ -42,7 +41,7 @@ class Group:
     channel: Any = None
 
     def first(self, value: _Value) -> _Value:
-        """Return the first process's value."""
+        """Return the first process's value to every process."""
         if self.size == 1:
             return value
         values = [value]
@@ -58,7 +57,7 @@ class Group:
         return total
 
     def gathered(self, value: _Value) -> list[_Value]:
-        """Return every process's value, in order."""
+        """Collect every process's value, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -84,7 +83,7 @@ ONE_DEVICE = Layout()
 
 
 def join_group(device: str) -> Group:
-    """Return the group of torch's process group.
+    """Make the group of torch's default process group; ``ALONE`` for a single process.
 
     Raises:
         ValueError: torch has no process group.
@@ -99,7 +98,7 @@ def join_group(device: str) -> Group:
 
 
 def blocks(module: nn.Module, needed_by: str | None = None) -> list[nn.Module]:
-    """Return a model's blocks in order; ``ValueError`` if there are none and a setting needs them."""
+    """Find a model's blocks, in order; ``ValueError`` if there are none and a setting needs them."""
     if isinstance(module, nn.ModuleList):
         return [child for child in module if any(True for _ in child.parameters())]
     found = [block for child in module.children() for block in blocks(child)]

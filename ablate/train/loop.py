@@ -62,8 +62,8 @@ _CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: â€
 class TrainResult:
     """How a run ended. ``tokens``: training tokens seen; ``trainee``: what a finished run trained.
 
-    ``recipe``: what a training function of the user's own trained with, if not by ``apply_recipe``: by the
-    flags of a command, say.
+    ``recipe``: what the user's own training function trained with if it did not use ``apply_recipe``, for
+    example by the flags of a command.
     """
 
     state: End
@@ -75,7 +75,7 @@ class TrainResult:
 
 
 def stream_seed(seed: int, stream: str) -> int:
-    """Return the 63-bit seed of one of a run's streams."""
+    """Derive the 63-bit seed of one of a run's streams."""
     digest = hashlib.blake2b(f"{stream}:{seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -109,11 +109,12 @@ def train(
             only the first process uses ``on_metrics``.
         observe: makes an observer of the built model, such as ``ablate.diagnose.recorder.Recorder``.
 
-    A run that forks trains as its parent up to the fork, then evaluates with its own recipe and goes on.
+    A run that forks trains as its parent up to the fork, then evaluates and trains with its own recipe.
 
     Raises:
         ValueError: too few tokens for one sequence, or an operand that does not fit its policy.
-        UserError: the run forks, and diverged before that; or a model that is not built in passes layers by.
+        UserError: the run diverged before its fork; or a model that is not built in reads weights of layers
+            without calling the layers.
     """
     from ablate.data import open_tokens, prepare
 
@@ -152,7 +153,7 @@ def train(
         if observer is not None:
             observer.before(step)
         loss, norm = gradients(trainee, sequences, settings.grad_clip)
-        foreign = not config.model.is_built_in and group.size == 1  # an expert may run elsewhere alone
+        foreign = not config.model.is_built_in and group.size == 1  # an expert may run only elsewhere
         if step == first and foreign and (fault := weights_used_alone(state)) is not None:
             raise UserError(f"{named(config.model)}: {fault}", hint=_CALL_IT)
         done, seen = step + 1, (step + 1) * plan.tokens_per_step
@@ -296,17 +297,20 @@ def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float |
 
 
 def take_step(trainee: Trainee) -> int | None:
-    """Change the weights by the gradients; return how many de-oscillation reset where a window ended."""
+    """Update the weights and clear the gradients; return how many weights de-oscillation reset.
+
+    None if no window of de-oscillation ended.
+    """
     trainee.optimizer.step()
     trainee.optimizer.zero_grad(set_to_none=True)
     return None if trainee.deoscillation is None else trainee.deoscillation.step()
 
 
 def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Return what a row of an evaluation says: losses in nats per token, by ``training.evaluate_in``.
+    """Compute the validation losses that ``training.evaluate_in`` asks for, in nats per token.
 
-    ``val_loss`` is by the recipe's own Fprop, or by bf16; ``val_loss_bf16`` by bf16 beside the recipe's.
-    Where the recipe's Fprop is in bf16 anyway, one evaluation is both.
+    ``val_loss`` uses the recipe's own Fprop, or bf16 if only that is asked for. ``val_loss_bf16`` uses bf16
+    in addition to the recipe's. If the recipe's Fprop is in bf16 anyway, one evaluation gives both.
     """
     module, how = trainee.network.module, trainee.settings.evaluate_in
     own = {} if how == "bf16" else {"val_loss": _mean_loss(trainee, tokens)}
@@ -320,7 +324,7 @@ def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]
 
 
 def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
-    """Return the mean loss in nats per token on the fixed validation set."""
+    """Compute the mean loss in nats per token on the fixed validation set."""
     network, state, group, settings = trainee.network, trainee.state, trainee.group, trainee.settings
     micro = settings.micro_batch_size or settings.batch_size // group.size
     windows = list(
@@ -364,7 +368,7 @@ def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
 
 def _set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float) -> None:
     """Set what AdamW reads at a step: the settings may change at a fork."""
-    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, as it was built
+    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, in the order of ``assemble``
     for parameters, decay in zip(optimizer.param_groups, decays, strict=True):
         betas = settings.beta1, settings.beta2
         parameters.update(lr=rate, betas=betas, eps=settings.adam_eps, weight_decay=decay)

@@ -2,8 +2,8 @@
 
 A dry run passes one micro-batch forward and backward on torch's meta device: it takes seconds and some
 hundred megabytes for a model of any size, and uses the same layers, custom operators and recipe as training.
-Timed are whole optimizer steps on random tokens, on which speed does not depend; loading, evaluation,
-checkpoints and logging are left out.
+Whole optimizer steps are timed, on random tokens, because speed does not depend on the tokens. Loading,
+evaluation, checkpoints and logging are left out.
 """
 
 from __future__ import annotations

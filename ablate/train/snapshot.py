@@ -45,7 +45,7 @@ class Rows(Protocol):
         """Shape of the whole tensor."""
 
     def read(self, rows: slice) -> Tensor:
-        """Return the given rows, or the whole tensor if it has no dimensions."""
+        """Read the given rows, or the whole tensor if it has no dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Snapshot:
     sharded: frozenset[str] = field(default=frozenset())
 
     def whole(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the whole tensors whose names begin so, by the rest of their names, in CPU memory."""
+        """Read the whole tensors whose names begin with ``prefix``, named without it, in CPU memory."""
         return {
             name.removeprefix(prefix): _read(tensor, slice(None))
             for name, tensor in self.tensors.items()
@@ -73,10 +73,10 @@ class Checkpoints(Protocol):
     """Where a trainer's snapshots are saved and loaded."""
 
     def load(self) -> Snapshot | None:
-        """Return the snapshot to resume from, with whole tensors, or None."""
+        """Load the snapshot to resume from, with whole tensors; None if there is none."""
 
     def due(self, tokens: int) -> bool:
-        """Whether a snapshot is due."""
+        """Whether a snapshot is due after so many training tokens."""
 
     def save(self, snapshot: Snapshot) -> None:
         """Save a snapshot; every earlier row of metrics has already been passed on."""
@@ -90,7 +90,7 @@ def take_snapshot(
     step: int,
     numbers: dict[str, Any],
 ) -> Snapshot:
-    """Return the current state; its tensors are in use and must be written before the next step."""
+    """Collect the current state; its tensors are in use and must be written before the next step."""
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in model_tensors(model)}
     if deoscillation is not None and deoscillation.followed is not None:
         tensors |= {f"{_SUMS}{name}": sums for name, sums in deoscillation.sums.items()}
@@ -111,7 +111,7 @@ def restore_snapshot(
     optimizer: torch.optim.Optimizer,
     deoscillation: Deoscillation | None = None,
 ) -> None:
-    """Restore a model, its optimizer and its window of de-oscillation, once the state has its tokens.
+    """Restore a model, its optimizer and its window of de-oscillation; set the state's tokens first.
 
     Raises:
         ValueError: the snapshot belongs to another model or another recipe.
@@ -136,7 +136,7 @@ def restore_snapshot(
 
 
 def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
-    """Restore a model's weights and buffers alone; raises as ``restore_snapshot``."""
+    """Restore only a model's weights and buffers; raises as ``restore_snapshot``."""
     _fill(snapshot, _MODEL, model_tensors(model), of="model")
 
 
@@ -180,9 +180,9 @@ def save_weights(
 ) -> None:
     """Write a model's final weights as a folder that Hugging Face's libraries load, whole or not at all.
 
-    Each process of the group calls this, and the first one writes. Built-in models have Hugging Face's names
-    (``hf_names``), models from there are saved by their own ``save_pretrained``, a user's function keeps its
-    own names::
+    Each process of the group calls this, and the first one writes. Built-in models get Hugging Face's names
+    (``hf_names``), Hugging Face's models are saved by their own ``save_pretrained``, and a model of a user's
+    function keeps its own names::
 
         weights/model.safetensors                      in the type of the master weights
                 config.json                            not for a model from the user's function
@@ -239,7 +239,7 @@ def save_weights(
 
 
 def _save_pretrained(module: Any, weights: dict[str, Tensor], folder: Path) -> None:
-    """Save by the class of the model as it was before its layers were taken over."""
+    """Save by the model's own class, built anew without quantised layers."""
     from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
 
@@ -253,11 +253,11 @@ def _save_pretrained(module: Any, weights: dict[str, Tensor], folder: Path) -> N
 
 
 def load_weights(config: RunConfig, folder: Path) -> dict[str, Tensor]:
-    """Return the weights in a folder under the names of the module, which is not Hugging Face's.
+    """Load the weights in a folder, by the module's own names; not for Hugging Face's models.
 
     Raises:
         OSError: they are damaged.
-        KeyError: they are another model's.
+        KeyError: they belong to another model.
     """
     from safetensors.torch import load_file
 
