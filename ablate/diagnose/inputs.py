@@ -1,6 +1,6 @@
 """The input of ``ablate diagnose``: a model with its weights, text as tokens, and a recipe.
 
-How it fails: ``UserError`` for missing or unfitting input, with the option that would help.
+How it fails: ``UserError`` for missing or unsuitable input, with the option that would help.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _SEQ_LEN = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is diagnosed: a run's configuration (of the model alone, for what is no run), and its weights.
+    """What is diagnosed: a run's configuration (or one made for a model without a run), and the weights.
 
-    ``weights`` says in words where they come from; ``tensors`` has those of a run, by their names with
-    ``model.`` in front, where the model is not built with them. ``prepared``: the token cache that has the
-    run's own text, None where text is read as it stands.
+    ``weights`` says in words where they come from. ``tensors``: a run's weights, with ``model.`` before
+    each name; empty if the model is built with its weights. ``prepared``: the token cache with the run's own
+    text; None if text is read directly.
     """
 
     config: RunConfig
@@ -68,7 +68,7 @@ def find_subject(
     sequences: int,
     seed: int,
 ) -> Subject:
-    """Return the subject that the command line describes."""
+    """Find the subject that the command line describes."""
     folder = Path(model).expanduser()
     own = {} if options is None else mapping_of(options, option="--options")
     if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
@@ -91,7 +91,7 @@ def find_subject(
 
 
 def mapping_of(text: str, *, option: str) -> dict[str, Any]:
-    """Return the mapping that the text of an option says."""
+    """Read the text of an option as a mapping."""
     if not text.strip().startswith("{"):
         raise UserError(f"{option}: expected a mapping in braces, as {{width: 512}}, got '{text}'")
     source = parse(text.encode(), option)
@@ -102,7 +102,7 @@ def mapping_of(text: str, *, option: str) -> dict[str, Any]:
 
 
 def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
-    """Return the recipe that the text of an option says; a mapping's faults are told as those of a file."""
+    """Read the text of an option as a recipe; faults of a mapping are reported as those of a study file."""
     text = text.strip()
     if text in SHORT_RECIPES:
         return read_recipe(text)
@@ -123,7 +123,7 @@ def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
 
 
 def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
-    """Return the tokens [sequences, seq_len + 1] that are diagnosed.
+    """Read the tokens [sequences, seq_len + 1] to diagnose.
 
     A run's own text gives those of its first step; other text is read from its beginning, as far as needed.
     """
@@ -159,7 +159,7 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
     """Put a run's weights into the model; past magnitudes of another recipe's scales are left out.
 
     Raises:
-        ValueError: they are those of another model.
+        ValueError: they belong to another model.
     """
     from ablate.train.snapshot import Snapshot, restore_model
 
@@ -219,7 +219,7 @@ def _of_run(
 
 
 def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
-    """Return the model that is no run, and where its weights come from, in words."""
+    """Find a model without a run, and say in words where its weights come from."""
     random = f"random initial weights of seed {seed}"
     if model in PRESETS:
         return ModelConfig(**PRESETS[model]), random
@@ -238,7 +238,7 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
 
 
 def _positions(model: ModelConfig) -> int:
-    """Return how many positions a Hugging Face model says that it has."""
+    """Read the number of positions of a Hugging Face model; ``_SEQ_LEN`` if unknown, and for other models."""
     if model.hf is None:
         return _SEQ_LEN
     path = hub.config_folder(model.hf, weights=model.pretrained) / "config.json"
@@ -251,7 +251,7 @@ def _positions(model: ModelConfig) -> int:
 
 
 def _data(data: str | None, tokenizer: str | None) -> DataConfig:
-    """Return the text to take tokens from; by default Python's standard library."""
+    """Choose the text to take tokens from; by default Python's standard library."""
     words: dict[str, Any] = {"tokenizer": "hf", "tokenizer_path": tokenizer} if tokenizer else {}
     if data is None:
         return DataConfig(source="stdlib", **words)

@@ -134,7 +134,7 @@ def data_noise(part_energies: Sequence[float], gradient_energy: float, sequences
 
 
 def sketch_of(error: Tensor) -> str | None:
-    """Return a tensor's direction as ``SKETCH`` bytes in base64: a count sketch with 8 bits per number.
+    """Encode a tensor's direction as ``SKETCH`` bytes in base64: a count sketch with 8 bits per number.
 
     The sketch sums every ``SKETCH``-th element, with random signs that only depend on the number of elements.
     The cosine of two sketches estimates that of the two tensors (Charikar, Chen, Farach-Colton 2002). None if
@@ -237,7 +237,7 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
 
 
 def outlier_figures(v: Tensor, block: tuple[int, int], channels: int) -> OutlierFigures:
-    """Measure the blocks and channels of fp32 v [n, k]: blocks lie along k, channels along ``channels``."""
+    """Measure the blocks (along k) and channels (along dimension ``channels``) of fp32 v [n, k]."""
     if not v.numel() or not bool(torch.isfinite(v).all()):
         return OutlierFigures()
     blocks = to_blocks(v, block).flatten(1)
@@ -268,7 +268,7 @@ def _known(value: float) -> float | None:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """Return part / whole, or None if that is undefined or not finite."""
+    """Divide; None if the quotient is undefined or not finite."""
     return _known(part / whole) if whole else None
 
 

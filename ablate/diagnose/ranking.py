@@ -62,7 +62,10 @@ class LayerGemm:
 
 
 def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[LayerGemm]:
-    """Return the GEMMs to measure in the named layers, in the model's order."""
+    """List the GEMMs to measure in the named layers, in the order of ``names``.
+
+    ``draws``: passes for each random GEMM; a deterministic one needs one pass.
+    """
     layers = quantised_layers(trainee.network.module)
     found = []
     for name in names:
@@ -83,10 +86,10 @@ def predict_harm(
     draws: int,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Harm]:
-    """Return the harm of each GEMM, the largest first.
+    """Measure the harm of each GEMM; the largest comes first.
 
     Args:
-        trainee: model and recipe; its weights are not changed.
+        trainee: model and recipe; its weights are not changed, and its model stays in evaluation mode.
         window: tokens [sequences, seq_len + 1].
         gemms: the GEMMs to measure.
         draws: number of draws of the recipe's randomness for the error of each GEMM's own output.

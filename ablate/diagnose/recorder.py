@@ -13,7 +13,7 @@ Values that the recipe draws once for the whole run (signs per layer, or one fix
 in training, and their effect counts as bias.
 
 The recipes of ``what_if`` are measured on the same copies by layers of their own, which train nothing and
-always use the fastest back end. They have no history: a delayed scale is that of the tensor itself.
+always use the fastest back end. They have no history: a delayed scale is taken from the tensor itself.
 
 Zeros that fill an operand up to whole blocks count among its elements.
 
@@ -108,7 +108,7 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
 def diagnose_product(
     tapped: Tapped, gemm: Gemm, *, draws: int
 ) -> tuple[measure.ProductFigures, measure.DataNoise | None]:
-    """Return the figures of one GEMM's output, and for Wgrad the noise of the data."""
+    """Measure one GEMM's output, and for Wgrad the noise of the data."""
     layer, at, noise = tapped.layer, tapped.at, None
     dy, x, w = tapped.dy, tapped.x, tapped.weight
     if gemm == "fprop":
@@ -177,7 +177,7 @@ class Recorder:
             return {name: layers[name] for name in chosen_layers(settings.layers, recipe, places)}
 
         self._layers: dict[str | None, dict[str, QuantLinear]] = {None: chosen(self._state.recipe)}
-        """By the name of another recipe; None: the run's own."""
+        """Layers by the name of their recipe in ``what_if``; None is the run's own recipe."""
         for other, recipe in settings.other_recipes().items():
             seed, total = self._state.seed, self._state.total_tokens
             state = RecipeState(recipe=recipe, backend=Selection(), seed=seed, total_tokens=total)
@@ -230,9 +230,9 @@ def tapped_copy(
 
 
 def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
-    """Return the number of a layer's first rows to measure, and the number of whole sequences in them.
+    """Choose how many of a layer's first rows to measure; return also the number of whole sequences in them.
 
-    The second is None if the layer's rows are no whole sequences (an expert's). Every group that divides all
+    That number is None if the rows are not whole sequences (as an expert's). Every group that divides all
     rows must also divide the measured rows.
     """
     whole = rows % seq_len == 0
@@ -246,7 +246,7 @@ def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
 
 
 def to_row(one: GemmDiagnosis, *, tokens: int, step: int) -> dict[str, Any]:
-    """Return a diagnosis as a row of finite numbers or None; ``tokens`` were seen before the step."""
+    """Convert a diagnosis to a row of finite numbers or None; ``tokens`` were seen before the step."""
     figures = asdict(one)
     row: dict[str, Any] = {"kind": "diagnosis", "tokens": tokens, "step": step}
     row |= {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
