@@ -133,7 +133,10 @@ def quantise_layers(
 
 
 def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
-    """Switch off torch's fused evaluation of encoder layers, which reads the weights past the layers."""
+    """Switch off torch's fused evaluation of encoder layers, which reads weights without calling the layers.
+
+    Returns a note for the user, if there was anything to switch off.
+    """
     left: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoderLayer) and not layers.isdisjoint(module.children()):
@@ -167,7 +170,7 @@ def survey(model: nn.Module) -> Survey:
         ValueError: a layer follows a recipe already.
     """
     names: dict[nn.Module, list[str]] = {}  # at all places
-    outputs: set[object] = set()  # what the model, or a part of it, itself calls its output
+    outputs: set[object] = set()  # what the model or a part of it calls its output layer
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name or _ROOT)
         if callable(find_output := getattr(module, "get_output_embeddings", None)):

@@ -353,7 +353,7 @@ def _(x: Tensor, weight: Tensor, _site: int) -> tuple[Tensor, Tensor]:
 def _gradients(
     dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int, wants_dx: bool, wants_dw: bool
 ) -> tuple[Tensor, Tensor]:
-    """Dy [M, N] bf16 → dx [M, K] bf16 and dw [N, K] in the weight's dtype; empty what is not wanted."""
+    """Dy [M, N] bf16 → dx [M, K] bf16 and dw [N, K] in the weight's dtype; empty if it is not wanted."""
     layer = _sites[site]
     step, call, tokens = position.tolist()
     at = Position(step=step, call=call, tokens=tokens)

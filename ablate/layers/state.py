@@ -88,7 +88,7 @@ _regions = _Regions()
 
 @dataclass
 class _Region:
-    """Notes the positions of the layers that run in a block, or repeats them."""
+    """Note the positions of the layers that run in a ``with`` block, or repeat them."""
 
     positions: dict[Hashable, list[Position]]
     repeats: bool

@@ -254,7 +254,7 @@ def operand_bytes(policy: OperandPolicy) -> float:
 
 
 def _unit(policy: GemmPolicy, peaks: Peaks) -> Unit | None:
-    """Choose the unit of the wider operand; None if a format has none (E3M0, NVINT4 and IF4 nowhere have)."""
+    """Choose the unit of the wider operand; None if a format has none, as E3M0, NVINT4 and IF4 everywhere."""
     if any(side.format.endswith(("e3m0", "nvint4", "if4")) for side in (policy.left, policy.right)):
         return None
     bits = max(_bits(policy.left), _bits(policy.right))
