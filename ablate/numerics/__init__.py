@@ -1,6 +1,6 @@
-"""FP4 numerics: quantisers, rotations and random streams; it offers policies and quantised layers too.
+"""FP4 numerics: the public names of quantisers, rotations, random streams, policies and quantised layers.
 
-The public names. The product's own modules import from the defining modules.
+The product's own modules import from the defining modules.
 """
 
 from importlib import import_module

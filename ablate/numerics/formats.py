@@ -90,7 +90,7 @@ def round_nearest(v: Tensor, element: Element) -> Tensor:
 
 
 def _to_neighbour(v: Tensor, element: Element, goes_up: Callable[[Tensor], Tensor]) -> Tensor:
-    """Round to one of the two neighbours, by the distance from the lower one in steps. Saturates."""
+    """Round to a neighbour, saturating; ``goes_up`` decides by the distance from the lower one in steps."""
     magnitude = v.abs().clamp(max=element.max)
     exponent = (magnitude.view(torch.int32) >> 23).clamp(min=127 + element.min_exponent)
     exponent = torch.where(magnitude.isnan(), 127, exponent)
@@ -105,7 +105,7 @@ NEAREST: dict[str, Callable[[Tensor, Element], Tensor]] = {
     "nearest_away": lambda v, element: _to_neighbour(v, element, lambda p: p >= 0.5),
     "nearest_toward_zero": lambda v, element: _to_neighbour(v, element, lambda p: p > 0.5),
 }
-"""The roundings of a policy that draw nothing. Ties go to the even code, away from zero, or toward it."""
+"""The roundings without random words. Ties go to the even code, away from zero, or toward it."""
 
 
 def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:
 
 
 def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
-    """Round as AMD's host emulation of its conversion: add the top 22 bits of the word below, truncate.
+    """Round as AMD's host emulation of its conversion: add a word's top 22 bits below the last bit, truncate.
 
     For study only. ``words`` come from the public kernel of ROCm's TransformerEngine: one for four elements,
     shifted right by 16 for the last two, which are therefore truncated toward zero. The emulation is
@@ -130,7 +130,7 @@ def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
 
 
 def encode(values: Tensor, element: Element) -> Tensor:
-    """Return the codes (uint8, sign above the magnitude) of values on the grid; NaN has code 0."""
+    """Return the codes (uint8, sign above the magnitude) of values on the grid; NaN has magnitude code 0."""
     magnitude = values.abs().nan_to_num(nan=0.0)
     m = element.mantissa_bits
     exponent = (magnitude.view(torch.int32) >> 23) - 127
@@ -149,7 +149,7 @@ def encode_max(element: Element) -> int:
 
 
 def decode(codes: Tensor, element: Element) -> Tensor:
-    """Return the fp32 values of codes."""
+    """Return the fp32 values of codes (any integer dtype); a NaN code gives a number."""
     sign_bit = encode_max(element) + 1
     code = codes.to(torch.int32) & (sign_bit - 1)
     m = element.mantissa_bits

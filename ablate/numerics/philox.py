@@ -38,7 +38,7 @@ class Key:
     call: int = 0
 
     def words(self) -> tuple[int, int]:
-        """Return the 64-bit Philox key as two 32-bit words."""
+        """Hash seed, layer, GEMM and operand to the 64-bit Philox key: two 32-bit words."""
         return _key_words(self.seed, self.layer, self.gemm, self.operand)
 
 
@@ -66,7 +66,7 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[int, int], rounds: int = 
 
 
 def random_words(rows: int, columns: int, key: Key, device: torch.device | str = "cpu") -> Tensor:
-    """Return int64 words in [0, 2^32) of shape [rows, columns] for the elements of a stored tensor."""
+    """Draw a word for each element of a stored tensor: int64 in [0, 2^32), [rows, columns]."""
     strips = -(-columns // 64)
     calls = torch.arange(strips * 16, dtype=torch.int64, device=device)
     row = torch.arange(rows, dtype=torch.int64, device=device)[:, None]

@@ -1,6 +1,6 @@
 """Quantise one operand by its policy in plain torch: the rules of every back end, written once.
 
-Back ends reproduce ``round_operand`` bit for bit. It returns values and a factor, ``descale``, which must
+Back ends reproduce ``round_operand`` bit for bit. It returns values, and a factor ``descale`` that must
 multiply the GEMM's fp32 accumulator (a tensor scale, or the 4/3 that undoes a 3/4 prescale).
 ``fake_quantize`` is for users and returns the dequantised tensor. A NaN or an Inf turns all values with the
 same scale into NaN, so that errors stay visible.
@@ -27,7 +27,7 @@ _HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TENSOR_SCALES = ("tensor", "delayed")
 _FP32_SCALES = ("row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
 _TWO_LEVEL = ("nvfp4", "nvint4", "if4")
-"""Formats with scales of 16 elements."""
+"""Formats in which 16 elements share a scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,11 @@ class Codes:
 
 @dataclass(frozen=True, kw_only=True)
 class OnGrid:
-    """An operand before rounding to its element grid, and the scales that divided it.
+    """An operand before rounding to its element grid, and the scales that have divided it.
 
-    ``rotated`` and ``scaled`` are fp32 [n, k], contraction last: the operand after its rotation, and that
-    divided by its scale and times its prescale, so that values above the element's largest value clip.
-    ``scales``: fp32, one per block of ``block`` (rows, columns). ``element``: the grid.
+    ``rotated`` and ``scaled`` are fp32 [n, k], contraction last. ``scaled`` is ``rotated`` divided by its
+    scale and times its prescale: values above the element's largest one clip. ``scales``: fp32, one per block
+    of ``block`` (rows, columns). ``element``: the grid.
     """
 
     rotated: Tensor
@@ -131,7 +131,7 @@ def round_operand(
 
 
 def _rotated(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Tensor:
-    """Return a matrix in fp32 with the contraction axis last, rotated."""
+    """Return a matrix in fp32, contraction last, contiguous and rotated."""
     return rotate((x if axis % 2 else x.t()).to(torch.float32).contiguous(), policy, key)
 
 
@@ -139,9 +139,9 @@ class _Rounded:
     """One operand in blocks [number, rows, columns], rounded to its element's grid.
 
     ``v``: its rotated values, fp32 [n, k], contraction last. ``shape``: rows and columns of a block.
-    ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one. ``outer``: an fp32 factor
-    of each block beside it: the scale of its row or 128 neighbours, or 6/7 for IF4's whole numbers.
-    ``decode``: the tensor's scale. ``scaled``: the values before rounding; None where they are
+    ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one. ``outer``: a second fp32
+    factor of each block, or None: the scale of its row or 128 neighbours, or 6/7 for IF4's whole numbers.
+    ``decode``: the tensor's scale. ``scaled``: the values before rounding; None if they are
     ``v`` / (``up`` · ``decode``).
     """
 
@@ -187,7 +187,7 @@ class _Rounded:
                 self.values, self.outer = scales.if4(blocks, self.scaled, up, self._elements)
 
     def _words(self) -> Tensor:
-        """Return each element's random word, [n, k] with the contraction axis last."""
+        """Draw each element's random word, [n, k], contraction last."""
         assert self._key is not None
         n, k = self.v.shape
         if self._along_rows:
@@ -196,7 +196,7 @@ class _Rounded:
 
     @cached_property
     def values(self) -> Tensor:  # on first use: ``on_grid`` needs none, and random words take long
-        """Return the elements: the scaled values, rounded to their grid."""
+        """The scaled values, rounded to their grid."""
         assert self.scaled is not None
         return self._elements(self.scaled)
 
@@ -215,11 +215,11 @@ class _Rounded:
 
     @property
     def block_factor(self) -> Tensor | None:
-        """Return what multiplies each block's elements, [number, 1, 1], but for the tensor's scale."""
+        """What multiplies each block's elements, [number, 1, 1], without the tensor's scale; or None."""
         return self.up if self.up is None or self.outer is None else self.up * self.outer
 
     def dequantised(self) -> Quantized:
-        """Multiply the elements by their blocks' scales."""
+        """Multiply the elements by their blocks' scales; the result is contraction last, its ``axis`` 1."""
         policy, factor = self.policy, self.block_factor
         values = from_blocks(self.values if factor is None else self.values * factor, self.v.shape)
         if not policy.is_fp32:
@@ -272,7 +272,7 @@ def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
-    """Reassemble [n, k] from blocks."""
+    """Undo ``to_blocks``: reassemble [n, k]."""
     _, rows, columns = blocks.shape
     n, k = shape
     if not blocks.numel():
@@ -345,7 +345,7 @@ def quantize(
 def on_grid(
     x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
 ) -> OnGrid:
-    """Return a matrix before rounding to the element grid of ``policy``.
+    """Rotate and scale a matrix by ``policy``, but do not round it.
 
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """

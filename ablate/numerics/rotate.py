@@ -74,7 +74,7 @@ def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
 
 
 def _shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:
-    """Return the key that both operands share, with the parts of the position that ``signs`` uses."""
+    """Return the key that both operands share; step or call is 0 if ``signs`` does not depend on it."""
     if policy.signs == "fixed":
         return replace(_FIXED_KEY, operand=f"fixed {purpose}")
     assert key is not None

@@ -52,7 +52,7 @@ def fp32(value: float) -> float:
 EDEN_CLIP = fp32(6 / fp32(EDEN_SHRINK))
 SEARCH_STEPS = 100
 SEARCH_LARGEST = 1.2
-"""LLM-FP4 searches for the clipping value among these shares of the largest magnitude (2310.16836)."""
+"""LLM-FP4 tries SEARCH_STEPS clipping values, up to this share of the largest magnitude (2310.16836)."""
 
 
 class Scale(NamedTuple):
@@ -71,7 +71,7 @@ def tree_sum(values: Tensor) -> Tensor:
 
 
 def ordered_sum(values: Tensor) -> Tensor:
-    """Sum the last axis in its order, from the first value on."""
+    """Sum the last axis in order, first value first."""
     total = values[..., 0]
     for column in range(1, values.shape[-1]):
         total = total + values[..., column]
@@ -79,9 +79,9 @@ def ordered_sum(values: Tensor) -> Tensor:
 
 
 def divided(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
-    """Divide in fp32, rounded once, where one side is a number.
+    """Divide in fp32 with one rounding; one side may be a number.
 
-    torch makes number / tensor a product with the rounded reciprocal, and so does tensor / number on a GPU.
+    torch computes number / tensor, and on a GPU tensor / number, as a product with a rounded reciprocal.
     """
     like = numerator if isinstance(numerator, Tensor) else denominator
     assert isinstance(like, Tensor)
@@ -90,7 +90,7 @@ def divided(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
 
 
 def amax_bits(blocks: Tensor) -> Tensor:
-    """Return each block's largest bit pattern without sign, [n, 1, 1]: NaN and Inf are above all numbers."""
+    """Return each block's largest bit pattern without sign (int32, [n, 1, 1]); NaN and Inf are largest."""
     bits = blocks.view(torch.int32) & 0x7FFFFFFF
     if not blocks.numel():
         return bits.new_zeros(blocks.shape[0], 1, 1)
@@ -105,8 +105,8 @@ def tensor_amax(v: Tensor) -> float:
 def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
     """Return the E8M0 scale of each block under an MX scale rule.
 
-    That of QuEST is 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code. It is 255,
-    NaN, where the squares leave fp32 (values beyond about 1e19).
+    QuEST's is 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code. Its byte is 255
+    (NaN) where the squares leave fp32 (values beyond about 1e19).
     """
     bits = amax_bits(blocks)
     element = formats.ELEMENTS[policy.format]
@@ -122,7 +122,7 @@ def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
 
 
 def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
-    """Return the scales of rows, 1×128 blocks or 128×128 tiles, in the shape of their magnitudes."""
+    """Return the scales of rows, 1×128 blocks or 128×128 tiles, from and in the shape of their ``amax``."""
     down = divided(formats.ELEMENTS[policy.format].max, amax).clamp(max=FLOAT32_MAX)
     down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
     if policy.scale.endswith("_pow2"):  # the power of two below; NaN stays NaN
@@ -132,10 +132,11 @@ def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
 
 
 def tensor_scale(amax: float, policy: OperandPolicy) -> tuple[float, float]:
-    """Return what multiplies a tensor's values and what multiplies the result, in fp32.
+    """Return the factors of a tensor's values before rounding and after it, in fp32.
 
-    NaN for an amax of NaN or Inf, 1 for an all-zero tensor. Of MS-EDEN and UE5M3 only the second counts. The
-    order of operations is TransformerEngine's; four-or-six uses its own largest block scale.
+    Both are NaN for an amax of NaN or Inf, and 1 for an all-zero tensor. MS-EDEN and UE5M3 use only the
+    second; UE5M3's is 1e-30 or more. The order of operations is TransformerEngine's; four-or-six uses its own
+    largest block scale.
     """
     if not math.isfinite(amax):
         return math.nan, math.nan
@@ -152,7 +153,10 @@ def tensor_scale(amax: float, policy: OperandPolicy) -> tuple[float, float]:
 
 
 def largest_scale(rule: str) -> float:
-    """Return the largest block scale of a two-level rule, in units of the tensor's scale."""
+    """Return a two-level rule's largest block scale, in units of the tensor's scale.
+
+    It is 448, or 256 for four-or-six unless the rule's name ends with 448.
+    """
     return FOUR_SIX_MAX if rule.startswith("four_six") and not rule.endswith("448") else E4M3.max
 
 
@@ -171,9 +175,9 @@ def nvfp4_base(blocks: Tensor, encode: float | Tensor) -> Tensor:
 def four_six(
     blocks: Tensor, amax: float, policy: OperandPolicy, quantise: Callable[[Scale], Tensor]
 ) -> Scale:
-    """Return the scale that maps each block's largest value to 6, or to 4 if that errs less (2512.02010).
+    """Choose the scale that maps each block's largest value to 6, or to 4 if that errs less (2512.02010).
 
-    To the bit as TransformerEngine's kernel (squared errors, bound 256): it divides by 6 before it multiplies
+    The bits are TransformerEngine's (squared errors, bound 256): it divides by 6 before it multiplies
     by the tensor's scale, where ``two_level`` folds the two, and adds the errors in order.
 
     Args:
@@ -196,12 +200,12 @@ def four_six(
 
 
 def four_six_divisor(policy: OperandPolicy) -> float:
-    """Return what divides element × block scale × tensor's amax, to give the dequantised value."""
+    """Return the divisor that turns element × block scale × tensor's amax into the dequantised value."""
     return fp32(6 * largest_scale(policy.scale) * policy.prescale)
 
 
 def two_level_row(rows: Tensor) -> tuple[Scale, Tensor]:
-    """Return the scales of NVFP4 with one fp32 scale a row, and that for each block [n, 1, 1].
+    """Return NVFP4's block scales under one fp32 scale per row, and the row's scale for each block [n, 1, 1].
 
     The order of operations is TransformerEngine's (NVFP4QuantizerRef, row-scaled). ``rows`` are fp32
     [rows, blocks, 16].
@@ -214,7 +218,7 @@ def two_level_row(rows: Tensor) -> tuple[Scale, Tensor]:
 
 
 def two_level_128(spans: Tensor) -> tuple[Scale, Tensor]:
-    """Return the scales of NVFP4 with one fp32 scale for 128 neighbours, and that for each block [n, 1, 1].
+    """Return NVFP4's block scales under one fp32 scale per 128 neighbours, and that for each block [n, 1, 1].
 
     As TetraJet-v2 (2510.27527, kernels/csrc/quant_fp4.cu): amax / 448 / 6, and a block scale of zero becomes
     2^-9, the smallest of E4M3. ``spans`` are fp32 [n / 8, 8, 16].
@@ -241,7 +245,7 @@ def ue5m3_scale(blocks: Tensor, outer: float) -> Tensor:
 def if4(
     blocks: Tensor, scaled: Tensor, up: Tensor, round_to: Callable[[Tensor, formats.Element], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Choose for each block E2M1, or whole numbers up to 7, whichever errs less in squares; a tie is E2M1.
+    """Choose for each block E2M1 or whole numbers up to 7: the smaller squared error, E2M1 in a tie.
 
     Args:
         blocks: [n, rows, columns].
@@ -264,10 +268,10 @@ def if4(
 def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise by MS-EDEN (Quartet II 2601.22813): nearest elements, stochastic scales.
 
-    Elements are rounded to nearest, and some clip. Over each Hadamard group, the ratio of the values' energy
-    to their product with the rounded values is the stretch that these need. The block scales are stretched by
-    it and rounded stochastically to E4M3. ``ms_eden`` takes energy and product of the scaled values, as the
-    public code does, so that a group's blocks weigh alike whatever their scale: the gain is a little under 1
+    Elements are rounded to nearest, and some clip. Each Hadamard group therefore needs a stretch: the values'
+    energy over their product with the rounded values. The block scales are multiplied by it and rounded
+    stochastically to E4M3. ``ms_eden`` takes energy and product of the scaled values, as the public code
+    does, so that a group's blocks weigh alike whatever their scale: the gain is a little under 1
     (docs/numerics.md). ``ms_eden_unscaled`` takes them in the tensor's units: the gain is 1.
 
     Args:
@@ -294,16 +298,16 @@ def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) ->
 
 
 def searched_scale(clip: Tensor, policy: OperandPolicy) -> Tensor:
-    """Return what divides rows before rounding and multiplies them after it, from their clipping values."""
+    """Return the scale that divides rows before rounding and multiplies them after it; 1 for a clip of 0."""
     return torch.where(clip == 0, 1.0, divided(clip, formats.ELEMENTS[policy.format].max))
 
 
 def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:
-    """Return the clipping value [n, 1] with the smallest squared error for each row [n, k] (LLM-FP4, §3).
+    """Search for each row [n, k] the clipping value [n, 1] of smallest squared error (LLM-FP4, §3).
 
     Searching the largest value equals searching a real-valued exponent bias. Squared errors are added in fp64
     in a pairwise tree, as of a row padded with zeros to a power of two. Ties go to the first candidate; a row
-    with a NaN or an Inf has none.
+    with a NaN or an Inf gets NaN.
     """
     if not rows.numel():
         return rows.new_zeros(rows.shape[0], 1)
