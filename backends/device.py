@@ -111,7 +111,7 @@ def triton_version() -> tuple[int, ...] | None:
 
 
 def triton_fault() -> str | None:
-    """Return why Triton's kernels cannot run, with a remedy, or None if they can."""
+    """Say why Triton's kernels cannot run, with a remedy; None if they can."""
     found = triton_version()
     if found is None:
         return "Triton is not installed (pip install triton)"

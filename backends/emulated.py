@@ -133,7 +133,6 @@ class _Blackwell(Backend):
         return f"{super().detail()}; NVFP4 sums as Blackwell's model"  # type: ignore[safe-super]
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """Multiply NVFP4 operands."""
         assert isinstance(a, Quantized)
         assert isinstance(b, Quantized)
         product = summed(a.contraction_last, b.contraction_last)

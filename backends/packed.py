@@ -141,7 +141,7 @@ def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:
 
 
 def packing_fault(gemm: GemmPolicy) -> str | None:
-    """Return why the operands of a GEMM cannot be packed for one instruction, or None if they can."""
+    """Say why the operands of a GEMM cannot be packed for one instruction; None if they can."""
     left, right = gemm.left, gemm.right
     for policy in (left, right):
         if policy.undo == "operand":

@@ -1,7 +1,7 @@
 """What ``ablate check`` leaves: the record, and the page in Markdown beside it, the failures first.
 
 A record names the device, the versions and the code, but no host and no path. A later call with the same
-device, versions and code goes on from it.
+device, versions and code continues it.
 
 How it fails: ``read_proof`` raises ``ValueError`` for a file that is no such record, in one line.
 """

@@ -195,7 +195,7 @@ def grid_of(element: Element) -> Tensor:
 
 
 def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return values with wide exponents, zeros of both signs, subnormals, a NaN and an Inf."""
+    """Make values with wide exponents, zeros of both signs, subnormals, a NaN and an Inf."""
     generator = torch.Generator().manual_seed(rows * columns)
     x = torch.randn(rows, columns, generator=generator) * 2.0 ** torch.randint(
         -30, 30, (rows, 1), generator=generator

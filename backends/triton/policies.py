@@ -117,7 +117,7 @@ INTERPRETED = Tile(bm=128, bn=128, bk=256, warps=4)
 
 
 def refusal(policy: OperandPolicy) -> str | None:
-    """Return why the kernel does not support this policy, or None if it does."""
+    """Say why the kernel does not support this policy; None if it does."""
     if policy.format not in ELEMENTS or policy.format.startswith(("fp4_", "nvint", "if")):
         return f"format '{policy.format}'"
     if policy.scale not in _RULES:
@@ -148,7 +148,7 @@ def side_of(policy: OperandPolicy | None, output: int) -> Side:
 
 
 def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int, int, int]:
-    """Return (rows, columns, warps) of one program's tile: whole groups along both axes."""
+    """Choose (rows, columns, warps) of one program's tile: whole groups along both axes."""
     if interpreting():  # a program costs milliseconds there, whatever its size
         return 128, 128, 4
     # 64 columns are one round of the random stream's layout; a side that is off has no constraints.
@@ -160,7 +160,7 @@ def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int
 
 
 def choose_tile(arch: str, fmt: str, m: int, n: int, processors: int) -> Tile:
-    """Return the largest tile that gives every processor of the device a program, else the smallest."""
+    """Choose the largest tile that gives every processor of the device a program, else the smallest."""
     tiles = TILES[arch, fmt]
     for tile in tiles[:-1]:
         if -(-m // tile.bm) * -(-n // tile.bn) >= processors:
