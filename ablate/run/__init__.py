@@ -14,10 +14,10 @@ BUILT_IN = {
 
 
 def backend_names() -> tuple[str, ...]:
-    """Return every valid name: auto, the built-in back ends, and those of entry points."""
+    """List every valid name: auto, the built-in back ends, then those of entry points."""
     return ("auto", *BUILT_IN, *registered())
 
 
 def registered() -> dict[str, str]:
-    """Return the import paths of other packages' back ends, by the name of their entry point."""
+    """Map other packages' entry points to import paths of their back ends, without built-in names."""
     return {one.name: one.value for one in entry_points(group="ablate.backends") if one.name not in BUILT_IN}

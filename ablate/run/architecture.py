@@ -71,13 +71,13 @@ def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...
 
 
 def layer_places(layers: Iterable[LinearLayer]) -> dict[str, LayerPlace]:
-    """Return the places of layers, for the rules of a recipe."""
+    """Map the layers' names to their places, which the rules of a recipe need."""
     known = list(layers)
     return places((layer.name for layer in known), heads={layer.name for layer in known if layer.is_head})
 
 
 def model_places(model: ModelConfig) -> dict[str, LayerPlace]:
-    """Return the places of a built-in model's linear layers."""
+    """Map the names of a built-in model's linear layers to their places, the head included."""
     return layer_places(linear_layers(model, vocab_size=1))
 
 

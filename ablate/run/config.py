@@ -28,10 +28,10 @@ Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "arithmet
 
 
 def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
-    """Return those settings that a run's configuration, as plain data, tells; None where it does not."""
+    """Read the settings that a run's configuration, as plain data, tells; None for one that is not there."""
     data, training = config.get("data") or {}, config.get("training") or {}
     tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
-    # The evaluation set: its size, where its text comes from, and which windows of that; and whose Fprop.
+    # The evaluation set (size, source and windows of its text), and whether Fprop is in bf16.
     windows = training.get("eval_windows", "spread")
     evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
     evaluation += [windows if windows != "spread" else None]
@@ -41,7 +41,7 @@ def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
 
 
 # Strict scalars: a quoted number, or a yes/no instead of a number, is an error.
-# The upper bound keeps arithmetic exact and finite, and lies above every real count.
+# The upper bound keeps arithmetic exact and finite, and is above every real count.
 PositiveInt = Annotated[int, Field(gt=0, le=10**15, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=10**15, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -95,12 +95,12 @@ class ModelConfig(Section):
         return self.hf is None and self.function is None
 
     def describes(self, trainer: str | None) -> bool:
-        """Whether the fields tell what is trained: a trainer may build any model if none of them is set."""
+        """Whether the fields describe what is trained; a trainer may build any model if no field is set."""
         return self.is_built_in and (trainer is None or self != ModelConfig())
 
     @classmethod
     def meaningful_fields(cls, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of a recorded model's fields that mean something for it."""
+        """Select a recorded model's fields that have a meaning for it; all, if the model is built in."""
         if not model.get("hf") and not model.get("function"):
             return dict(model)
         return {key: value for key, value in model.items() if key in cls.FOREIGN}
@@ -225,9 +225,9 @@ BackendName = Annotated[
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class Fork(Section):
-    """The other run that a run is a continuation of: up to ``tokens``, in whole steps, it trains as that one.
+    """How a run trains before its fork: as its parent, for ``tokens`` tokens, in whole steps.
 
-    ``recipe``, ``training``: the other's; all else is equal.
+    ``recipe``, ``training``: the parent's; all else is equal.
     """
 
     tokens: PositiveInt

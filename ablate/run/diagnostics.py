@@ -71,11 +71,11 @@ class Diagnostics:
     )
 
     def interval(self, tokens_per_step: int) -> int:
-        """Return the number of training tokens between two diagnoses."""
+        """Return the training tokens between two diagnoses."""
         return self.every_tokens or DEFAULT_STEPS * tokens_per_step
 
     def other_recipes(self) -> dict[str, Recipe]:
-        """Return the recipes of ``what_if`` by name: the word for a recipe, else a line that describes it.
+        """Name the recipes of ``what_if``: by a recipe's word, else by a line that describes it.
 
         Raises:
             SenselessRecipe: a recipe contradicts itself.
@@ -86,7 +86,7 @@ class Diagnostics:
             words = (word for word, content in SHORT_RECIPES.items() if spec == RecipeSpec(**content))
             plain = name = next(words, None) or describe(recipe)
             number = 2
-            while name in found:  # two recipes that differ in the layers of their rules alone
+            while name in found:  # two recipes that differ only in the layers of their rules
                 name, number = f"{plain} ({number})", number + 1
             found[name] = recipe
         return found
@@ -95,7 +95,7 @@ class Diagnostics:
 def chosen_layers(
     layers: Literal["ends and middle"] | list[str], recipe: Recipe, places: Iterable[LayerPlace]
 ) -> list[str]:
-    """Return the names of the layers to diagnose: the chosen layers that quantise an operand."""
+    """Return the names of those chosen layers that quantise an operand, in the order of ``places``."""
     from ablate.recipes.place import phases_of
 
     quantised = [

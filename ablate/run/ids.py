@@ -44,7 +44,7 @@ def run_id(config: RunConfig) -> str:
 
 
 def run_ids(arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
-    """Return the ids of an arm's runs.
+    """Return the ids of an arm's runs, in the order of ``seeds``.
 
     The hashed text is the canonical JSON of ``[{field: value, …, "result_version": n}, seed]``, with the
     fields of ``ArmConfig`` that are not None.

@@ -3,7 +3,7 @@
 The crossing is interpolated by default. Read at evaluations alone, a cost is a multiple of the evaluation
 interval, which in MLPerf's Llama 3.1 8B is as wide as the published effects. The next evaluation has to
 confirm a crossing, so that one lucky evaluation does not count. Where training is known to be steady around
-it, a local fit of the curve says where it lies: two evaluations alone carry all their noise.
+it, a local fit of the curve gives the crossing, because two evaluations alone carry all their noise.
 
 A run that never crosses has no crossing; a run whose first evaluation is already at or under the target
 crossed at an unknown earlier point (``left_bound``).
@@ -11,9 +11,8 @@ crossed at an unknown earlier point (``left_bound``).
 ``LocalFit`` is locally weighted regression (LOWESS; Cleveland 1979, JASA 74) of the loss on x = ln tokens: at
 each place a straight line with the weights (1 − |Δx / h|³)³, h = 0.3 or wide enough for four evaluations, and
 two passes with bisquare weights at 6 times the median residual, so that an evaluation that went wrong hardly
-counts. A line bends at no kink. So a fit takes evaluations of one span alone, in which nothing of the
-training changes (``schedule.steady_spans``), and only where the span reaches by h to both sides of the
-crossing.
+counts. A line cannot follow a kink. So a fit uses the evaluations of one span, in which nothing of the
+training changes (``schedule.steady_spans``), and only if the span extends by h on both sides of the crossing.
 """
 
 from __future__ import annotations
@@ -56,12 +55,13 @@ class Crossing:
 class Outcome:
     """How one run ended, and the range of its tokens to target.
 
-    ``low == high`` means a known value. A censored or diverged run never reached the target: ``low`` is its
-    budget and ``high`` is infinity. ``ended``: a finished run where there is no target. ``missing`` means no
-    result. ``unused`` describes a run of an arm that was stopped earlier, whatever the run's result; compared
-    outcomes never have it. ``lost``: of a missing one, that no result is to come unless somebody asks for it
-    again. ``interpolated`` and ``fitted``: of a hit, the crossing by either way, in tokens; the fit's is the
-    value where there is one.
+    ``low == high`` means a known value. A censored or diverged run never reached the target: ``high`` is
+    infinity, ``low`` its last evaluation if censored, its budget if diverged. ``ended``: a finished run where
+    there is no target. ``missing`` means no result. ``unused`` describes a run of an arm that was stopped
+    earlier, whatever the run's result; compared outcomes never have it.
+    ``lost``: a missing run that gets no result unless somebody asks for it again.
+    ``interpolated`` and ``fitted``: the crossing of a hit, in tokens, by either way; the fit's is the value
+    if there is one.
     """
 
     seed: int
@@ -78,7 +78,7 @@ class Outcome:
         return self.end == "hit" and 0 < self.low == self.high
 
     def after(self, tokens: float) -> Outcome:
-        """Return the same with its tokens counted from there on; a crossing before is at or before 0."""
+        """Count the tokens from ``tokens`` on; ``low`` and ``high`` of an earlier crossing become 0."""
         interpolated, fitted = (
             None if value is None else value - tokens for value in (self.interpolated, self.fitted)
         )
@@ -92,8 +92,9 @@ def find_crossing(
     """Return the point where a validation curve crosses the target, or None.
 
     ``confirmed``: the first evaluation at or under the target that the next evaluation confirms, or that is
-    the last one; linear in ln tokens between it and the one before, as loss curves are nearly straight in
-    ln tokens. ``first_eval``: the tokens of the first evaluation at or under the target, as MLPerf scores.
+    the last one; interpolated in ln tokens between it and the one before, because loss curves are nearly
+    straight there. ``first_eval``: the tokens of the first evaluation at or under the target, as MLPerf
+    scores.
     Rows may come in any order. Among evaluations at the same tokens the last one counts. Evaluations without
     a finite loss are ignored.
     """
@@ -117,7 +118,7 @@ def find_crossing(
         return Crossing(tokens=float(at[0]), left_bound=True)
     # value[i - 1] > target: otherwise evaluation i would have confirmed evaluation i - 1.
     share = (value[i - 1] - target) / (value[i - 1] - value[i])
-    if at[i - 1] <= 0:  # a logarithm has no 0
+    if at[i - 1] <= 0:  # 0 has no logarithm
         return Crossing(tokens=float(share * at[i]))
     return Crossing(tokens=float(at[i - 1] * (at[i] / at[i - 1]) ** share))
 
@@ -136,7 +137,7 @@ def outcome(
     """Return how a run ended. Only finished and diverged runs are results; all others are missing.
 
     A running run that has crossed is missing too: counting it would favour fast runs. ``target``: nats per
-    token, None without one. ``fit``: of the same evaluations; ``first_eval`` does not ask it.
+    token, None without one. ``fit``: of the same evaluations; ``first_eval`` does not use it.
     """
     if state == "diverged":
         return Outcome(seed=seed, end="diverged", low=budget_tokens)
@@ -156,7 +157,7 @@ def outcomes(
     rule: Rule,
     fit: LocalFit | None = None,
 ) -> list[Outcome]:
-    """Return how a finished run stands to each of several targets (nats per token)."""
+    """Return a finished run's outcome for each target (nats per token)."""
     crossings = [find_crossing(tokens, loss, target, rule) for target in targets]
     fitted = np.full(len(targets), np.nan)
     if fit is not None and rule == "confirmed":
@@ -188,7 +189,7 @@ class LocalFit:
         self._spans = [_Span(tokens, loss, *span) for span in spans]
 
     def crossings(self, near: ArrayLike, targets: ArrayLike) -> np.ndarray:
-        """Return the tokens at which the fit crosses each target next to the crossing ``near``, else NaN."""
+        """Return the tokens at which the fit crosses each target close to ``near``; NaN where it does not."""
         near, targets = np.asarray(near, dtype=float), np.asarray(targets, dtype=float)
         found = np.full(len(near), np.nan)
         wide = math.exp(WIDTH)
@@ -228,7 +229,7 @@ class _Span:
     def _weights(self) -> np.ndarray:
         """How much each evaluation counts: bisquare weights by its own distance from the fit."""
         weights = np.ones(len(self._x))
-        # The fit is smooth: of very many evaluations at a few places, and straight between them.
+        # The fit is smooth: even for very many evaluations, a few places with straight lines between will do.
         count = len(self._x)
         places = self._x[np.linspace(0, count - 1, min(count, _PLACES)).round().astype(int)]
         for _ in range(_PASSES):
@@ -245,14 +246,14 @@ class _Span:
 def _lines(
     x: np.ndarray, y: np.ndarray, weights: np.ndarray, at: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the value and the slope of the local line at each of ``at``; ``x`` rises."""
-    # Sums of products lose no digits that count where the values lie around zero.
+    """Return the value and the slope of the local line at each of ``at``; ``x`` must rise."""
+    # Around zero, sums of products lose no digits that count.
     middle, level = x.mean(), y.mean()
     near, own_y = x - middle, y - level
     widths = np.full(len(at), WIDTH)
     inside = np.searchsorted(x, at + WIDTH) - np.searchsorted(x, at - WIDTH, side="right")
     if (few := inside <= _NEIGHBOURS).any():
-        # The fifth neighbour stands at the edge, where the weight is zero: four lie inside.
+        # The fifth neighbour is at the edge, where the weight is zero, so four count.
         distance = np.partition(np.abs(x - at[few][:, None]), _NEIGHBOURS, axis=1)[:, _NEIGHBOURS]
         widths[few] = np.maximum(WIDTH, distance)
     share = np.abs(near - (at - middle)[:, None])

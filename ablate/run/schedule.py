@@ -3,12 +3,12 @@
 Budgets, warm-up and evaluation intervals are given in tokens. They are rounded to whole optimizer steps only
 here, so that planning and training agree.
 
-Training is exact: runs of one seed that agree in all that is used up to a step have the same state and the
-same rows there, to the bit. They part at a fork, or at what begins later in one of them (``Recipe.later``).
-So one of them trains those steps, and the others begin with its checkpoint. The last common step is the one
-before the first that differs, because the evaluation after that step already uses the recipe of the next.
-Runs that may differ share nothing: with a trainer of their own, on other devices, or with delayed scales,
-whose history belongs to one recipe.
+Training is exact: runs of one seed that use the same up to a step have the same state and the same rows
+there, to the bit. They part at a fork, or when a later part of one of them begins (``Recipe.later``). So one
+of them trains the common steps, and the others start from its checkpoint. The evaluation after a step already
+uses the recipe of the next step; so the last common step is one before the last with equal states. Runs that
+may differ share nothing: with a trainer of their own, on other devices, or with delayed scales, whose history
+belongs to one recipe.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
 
 
 def evaluated_in(config: ArmConfig) -> tuple[Literal["recipe", "bf16"], ...]:
-    """Return what each evaluation of a run is done in, in order. One serves as both of a bf16 Fprop."""
+    """Return what linear layers run in at each evaluation, in order; one if ``both`` would be equal."""
     how, recipe = config.training.evaluate_in, config.recipe
     if how != "both":
         return (how,)
@@ -110,8 +110,8 @@ def steady_spans(
 ) -> tuple[tuple[float, float], ...]:
     """Return the spans of tokens, from and to, in which the learning rate is known to be constant.
 
-    ``training``: a section ``training`` or what a log tells of it; none without a schedule that we know.
-    ``switches``: the tokens at which a recipe changes, where a span ends and the next begins.
+    ``training``: a section ``training``, or what a log says of it; no span for cosine or an unknown schedule.
+    ``switches``: the tokens at which a recipe changes; there a span ends and the next begins.
     """
     schedule, start, end = training.get("schedule"), training.get("warmup_tokens") or 0, math.inf
     if schedule == "wsd":
@@ -132,7 +132,7 @@ def divergence_bound(divergence_loss: float | None, vocab_size: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """The first ``step`` steps, ``tokens`` tokens, that runs have in common. ``key``: a hash of all they use.
+    """The first ``step`` steps (``tokens`` tokens) that runs have in common. ``key``: a hash of all they use.
 
     ``holder``: the id of the run that trains them first.
     """
@@ -150,11 +150,10 @@ def shared_prefixes(
     is_there: Callable[[str], bool] = lambda _key: False,
     can_hold: Callable[[str, int], bool] = lambda _run, _step: True,
 ) -> dict[str, Prefix]:
-    """Return the longest prefix that each run has in common with one before it, or whose state is there.
+    """Return each run's longest prefix that an earlier run trains, too, or whose state exists already.
 
-    ``salt``: what else must be equal, for the keys. ``is_there``: whether the state of a key is there
-    already. ``can_hold`` tells of a run's id and a step whether that run can give its state after the step to
-    others.
+    A run without one is left out. ``salt``: what else must be equal, for the keys. ``is_there(key)``: whether
+    the state exists. ``can_hold(run_id, step)``: whether that run can give others its state after the step.
     """
     known = {
         run_id: (config, resources)
@@ -191,7 +190,7 @@ def _has_history(recipe: Recipe) -> bool:
 
 
 def _last_common_steps(config: RunConfig) -> set[int]:
-    """Return the last step before each change of a run."""
+    """Those before each change of a run: its fork, and what begins later."""
     plan, fork = plan_steps(config.training), config.fork
     starts = [one.start(plan.tokens) for one in config.recipe.later]
     if fork is not None:
@@ -203,7 +202,7 @@ def _last_common_steps(config: RunConfig) -> set[int]:
 
 
 def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) -> str:
-    """Return a hash of all that a run's first steps use."""
+    """Hash all that a run's first ``step`` steps use."""
     tokens = step * plan_steps(config.training).tokens_per_step
     whole, fork = config, ""
     if config.fork is not None:
@@ -223,7 +222,7 @@ def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) ->
 
 @lru_cache(maxsize=4096)
 def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
-    """Return a recipe with that alone of its later parts which has begun after so many tokens, by tokens."""
+    """Drop the later parts that have not begun after ``tokens``; the others get their starts in tokens."""
     begun = [one for one in recipe.later if one.start(total_tokens) <= tokens]
     parts = [replace(one, from_tokens=one.start(total_tokens), from_fraction=None) for one in begun]
     phases = tuple(part for part in parts if isinstance(part, Phase))
