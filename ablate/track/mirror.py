@@ -116,8 +116,9 @@ class Mirror:
         plan_stamp = _stamp([self._store.plan_path])  # before reading: a change in between is noticed
         plan = self._store.plan()
         cursor = self._cursor
-        sink = self._sink
-        if sink is None or cursor.experiment_id is None:
+        sink, known = self._sink, {run.info.run_id for run in self._known.values()}
+        # Another mirror of this study may have made runs meanwhile.
+        if sink is None or cursor.experiment_id is None or not self._mlflow_ids() <= known:
             sink = self._open(plan.study)
         results_stamp = _stamp([self._folder / "report.json"])
         if results_stamp != self._results_stamp:

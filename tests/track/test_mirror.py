@@ -317,6 +317,16 @@ def test_mirrors_take_turns(study, uri, check_same):
     check_same(study, uri)
 
 
+def test_mirrors_of_one_study_know_the_runs_that_the_others_made(study, uri, check_same):
+    mirrors = [Mirror(study.store, uri) for _ in range(2)]
+    for number, (arm, seed) in enumerate(study.runs):
+        study.start(arm, seed)
+        study.train([1, 2], arm, seed)
+        sent = [mirror.sync_once() for mirror in mirrors[:: 1 if number % 2 else -1]]
+        assert [(report.problem, report.metrics_sent) for report in sent] == [(None, 8), (None, 0)]
+    check_same(study, uri)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_a_pass_that_is_cut_off_between_sending_and_saving(study, uri, monkeypatch, check_same, error):
     study.whole(8)
@@ -404,6 +414,18 @@ def test_a_process_that_hangs_is_killed(study, uri):
     report = mirror.stop(0.2)
     assert not is_alive(mirror.process.pid)
     assert len(report.unsent) == 4
+
+
+def test_a_process_whose_last_pass_hangs_ends_itself(study):
+    code = """
+import time
+from ablate.track import process
+process.STOP_SEC = 0.5
+process.Mirror.sync_once = lambda _: time.sleep(120)
+process.main()
+"""
+    command = [sys.executable, "-c", code, str(study.store.path), "1"]  # whose parent is another
+    assert subprocess.run(command, check=False, timeout=100).returncode == 1
 
 
 MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/ann/my disk": "tmpfs", "/scratch": "lustre"}
