@@ -196,8 +196,9 @@ def train(
                 return diverged(what, done)
         if done == plan.steps:
             break
+        is_due = checkpoints is not None and group.first(checkpoints.due(seen))
         stops = any(group.gathered(should_stop()))
-        if checkpoints is not None and (stops or group.first(checkpoints.due(seen))):
+        if checkpoints is not None and (is_due or stops):
             numbers = {"evaluations_above_bound": above_bound, "window": window}
             checkpoints.save(take_snapshot(model, optimizer, own.deoscillation, step=done, numbers=numbers))
         if stops:

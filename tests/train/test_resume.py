@@ -54,9 +54,11 @@ class Folder:
         return found and Snapshot(step=found.step, tensors=found.tensors, numbers=found.numbers)
 
     def due(self, tokens):
+        self.asked = tokens
         return tokens // 128 % self.every == 0
 
     def save(self, snapshot):
+        assert self.asked == 128 * snapshot.step  # at a stop, too: others may begin with this state
         self.last = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
         part = save_part(self.path / "c", snapshot.step, snapshot.tensors)
         save_manifest(self.path / "c", snapshot.step, [part], numbers=snapshot.numbers, rows={})
