@@ -107,6 +107,12 @@ def starts_others(config, on_metrics, **options):
     time.sleep(600)
 
 
+def leaves_a_child(config, on_metrics, **options):
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (options["checkpoints"].folder.parent / "started").write_text(str(child.pid))
+    return quick(config, on_metrics, **options)
+
+
 def slow(config, on_metrics, **options):
     for step in range(1, 6):
         time.sleep(0.2)

@@ -126,6 +126,7 @@ def test_resources_that_no_node_has_are_refused_before_anything_runs(study):
     for resources, said in (
         (ResourcesConfig(cpus=1000), r"1 × \(1000 CPU, 0 GPU\), which the cluster does not have"),
         (ResourcesConfig(devices_per_run=64), r"64 × \(1 CPU, 0 GPU\), which the cluster does not have"),
+        (ResourcesConfig(custom={"mi355x": 8.0}), r"1 × \(1 CPU, 0 GPU, 8 mi355x\), which"),
     ):
         with pytest.raises(UserError, match=said):
             execute(study, "quick", [replace(study[1][0], resources=resources)])
@@ -179,6 +180,15 @@ def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, damage, monkeypatc
     assert list(execute(study, "quick", study[1][:1]).states.values()) == ["finished"]
     first, second = ledger(run)
     assert (first and first.outcome, second.outcome) == (None, "finished")
+
+
+@LONG
+@local
+def test_what_a_training_function_leaves_ends_with_its_run(study):
+    (first, *_), (run, *_) = study[1], runs_of(study)
+    own = replace(first, config=replace(first.config, trainer="fake_trainers:leaves_a_child"))
+    assert list(execute(study, "quick", [own]).states.values()) == ["finished"]
+    wait_until(lambda: not is_alive(int((run.path / "started").read_text())))
 
 
 def start(study, script, **variables):
