@@ -31,12 +31,12 @@ class LayerPlace:
 
 
 def block_of(name: str) -> int | None:
-    """Return the block number in a layer's dotted name, or None."""
+    """Read the block number from a layer's dotted name; None if there is none."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
 
 
 def places(names: Iterable[str], heads: Collection[str] = ()) -> dict[str, LayerPlace]:
-    """Return the place of every layer of a model, in the given order."""
+    """Map each layer of a model to its place, in the given order; ``heads``: which of them are heads."""
     blocks = {name: block_of(name) for name in names}
     num_blocks = max((block + 1 for block in blocks.values() if block is not None), default=0)
     return {

@@ -362,7 +362,7 @@ class Later:
     from_fraction: float | None = key(None, "share of the token budget", gt=0, lt=1, strict=True)
 
     def start(self, total_tokens: int | None) -> int:
-        """Return the first token from which it holds.
+        """Return the start in training tokens; ``total_tokens``: the budget, None if unknown.
 
         Raises:
             ValueError: the start is a fraction of the budget and the budget is unknown.

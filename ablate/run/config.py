@@ -28,7 +28,7 @@ Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "arithmet
 
 
 def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
-    """Read the settings that a run's configuration, as plain data, tells; None for one that is not there."""
+    """Read the settings that a run's configuration, as plain data, contains; None for a missing one."""
     data, training = config.get("data") or {}, config.get("training") or {}
     tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
     # The evaluation set (size, source and windows of its text), and whether Fprop is in bf16.

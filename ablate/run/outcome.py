@@ -237,7 +237,7 @@ class _Span:
             fitted = np.concatenate([_lines(self._x, self._y, weights, block)[0] for block in blocks])
             residual = np.abs(self._y - np.interp(self._x, places, fitted))
             scale = _CUT * float(np.median(residual))
-            if not scale > 1e-12 * float(np.abs(self._y).max()):  # the curve is its own fit
+            if not scale > 1e-12 * float(np.abs(self._y).max()):  # the fit is exact
                 break
             weights = np.clip(1 - (residual / scale) ** 2, 0, None) ** 2
         return weights
@@ -258,7 +258,7 @@ def _lines(
         widths[few] = np.maximum(WIDTH, distance)
     share = np.abs(near - (at - middle)[:, None])
     share /= widths[:, None]
-    # Products, because a power takes ten times as long.
+    # Not a power, which takes ten times as long.
     own = np.maximum(1 - share * share * share, 0)
     own = own * own * own * weights
     total, sum_x, sum_y, sum_xx, sum_xy = (

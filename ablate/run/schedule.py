@@ -190,7 +190,7 @@ def _has_history(recipe: Recipe) -> bool:
 
 
 def _last_common_steps(config: RunConfig) -> set[int]:
-    """Those before each change of a run: its fork, and what begins later."""
+    """One before each change of a run: its fork, and each part that begins later."""
     plan, fork = plan_steps(config.training), config.fork
     starts = [one.start(plan.tokens) for one in config.recipe.later]
     if fork is not None:

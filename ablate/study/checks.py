@@ -116,7 +116,7 @@ def budget_misfits(training: TrainingConfig, recipe: Recipe | None) -> Iterator[
     yield from phase_misfits(recipe, training.tokens)
     if (spec := recipe.deoscillate) is not None:
         plan = plan_steps(training)
-        # The first window begins with the weights of the first step at or after its start.
+        # The first window begins with the weights of the first step at or after the start.
         first = max(1, -(-spec.start(plan.tokens) // plan.tokens_per_step))
         if first + spec.window > plan.steps:
             what = f"a window of {spec.window} steps from step {first} on, but the run has {plan.steps} steps"

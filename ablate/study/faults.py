@@ -46,7 +46,7 @@ _MISSING = {
 _KEYS = "[key]"
 """The end of pydantic's path where a mapping's key is at fault, not its value."""
 _USUAL = {"lr": "learning_rate", "hidden_size": "width", "d_model": "width"}
-"""Other projects' names of our keys."""
+"""Other projects' names → our keys."""
 
 
 class Faults:
@@ -77,7 +77,7 @@ class Faults:
         found = []
         for (line, column, said), (path, hint, arms) in self._found.items():
             first, shown = next(iter(arms)), ""
-            if None not in arms:  # else the place names the arm
+            if None not in arms:  # otherwise the place names the arm
                 shown = f"in arm '{first}'" if len(arms) == 1 else f"in {len(arms)} arms, first '{first}'"
             told = "; ".join(filter(None, (hint, shown))) or None
             what = f"{show_path(path)}: {said}" if path else said
@@ -91,7 +91,7 @@ class Faults:
         whose keys are the expected ones.
         """
         for fault in error.errors(include_url=False, include_input=False):
-            loc = fault["loc"]  # with tags of unions in brackets
+            loc = fault["loc"]  # tags of unions are in brackets
             full = tuple(part for part in loc if part == _KEYS or str(part)[:1] != "[")
             self._add_one(fault, full, (*path, *(part for part in full[skip:] if part != _KEYS)), section)
 

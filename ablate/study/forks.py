@@ -81,7 +81,6 @@ def _misfits(
     names: Collection[str],
     source: Source,
 ) -> Iterator[Misfit]:
-    """Yield the reasons why an arm cannot fork."""
     for key, meaning in (("from", "the arm that it leaves"), ("at", "after how many tokens")):
         if locate(source, arm.layers, f"fork.{key}") is None:
             yield Misfit(f"missing key '{key}'", meaning, ("fork",))
@@ -92,7 +91,7 @@ def _misfits(
         if place is not None and place[:2] == ("arms", name):
             yield Misfit("an arm cannot fork from itself", None, ("fork.from",))
     elif parent is None:
-        if name not in names:  # else it has faults of its own
+        if name not in names:  # otherwise it has faults of its own
             yield Misfit(f"no arm '{name}' to fork from", likely(name, names, None), ("fork.from",))
     else:
         if (other := parents.get(name, name)) != name:

@@ -33,7 +33,7 @@ class Level(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """The field that it sets."""
+        """The keys of the field that it sets."""
         return tuple(self.factor.split("."))
 
 
@@ -152,7 +152,7 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
 
 
 def _is_known(at: Path, name: str, factors: Factors, faults: Faults) -> bool:
-    if name not in dict(faults.source.items(*_FACTORS)):  # else its own fault says enough
+    if name not in dict(faults.source.items(*_FACTORS)):  # otherwise the factor has a fault already
         faults.add(at, f"'{name}' is no factor of this grid", likely(name, factors, None))
     return name in factors
 

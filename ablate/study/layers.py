@@ -1,7 +1,7 @@
-"""What an arm inherits: the parts of the file that are laid over each other, and where each value stands.
+"""What an arm inherits: the parts of the file that are laid over each other, and where each value is written.
 
 Sections are cached by the layers that make them, because thousands of grid cells share most layers. Only a
-fault asks where a value stands: in the uppermost layer that sets it.
+fault asks where a value is written: in the uppermost layer that sets it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ablate.study.source import Path, Source
 
 Layer = tuple["Path", "Path"]
-"""Where a part stands in the file, and where it goes in an arm."""
+"""The path of a part in the file, and its path in an arm."""
 Layers = tuple[tuple[Layer, ...], ...]
 """The parts set by the base, then by each arm of a chain of ``from``, then by a cell of the grid."""
 
@@ -59,11 +59,11 @@ def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
                     at = (*where, *path[len(into) :])
                     if at not in source.places and source.get(*where, "preset") is not None:
                         at = (*where, "preset")
-                    while at not in source.places:  # the file has a word in its place
+                    while at not in source.places:  # the file has one word instead
                         at = at[:-1]
                     return at
                 if replaces or not isinstance(found, dict):
-                    paths.remove(path)  # what is inherited does not count
+                    paths.remove(path)  # this layer replaces the inherited value
                     break
     return None
 
@@ -132,7 +132,7 @@ class Sections:
         for layer in layers:
             part, replaces = _part(self._source, layer)
             merged = part if replaces else _merge(merged, part)
-        if name not in _TYPES:  # backend and trainer are words, checked where they stand
+        if name not in _TYPES:  # backend and trainer are words, checked with the file
             is_code = name == "trainer" and isinstance(merged, str)
             word = self._join_code(merged) if is_code else merged
             return ("auto" if name == "backend" and not layers else word), {}

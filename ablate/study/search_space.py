@@ -139,7 +139,7 @@ class Tune:
         return all(group.chosen is not None for group in self.groups)
 
     def group_of(self, arm: str) -> GroupTuning:
-        """Return the group that the arm is tuned in."""
+        """Return the group in which the arm is tuned."""
         return next(group for group in self.groups if arm in group.arms)
 
 

@@ -108,7 +108,7 @@ class Study(Question):
         return str(self.path.relative_to(here) if self.path.is_relative_to(here) else self.path)
 
     def problem(self, at: Keys, what: str, hint: str | None) -> Problem:
-        """Make the problem of the value at a path of the file."""
+        """Make a problem with the place of the value at ``at``."""
         line, column, _ = self.source.place(at)
         return Problem(file=self.shown_path, line=line, column=column, what=what, hint=hint)
 
