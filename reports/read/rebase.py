@@ -64,18 +64,18 @@ def read_against(
 def target_after(frames: StudyFrames, tokens: int) -> float:
     """Compute the target that the study's own baseline reaches after ``tokens``: its mean loss there.
 
-    The mean is over the baseline's runs with finite losses, linear between evaluations, rounded to three
+    The mean is over the baseline's runs that did not diverge, linear between evaluations, rounded to three
     decimals; for a perplexity target it is exponentiated. Cost intervals do not include its error.
 
     Raises:
-        UserError: the baseline has no finite losses, or not all of its runs have evaluations on both sides.
+        UserError: the baseline has no losses, or not all of these runs have evaluations on both sides.
     """
     plan = frames.plan
-    runs = frames.runs.loc[frames.runs["arm"] == plan.baseline, "run_id"]
-    curves = [frames.evals[frames.evals["run_id"] == run] for run in runs]
-    curves = [curve for curve in curves if len(curve) and np.isfinite(curve["val_loss"]).all()]
+    counted = (frames.runs["arm"] == plan.baseline) & (frames.runs["state"] != "diverged")
+    curves = [frames.evals[frames.evals["run_id"] == run] for run in frames.runs.loc[counted, "run_id"]]
+    curves = [curve for curve in curves if len(curve)]
     if not curves:
-        raise UserError(f"--after: '{plan.baseline}' in study '{plan.study}' has no finite losses yet")
+        raise UserError(f"--after: '{plan.baseline}' in study '{plan.study}' has no losses yet")
     first = max(int(curve["tokens"].iloc[0]) for curve in curves)
     last = min(int(curve["tokens"].iloc[-1]) for curve in curves)
     if not first <= tokens <= last:
