@@ -134,6 +134,7 @@ def by_hand(state):
     ("recipe", "options", "said"),
     [
         (SIGNS, {}, r"never called state.advance\(\): signs of"),
+        (SIGNS, {"state": "diverged"}, "never called state.advance"),
         (SIGNS, {"before": by_hand}, "never called state.advance"),  # goes on from a checkpoint
         ("te-hybrid-fp8-delayed", {}, "delayed scales of"),
         (LATER, {}, r"never called state.advance\(\): phases of"),

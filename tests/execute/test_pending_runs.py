@@ -87,6 +87,8 @@ def test_only_the_result_that_would_be_made_here_is_taken(two, changed, is_taken
     else:
         change(run, **changed)
     expected = [request.run_id for request in requests[not is_taken :]]
+    for other in (ResourcesConfig(gpus=1), ResourcesConfig(devices_per_run=2)):
+        assert find_elsewhere(here, {requests[1].run_id: other}) == {}
     assert list(copy_results(here, requests)) == expected
     assert find_elsewhere(StudyStore(here.path.parent / "x" / "y"), {run.run_id: ResourcesConfig()}) == {}
 
