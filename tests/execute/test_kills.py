@@ -63,6 +63,7 @@ def undisturbed(storage):
     "operations", [(3, 45), pytest.param(range(1, 400), id="all", marks=pytest.mark.exhaustive)]
 )
 def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
+    died = 0
     for operation in operations:
         run = fresh(storage, f"at{operation} of {len(operations)}", 0, 4)
         task = replace(task_of(run, storage), keep_weights=True)
@@ -70,12 +71,13 @@ def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
         if code == 0:  # it has no more
             break
         assert code == -signal.SIGKILL
+        died += 1
         assert wait_for(in_child(lambda task=task: execute_run(task))) == 0
         assert outcome_of(run) == undisturbed[0], f"killed before operation {operation}"
         assert run.state() == "finished"
         assert not run.checkpoints.exists()
         assert sorted(path.name for path in run.weights.iterdir()) == ["config.json", "model.safetensors"]
-    assert operation > 40, "an attempt of four steps and three checkpoints has more operations than that"
+    assert died >= min(len(operations), 51), "an attempt has more operations than that"
 
 
 @pytest.mark.exhaustive

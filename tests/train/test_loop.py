@@ -2,6 +2,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,6 +145,19 @@ def test_a_bf16_fprop_is_evaluated_once_for_both(make_config, tokens, monkeypatc
     recipe = RecipeSpec(gemms=ALL, phases=[{"from_tokens": 2000, "recipe": RecipeSpec(gemms=["wgrad"])}])
     train(make_config(recipe, evaluate_in="both", **SHORT), note, tokens=tokens)
     assert per_row == [2, 1, 1]
+
+
+def test_the_time_of_an_observer_is_none_of_a_steps(make_config, tokens, monkeypatch):
+    now, rows = [0.0], []
+
+    def pass_by(sec=1.0):
+        now[0] += sec
+        return now[0]
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=pass_by))
+    observer = SimpleNamespace(before=lambda _: None, after=lambda: pass_by(1e6))
+    train(make_config(**SHORT), rows.append, tokens=tokens, observe=lambda _: observer)
+    assert {row["tokens_per_sec"] for row in rows if row["kind"] == "train"} == {512 / 2}
 
 
 def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch):
