@@ -161,6 +161,8 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
         UserError: an unknown arm, a missing option, or one that does not fit the subject.
     """
     if arm is not None:
+        if held_against is not None:
+            raise UserError("--as: an arm is held against its own recipe (leave the option out)")
         from ablate.study import load_study
 
         arms = {one.name: one.recipe for one in load_study(subject).arms}

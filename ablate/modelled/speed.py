@@ -15,8 +15,8 @@ unknown hardware raises ``KeyError``.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -69,6 +69,7 @@ _ADAM_BYTES = 4 * 4 + 3 * 4 + 2
 class Workload:
     """A model trained on ``devices`` devices with this many tokens per step in total (data parallel).
 
+    ``total_tokens``: the budget, by which a recipe's phases are weighted; needed if one starts at a fraction.
     ``fp8_attention``: attention's products in FP8, as in some public runs; our trainer has none.
     """
 
@@ -77,6 +78,7 @@ class Workload:
     seq_len: int
     tokens_per_step: int
     devices: int = 1
+    total_tokens: int | None = None
     fp8_attention: bool = False
 
     @property
@@ -137,6 +139,7 @@ def workload_of(config: ArmConfig) -> Workload:
         vocab_size=config.vocab_size,
         seq_len=config.training.seq_len,
         tokens_per_step=plan_steps(config.training).tokens_per_step,
+        total_tokens=config.training.tokens,
     )
 
 
@@ -152,9 +155,9 @@ LLAMA_8B = Workload(
 
 @lru_cache(maxsize=1024)  # a report needs each arm's and the baseline's several times
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
-    """Model the time of a token in the run's last phase; None if the hardware lacks a unit for it."""
+    """Model the mean time of a token over a run; None if the hardware lacks a unit for one of the phases."""
     peaks = PEAKS[hardware]
-    tokens, weights = work.device_tokens, 0
+    tokens, weights = work.device_tokens, 0.0
     seconds: defaultdict[tuple[Part, Kernel], float] = defaultdict(float)
     for (width, outputs, share, layer), alike in _layers(work, recipe).items():
         weights += alike * width * outputs
@@ -182,26 +185,8 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
     return TokenTime(seconds=seconds)
 
 
-def mean_token_time(work: Workload, recipe: Recipe, hardware: str, total_tokens: int) -> float | None:
-    """Model the seconds per token of a whole run, phases weighted by their share of the tokens.
-
-    None if the hardware lacks the units for any phase.
-    """
-    phases = phases_of(replace(recipe, rules=()), _UNNAMED)
-    starts = [*(phase.start(total_tokens) for phase in phases), total_tokens]
-    total = 0.0
-    for phase, (start, end) in zip(phases, itertools.pairwise(starts), strict=True):
-        now = phase.recipe
-        whole = replace(recipe, fprop=now.fprop, dgrad=now.dgrad, wgrad=now.wgrad, phases=())
-        found = token_time(work, whole, hardware)
-        if found is None:
-            return None
-        total += found.total * (end - start) / total_tokens
-    return total
-
-
 def fp4_share(work: Workload, recipe: Recipe) -> float:
-    """Compute the share of the training FLOPs with both operands in FP4, in the run's last phase.
+    """Compute the share of a run's training FLOPs with both operands in FP4.
 
     FLOPs are those of all linear layers including the head and of causal attention, forward and backward.
     """
@@ -230,14 +215,28 @@ def _rate(peaks: Peaks, rate: Rate) -> float:
     return peak * 1e12 * RATES[rate]
 
 
-def _layers(work: Workload, recipe: Recipe) -> Counter[tuple[int, int, float, LayerRecipe]]:
-    """Count equal linear layers by inputs, outputs, share of the tokens, and recipe in the last phase."""
+def _layers(work: Workload, recipe: Recipe) -> dict[tuple[int, int, float, LayerRecipe], float]:
+    """Count equal linear layers by inputs, outputs, share of the tokens, and recipe.
+
+    A layer counts in each of its phases with the phase's share of the budget.
+
+    Raises:
+        ValueError: the recipe has phases, and the budget is unknown.
+    """
     layers = linear_layers(work.model, work.vocab_size)
     where = layer_places(layers)
-    return Counter(
-        (one.inputs, one.outputs, one.token_share, phases_of(recipe, where[one.name])[-1].recipe)
-        for one in layers
-    )
+    found: defaultdict[tuple[int, int, float, LayerRecipe], float] = defaultdict(float)
+    for one in layers:
+        phases = phases_of(recipe, where[one.name])
+        if len(phases) == 1:
+            starts, budget = [0, 1], 1
+        elif budget := work.total_tokens or 0:
+            starts = [*(phase.start(budget) for phase in phases), budget]
+        else:
+            raise ValueError("a recipe with phases needs the workload's total_tokens")
+        for phase, (start, end) in zip(phases, itertools.pairwise(starts), strict=True):
+            found[one.inputs, one.outputs, one.token_share, phase.recipe] += (end - start) / budget
+    return found
 
 
 def _bits(policy: OperandPolicy) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
-from ablate.modelled.speed import LLAMA_8B, mean_token_time, workload_of
+from ablate.modelled.speed import LLAMA_8B, token_time, workload_of
 from ablate.plan import Plan, build_plan
 from ablate.run.outcome import find_crossing
 from ablate.run.schedule import divergence_bound
@@ -138,8 +138,8 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
             what = "search.shapes: step times are modelled at a study's own shapes for built-in models alone"
             raise UserError(study.problem(("search", "shapes"), what, "set shapes: llama-8b"))
         work = workload_of(baseline)
-    last = search.budgets[-1]
-    found = {arm.name: mean_token_time(work, arm.config.recipe, search.hardware, last) for arm in plan.arms}
+    work = replace(work, total_tokens=search.budgets[-1])
+    found = {arm.name: token_time(work, arm.config.recipe, search.hardware) for arm in plan.arms}
     against = found[plan.baseline]
     if against is None:
         what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
@@ -147,7 +147,7 @@ def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], 
         raise UserError(study.problem(("search", "hardware"), what, hint))
     reason = f"{search.hardware} has no unit for one of its formats"
     dropped = [DroppedCell(name=name, reason=reason) for name, time in found.items() if time is None]
-    return {name: time / against for name, time in found.items() if time is not None}, dropped
+    return {name: time.total / against.total for name, time in found.items() if time is not None}, dropped
 
 
 def search_recipes(

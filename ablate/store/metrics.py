@@ -102,7 +102,9 @@ class MetricsWriter(AbstractContextManager["MetricsWriter"]):
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            os.write(handle, kept)
+            rest = memoryview(kept)
+            while rest:  # a nearly full disk takes a part
+                rest = rest[os.write(handle, rest) :]
             os.fsync(handle)
             temporary.replace(path)
         except BaseException:

@@ -185,7 +185,7 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
     instructions = Counter(re.findall(native, text)) if native else Counter()
     shared = int(kernel.metadata.shared)
     columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
-    problems = []
+    problems = [] if usage else ["its resources could not be read"]
     if name == "gemm":
         if not instructions:
             problems.append("no native instruction")

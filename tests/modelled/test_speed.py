@@ -131,6 +131,18 @@ def test_fp4_share():
     assert f"AMD's {150 * tseng:.0f} %." in page
 
 
+def test_a_phase_counts_with_its_share_of_the_budget():
+    late = {"gemms": ["fprop", "dgrad", "wgrad"], "phases": [{"from_fraction": 0.75, "recipe": "bf16"}]}
+    phased, whole = (resolve(RecipeSpec(**late | more)) for more in ({}, {"phases": None}))
+    work = replace(LLAMA_8B, total_tokens=1_000_000)
+    assert fp4_share(work, phased) == pytest.approx(0.75 * fp4_share(work, whole))
+    mean = 0.75 * token_time(work, whole, "B200").total + 0.25 * token_time(work, BF16, "B200").total
+    assert token_time(work, phased, "B200").total == pytest.approx(mean)
+    assert token_time(work, resolve(RecipeSpec(**late | {"format": "nvfp4"})), "MI355X") is None
+    with pytest.raises(ValueError, match="needs the workload's total_tokens"):
+        token_time(LLAMA_8B, phased, "B200")
+
+
 def test_a_device_has_the_peaks_of_its_whole_name():
     assert set(HARDWARE) <= set(PEAKS)
     assert [peaks_of(f"NVIDIA {name}") for name in ("GB200", "B200")] == [PEAKS["GB200"], PEAKS["B200"]]
