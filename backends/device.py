@@ -30,6 +30,8 @@ TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm")
 OLDEST_TRITON = (3, 6)
 """The oldest Triton for which the kernels were compiled and checked (``ablate check sm_100``)."""
 
+OLDEST_TO_INTERPRET = (3, 8)
+"""The oldest Triton whose interpreter supports ``tl.dot_scaled``."""
 OLDEST_TO_WIDEN_NVFP4 = (3, 8)
 """The oldest Triton that widens NVFP4 to bf16 without an FP4 unit; older ones cannot compile it."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ablate.backends.device import (
+    OLDEST_TO_INTERPRET,
     OLDEST_TO_WIDEN_NVFP4,
     interpreting,
     triton_fault,
@@ -84,6 +85,8 @@ def _triton_fault(fmt: str, device: Device) -> str | None:
     if device.kind == "cpu":
         if not interpreting():
             return "needs a GPU"
+        if (triton_version() or ()) < OLDEST_TO_INTERPRET:
+            return "tl.dot_scaled is interpreted from Triton 3.8 on"
         return "Triton's interpreter reads E4M3 scales as E8M0" if fmt == "nvfp4" else None
     if (device.arch, fmt) not in TILES:
         known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})

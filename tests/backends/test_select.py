@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 import torch
 
-from ablate.backends import device, select
+from ablate.backends import device, scaled, select
 from ablate.backends.device import KNOWN, Device, device_of_arch
 from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Support
@@ -127,15 +127,19 @@ def test_unknown_names():
 
 
 @pytest.mark.parametrize(
-    ("version", "fault"),
+    ("arch", "policy", "version", "fault"),
     [
-        (None, "Triton is not installed (pip install triton)"),
-        ((3, 4), "Triton 3.4 is too old (needs 3.6; pip install -U triton)"),
+        ("sm_100", MXFP4, None, "Triton is not installed (pip install triton)"),
+        ("sm_100", MXFP4, (3, 4), "Triton 3.4 is too old (needs 3.6; pip install -U triton)"),
+        ("sm_90", NVFP4, (3, 7), "NVFP4 is widened from Triton 3.8 on"),
+        ("cpu", MXFP4, (3, 7), "tl.dot_scaled is interpreted from Triton 3.8 on"),
     ],
 )
-def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, version, fault):
-    monkeypatch.setattr(device, "triton_version", lambda: version)
-    support = load_backend("triton").support(both(MXFP4), B200)
+def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, arch, policy, version, fault):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for module in (device, scaled):
+        monkeypatch.setattr(module, "triton_version", lambda: version)
+    support = load_backend("triton").support(both(policy), device_of_arch(arch))
     assert (support.mode, support.detail) == ("no", fault)
 
 
@@ -165,9 +169,10 @@ def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):
     assert {choice.mode for choice in fit_choices(config, native, "cuda")} == {"native"}
 
 
-def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config, monkeypatch):
+@pytest.mark.parametrize("mode", ["native", "upcast"])
+def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config, monkeypatch, mode):
     monkeypatch.setattr(select, "device_of", lambda _: B200)
-    choices = fit_choices(config, ResourcesConfig(), "cuda")
+    choices = [dataclasses.replace(one, mode=mode) for one in fit_choices(config, ResourcesConfig(), "cuda")]
     bad = {"backend": "torch", "check": "exact probe: mxfp4", "passed": False, "detail": "3 differ"}
     monkeypatch.setattr(select, "quick_self_test", lambda _name, _where: (bad,))
     assert run_self_tests(choices, "cuda", allow_failed=True) == [bad]

@@ -150,3 +150,15 @@ def test_packed_copies_are_smaller_than_emulated_ones():
     assert emulated.largest_copies == elements * 2
     assert step().largest_copies == 0
     assert (packed.at, emulated.at, emulated.peak.quantised) == ("loss", "loss", 0)  # no copy is alive there
+
+
+def test_an_experts_rows_are_filled_up_to_the_widest_group_of_all_its_phases():
+    model = ModelConfig(width=256, layers=1, heads=4, ffn=256, experts=8)
+    wide = {"gemms": ["wgrad"], "stabiliser": "dht", "hadamard_size": 128}
+
+    def activations(**recipe):
+        run = replace(SOME_RUN, model=model, recipe=resolve(RecipeSpec(**recipe)))
+        return step_memory(run, ALONE, hardware="B200").peak.activations
+
+    for_others = activations(layers=[{"match": "*.attention.*", "recipe": wide}])
+    assert activations() == for_others < activations(phases=[{"from_tokens": 1 << 20, "recipe": wide}])

@@ -191,6 +191,12 @@ def test_the_rocm_variant_shares_a_word_among_four_neighbours():
     assert (along_rows[6::4] == 2.0).all()
 
 
+def test_high_precision_is_a_cast():
+    x = 1e5 * normal(8, 8)  # some of it is Inf in fp16
+    for fmt, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        assert torch.equal(round_operand(x, OperandPolicy(format=fmt), axis=1).values, x.to(dtype))
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "axis", "message"),
     [
