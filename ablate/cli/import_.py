@@ -246,7 +246,10 @@ def _read(
         if len(set(stages.values())) > 1:
             raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
         rows = tables.read_wandb_chart(files[0], faults, own["metric"])
-        charted = tables.runs_of(files[0], rows, faults, {}, stages[""])
+        try:
+            charted = tables.runs_of(files[0], rows, faults, {}, stages[""])
+        except OSError as error:
+            raise UserError(f"{files[0]}: cannot be read: {error.strerror or error}") from None
         return tables.by_pattern(charted.get(None, []), places, faults)
 
     ready = tables.check_patterns(own["patterns"]) if kind == "text" else ()

@@ -119,7 +119,7 @@ def report(
     with writing_to(store.path / "report" if out is None else out):
         try:
             while watch:  # write again whenever the run store has changed, until every run has ended
-                runs = [store.run(entry.id) for _, entry in plan.runs()]
+                runs = [store.run(entry.id) for _, entry in store.plan().runs()]
                 sizes = (run.metrics_path.stat().st_size if run.metrics_path.exists() else 0 for run in runs)
                 now = [(run.status().state, size) for run, size in zip(runs, sizes, strict=True)]
                 ended = sum(state in _ENDED for state, _ in now)

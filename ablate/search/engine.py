@@ -115,6 +115,8 @@ def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOS
         sampler=optuna.samplers.RandomSampler(seed=0),  # nothing is sampled here
         load_if_exists=True,
     )
+    if (has := len(study.directions)) != len(objectives):
+        raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
     if study.metric_names != list(objectives):
         study.set_metric_names(list(objectives))
     return study

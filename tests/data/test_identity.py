@@ -47,6 +47,13 @@ def test_neither_place_nor_order_of_the_corpus_counts(corpus, tmp_path, monkeypa
     assert one == digest(tmp_path / "elsewhere" / "copy")
     monkeypatch.chdir(corpus.parent)
     assert one == digest("", paths=["corpus/01*", "corpus/0[02-5]*"])
+    two = [corpus / "000.txt", tmp_path / "elsewhere" / "000.txt"]
+    digests = []
+    for texts in (("one", "other"), ("other", "one")):  # of two files of one name
+        for path, text in zip(two, texts, strict=True):
+            path.write_text(text)
+        digests.append(digest("", paths=[*map(str, two)]))
+    assert digests[0] == digests[1]
 
 
 def test_content_names_and_every_relevant_field_count(corpus, tmp_path, write_json, texts, monkeypatch):

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import os
 
@@ -67,6 +68,15 @@ def test_every_missing_path_is_reported_at_once_with_the_likely_name(names, tmp_
     ] == [f"{path}: {what}" for path, what in said.items()]
     with pytest.raises(UserError, match=r"part9/\{0\.\.2\}\.txt: 1 of the 3 shards are missing: 2"):
         names("part{8..10}/{0..2}.txt")
+
+
+def test_a_folder_without_rights_is_named(names, monkeypatch):
+    def refuse(place):
+        raise PermissionError(errno.EACCES, "Permission denied", place)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"cannot read the folder: Permission denied \(check its rights\)"):
+        names(".")
 
 
 def test_the_stdlib_has_its_modules_and_nothing_of_this_machine(tmp_path, monkeypatch):

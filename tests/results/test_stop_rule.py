@@ -92,6 +92,7 @@ DEAR = of(145, 155, 150)
         ([*hits(150), *missing(1, 1), *hits(145, 155, 150)[1:]], BASE, BOTH, {}, None, None),
         (hits(145, 155, 150, 150, 151), BASE, BOTH, {}, None, None),  # nothing is left to be stopped
         (of(100.1, 101, 99.1), BASE, SETTLED, margin(0.05), 2, "inside of the margin"),
+        (of(120, 121, 119), BASE, SETTLED, margin(0.05), 2, "outside of the margin"),
         (of(103, 104.2, 101.8), BASE, SETTLED, margin(0.03), None, None),  # settled, but the margin is not
         (of(100.1, 101.3, 99), BASE, NARROW, {"paired": True}, 2, "narrower than 20 %"),
         (of(100.1, 101.3, 99), BASE, SETTLED, {"paired": True}, None, None),

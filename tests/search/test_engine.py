@@ -17,7 +17,7 @@ import pytest
 from made_up import SEARCHES, go_grid, go_rates, groups, train_all
 
 from ablate.base.errors import UserError
-from ablate.search.engine import JOURNAL, TrialResult, open_storage, search
+from ablate.search.engine import JOURNAL, TrialResult, open_storage, open_study, search
 
 BOTH = pytest.mark.parametrize("go", SEARCHES.values(), ids=SEARCHES)
 in_memory = optuna.storages.InMemoryStorage
@@ -226,3 +226,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path):
             open_storage(url, tmp_path)
         assert "secret" not in str(caught.value)
         assert "\n" not in str(caught.value)
+    storage = open_storage(None, tmp_path / "new")
+    open_study(storage, "search", ("loss", "time"))
+    with pytest.raises(UserError, match="has 2 objectives"):
+        open_study(storage, "search")

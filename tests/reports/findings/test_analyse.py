@@ -283,7 +283,7 @@ def test_the_speed_of_what_it_leaves_does_not_count(study):
     run = store.run(store.plan().arm("forked").runs[0].id)
     lines = run.metrics_path.read_text().splitlines()
     slow = [row.replace("31000.0", "9.0") if i < 10 else row for i, row in enumerate(lines)]
-    run.metrics_path.write_text("\n".join(slow) + "\n")
+    run.metrics_path.write_text("\n".join(slow[:14]) + "\n")
     run.write_status(run.status())
     assert arms_of(store)["forked"].runs[0].tokens_per_sec == 31000.0
 

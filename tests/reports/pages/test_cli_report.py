@@ -103,7 +103,11 @@ def test_another_baseline_and_target_have_a_folder_of_their_own(call, tmp_path):
 @pytest.mark.parametrize("ended", ["study", pytest.param("hand", marks=pytest.mark.exhaustive)])
 def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study, ended):
     points = line(3, 2, 1)
-    store = make_study({"bf16": [points] * 2, "fp4": [points] * 2}, states={("fp4", 1): "running"})
+    states = {("fp4", seed): "running" for seed in (1, 2)}
+    store = make_study({"bf16": [points] * 2, "fp4": [points] * 3}, states=states)
+    plan = store.plan()
+    base, fp4 = plan.arms
+    store.write_plan(replace(plan, arms=(base, replace(fp4, runs=fp4.runs[:2]))))
     page = store.path / "report" / "report.html"
     arguments = ["report", store.path.name, "--storage", store.path.parent, "--watch", "--every", "1"]
     process = subprocess.Popen(
@@ -112,7 +116,10 @@ def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study, ended):
     assert "3 of 4 runs have ended" in process.stdout.readline()
     assert '<meta http-equiv="refresh" content="1">' in page.read_text()
     if ended == "study":
-        store.run(store.plan().arms[1].runs[1].id).write_status(Status(state="finished", tokens=300))
+        store.write_plan(plan)  # as a search or a study that tunes adds runs
+        store.run(fp4.runs[1].id).write_status(Status(state="finished", tokens=300))
+        assert any("4 of 5 runs have ended" in said for said in process.stdout)
+        store.run(fp4.runs[2].id).write_status(Status(state="finished", tokens=300))
     else:
         process.send_signal(signal.SIGINT)
     rest = process.communicate()[0]
