@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.execute.driver import request_stop
 from ablate.store import StudyStore
 from ablate.workflow import Listener, Where
 from ablate.workflow.run import run_study
@@ -44,6 +45,10 @@ def test_what_cannot_be_done_is_refused_before_anything_is_made(executor, where,
             run_study("tiny.yaml", where, **asked)
     with pytest.raises(UserError, match=r"cannot write to .*tiny.yaml: Not a directory"):
         run_study("tiny.yaml", Where(storage=tmp_path / "tiny.yaml"))
+    with pytest.raises(UserError, match=r"arm 'fp4': .*no native"):
+        run_study(
+            "tiny.yaml", Where(storage=tmp_path / "other"), settings=["base.resources.require_native=true"]
+        )
     assert not where.storage.exists()
     assert executor.calls == []
 
@@ -125,3 +130,11 @@ def test_seeds_until_settled_begin_when_a_look_has_asked_for_them(executor, tmp_
     assert {arm["name"]: arm["n"] for arm in report["arms"]} == {"bf16": 4, "fp4": 2, "like": 4}
     assert (report["arms"][1]["stopped"]["kind"], report["runs_missing"]) == ("settled", 0)
     assert "0 to run" in ablate("run", "tiny.yaml", cwd=tmp_path).out
+
+
+def test_a_cancelled_study_begins_no_more_seeds(executor, tmp_path):
+    text = STUDY.replace("null", "{val_loss: 2.6}").replace("seeds: 2", "seeds: {until: settled, at_most: 4}")
+    (tmp_path / "tiny.yaml").write_text(text)
+    executor.begins = lambda store: request_stop(store.path)
+    assert ablate("run", "tiny.yaml", cwd=tmp_path).code == 130
+    assert len(executor.calls) == 1
