@@ -121,6 +121,17 @@ def slow(config, on_metrics, **options):
     return TrainResult(state="finished", tokens=30, step=5)
 
 
+def waits_for_another_node(config, on_metrics, **options):
+    """Wait after the first row until the study's folder has a file ``another-node``; then as ``slow``."""
+
+    def row(row):
+        on_metrics(row)
+        while not (options["checkpoints"].folder.parents[2] / "another-node").exists():
+            time.sleep(0.05)
+
+    return slow(config, row, **options)
+
+
 def _in_group(config, on_metrics, group, checkpoints, options):
     """Train made-up tokens with the shared trainer in a group."""
     import numpy as np

@@ -292,10 +292,11 @@ NODES = """
             done.append(1)
             cluster.remove_node(first, allow_graceful=False)
             cluster.add_node(num_cpus=2, resources={{"mi355x": 2}})
+            (store.path / "another-node").touch()
 
     outcome = execute_study(
         store, [dataclasses.replace(request, resources=own) for request in requests],
-        address=cluster.address, on_poll=watch, trainer="fake_trainers:slow",
+        address=cluster.address, on_poll=watch, trainer="fake_trainers:waits_for_another_node",
     )
     print(sorted(outcome.states.values()), len(done))
     cluster.shutdown()
