@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from machine import options, small_run
 
-from ablate.execute.beside import Keeper
+from ablate.execute.side_tasks import Keeper
 from ablate.recipes import PRESETS
 from ablate.run.config import ResourcesConfig
 from ablate.store.metrics import MetricsWriter

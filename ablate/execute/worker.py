@@ -138,7 +138,7 @@ def _train(
     task: RunRequest, run: RunDir, lease: Lease, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether SIGTERM interrupted it."""
-    from ablate.execute.beside import Watch, sampled
+    from ablate.execute.side_tasks import Watch, sampled
 
     resources, terminated = task.resources, threading.Event()
 
@@ -274,7 +274,7 @@ def _call_trainer(
     """Call the user's trainer, or ours; only ours takes a layout and an observer."""
     from ablate.data import load, open_tokens
     from ablate.execute import own_trainer
-    from ablate.execute.beside import Keeper
+    from ablate.execute.side_tasks import Keeper
     from ablate.train import train
 
     name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ablate.execute import beside
-from ablate.execute.beside import Keeper, sampled
+from ablate.execute import side_tasks
+from ablate.execute.side_tasks import Keeper, sampled
 from ablate.execute.worker import execute_run
 from ablate.run.diagnostics import Diagnostics
 from ablate.store import RunDir
@@ -71,7 +71,7 @@ def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(keeper, mo
     asked = (64, 99, 100, 164, 228, 292, 420)
     assert [tokens for tokens in asked if every.due(tokens)] == [100, 228, 420]
     now = [0.0]
-    monkeypatch.setattr(beside.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(side_tasks.time, "monotonic", lambda: now[0])
     every = keeper(every_sec=10.0)
     for cost, time, due in ((0.0, 0.0, False), (0.0, 10.0, True), (1.0, 49.9, False), (1.0, 50.1, True)):
         every._cost_sec, now[0] = cost, time

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from ablate.diagnose.recorder import Recorder
-from ablate.execute.beside import Keeper
+from ablate.execute.side_tasks import Keeper
 from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig
 from ablate.run.diagnostics import Diagnostics
