@@ -21,7 +21,7 @@ import inspect
 import re
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from ablate.backends.testing.inputs import KINDS, corners, made_up
 from ablate.backends.testing.suite import both, one_thread
 from ablate.base.errors import UserError, first_line, likely
 from ablate.base.user_functions import load_function
-from ablate.check.differences import HARMLESS, Differences, compare, defined, definition_of, in_words
+from ablate.check.differences import HARMLESS, Differences, compare, defined
 from ablate.check.figures import RoundingFigures, Sums
 from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
@@ -230,14 +230,6 @@ def without_rotation(policy: OperandPolicy) -> OperandPolicy:
     return replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
 
 
-class Corner(NamedTuple):
-    """A corner case in words: what the subject does, and what the definition says."""
-
-    name: str
-    found: str
-    expected: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class OperandCertificate:
     """What was found of one operand, or of several that quantise alike.
@@ -251,7 +243,6 @@ class OperandCertificate:
     figures: dict[str, RoundingFigures]
     definition: dict[str, RoundingFigures]
     disagreements: tuple[str, ...]
-    corners: tuple[Corner, ...]
     compared: int
     differences: tuple[Differences, ...]
 
@@ -289,12 +280,11 @@ def _operand(
     claim: Claim, operand: ClaimedOperand, draws: int, seed: int, done: Callable[[int], None]
 ) -> OperandCertificate:
     """Quantise made-up tensors of each kind, then the corner cases."""
-    policy, axis = operand.policy, operand.axis
-    is_function = claim.is_function
-    # A recipe and its definition draw the same words; a function draws its own.
-    random = operand.is_random and is_function
+    policy, axis, is_function = operand.policy, operand.axis, claim.is_function
     counted: dict[str, Differences] = {}
-    figures, definition, disagreements, compared = {}, {}, [], 0
+    # A recipe and its definition draw the same words; a function draws its own.
+    compared = partial(compare, random=operand.is_random and is_function, counted=counted)
+    figures, definition, disagreements, count = {}, {}, [], 0
     for kind in KINDS:
         ours, theirs = Sums(block_shape(policy)[1]), Sums(block_shape(policy)[1])
         for number in range(draws):
@@ -309,42 +299,18 @@ def _operand(
             if is_function:
                 theirs.add(exact, [defined(stored, policy, axis, key) for key in drawn])
             if number < COMPARED:
-                compare(
-                    outputs[0], definition_of(stored, policy, axis, keys[0], random=random), kind, counted
-                )
-                compared += exact.numel()
+                count += compared(outputs[0], stored, policy, axis, keys[0], data=kind)
             done(1)
         figures[kind] = ours.figures()
         if is_function:
             definition[kind] = theirs.figures()
-            what = _disagreements(figures[kind], definition[kind])
+            what = figures[kind].unlike(definition[kind])
             disagreements += [f"{name} ({kind})" for name in what]
-    cases = []
     plain = ClaimedOperand(names=operand.names, policy=without_rotation(policy), axis=1)
     key = plain.key(0, 0, seed)
     for name, probe in corners(plain.policy, seed=seed, rows=128).items():
-        found, rule = (
-            claim.quantise(probe, plain, key),
-            definition_of(probe, plain.policy, 1, key, random=random),
-        )
-        words = (in_words(name, one, rule.grid, plain.policy) for one in (found, rule.values))
-        cases.append(Corner(name, *words))
-        compare(found, rule, name, counted)
-        compared += found.numel()
+        count += compared(claim.quantise(probe, plain, key), probe, plain.policy, 1, key, data=name)
     return OperandCertificate(
         operand=operand, figures=figures, definition=definition, disagreements=tuple(disagreements),
-        corners=tuple(cases), compared=compared, differences=tuple(counted.values()),
+        compared=count, differences=tuple(counted.values()),
     )  # fmt: skip
-
-
-def _disagreements(ours: RoundingFigures, theirs: RoundingFigures) -> list[str]:
-    """Name the figures of a function that are not its definition's."""
-    positions = zip(ours.by_position, theirs.by_position, strict=True)
-    agrees = {
-        "gain": ours.gain.agrees_with(theirs.gain),
-        "relative error": ours.relative_error.agrees_with(theirs.relative_error),
-        "bias share": ours.bias_share.agrees_with(theirs.bias_share),
-        "gain by position": all(one.agrees_with(other) for one, other in positions),
-        "independence of the noise": ours.largest_alike is None or theirs.largest_alike is not None,
-    }
-    return [name for name, agreed in agrees.items() if not agreed]

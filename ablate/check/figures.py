@@ -116,6 +116,16 @@ class RoundingFigures:
         beyond = {name: one for name, one in self.noise_alike.items() if abs(one.off(0.0) or 0.0) > BOUND}
         return max(beyond.items(), key=lambda item: abs(item[1].value or 0.0), default=None)
 
+    def unlike(self, other: RoundingFigures) -> list[str]:
+        """Name the figures that are not the other's, within the bound."""
+        names = ("gain", "relative_error", "bias_share")
+        pairs = {name.replace("_", " "): [(getattr(self, name), getattr(other, name))] for name in names}
+        pairs["gain by position"] = [*zip(self.by_position, other.by_position, strict=True)]
+        found = [name for name, both in pairs.items() if not all(a.agrees_with(b) for a, b in both)]
+        if self.largest_alike is not None and other.largest_alike is None:
+            found.append("independence of the noise")
+        return found
+
 
 class Sums:
     """Sums over tensors, from which the figures are made. ``columns``: elements along a block."""

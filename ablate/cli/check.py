@@ -105,9 +105,9 @@ def command(
     RECIPE is a word or a mapping; or name STUDY with --arm. FUNCTION (file.py:function) takes a bf16 matrix
     [rows, k] with blocks along k, and seed=… if it has such a parameter, and returns the matrix dequantised.
     On made-up data of four kinds: gain with its standard error, by operand and by place in the block; the
-    relative error; the share of it that is bias; what becomes of ties, clipping, subnormals, NaN, Inf and ±0.
-    Every difference from the definition is counted by its cause. That the definition itself is biased is no
-    failure; the table says it. For a recipe's products see `ablate diagnose`.
+    relative error; the share of it that is bias. On these data and on ties, clipping, subnormals, NaN, Inf
+    and ±0 every difference from the definition is counted by its cause. That the definition itself is biased
+    is no failure; the table says it. For a recipe's products see `ablate diagnose`.
 
     --time gives for each linear layer and GEMM the time to quantise both operands and to multiply, TFLOP/s
     and the share of the device's published peak, and the speed over bf16 and over FP8 (one scale a tensor,
@@ -242,7 +242,6 @@ def _quantiser(
         operand = own.pop("operand")
         operands.append(
             {"operands": operand["names"], "policy": operand["policy"], "holds": one.holds, **own}
-            | {"corners": [corner._asdict() for corner in one.corners]}
         )
     content = {
         "format": 1, "subject": claim.name, "backend": claim.backend, "device": claim.device,
@@ -282,8 +281,6 @@ def _certificate_lines(claim: Claim, draws: int, found: tuple[OperandCertificate
         if gaussian.largest_alike is not None:
             neighbours, by = gaussian.largest_alike
             yield f"{name}: the noise of elements {neighbours} correlates by {by.value:.4f} ± {by.error:.4f}"
-    corners = [(name, *corner) for name, one in named for corner in one.corners]
-    yield "\n" + format_table(("operand", "corner", "what comes out", "by definition"), corners)
     causes = [{"name": name, "one": each} for name, one in named for each in one.differences]
     compared = sum(one.compared for one in found)
     yield f"\nCauses of differences from the definition in {compared:,} values: {len(causes)}"

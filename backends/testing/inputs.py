@@ -140,10 +140,6 @@ fp8_e4m3
 """)
 """The policies of the short form that runs before every native run."""
 
-SPOT = (5, 7)
-"""Row and column of a corner case's NaN, Inf or 1e38."""
-
-
 KINDS = ("Gaussian", "Student t", "channel mean", "outlier")
 """Gaussian; Student's t with 3 degrees of freedom; Gaussian with a mean for each channel, itself Gaussian;
 and Gaussian with one channel in 64 that is 30 times larger."""
@@ -170,7 +166,7 @@ def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str
     rows, columns = max(rows, policy.hadamard, block_shape(policy)[0]), 256
     plain = made_up("Gaussian", rows, columns, seed=seed, name="probe")
     nan, inf, zeros, large = (plain.clone() for _ in range(4))
-    nan[SPOT], inf[SPOT], large[SPOT] = torch.nan, torch.inf, 1e38
+    nan[5, 7], inf[5, 7], large[5, 7] = torch.nan, torch.inf, 1e38
     zeros[:, 9] = -0.0
     found = {
         "clipping": plain, "subnormals": plain * 2.0**-127, "1e38": large, "NaN": nan, "Inf": inf,
