@@ -23,8 +23,15 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.hardware import PEAKS
-from ablate.modelled.speed import FORWARD, has_unit, operand_bytes, token_time, workload_of
-from ablate.modelled.spread import Range, seconds_range
+from ablate.modelled.speed import (
+    FORWARD,
+    Range,
+    has_unit,
+    operand_bytes,
+    seconds_range,
+    token_time,
+    workload_of,
+)
 from ablate.models.arithmetic import model_size
 from ablate.recipes import GEMMS, Recipe, row_group
 from ablate.recipes.place import phases_of

@@ -5,8 +5,13 @@ GEMMs of every linear layer, at the rate of the wider of the two operands' forma
 (each tensor is read once in bf16, twice if its scale needs the tensor's largest value first, and written once
 for each GEMM that takes it in low precision; a Hadamard rotation happens in the same pass); and what no
 recipe changes: attention, norms, activations, residuals and the optimizer.
-Communication and launches cost nothing. ``spread`` says from public measurements how far off a
-time may be.
+Communication and launches cost nothing.
+
+How far off a time may be: each kind of kernel is assumed to be off by its own factor exp(s ε), with
+independent standard normal ε: devices, software and shapes differ. The log of a step's time is then off by
+s √(Σ share²), over the shares of the kernels in it, and the log of a speed-up by
+s √(Σ (difference of shares)²): what both recipes have in common cancels. Ranges are 95 %, by Student's t.
+They hold for well-tuned data-parallel steps on a few devices, not for what is left out here.
 
 Only the built-in models are supported. How it fails: hardware without a unit for a format gives None;
 unknown hardware raises ``KeyError``.
@@ -15,6 +20,7 @@ unknown hardware raises ``KeyError``.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -49,9 +55,14 @@ RATES: dict[Rate, float] = {
 
 ``gemm16``, ``gemm8``, ``gemm4`` and ``memory`` are geometric means over the kernels of
 ``benchmarks/speed_model.py``; ``memory`` is measured on quantising and used wherever data is only moved.
-``attention16`` (of the bf16 peak) and ``attention8`` (of the FP8 peak) are chosen by the steps of
-``spread.CALIBRATION`` with such attention: the modelled time of the median one equals the measured time.
+``attention16`` (of the bf16 peak) and ``attention8`` (of the FP8 peak) are chosen by the calibrated steps
+there with such attention: the modelled time of the median one equals the measured time.
 """
+KERNEL_SPREAD = 0.13492958546175712
+"""s: s² = Σ (r² / Σ share²) / (8 − 2) over the 8 calibrated steps of ``benchmarks/speed_model.py``, where r
+is the log of modelled over measured time, and 2 is the number of rates chosen by these steps."""
+_T = 2.446804391979525
+"""Student's t with 6 degrees of freedom, exceeded by 2.5 %."""
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")
 
@@ -130,6 +141,41 @@ class TokenTime:
     def total(self) -> float:
         """Seconds per token of the whole step."""
         return self.of()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """An estimate with its 95 % range."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        """Multiply the estimate and its range."""
+        return Range(estimate=self.estimate * factor, low=self.low * factor, high=self.high * factor)
+
+
+def seconds_range(time: TokenTime) -> Range:
+    """Model the seconds per token of a whole step, with their range."""
+    return _range(time.total, _shares(time.by_kernel()))
+
+
+def speed_up(slow: Mapping[Kernel, float], fast: Mapping[Kernel, float]) -> Range:
+    """Model how many times faster ``fast`` is than ``slow``, both in seconds by kind of kernel."""
+    one, other = _shares(slow), _shares(fast)
+    apart = {kernel: one.get(kernel, 0.0) - other.get(kernel, 0.0) for kernel in {**one, **other}}
+    return _range(sum(slow.values()) / sum(fast.values()), apart)
+
+
+def _range(estimate: float, shares: Mapping[Kernel, float]) -> Range:
+    reach = _T * KERNEL_SPREAD * math.sqrt(sum(share**2 for share in shares.values()))
+    return Range(estimate=estimate, low=estimate * math.exp(-reach), high=estimate * math.exp(reach))
+
+
+def _shares(seconds: Mapping[Kernel, float]) -> dict[Kernel, float]:
+    total = sum(seconds.values())
+    return {kernel: part / total for kernel, part in seconds.items()}
 
 
 def workload_of(config: ArmConfig) -> Workload:

@@ -21,8 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ablate.modelled.speed import HARDWARE, fp4_share, token_time, workload_of
-from ablate.modelled.spread import seconds_range, speed_up
+from ablate.modelled.speed import HARDWARE, fp4_share, seconds_range, speed_up, token_time, workload_of
 from ablate.results.ends import trained_on
 from ablate.results.intervals import (
     ALPHA,

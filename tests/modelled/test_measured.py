@@ -10,8 +10,7 @@ from statistics import geometric_mean, median
 
 import pytest
 
-from ablate.modelled.speed import RATES
-from ablate.modelled.spread import CALIBRATION, kernel_spread, seconds_range
+from ablate.modelled.speed import KERNEL_SPREAD, RATES, seconds_range
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "planning.md"
@@ -46,16 +45,19 @@ def test_rates_are_the_means_of_kernels_and_attentions_make_the_median_step_as_l
     for rate in ("gemm16", "gemm8", "gemm4", "memory"):
         assert RATES[rate] == round(geometric_mean(s for _, one, s in benchmark.KERNELS if one == rate), 2)
     for eight in (False, True):
-        off = [math.log1p(step.deviation) for step in CALIBRATION if step.work.fp8_attention is eight]
+        off = [
+            math.log1p(step.deviation) for step in benchmark.CALIBRATION if step.work.fp8_attention is eight
+        ]
         assert abs(median(off)) < 0.003  # a share has two digits
     page = PAGE.read_text(encoding="utf-8")
     assert all(f"| `{rate}` | {share:.2f} |" in page for rate, share in RATES.items())
-    assert f"s = {kernel_spread():.3f} comes" in page
+    assert benchmark.kernel_spread() == pytest.approx(KERNEL_SPREAD, rel=1e-9)
+    assert f"s = {KERNEL_SPREAD:.3f} comes" in page
 
 
 def test_deviations_above_a_tenth_are_explained_and_counted(benchmark):
     counts = []
-    for cases in (CALIBRATION, benchmark.HELD_OUT, measured_ups(benchmark)):
+    for cases in (benchmark.CALIBRATION, benchmark.HELD_OUT, measured_ups(benchmark)):
         far = [case for case in cases if abs(case.deviation) > 0.1]
         assert all(case.why for case in far)
         counts += [f"{len(cases) - len(far)} of {len(cases)}"]
@@ -65,7 +67,7 @@ def test_deviations_above_a_tenth_are_explained_and_counted(benchmark):
 
 
 def test_calibrated_steps_are_within_five_percent_and_amds_speed_up_within_a_tenth(benchmark):
-    assert max(abs(step.deviation) for step in CALIBRATION if step.hardware != "MI350X") <= 0.051
+    assert max(abs(step.deviation) for step in benchmark.CALIBRATION if step.hardware != "MI350X") <= 0.051
     amd = benchmark.SPEED_UPS[0]
     assert amd.what.startswith("Llama 3.1 8B, MXFP4 with DHT16")
     assert abs(amd.deviation) < 0.1
@@ -80,7 +82,7 @@ def test_ranges_hold_all_that_was_held_out(benchmark):
 
 def test_the_logs_say_what_the_table_has(benchmark, shared_data):
     logs = shared_data / "mlperf_v5.1"
-    there = [step for step in CALIBRATION if (logs / step.logs).is_dir()]
+    there = [step for step in benchmark.CALIBRATION if (logs / step.logs).is_dir()]
     assert {step.hardware for step in there} == {"B300", "GB300", "MI355X"}
     for step in there:
         assert benchmark.logged(logs / step.logs) == pytest.approx(step.tokens_per_sec, rel=1e-4)

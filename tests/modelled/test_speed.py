@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -15,14 +14,17 @@ from ablate.modelled.speed import (
     BACKWARD,
     FORWARD,
     HARDWARE,
+    KERNEL_SPREAD,
     LLAMA_8B,
     RATES,
+    Range,
     TokenTime,
     Workload,
     fp4_share,
+    seconds_range,
+    speed_up,
     token_time,
 )
-from ablate.modelled.spread import CALIBRATION, Range, kernel_spread, seconds_range, speed_up
 from ablate.models.arithmetic import model_size
 from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, resolve
 from ablate.run.config import ModelConfig
@@ -150,27 +152,18 @@ def test_a_device_has_the_peaks_of_its_whole_name():
 
 # Its range
 
-T = stats.t.ppf(0.975, len(CALIBRATION) - 2)
-
-
-def test_the_spread_is_that_of_the_calibrated_steps():
-    squares = []
-    for step in CALIBRATION:
-        parts = np.array(list(step.time.by_kernel().values()))
-        shares = parts / parts.sum()
-        squares.append(np.log(step.tokens_per_sec * parts.sum()) ** 2 / (shares @ shares))
-    assert kernel_spread() == pytest.approx(math.sqrt(sum(squares) / (len(squares) - 2)))
+T = stats.t.ppf(0.975, 6)
 
 
 def test_a_time_is_off_by_the_squares_of_its_shares_and_a_speed_up_by_what_differs():
     found = seconds_range(TokenTime(seconds={("fprop", "gemm4"): 3.0, ("rest_forward", "pointwise"): 1.0}))
-    reach = math.exp(T * kernel_spread() * math.sqrt(0.75**2 + 0.25**2))
+    reach = math.exp(T * KERNEL_SPREAD * math.sqrt(0.75**2 + 0.25**2))
     assert (found.estimate, found.high, found.low) == pytest.approx((4, 4 * reach, 4 / reach), rel=1e-3)
     assert found.times(2) == Range(estimate=8.0, low=2 * found.low, high=2 * found.high)
     slow = {"gemm8": 2.0, "pointwise": 2.0}
     found = speed_up(slow, {"gemm4": 1.0, "pointwise": 1.0})
     assert found.estimate == 2.0
-    assert math.log(found.high / 2) == pytest.approx(T * kernel_spread() * math.sqrt(0.5), rel=0.01)
+    assert math.log(found.high / 2) == pytest.approx(T * KERNEL_SPREAD * math.sqrt(0.5), rel=0.01)
     same = [slow, token_time(LLAMA_8B, FDW, "MI355X").by_kernel()]
     for one, other in zip(same, [slow, token_time(LLAMA_8B, DHT, "MI355X").by_kernel()], strict=True):
         assert speed_up(one, other) == Range(estimate=1.0, low=1.0, high=1.0)

@@ -7,9 +7,8 @@ from scipy import optimize, stats
 
 from ablate.base.files import append_line
 from ablate.modelled.on_hardware import on_hardware
-from ablate.modelled.spread import student
 from ablate.plan import estimate, read_progress
-from ablate.plan.estimate import FLOPS_PER_CPU_CORE, SPREAD, cost_found, moderating_degrees
+from ablate.plan.estimate import FLOPS_PER_CPU_CORE, SPREAD, cost_found, moderating_degrees, student
 from ablate.plan.plan import StudyProgress
 from ablate.store import Status, StudyStore
 

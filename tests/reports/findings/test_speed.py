@@ -24,8 +24,7 @@ from synthetic_study import (
 
 from ablate.backends.device import Device
 from ablate.base.files import read_record, record_text
-from ablate.modelled.speed import token_time, workload_of
-from ablate.modelled.spread import speed_up
+from ablate.modelled.speed import speed_up, token_time, workload_of
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
 from ablate.reports.findings.speed import (
