@@ -17,7 +17,7 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
-from ablate.modelled.on_hardware import Memory, step_memory
+from ablate.modelled.on_hardware import PURPOSES, Memory, step_memory
 from ablate.recipes import RecipeSpec, expand_word, resolve
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.train.group import Layout, join_group
@@ -207,8 +207,9 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     devices = parser.parse_args().devices
     torch.set_num_threads(1)
-    parts = [part.name for part in fields(Memory)]
-    print(f"{'':<45} {'measured':>9} {'modelled':>9} {'off by':>7}   " + " ".join(f"{p:>11}" for p in parts))
+    print(
+        f"{'':<45} {'measured':>9} {'modelled':>9} {'off by':>7}   " + " ".join(f"{p:>11}" for p in PURPOSES)
+    )
     for name, case in CASES.items():
         config, modelled = case.config(), case.modelled(devices)
         per_pass = config.training.micro_batch_size or 1
@@ -216,9 +217,9 @@ def main() -> None:
             continue
         measured = measured_bytes(config) if devices == 1 else measured_bytes_of_one(config, devices)
         print(
-            f"{name:<45} {measured / 1e6:7.1f}MB {modelled.total / 1e6:7.1f}MB "
-            f"{modelled.total / measured - 1:+7.1%}   "
-            + " ".join(f"{getattr(modelled, part) / 1e6:9.1f}MB" for part in parts),
+            f"{name:<45} {measured / 1e6:7.1f}MB {modelled.total() / 1e6:7.1f}MB "
+            f"{modelled.total() / measured - 1:+7.1%}   "
+            + " ".join(f"{modelled[part] / 1e6:9.1f}MB" for part in PURPOSES),
             flush=True,
         )
 

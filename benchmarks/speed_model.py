@@ -32,7 +32,7 @@ from ablate.run.config import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ablate.modelled.speed import Part, Range, Rate
+    from ablate.modelled.speed import Range
 
 _TOKENS, _WIDTH = 15_872, 4096
 _OUTPUTS = 12 * _WIDTH  # of a block's layers if each had _WIDTH inputs: 3 + 1 + 4 + 4
@@ -49,7 +49,7 @@ def _of_memory(ms: float, ms_without: float, bytes_each: float) -> float:
     return _CASTS * bytes_each / ((ms - ms_without) / 1e3) / 8e12
 
 
-KERNELS: tuple[tuple[str, Rate, float], ...] = (
+KERNELS: tuple[tuple[str, str, float], ...] = (
     ("GEMMs in BF16", "gemm16", _of_arithmetic(13.102, 2250)),
     ("GEMMs in FP8", "gemm8", _of_arithmetic(6.812, 4500)),
     ("GEMMs in MXFP8", "gemm8", _of_arithmetic(7.161, 4500)),
@@ -80,7 +80,7 @@ class SpeedUp:
     slow: Recipe
     fast: Recipe
     at_least: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[str, ...] = ()
     why: str = ""
 
     @property

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import asdict
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.cli.common import format_table, names_text
 from ablate.modelled.hardware import PEAKS
-from ablate.modelled.on_hardware import CPU, FITS_SHARE, on_hardware
+from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
 from ablate.modelled.speed import HARDWARE
 from ablate.plan.estimate import shared_tokens
 
@@ -68,7 +67,7 @@ def _entry(arm: PlannedArm, name: str, price: float | None) -> Entry | None:
         return None
     memory, hours = found.memory, found.gpu_hours
     entry = {
-        "memory_bytes": asdict(memory.peak) | {"total": memory.peak.total},
+        "memory_bytes": {name: memory.peak[name] for name in PURPOSES} | {"total": memory.peak.total()},
         "peak_at": memory.at,
         "largest_quantised_bytes": memory.largest_copies,
         "capacity_bytes": found.capacity_bytes,

@@ -38,14 +38,9 @@ PEAKS: dict[str, Peaks] = {
 may keep it below its peak."""
 
 
-def peaks_of(device_name: str) -> Peaks | None:
-    """Find the peaks of a device by its name; None for an unknown device."""
-    return next((peaks for name, peaks in PEAKS.items() if name in device_name), None)
-
-
 def peak_tflops(device_name: str, fmt: str) -> float | None:
     """Find a device's dense peak for operands of a format in TFLOP/s; None if it is unknown."""
-    peaks = peaks_of(device_name)
+    peaks = next((peaks for name, peaks in PEAKS.items() if name in device_name), None)
     if peaks is None:
         return None
     if fmt in ("mxfp4", "nvfp4"):

@@ -18,9 +18,10 @@ How it fails: unknown hardware is a ``KeyError``; an arm with its own model or t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import (
@@ -39,46 +40,24 @@ from ablate.run.architecture import HEAD, layer_places, linear_layers
 from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ablate.modelled.hardware import Peaks
     from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
     from ablate.run.config import ArmConfig, ModelConfig, ResourcesConfig
 
 Part = Literal["loss", "blocks", "embedding"]
+Memory = Counter[str]
+"""Bytes on one device by purpose (``PURPOSES``)."""
 
+PURPOSES = ("weights", "gradients", "optimizer", "activations", "quantised")
+"""``weights`` includes their bf16 and gathered copies; ``gradients`` are those of weights; ``optimizer`` has
+AdamW's two moments and what de-oscillation keeps; ``activations`` includes their gradients and the logits;
+``quantised`` has the copies of operands in low precision (under emulation their dequantised values)."""
 _BF16, _FP32, _INT64 = 2, 4, 8
 
 FITS_SHARE = 0.9
 """Usable share of a device's memory: the rest is for uncounted parts and the allocator's losses."""
 
 CPU = "cpu"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """Bytes on one device by purpose.
-
-    ``weights`` includes their bf16 and gathered copies; ``gradients`` are those of weights; ``optimizer``
-    holds AdamW's two moments and what de-oscillation keeps; ``activations`` includes their gradients and the
-    logits; ``quantised`` holds the copies of operands in low precision (under emulation their dequantised
-    values).
-    """
-
-    weights: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-    activations: int = 0
-    quantised: int = 0
-
-    @property
-    def total(self) -> int:
-        """The sum of all parts."""
-        return sum(getattr(self, field.name) for field in fields(self))
-
-    def __add__(self, other: Memory) -> Memory:
-        names = [field.name for field in fields(self)]
-        return Memory(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +109,7 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
         seconds = counts.tokens * (time.total + twice) + evaluation
         gpu_hours = seconds_range(time).times(seconds / time.total / 3600)
     capacity = round(PEAKS[hardware].capacity * 1e9)
-    fits = memory.peak.total <= FITS_SHARE * capacity
+    fits = memory.peak.total() <= FITS_SHARE * capacity
     return OnHardware(memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours)
 
 
@@ -141,22 +120,18 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
     ``hardware`` is a name of ``PEAKS``, or None for the CPU.
     """
     model, training, recipe = config.model, config.training, config.recipe
+    peaks = None if hardware is None else PEAKS[hardware]
     layers = {layer.name: layer for layer in linear_layers(model, config.vocab_size)}
     phases = {name: phases_of(recipe, place) for name, place in layer_places(layers.values()).items()}
     devices, twice = resources.devices_per_run, resources.activation_checkpointing
     is_sharded = devices > 1
     sequences = training.micro_batch_size or max(1, training.batch_size // devices)
+    tokens = sequences * training.seq_len
     multiples = [row_group(one.recipe) for name in phases if ".experts." in name for one in phases[name]]
-    work = _Pass(
-        model=model,
-        sequences=sequences,
-        seq_len=training.seq_len,
-        on_gpu=hardware is not None,
-        rows_multiple=max(multiples, default=1),
-    )
-    block_kept, stages = _block_stages(work)
-    kept = work.rows(model.width) if twice else block_kept  # per block, until its backward pass
-    logits = work.tokens * config.vocab_size
+    block = _block(model, sequences, training.seq_len, max(multiples, default=1), on_gpu=peaks is not None)
+    width = _BF16 * tokens * model.width
+    kept = width if twice else block.kept  # per block, until its backward pass
+    logits = tokens * config.vocab_size
     master = _FP32 if training.master_weights == "fp32" else _BF16
     # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
     at_use = _BF16 if is_sharded and model.experts is None else master
@@ -170,7 +145,7 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
     waiting = master * table if model.tied_head or is_sharded else 0
     of_head = master * table - waiting
     # Gradients are copied together to be reduced, and the result is added; gloo makes another copy.
-    reduced = is_sharded * (_FP32 if training.reduction == "fp32" else _BF16) * (1 if work.on_gpu else 2)
+    reduced = is_sharded * (_FP32 if training.reduction == "fp32" else _BF16) * (1 if peaks else 2)
     followed = 0  # by de-oscillation: two sums, the last value and its quantised one of each weight
     if recipe.deoscillate is not None:
         followed = sum(
@@ -183,98 +158,58 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
         optimizer=2 * master * parameters // devices + (3 * _FP32 + master) * followed // devices,
     )
     accumulates = training.batch_size > sequences * devices
+    moments: list[tuple[Part, Memory]] = []
 
-    def moment(activations: int, *, finished: int = of_head, working: int = waiting) -> Memory:
-        """Add up a moment without the GEMMs' allocations.
+    def note(
+        at: Part, activations: int, *, finished: int = 0, working: int = 0, layer: str | None = None,
+        rows: int = tokens, element: int = master, gathered: int = 0,
+    ) -> None:  # fmt: skip
+        """Note a moment, or those of a layer's Dgrad and Wgrad for ``rows`` rows, in every phase.
 
         ``finished``: bytes of this pass's final gradients; if passes accumulate, all gradients exist already.
-        ``working``: bytes of all other gradients.
+        ``working``: bytes of all other gradients. ``element``: bytes of a weight as the layer receives it.
+        ``gathered``: bytes of weights.
         """
         gradients = working + (master * parameters // devices if accumulates else finished)
-        return held + Memory(gradients=gradients, activations=activations)
+        here = held + Memory(weights=gathered, gradients=gradients, activations=activations)
+        if layer is None:
+            moments.append((at, here))
+            return
+        shape = layers[layer]
+        for phase in phases[layer]:
+            of_gemms = _gemm_moments(phase.recipe, rows, shape.outputs, shape.inputs, element, peaks)
+            moments.extend((at, here + one) for one in of_gemms)
 
-    def gemms(name: str, rows: int, at_use: int) -> list[Memory]:
-        """List the moments of a layer's Dgrad and Wgrad, in every phase."""
-        shape, peaks = layers[name], None if hardware is None else PEAKS[hardware]
-        return [
-            one
-            for phase in phases[name]
-            for one in _moments(phase.recipe, rows, shape.outputs, shape.inputs, at_use, peaks)
-        ]
-
-    def loss() -> Iterator[Memory]:
-        """Yield the moments from the loss to the last block: everything is kept, and the logits exist."""
-        above = model.layers * kept + work.norm + work.rows(model.width)  # the last norm, the head's input
-        # Log-softmax in fp32, kept, and the gradients before and after it; the second in bf16.
-        yield moment(above + 3 * _FP32 * logits, finished=0, working=0)
-        yield moment(above + (_FP32 + _BF16) * logits, finished=0, working=0)
-        for one in gemms(HEAD, work.tokens, master):
-            yield moment(above + _BF16 * logits, finished=0, working=0) + one
-        yield moment(model.layers * kept + _norm_backward(work))
-
-    def blocks() -> Iterator[Memory]:
-        """Yield the moments of the blocks' backward pass, from the last block to the first."""
-        gathered = Memory(weights=is_sharded * 2 * at_use * of_block)
-        for done, index in enumerate(reversed(range(model.layers))):
-            below = index * kept + twice * work.rows(model.width)
-            of_last = reduced * of_block + is_sharded * of_block_gradients  # of the block before
-            own = 0  # gradients of this block
-            for stage in stages:
-                here = gathered + moment(
-                    below + stage.live,
-                    finished=of_head + done * of_block_gradients + (0 if is_sharded else own),
-                    working=waiting + (of_last if done else 0) + is_sharded * own,
-                )
-                if stage.layer is None:
-                    yield here
-                    continue
-                name = f"blocks.{index}.{stage.layer}"
-                for one in gemms(name, stage.rows, at_use):
-                    yield here + one
-                own += at_use * layers[name].inputs * layers[name].outputs
-
+    # From the loss to the last block everything is kept, and the logits exist.
+    above = model.layers * kept + block.norm + width  # the last norm, the head's input
+    # Log-softmax in fp32, kept, and the gradients before and after it; the second in bf16.
+    note("loss", above + 3 * _FP32 * logits)
+    note("loss", above + (_FP32 + _BF16) * logits)
+    note("loss", above + _BF16 * logits, layer=HEAD)
+    note("loss", model.layers * kept + block.norm_backward, finished=of_head, working=waiting)
+    for done, index in enumerate(reversed(range(model.layers))):
+        # Of the block before, while its gradients are reduced.
+        before = (reduced * of_block + is_sharded * of_block_gradients) if done else 0
+        own = 0  # gradients of this block
+        for live, name, rows in block.stages:
+            layer = name and f"blocks.{index}.{name}"
+            note(
+                "blocks", index * kept + twice * width + live, layer=layer, rows=rows, element=at_use,
+                finished=of_head + done * of_block_gradients + (0 if is_sharded else own),
+                working=waiting + before + is_sharded * own, gathered=is_sharded * 2 * at_use * of_block,
+            )  # fmt: skip
+            if layer is not None:
+                own += at_use * layers[layer].inputs * layers[layer].outputs
     # The embedding's gradient in bf16, and its cast to the weights' dtype.
-    embedding = moment(
-        work.rows(model.width),
-        finished=of_head + model.layers * of_block_gradients,
+    note(
+        "embedding", width, finished=of_head + model.layers * of_block_gradients,
         working=waiting + (_BF16 + master) * table + reduced * outside,
-    )
-    parts: dict[Part, list[Memory]] = {"loss": [*loss()], "blocks": [*blocks()], "embedding": [embedding]}
-    moments = [(at, one) for at, found in parts.items() for one in found]
-    at, peak = max(moments, key=lambda found: found[1].total)
-    return StepMemory(peak=peak, at=at, largest_copies=max(one.quantised for _, one in moments))
+    )  # fmt: skip
+    at, peak = max(moments, key=lambda found: found[1].total())
+    return StepMemory(peak=peak, at=at, largest_copies=max(one["quantised"] for _, one in moments))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pass:
-    """One forward and backward pass on a device: ``sequences`` of ``seq_len`` tokens."""
-
-    model: ModelConfig
-    sequences: int
-    seq_len: int
-    on_gpu: bool
-    rows_multiple: int = 1
-    """The number of rows of an expert's input is padded to a multiple of this."""
-
-    @property
-    def tokens(self) -> int:
-        return self.sequences * self.seq_len
-
-    def rows(self, width: int) -> int:
-        """Bytes of a bf16 matrix of this width with one row per token."""
-        return _BF16 * self.tokens * width
-
-    @property
-    def norm(self) -> int:
-        """Bytes that a norm keeps in addition to its result."""
-        inputs = self.rows(self.model.width)
-        if self.model.architecture == "llama" and not self.on_gpu:
-            return 4 * inputs  # the input and the normalised input, both in fp32
-        return inputs + _FP32 * self.tokens
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Stage:
+class _Stage(NamedTuple):
     """A moment of a block's backward pass: the bytes of the block alive, and the layer whose GEMMs run.
 
     ``live`` counts kept tensors that are still needed, and gradients of activations. It excludes the memory
@@ -286,110 +221,93 @@ class _Stage:
     rows: int = 0
 
 
-def _block_stages(work: _Pass) -> tuple[int, list[_Stage]]:
-    """Bytes that a block keeps, and the stages of its backward pass in order."""
-    attention_kept, attention_stages = _attention(work)
-    residual = work.rows(work.model.width)  # the gradient that flows past both halves
-    if work.model.experts is None:  # SwiGLU or GELU after its norm
-        kept, stages = _dense(work.model, "ffn", work.tokens, work.rows(work.model.ffn))
-        in_norm = work.norm + residual
-        ffn_kept, ffn_stages = in_norm + kept, [*_above(in_norm, stages), _Stage(live=_norm_backward(work))]
-    else:
-        ffn_kept, ffn_stages = _experts(work)
-    below = attention_kept + residual
-    return attention_kept + ffn_kept, [*_above(below, ffn_stages), *_above(residual, attention_stages)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """A block: the bytes that it keeps, and the stages of its backward pass in order.
 
-
-def _norm_backward(work: _Pass) -> int:
-    """Bytes alive in a norm's backward pass: kept tensors, gradients and their products."""
-    inputs = work.rows(work.model.width)
-    if work.model.architecture == "llama" and not work.on_gpu:
-        return work.norm + inputs + 3 * 2 * inputs  # in fp32
-    return work.norm + 2 * inputs
-
-
-def _above(below: int, stages: list[_Stage]) -> list[_Stage]:
-    """Add bytes that are alive during every stage."""
-    return [replace(stage, live=below + stage.live) for stage in stages]
-
-
-def _dense(model: ModelConfig, name: str, rows: int, ffn: int) -> tuple[int, list[_Stage]]:
-    """Bytes kept in addition to the input, and the stages down to the input's gradient.
-
-    ``ffn``: bytes of a matrix with these rows and the inner width. Kept: the first layer's result and the
-    second layer's input; SwiGLU also keeps silu(gate).
+    ``norm``: bytes that a norm keeps in addition to its result. ``norm_backward``: bytes alive in a norm's
+    backward pass: kept tensors, gradients and their products.
     """
-    if model.architecture == "gpt":
-        return 2 * ffn, [
-            _Stage(live=2 * ffn, layer=f"{name}.down", rows=rows),
-            _Stage(live=3 * ffn),  # the first layer's result, and the gradients before and after GELU
-            _Stage(live=ffn, layer=f"{name}.up", rows=rows),
+
+    kept: int
+    stages: list[_Stage]
+    norm: int
+    norm_backward: int
+
+
+def _block(model: ModelConfig, sequences: int, seq_len: int, rows_multiple: int, *, on_gpu: bool) -> _Block:
+    """Count a block for some sequences of ``seq_len`` tokens.
+
+    ``rows_multiple``: the number of rows of an expert's input is padded to a multiple of this.
+    """
+    is_gpt, tokens = model.architecture == "gpt", sequences * seq_len
+    width = _BF16 * tokens * model.width  # bytes of a matrix with a row for each token
+    norm, norm_backward = width + _FP32 * tokens, 3 * width + _FP32 * tokens
+    if not is_gpt and not on_gpu:  # in fp32: the input and the normalised input
+        norm, norm_backward = 4 * width, 11 * width
+    # Of the feed-forward's inner matrices these are alive. GPT keeps the first layer's result and the second
+    # layer's input, and has the gradients before and after GELU; SwiGLU keeps gate, up, silu(gate) and their
+    # product, and has the product's gradient and those of its two factors.
+    down, between, up = (2, 3, 1) if is_gpt else (4, 6, 2)
+
+    def dense(name: str, rows: int, below: int) -> list[_Stage]:
+        inner = _BF16 * rows * model.ffn
+        return [
+            _Stage(below + down * inner, f"{name}.down", rows),
+            _Stage(below + between * inner),
+            _Stage(below + up * inner, f"{name}.{'up' if is_gpt else 'gate_up'}", rows),
         ]
-    return 4 * ffn, [
-        _Stage(live=4 * ffn, layer=f"{name}.down", rows=rows),
-        _Stage(live=6 * ffn),  # gate, up and silu(gate), the product's gradient and those of its two factors
-        _Stage(live=2 * ffn, layer=f"{name}.gate_up", rows=rows),
-    ]
 
-
-def _experts(work: _Pass) -> tuple[int, list[_Stage]]:
-    """Bytes and stages of a mixture of experts and its norm; experts share the tokens evenly."""
-    model = work.model
-    assert model.experts is not None
-    width = work.rows(model.width)
-    seen = work.tokens * min(model.experts_per_token, model.experts) // model.experts
-    filled = seen + (work.rows_multiple - 1) // 2
-    taken, padded = _BF16 * seen * model.width, _BF16 * filled * model.width
-    inner = _BF16 * filled * model.ffn
-    dense, _ = _dense(model, "", filled, inner)
-    # Per expert: its padded input, its result, the weighted result, and the indices of its tokens.
-    expert = dense + 2 * padded + taken + 2 * _INT64 * seen
-    router = 2 * width + 3 * _FP32 * work.tokens * model.experts  # the router's input and output, in fp32
-    below = work.norm + router
-    # Gradients of the experts' sum and of their common input; of an expert's input and result.
-    flowing = 2 * width + 2 * padded
-    stages = [
-        stage
-        for index in reversed(range(model.experts))
-        for stage in _above(
-            below + index * expert + flowing, _dense(model, f"ffn.experts.{index}", filled, inner)[1]
-        )
-    ]
-    stages += [_Stage(live=below + 3 * width), _Stage(live=_norm_backward(work))]
-    return below + model.experts * expert, stages
-
-
-def _attention(work: _Pass) -> tuple[int, list[_Stage]]:
-    """Bytes that attention and its norm keep, and its stages down to the block's input."""
-    model, width = work.model, work.rows(work.model.width)
-    head_dim = model.width // model.heads
+    # Attention and its norm.
     kv_heads = model.heads if model.kv_heads is None else model.kv_heads
-    keys = work.rows(kv_heads * head_dim)
+    keys = _BF16 * tokens * kv_heads * (model.width // model.heads)
     all_heads = width + 2 * keys
-    rotated = width + keys if model.architecture == "llama" else 0
-    below = work.norm + width  # the norm, and the input of q, k and v
-    if work.on_gpu:
+    rotated = 0 if is_gpt else width + keys
+    below = norm + width  # the norm, and the input of q, k and v
+    if on_gpu:
         # v (and GPT's q and k) are views of the whole result of one layer, which therefore stays in memory.
-        core = all_heads + rotated + _FP32 * work.sequences * model.heads * work.seq_len
+        core = all_heads + rotated + _FP32 * sequences * model.heads * seq_len
         backward = core + width + width + 2 * width + 2 * keys  # out and its gradient, dq in fp32, dk, dv
     else:
         # Batched products keep copies of q, k and v, except for a single sequence; then each key and value
         # head is still copied for every head that shares it.
         one = rotated + (2 * width if keys < width else all_heads)
-        scores = _BF16 * work.sequences * model.heads * work.seq_len**2
-        core = (3 * width if work.sequences > 1 else one) + scores
+        scores = _BF16 * sequences * model.heads * seq_len**2
+        core = (3 * width if sequences > 1 else one) + scores
         backward = core + 2 * width + 2 * scores  # of out and v, of the probabilities and the scores
-    return below + core + width, [
-        _Stage(live=below + core + width, layer="attention.out", rows=work.tokens),
-        _Stage(live=below + backward),
-        _Stage(live=below + 2 * width + 2 * all_heads),  # gradients of q, k, v, joined and rotated back
-        _Stage(live=below + all_heads, layer="attention.qkv", rows=work.tokens),
-        _Stage(live=_norm_backward(work)),
+    kept = below + core + width
+    attention = [  # the gradient that flows past it, its own, then that of its norm
+        _Stage(width + kept, "attention.out", tokens),
+        _Stage(width + below + backward),
+        _Stage(width + below + 2 * width + 2 * all_heads),  # of q, k, v, joined and rotated back
+        _Stage(width + below + all_heads, "attention.qkv", tokens),
+        _Stage(width + norm_backward),
     ]
+    # The feed-forward and its norm, while all of attention is kept.
+    past, below = kept + width, norm + width
+    if model.experts is None:
+        stages = dense("ffn", tokens, past + below)
+        kept += below + down * _BF16 * tokens * model.ffn
+    else:  # experts share the tokens evenly
+        seen = tokens * min(model.experts_per_token, model.experts) // model.experts
+        filled = seen + (rows_multiple - 1) // 2
+        taken, padded = _BF16 * seen * model.width, _BF16 * filled * model.width
+        # Per expert: its padded input, its result, the weighted result, and the indices of its tokens.
+        expert = down * _BF16 * filled * model.ffn + 2 * padded + taken + 2 * _INT64 * seen
+        below += width + 3 * _FP32 * tokens * model.experts  # the router's input and output, in fp32
+        # Gradients of the experts' sum and of their common input; of an expert's input and result.
+        flowing = past + below + 2 * width + 2 * padded
+        stages = []
+        for index in reversed(range(model.experts)):
+            stages += dense(f"ffn.experts.{index}", filled, flowing + index * expert)
+        stages.append(_Stage(past + below + 3 * width))
+        kept += below + model.experts * expert
+    stages += [_Stage(past + norm_backward), *attention]
+    return _Block(kept=kept, stages=stages, norm=norm, norm_backward=norm_backward)
 
 
 @lru_cache(maxsize=1024)
-def _moments(
+def _gemm_moments(
     recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
 ) -> tuple[Memory, ...]:
     """Allocations in the backward pass of a layer with weight [n, k] for m rows, without x and dy.

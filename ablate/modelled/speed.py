@@ -41,21 +41,19 @@ if TYPE_CHECKING:
     from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy
     from ablate.run.config import ArmConfig
 
-Rate = Literal["gemm16", "gemm8", "gemm4", "attention16", "attention8", "memory"]
-Unit = Literal["gemm16", "gemm8", "gemm4"]
-RATES: dict[Rate, float] = {
-    "gemm16": 0.65,
-    "gemm8": 0.61,
-    "gemm4": 0.38,
-    "memory": 0.64,
-    "attention16": 0.35,
-    "attention8": 0.29,
+RATES: dict[str, tuple[Literal["bf16", "fp8", "fp4", "memory"], float]] = {
+    "gemm16": ("bf16", 0.65),
+    "gemm8": ("fp8", 0.61),
+    "gemm4": ("fp4", 0.38),
+    "memory": ("memory", 0.64),
+    "attention16": ("bf16", 0.35),
+    "attention8": ("fp8", 0.29),
 }
-"""What limits a kernel, and the share of the published peak that it reaches.
+"""What limits a kernel: the published peak, and the share of it that is reached.
 
 ``gemm16``, ``gemm8``, ``gemm4`` and ``memory`` are geometric means over the kernels of
 ``benchmarks/speed_model.py``; ``memory`` is measured on quantising and used wherever data is only moved.
-``attention16`` (of the bf16 peak) and ``attention8`` (of the FP8 peak) are chosen by the calibrated steps
+``attention16`` and ``attention8`` are chosen by the calibrated steps
 there with such attention: the modelled time of the median one equals the measured time.
 """
 KERNEL_SPREAD = 0.13492958546175712
@@ -92,49 +90,32 @@ class Workload:
     total_tokens: int | None = None
     fp8_attention: bool = False
 
-    @property
-    def device_tokens(self) -> int:
-        """Tokens per step on one device."""
-        return max(1, self.tokens_per_step // self.devices)
 
-
-Kernel = Literal[
-    "gemm16", "gemm8", "gemm4", "quantise8", "quantise4", "attention16", "attention8", "pointwise"
-]  # fmt: skip
-"""Kinds of kernels, by the bits that they compute with or write: what is fast or slow together."""
-Part = Literal[
-    "fprop",
-    "quantise_forward",
-    "rest_forward",
-    "dgrad",
-    "wgrad",
-    "quantise_backward",
-    "rest_backward",
-    "optimizer",
-]
-FORWARD: tuple[Part, ...] = ("fprop", "quantise_forward", "rest_forward")
-BACKWARD: tuple[Part, ...] = ("dgrad", "wgrad", "quantise_backward", "rest_backward")
+FORWARD = ("fprop", "quantise_forward", "rest_forward")
+BACKWARD = ("dgrad", "wgrad", "quantise_backward", "rest_backward")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTime:
     """Seconds per training token on one device, by part of the step and kind of kernel.
 
-    ``rest_*`` and ``optimizer`` are what no recipe changes.
+    Parts are those of ``FORWARD`` and ``BACKWARD``, and ``optimizer``; it and ``rest_*`` are what no recipe
+    changes. Kinds are ``gemm*``, ``attention*``, ``quantise8``, ``quantise4`` and ``pointwise``, by the bits
+    that they compute with or write: what is fast or slow together.
     """
 
-    seconds: Mapping[tuple[Part, Kernel], float]
+    seconds: Mapping[tuple[str, str], float]
 
-    def of(self, *parts: Part) -> float:
+    def of(self, *parts: str) -> float:
         """Sum the seconds of some parts, or of the whole step if none is named."""
         return sum(self.by_kernel(*parts).values())
 
-    def by_kernel(self, *parts: Part) -> dict[Kernel, float]:
+    def by_kernel(self, *parts: str) -> dict[str, float]:
         """Sum the seconds of some parts, or of the whole step if none is named, by kind of kernel."""
-        found: dict[Kernel, float] = {}
+        found: defaultdict[str, float] = defaultdict(float)
         for (part, kernel), seconds in self.seconds.items():
             if not parts or part in parts:
-                found[kernel] = found.get(kernel, 0.0) + seconds
+                found[kernel] += seconds
         return found
 
     @property
@@ -161,19 +142,19 @@ def seconds_range(time: TokenTime) -> Range:
     return _range(time.total, _shares(time.by_kernel()))
 
 
-def speed_up(slow: Mapping[Kernel, float], fast: Mapping[Kernel, float]) -> Range:
+def speed_up(slow: Mapping[str, float], fast: Mapping[str, float]) -> Range:
     """Model how many times faster ``fast`` is than ``slow``, both in seconds by kind of kernel."""
     one, other = _shares(slow), _shares(fast)
     apart = {kernel: one.get(kernel, 0.0) - other.get(kernel, 0.0) for kernel in {**one, **other}}
     return _range(sum(slow.values()) / sum(fast.values()), apart)
 
 
-def _range(estimate: float, shares: Mapping[Kernel, float]) -> Range:
+def _range(estimate: float, shares: Mapping[str, float]) -> Range:
     reach = _T * KERNEL_SPREAD * math.sqrt(sum(share**2 for share in shares.values()))
     return Range(estimate=estimate, low=estimate * math.exp(-reach), high=estimate * math.exp(reach))
 
 
-def _shares(seconds: Mapping[Kernel, float]) -> dict[Kernel, float]:
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     total = sum(seconds.values())
     return {kernel: part / total for kernel, part in seconds.items()}
 
@@ -203,8 +184,8 @@ LLAMA_8B = Workload(
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
     """Model the mean time of a token over a run; None if the hardware lacks a unit for one of the phases."""
     peaks = PEAKS[hardware]
-    tokens, weights = work.device_tokens, 0.0
-    seconds: defaultdict[tuple[Part, Kernel], float] = defaultdict(float)
+    tokens, weights = max(1, work.tokens_per_step // work.devices), 0.0
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for (width, outputs, share, layer), alike in _layers(work, recipe).items():
         weights += alike * width * outputs
         seen = max(1, round(tokens * share))
@@ -222,7 +203,7 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
         for part, kernel, cost in _quantise_seconds(layer, elements, peaks):
             seconds[part, kernel] += alike * cost / tokens
     flops, moved = _rest(work)
-    attend: Literal["attention8", "attention16"] = "attention8" if work.fp8_attention else "attention16"
+    attend = "attention8" if work.fp8_attention else "attention16"
     # Attention's backward recomputes the scores: 5 products where the forward has 2.
     for part, products, passes in (("rest_forward", 1.0, 1), ("rest_backward", 2.5, 2)):
         seconds[part, attend] += products * flops / _rate(peaks, attend)
@@ -247,18 +228,12 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
     return low / (whole + 3 * attention)
 
 
-def _rate(peaks: Peaks, rate: Rate) -> float:
+def _rate(peaks: Peaks, rate: str) -> float:
     """Operations or bytes per second."""
-    peak = {
-        "gemm16": peaks.bf16,
-        "gemm8": peaks.fp8,
-        "gemm4": peaks.fp4,
-        "attention16": peaks.bf16,
-        "attention8": peaks.fp8,
-        "memory": peaks.memory,
-    }[rate]
+    name, share = RATES[rate]
+    peak = getattr(peaks, name)
     assert peak is not None  # ``_unit`` names no unit that hardware lacks
-    return peak * 1e12 * RATES[rate]
+    return float(peak * 1e12 * share)
 
 
 def _layers(work: Workload, recipe: Recipe) -> dict[tuple[int, int, float, LayerRecipe], float]:
@@ -298,7 +273,7 @@ def operand_bytes(policy: OperandPolicy) -> float:
     return _bits(policy) / 8 + block
 
 
-def _unit(policy: GemmPolicy, peaks: Peaks) -> Unit | None:
+def _unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
     """Choose the unit of the wider operand; None if a format has none, as E3M0, NVINT4 and IF4 everywhere."""
     if any(side.format.endswith(("e3m0", "nvint4", "if4")) for side in (policy.left, policy.right)):
         return None
@@ -315,14 +290,14 @@ def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
     return max(_bits(policy.left), _bits(policy.right)) < 16 and _unit(policy, peaks) is not None
 
 
-def _slower(flops: float, unit: Unit, moved: float, peaks: Peaks) -> float:
+def _slower(flops: float, unit: str, moved: float, peaks: Peaks) -> float:
     """Seconds of arithmetic or of memory, whichever is longer."""
     return max(flops / _rate(peaks, unit), moved / _rate(peaks, "memory"))
 
 
 def _quantise_seconds(
     layer: LayerRecipe, elements: dict[str, int], peaks: Peaks
-) -> Iterator[tuple[Part, Kernel, float]]:
+) -> Iterator[tuple[str, str, float]]:
     """Yield (part, kernel, seconds) of quantising each tensor; all its copies are made in the same reads."""
     uses: dict[str, list[OperandPolicy]] = {}
     for _, operand, policy in layer.operands():
@@ -337,8 +312,8 @@ def _quantise_seconds(
         reads = 2 if twice else 1
         moved = elements[operand] * (_BF16_BYTES * reads + sum(map(operand_bytes, policies)))
         rotations = sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
-        part: Part = "quantise_backward" if operand == "dy" else "quantise_forward"
-        kernel: Kernel = "quantise4" if min(map(_bits, policies)) == 4 else "quantise8"
+        part = "quantise_backward" if operand == "dy" else "quantise_forward"
+        kernel = "quantise4" if min(map(_bits, policies)) == 4 else "quantise8"
         yield part, kernel, _slower(rotations, "gemm16", moved, peaks)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from ablate.modelled.hardware import PEAKS, peaks_of
+from ablate.modelled.hardware import PEAKS, peak_tflops
 from ablate.modelled.speed import (
     BACKWARD,
     FORWARD,
@@ -46,7 +46,7 @@ def test_bf16_gemms_take_the_flops_of_the_model_at_the_assumed_share_of_the_peak
     time = token_time(LLAMA_8B, BF16, "B200")
     size = model_size(LLAMA_8B.model, vocab_size=LLAMA_8B.vocab_size, seq_len=LLAMA_8B.seq_len)
     linear = size.flops_per_token - 6 * 32 * 4096 * 8192  # without attention
-    assert time.of("fprop", "dgrad", "wgrad") == pytest.approx(linear / (2250e12 * RATES["gemm16"]))
+    assert time.of("fprop", "dgrad", "wgrad") == pytest.approx(linear / (2250e12 * RATES["gemm16"][1]))
     assert time.of("quantise_forward", "quantise_backward") == 0
 
 
@@ -54,13 +54,13 @@ def test_every_part_of_a_step_by_hand():
     model = ModelConfig(width=1024, layers=1, heads=8, kv_heads=2, ffn=4096, tied_head=False)
     work = Workload(model=model, vocab_size=1, seq_len=2048, tokens_per_step=2 * 65_536, devices=2)
     time = token_time(work, FDW, "MI355X")
-    memory = 8e12 * RATES["memory"]
+    memory = 8e12 * RATES["memory"][1]
     # q, k, v: 1024 × (1024 + 2 · 256); out: 1024²; gate and up: 1024 × 8192; down: 4096 × 1024; head: 1024.
     x, dy = 3 * 1024 + 4096, 1536 + 1024 + 8192 + 1024
     blocks = 1024 * (1536 + 1024 + 8192) + 4096 * 1024
-    four, copy = 10_066e12 * RATES["gemm4"], 0.5 + 1 / 32
+    four, copy = 10_066e12 * RATES["gemm4"][1], 0.5 + 1 / 32
     attention, moved = 2 * 1024 * 2048, 2 * (10 * 1024 + 2 * (1024 + 256) + 3 * 4096 + 2 * 1)
-    attend = attention / (2517e12 * RATES["attention16"])
+    attend = attention / (2517e12 * RATES["attention16"][1])
     for part, expected in {
         "quantise_backward": {"quantise4": dy * (2 + 2 * copy) / memory},
         "quantise_forward": {"quantise4": (x + blocks / 65_536) * (2 + 2 * copy) / memory},
@@ -78,7 +78,7 @@ def test_attention_in_fp8_has_a_rate_of_its_own():
         token_time(replace(LLAMA_8B, fp8_attention=fp8), BF16, "B200").by_kernel("rest_forward")
         for fp8 in (False, True)
     )
-    sped = 4500 * RATES["attention8"] / (2250 * RATES["attention16"])
+    sped = 4500 * RATES["attention8"][1] / (2250 * RATES["attention16"][1])
     assert plain["attention16"] / eight["attention8"] == pytest.approx(sped)
     assert plain["pointwise"] == eight["pointwise"]
 
@@ -147,7 +147,8 @@ def test_a_phase_counts_with_its_share_of_the_budget():
 
 def test_a_device_has_the_peaks_of_its_whole_name():
     assert set(HARDWARE) <= set(PEAKS)
-    assert [peaks_of(f"NVIDIA {name}") for name in ("GB200", "B200")] == [PEAKS["GB200"], PEAKS["B200"]]
+    for name in ("GB200", "B200"):
+        assert peak_tflops(f"NVIDIA {name}", "nvfp4") == PEAKS[name].fp4
 
 
 # Its range
