@@ -6,7 +6,7 @@ A page says what goes where, and this script writes it there, so that no figure 
     …
     <!-- end -->
 
-TABLE is ``effects`` or ``evaluation`` for a table of the report, ``contrasts`` for arms over parents of their
+TABLE is ``evaluation`` for that table of the report, ``contrasts`` for arms over parents of their
 own (``of=ARM:PARENT;ARM:PARENT``), ``places`` for token costs in several places (``after=TOKENS,TOKENS``), or
 ``figure=NAME`` for one of the report's figures, shown with the first sentence of its alt text. STUDY may
 be several, ``A,B,C``, for ``figure=trend``, which ``ablate compare`` draws of them.
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 STUDIES = Path(__file__).parents[1] / "studies" / "findings"
 BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-TABLES = {"effects": tables.effect_table, "evaluation": tables.evaluation_table}
 
 
 def main() -> int:
@@ -153,7 +152,8 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
         drawing = next(one for one in draw_figures(read(storage, study, baseline)) if one.name == name)
         return as_figure(drawing, (study, baseline, name))
     else:
-        table = TABLES[what](read(storage, study, baseline))
+        assert what == "evaluation", what
+        table = tables.evaluation_table(read(storage, study, baseline))
     assert table.rows, f"{study} has no {what}"
     return as_markdown(table), {}
 

@@ -18,7 +18,6 @@ from ablate.results.intervals import (
     Estimate,
     Interval,
     contrasts,
-    exponential,
     mean_interval,
     t_interval,
 )
@@ -144,24 +143,6 @@ def final_differences(
             moderated=one.estimate != one.own,
         )
     return found
-
-
-def tokens_behind(difference: LossDifference, baseline: Sequence[Curve]) -> Interval:
-    """Convert a loss difference to a share of more tokens, by the slope of the baseline's curve.
-
-    The slope is that of the mean curve over ln tokens, in the last half of the tokens up to where the
-    difference is read. The result is a cost near that loss, not at a later target.
-    """
-    grid = common_grid(baseline)
-    last = difference.tokens or 0
-    inside = (grid.tokens > last / 2) & (grid.tokens <= last)
-    if difference.estimate is None or np.count_nonzero(inside) < 3:
-        return Interval(note="no slope")
-    slope = float(np.polyfit(np.log(grid.tokens[inside]), grid.mean[inside], 1)[0])
-    if slope >= 0:
-        return Interval(note="the baseline's curve does not fall there")
-    whole = Interval(estimate=difference.estimate, low=difference.low, high=difference.high)
-    return exponential(whole.each(lambda part: -part / slope), minus=1.0)
 
 
 def difference_bands(

@@ -1,27 +1,25 @@
-"""Loss over tokens, each seed and the mean, and final loss over the learning rate.
+"""Loss over tokens, each seed and the mean, and the trials' final loss over the learning rate.
 
 The late part of convergence is enlarged. Arms far off and diverged runs may leave that part, because the
-lines would not be distinct otherwise; the legend has every arm's final loss. A study with one rate for each
-arm and no trials has no figure of learning rates. A rate has a cross at the top, in place of a mean, if a run
-diverged at it, and a triangle if its trial was ended early.
+lines would not be distinct otherwise; the legend has every arm's final loss. A trial has a cross at the top,
+in place of a loss, if a run diverged in it, and a triangle if it was ended early.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ablate.reports.figures import canvas
 from ablate.reports.findings.tuning import RATE
-from ablate.reports.words.format import DASH, coverage, loss, plural, tokens
+from ablate.reports.words.format import DASH, loss, plural, tokens
 from ablate.results.losses import common_grid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ablate.reports.findings.results import Analysis, RateCurve
+    from ablate.reports.findings.results import Analysis
+    from ablate.store.plan_file import TrialRecord
 
 _LATE = 0.6
 _TARGET = {"color": canvas.INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
@@ -96,68 +94,29 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     return figure, caption + canvas.decay_caption(analysis.decay_begins), alt
 
 
-@canvas.drawing("learning-rate", "Learning rate")
-def draw_sensitivity(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the final loss over the learning rate; None if no arm was run at two rates."""
-    curves = [curve for curve in analysis.rate_curves if curve.best is not None]
-    if not curves:
-        return None
-    numbers = sorted({rate.n for curve in curves for rate in curve.rates})
-    best = "; ".join(
-        f"{curve.name} at {curve.best.learning_rate:g}" + " (the outermost tried)" * curve.best_is_outermost
-        for curve in curves
-        if curve.best is not None
-    )
-    caption = (
-        "Final validation loss over the peak learning rate, for arms that differ in it alone: means over "
-        f"seeds with their {coverage(analysis.plan.stop)} intervals, n = {numbers[0]} to {numbers[-1]} a "
-        f"point. Crosses: rates at which a run diverged. Lowest mean: {best}. Arms whose best rates differ "
-        "are not compared fairly at one rate."
-    )
-    return (
-        _draw(curves, analysis.baseline),
-        caption,
-        f"Line chart of the final loss over the learning rate. Lowest: {best}.",
-    )
-
-
 @canvas.drawing("trials", "Trials")
 def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     """Draw the trials of a tuned study; None if no learning rate was tuned."""
-    tuning = analysis.tuning
-    curves = [] if tuning is None else [curve for curve in tuning.curves if curve.best is not None]
-    if tuning is None or not curves:
-        return None
-    base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)
-    figure = _draw(curves, base, joined=len(tuning.plan.fields) == 1)
-    found = "; ".join({f"{arm.group} at {float(arm.chosen[RATE]):g}": None for arm in tuning.arms})
-    runs = max(rate.n for curve in curves for rate in curve.rates)
-    caption = (
-        "Final validation loss of the trials over the peak learning rate, "
-        f"{tokens(tuning.plan.tokens)} tokens each ({plural(runs, 'run')} a point); points are joined where "
-        "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. The rates found: "
-        f"{found}."
-    )
-    return figure, caption, f"Chart of the trials' final loss over the learning rate. Found: {found}."
-
-
-def _draw(curves: Sequence[RateCurve], baseline: str, *, joined: bool = True) -> Any:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    style = canvas.looks((curve.name for curve in curves), baseline)
+    tuning = analysis.tuning
+    if tuning is None or RATE not in tuning.plan.fields:
+        return None
+    groups = [one for one in tuning.groups if any(_has_loss(trial) for trial in one.trials)]
+    if not groups:
+        return None
+    base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)
+    style = canvas.looks((group.name for group in groups), base)
     figure = canvas.sheet(8, 3.6)
     axis = figure.subplots()
-    for curve in curves:
-        look = style[curve.name] | ({} if joined else {"linestyle": "none"})
-        known = [(rate.learning_rate, rate.loss) for rate in curve.rates if rate.loss.estimate is not None]
-        axis.plot([at for at, _ in known], [mean.estimate for _, mean in known], **look, markersize=5)
-        for at, mean in known:
-            if mean.low is not None and mean.high is not None:
-                axis.plot([at, at], [mean.low, mean.high], color=look["color"], linewidth=1, marker="_")
-        for rate in curve.rates:
-            if rate.loss.estimate is None:
+    for group in groups:
+        look = style[group.name] | ({} if len(tuning.plan.fields) == 1 else {"linestyle": "none"})
+        known = sorted((trial.values[RATE], trial.loss) for trial in group.trials if _has_loss(trial))
+        axis.plot(*zip(*known, strict=True), **look, markersize=5)
+        for trial in group.trials:
+            if not _has_loss(trial):
                 axis.plot(
-                    rate.learning_rate, 0.97, color=look["color"], marker="x" if rate.diverged else "v",
+                    trial.values[RATE], 0.97, color=look["color"], marker="x" if trial.diverged else "v",
                     markersize=7, fillstyle="none", transform=axis.get_xaxis_transform(),
                 )  # fmt: skip
     axis.set_xscale("log")
@@ -167,4 +126,17 @@ def _draw(curves: Sequence[RateCurve], baseline: str, *, joined: bool = True) ->
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("final validation loss (nats/token)")
     canvas.legend(figure, style)
-    return figure
+    found = "; ".join({f"{arm.group} at {float(arm.chosen[RATE]):g}": None for arm in tuning.arms})
+    runs = max(len(trial.runs) for group in groups for trial in group.trials)
+    caption = (
+        "Final validation loss of the trials over the peak learning rate, "
+        f"{tokens(tuning.plan.tokens)} tokens each ({plural(runs, 'run')} a point); points are joined where "
+        "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. The rates found: "
+        f"{found}."
+    )
+    return figure, caption, f"Chart of the trials' final loss over the learning rate. Found: {found}."
+
+
+def _has_loss(trial: TrialRecord) -> bool:
+    """Tell whether it ended with a loss of its own: a diverged run counts with that of divergence."""
+    return trial.loss is not None and not trial.diverged

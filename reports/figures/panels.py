@@ -16,7 +16,6 @@ from ablate.reports.words.format import (
     forked,
     percent,
     percents,
-    share,
     signed,
     tokens,
 )
@@ -127,46 +126,6 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     ends = (f"{name} {percent(sweep.costs[-1].estimate)}" for name, sweep in sweeps.items())
     alt = f"Small line charts of token cost over the target loss. At the last target: {', '.join(ends)}."
     return figure, caption, alt
-
-
-@canvas.drawing("reached", "Runs that reached the target")
-def draw_reached(analysis: Analysis) -> canvas.Picture | None:
-    """Draw the Kaplan–Meier curves; None if every run reached the target, or none did."""
-    curves = {arm.name: arm.reached for arm in analysis.arms if arm.reached is not None}
-    hits = [arm.hit for arm in analysis.arms]
-    if not any(hits) or hits == [arm.n for arm in analysis.arms]:
-        return None
-    end = max(max(curve.end, curve.tokens[-1]) for curve in curves.values())
-    diverged = {arm.name: f", {arm.diverged} diverged" for arm in analysis.arms if arm.diverged}
-    lines = {
-        name: ([*curve.tokens, end], [*rows, rows[-1]], f"n = {curve.n}{diverged.get(name, '')}")
-        for name, curve in curves.items()
-        for rows in [[*zip(curve.share, curve.low, curve.high, strict=True)]]
-    }
-    figure, axes = canvas.small_multiples(
-        lines, canvas.looks_of(analysis), "training tokens", "runs at the target", least=1,
-        drawstyle="steps-post",
-    )  # fmt: skip
-    for arm in (arm for arm in analysis.arms if arm.name in curves):
-        axis, curve = axes[arm.name], curves[arm.name]
-        if base := curves.get(analysis.baseline):
-            at, reached = [*base.tokens, end], [*base.share, base.share[-1]]
-            axis.step(at, reached, where="post", color=canvas.CONTEXT, linewidth=1.9)
-        left = [run.tokens for run in arm.runs if run.end == "censored"]
-        shares = [curve.share[np.searchsorted(curve.tokens, at, side="right") - 1] for at in left]
-        axis.plot(left, shares, linestyle="", marker="|", markersize=9, color=canvas.INK, zorder=4)
-    # Begin a little before the first run reached the target: all shares are zero until then.
-    axis.set_xlim(0.6 * min(min([*curve.tokens[1:], end]) for curve in curves.values()), 1.02 * end)
-    axis.set_ylim(-0.04, 1.04)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    canvas.count_ticks(axis, 4)
-    caption = (
-        "Share of runs that have reached the target, over training tokens (Kaplan–Meier), with its pointwise "
-        f"{coverage(analysis.plan.stop)} band. Ticks: runs whose budget ended before. A diverged run "
-        f"never reaches it. Grey: {analysis.baseline}."
-    )
-    ends = ", ".join(f"{name} {share(curve.share[-1])}" for name, curve in curves.items())
-    return figure, caption, f"Small step charts of the share of runs at the target. At the end: {ends}."
 
 
 @canvas.drawing("trend", "Token cost over size or budget")

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.findings.arms import arm_runs, compare_arms, costs_over, second_ends
-from ablate.reports.findings.effects import Effects, factor_effects
 from ablate.reports.findings.gemms import find_matrices, find_steps, published_for
 from ablate.reports.findings.power import power_of
 from ablate.reports.findings.results import Analysis, ArmResult, Resolution, TuningResult
@@ -30,18 +29,16 @@ from ablate.reports.findings.speed import (
     share_in_fp4,
     timing_of_runs,
 )
-from ablate.reports.findings.targets import reached
-from ablate.reports.findings.tuning import rate_curves, tuned
+from ablate.reports.findings.tuning import tuned
 from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
 from ablate.results.ends import comparisons, find_set_apart, is_paired, number_in, origins
 from ablate.results.intervals import Interval
-from ablate.results.losses import final_loss, tokens_behind
+from ablate.results.losses import final_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from ablate.reports.findings.speed import Measured, RunTiming, Throughput
-    from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan
@@ -116,21 +113,17 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
             for choice in ran.backend_choices or ()
         )
     )
-    token_effects, loss_effects = _effects(plan, arms)
     return Analysis(
         plan=plan,
         arms=tuple(arms),
         matrices=find_matrices(once, free=plan.tuning.fields if plan.tuning else ()),
         # Both arms of a step have the same fork, as they differ in one GEMM only.
         steps=find_steps(once, lambda one, other: between(one, compared[other].counted_from)[other]),
-        rate_curves=rate_curves(arms, frames.configs, plan.baseline),
         resolution=_resolution(arms, base.outcomes),
         timing=timing,
         throughput=throughput,
         environments=tuple((same[0], len(same)) for same in alike.values()),
         backends=tuple(backends.items()),
-        token_effects=token_effects,
-        loss_effects=loss_effects,
         failed_self_tests=sum(
             any(test.get("passed") is False for test in ran.self_tests or ()) for ran in environments
         ),
@@ -139,34 +132,6 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         last_ended_unix=max(filter(None, map(number_in, frames.runs["ended_unix"])), default=None),
         curves=tuple(curve for arm in from_place[0].values() for curve in arm.curves),
         curves_in_bf16=tuple(run.curve for run in second[0].values()),
-    )
-
-
-def _effects(plan: LockedPlan, arms: Sequence[ArmResult]) -> tuple[Effects, Effects]:
-    """Compute the factors' effects on log tokens to target and on the final loss.
-
-    There are none if arms were stopped, because the remaining arms were selected by their results.
-    """
-    grid = [arm for arm in arms if arm.planned.factors]
-    stopped = ", ".join(arm.name for arm in arms if arm.stopped is not None)
-    places = {arm.counted_from for arm in grid}
-    why = f"arms were stopped early ({stopped}): no effects" if stopped else ""
-    if len(places) > 1:
-        why = "the arms' tokens are not counted from one place: no effects"
-    paired = all(is_paired(plan, place) for place in places)
-
-    def over(value: Callable[[RunResult], float | None]) -> Effects:
-        rows = [
-            (arm.planned.factors, run.seed, value(run))
-            for arm in grid
-            for run in arm.used
-            if run.end != "missing"
-        ]
-        return Effects(reason=why, runs=len(rows)) if why and rows else factor_effects(rows, paired=paired)
-
-    return (
-        over(lambda run: math.log(run.outcome.high) if run.outcome.exact else None),
-        over(lambda run: None if run.end == "diverged" else run.last_loss),
     )
 
 
@@ -195,9 +160,6 @@ def _with_figures(
         "final_loss": final_loss(arm.curves, arm.alpha),
         "measured": _measured(arm, base, plan, timing, throughput, cost),
     }
-    if target is not None and not arm.is_selected:
-        whole = [run.after(-arm.counted_from) for run in arm.outcomes]
-        figures["reached"] = reached(whole, arm.alpha)
     of_margin = None
     if not is_baseline and margin is not None:
         figures["standing"] = standing(cost, difference.figure, margin, arm.alpha)
@@ -205,8 +167,6 @@ def _with_figures(
         of_margin = (figure, limit) if figure is not None and figure.variance else None
     if not is_baseline and arm.stopped is None:
         figures["power"] = power_of(cost, arm.outcomes, base.outcomes, of_margin, arm.alpha)
-    if cost.kind == "bound" and not arm.counted_from and not _is_falling((arm, base), difference.tokens or 0):
-        figures["behind"] = tokens_behind(difference, base.curves)
     if arm.config is not None:
         figures["fp4_share"] = share_in_fp4(arm.config)
         figures["published"] = published_for(arm.config.recipe)
@@ -215,15 +175,6 @@ def _with_figures(
                 arm.config, base.config, tokens_to_target=mean.estimate, cost=cost
             )
     return replace(arm, **figures)
-
-
-def _is_falling(arms: Sequence[ArmResult], tokens: int) -> bool:
-    """Tell whether an arm's learning rate falls there, which would change the curve's slope."""
-    return any(
-        (arm.config is not None and arm.config.training.schedule == "cosine")
-        or (arm.decay_begins is not None and tokens > arm.decay_begins)
-        for arm in arms
-    )
 
 
 def _measured(

@@ -13,11 +13,10 @@ from ablate.results.losses import LossDifference
 from ablate.run.schedule import decay_begins
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.effects import Effects
     from ablate.reports.findings.gemms import Matrix, Published, Step
     from ablate.reports.findings.power import Power
     from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
-    from ablate.reports.findings.targets import Moved, Reached, Sweep
+    from ablate.reports.findings.targets import Moved, Sweep
     from ablate.results.cost import Standing
     from ablate.results.ends import RunResult, SetApart
     from ablate.results.losses import Curve
@@ -61,9 +60,8 @@ class ArmResult:
     ``counted_from``: tokens of the fork, from which its outcomes, tokens to target and token cost are
     counted; 0 from the beginning. ``measured``: None without valid timing, see ``speed``. ``fp4_share``,
     ``modelled``: None and empty without a configuration. ``standing``: relative to the margin, None without
-    one. ``behind``: if there is only a bound, the loss difference as a share of more tokens. ``moved``: at
-    other targets; None for the baseline, and where there are none. ``in_bf16``: by the second evaluation;
-    None for the baseline, and if it or the arm has none.
+    one. ``moved``: at other targets; None for the baseline, and where there are none. ``in_bf16``: by the
+    second evaluation; None for the baseline, and if it or the arm has none.
     """
 
     planned: LockedArm
@@ -77,10 +75,8 @@ class ArmResult:
     final_loss: Interval = _NONE
     difference: LossDifference = _NO_DIFFERENCE
     standing: Standing | None = None
-    behind: Interval = _NONE
     moved: Moved | None = None
     power: Power | None = None
-    reached: Reached | None = None
     measured: Measured | None = None
     fp4_share: float | None = None
     modelled: tuple[Modelled, ...] = ()
@@ -182,36 +178,6 @@ class ArmResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
-    """One arm as a point: peak rate, final loss (nats per token), ``n`` results, and how many diverged."""
-
-    learning_rate: float
-    arm: str
-    loss: Interval
-    n: int
-    diverged: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateCurve:
-    """Arms that differ only in the learning rate, by rising rate. ``name``: that at the baseline's rate."""
-
-    name: str
-    rates: tuple[Rate, ...]
-
-    @property
-    def best(self) -> Rate | None:
-        """The rate with the lowest mean loss; None without a loss."""
-        known = [(rate.loss.estimate, rate) for rate in self.rates if rate.loss.estimate is not None]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
-
-    @property
-    def best_is_outermost(self) -> bool:
-        """Whether a rate beyond those tried may be better; a diverged rate at the edge rules that out."""
-        return self.best is not None and self.best in (self.rates[0], self.rates[-1])
-
-
-@dataclass(frozen=True, kw_only=True)
 class TunedArm:
     """One arm: the values chosen for it, the trials behind them, and its token cost before and after.
 
@@ -241,7 +207,7 @@ class TuningResult:
 
     ``share``: a trial run's tokens as a share of a full run's. ``total_tokens``: trained in all trials,
     ``run_tokens`` in the runs compared. ``others``: arms at the study's own values that are not in the main
-    comparison. ``curves``: final loss over the learning rate, one for each group.
+    comparison.
     """
 
     plan: LockedTuning
@@ -250,7 +216,6 @@ class TuningResult:
     run_tokens: int = 0
     arms: tuple[TunedArm, ...] = ()
     others: tuple[ArmResult, ...] = ()
-    curves: tuple[RateCurve, ...] = ()
     groups: tuple[GroupTuning, ...] = ()
 
 
@@ -274,7 +239,6 @@ class Analysis:
     arms: tuple[ArmResult, ...]
     matrices: tuple[Matrix, ...]
     steps: tuple[Step, ...]
-    rate_curves: tuple[RateCurve, ...]
     resolution: Resolution
     timing: RunTiming
     throughput: Throughput | None
@@ -283,8 +247,6 @@ class Analysis:
     failed_self_tests: int
     set_apart: tuple[SetApart, ...]
     waived: tuple[str, ...]
-    token_effects: Effects
-    loss_effects: Effects
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
     curves_in_bf16: tuple[Curve, ...]

@@ -1,24 +1,17 @@
-"""Runs against targets: the share that has reached the study's own target, and token cost at other targets.
+"""Token cost at other targets, because a single one can mislead.
 
-*Reached* is Kaplan and Meier's estimate. Its band uses Greenwood's variance on the log-log scale (Kalbfleisch
-and Prentice), so that it stays between 0 and 1. A censored run leaves at its last evaluation. A diverged run
-never reaches the target: it stays at risk to the end.
-
-*Other targets*, because a single one can mislead: each is read like the study's own, with its interval;
-neighbouring targets share their noise. If a run of the baseline diverged there are none.
+Each target is read like the study's own, with its interval; neighbouring targets share their noise. If a run
+of the baseline diverged there are none.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from scipy.special import ndtri
 
 from ablate.results.cost import Cost, token_costs
-from ablate.results.intervals import ALPHA
 from ablate.results.losses import common_grid
 from ablate.run.outcome import outcomes
 
@@ -30,21 +23,6 @@ if TYPE_CHECKING:
 
 Arm = TypeVar("Arm")
 MOST_TARGETS = 40
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reached:
-    """The share of runs that has reached the target: from ``tokens[i]`` on it is ``share[i]``.
-
-    ``low`` and ``high`` bound it, None without a variance. ``end``: the tokens of the last observation.
-    """
-
-    tokens: tuple[float, ...]
-    share: tuple[float, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    end: float
-    n: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,30 +64,6 @@ class Moved:
             n=len(self.ends[exact[0]]),
             n_baseline=len(self.base_ends[exact[0]]),
         )
-
-
-def reached(results: Sequence[Outcome], alpha: float = ALPHA) -> Reached | None:
-    """Compute the Kaplan–Meier curve of an arm's results; None without any."""
-    runs = [run for run in results if run.end != "missing"]
-    if not runs:
-        return None
-    # The tokens at which a run reached the target or was last observed.
-    last = [math.inf if run.end == "diverged" else run.high if run.end == "hit" else run.low for run in runs]
-    end = max([at for at in last if at < math.inf] or [run.low for run in runs])
-    survival, variance = 1.0, 0.0
-    steps: list[tuple[float, float, float | None, float | None]] = [(0.0, 0.0, None, None)]
-    for time in sorted({run.high for run in runs if run.end == "hit"}):
-        at_risk = sum(at >= time for at in last)
-        events = sum(run.end == "hit" and run.high == time for run in runs)
-        survival *= 1 - events / at_risk
-        low = high = None
-        if at_risk > events:
-            variance += events / (at_risk * (at_risk - events))
-            width = -float(ndtri(alpha / 2)) * math.sqrt(variance) / abs(math.log(survival))
-            low, high = 1 - survival ** math.exp(-width), 1 - survival ** math.exp(width)
-        steps.append((time, 1 - survival, low, high))
-    tokens, share, lows, highs = zip(*steps, strict=True)
-    return Reached(tokens=tokens, share=share, low=lows, high=highs, end=end, n=len(runs))
 
 
 def move_target(

@@ -1,28 +1,23 @@
-"""How far a comparison depends on the learning rate: arms at the values found for them, and over rates.
+"""How far a comparison depends on the learning rate: arms at the values found for them.
 
 A study that tunes its arms runs those whose values changed a second time. Both comparisons are made as for
-any study; the report leads with the one at the values found. Arms of any study whose resolved configurations
-differ only in the rate make a curve of the final loss over it.
+any study; the report leads with the one at the values found.
 
-How it fails: before tuning has ended there is one comparison, at the study's own values, and a notice. An
-arm without a configuration (none of its runs has started) is in no curve.
+How it fails: before tuning has ended there is one comparison, at the study's own values, and a notice.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.results import Rate, RateCurve, TunedArm, TuningResult
+from ablate.reports.findings.results import TunedArm, TuningResult
 from ablate.results.ends import group_of
-from ablate.results.intervals import Interval
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.store.plan_file import GroupTuning, LockedPlan
-    from ablate.store.records import RecordedConfig
 
 RATE = "learning_rate"
 
@@ -46,7 +41,6 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
         run_tokens=sum(run.tokens for arm in at_tuned.arms for run in arm.runs),
         arms=arms,
         others=tuple(arm for arm in at_shared.arms if arm.name not in tuned_arms),
-        curves=tuple(_of_trials(group) for group in tuning.groups) if RATE in tuning.fields else (),
         groups=tuning.groups,
     )
 
@@ -80,49 +74,3 @@ def _arm(group: GroupTuning, name: str, shared: ArmResult, found: ArmResult) -> 
         token_cost_shared=shared.token_cost,
         token_cost_tuned=found.token_cost,
     )
-
-
-def _of_trials(group: GroupTuning) -> RateCurve:
-    """Make a curve of a group's trials; a trial that was ended early or diverged has no final loss."""
-    unknown = Interval(note="no final loss")
-    rates = [
-        Rate(
-            learning_rate=trial.values[RATE],
-            arm=group.name,
-            loss=unknown if trial.loss is None or trial.diverged else Interval(estimate=trial.loss),
-            n=len(trial.runs),
-            diverged=trial.diverged,
-        )
-        for trial in group.trials
-    ]
-    return RateCurve(name=group.name, rates=tuple(sorted(rates, key=lambda rate: rate.learning_rate)))
-
-
-def rate_curves(
-    arms: Sequence[ArmResult], configs: Mapping[str, RecordedConfig], baseline: str
-) -> tuple[RateCurve, ...]:
-    """Group the arms that differ only in the learning rate, if they were run at two rates or more."""
-    rates = {
-        arm: rate
-        for arm, config in configs.items()
-        if isinstance(rate := (config.training or {}).get(RATE), int | float)
-    }
-    groups: dict[str, list[Rate]] = {}
-    for arm in arms:
-        if arm.name in rates and not arm.planned.again:
-            rest = {**configs[arm.name].with_training(learning_rate=None).whole, "seed": None}
-            point = Rate(
-                learning_rate=rates[arm.name],
-                arm=arm.name,
-                loss=arm.final_loss,
-                n=arm.n,
-                diverged=arm.diverged,
-            )
-            groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
-    curves = []
-    for points in groups.values():
-        points.sort(key=lambda point: point.learning_rate)
-        usual = next((one.arm for one in points if one.learning_rate == rates.get(baseline)), points[0].arm)
-        if points[0].learning_rate < points[-1].learning_rate:
-            curves.append(RateCurve(name=usual, rates=tuple(points)))
-    return tuple(curves)

@@ -31,7 +31,7 @@ evaluation_interval                 {tokens, share_of_tokens_to_target}
 arms[]            {name, description, baseline_again, recipe, differs, folded, fork,
                    counted_from_tokens, n, hit, censored, diverged, missing,
                    nominal_level, decay_begins_tokens, stopped, tokens_to_target, token_cost,
-                   break_even_throughput, final_loss, standing, tokens_behind, power, target_sweep[], measured,
+                   break_even_throughput, final_loss, standing, power, target_sweep[], measured,
                    fp4_share_of_flops, modelled[], published[], in_bf16, text, runs[]}
   tokens_to_target, break_even_throughput   {estimate, low, high}
   token_cost      {estimate, low, high, kind, reason, n, n_baseline, pairs, pairing_variance_ratio, own, stands_out,
@@ -43,7 +43,6 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
   fork            {arm, tokens}: the arm that it leaves, and after how many tokens; null of whole runs
   final_loss      {mean, low, high, difference {estimate, low, high, tokens, n, n_baseline}}
   standing        "within" | "outside" | "open" of target.within, null without a margin
-  tokens_behind   {estimate, low, high}: of a bound, the loss difference over the baseline's slope
   power           {spread_of_log_tokens, spread_of_the_baseline, spread_of_the_pairs, smallest_cost, more_seeds}
   stopped         {kind ("settled" | "diverged"), reason, seeds, nominal_level, runs_unused, tokens_saved}, null unless stopped
   nominal_level   of the arm's intervals: 0.05 unless the study has looks
@@ -57,8 +56,6 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
   runs[]          {id, arm, seed, state, end, tokens, tokens_to_target, interpolated, fitted, at_or_before_first_evaluation,
                    last_loss, message, seconds, tokens_per_sec, backend_mode}
 steps[]           {gemm, from, to, token_cost}
-effects           {log_tokens_to_target, final_loss}: {reason, runs, residual, residual_degrees, terms[]}
-learning_rate[]   {name, best, best_is_outermost, rates[] {learning_rate, arm, final_loss, n, diverged}}
 tuning            null, or {study, done, fields, sampler, trials, seeds, tokens, share_of_a_run,
                   tokens_of_all_trials, tokens_of_the_runs_compared, arms[] {name, tuned, group, shared, chosen,
                   outermost, trials_complete, trials_pruned, trials_diverged, tokens_of_the_trials, loss_shared,
@@ -103,7 +100,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ablate.reports.findings.results import ArmResult, Rate, RateCurve
+from ablate.reports.findings.results import ArmResult
 from ablate.reports.findings.targets import Sweep
 from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
@@ -126,7 +123,6 @@ _ENDS = ("estimate", "low", "high")
 
 _KEYS = {
     "alpha": "nominal_level",
-    "behind": "tokens_behind",
     "break_even": "break_even_throughput",
     "cost": "token_cost",
     "counted_from": "counted_from_tokens",
@@ -146,7 +142,7 @@ _KEYS = {
 """Fields that have another key in the files."""
 _LEFT_OUT = {
     "budget", "config", "curve", "devices", "fingerprint", "log_ratio", "moderated", "moved", "outcome",
-    "planned", "reached", "unused",
+    "planned", "unused",
 }  # fmt: skip
 """Fields that are left out, or written in another form."""
 _COMPUTED: dict[type, tuple[str, ...]] = {
@@ -154,7 +150,6 @@ _COMPUTED: dict[type, tuple[str, ...]] = {
         "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
         "sweep",
     ),
-    RateCurve: ("best_is_outermost",),
     RunResult: ("end", "tokens_to_target", "interpolated", "fitted", "left_bound", "last_loss"),
 }  # fmt: skip
 """Properties that are written besides the fields of a class."""
@@ -184,7 +179,6 @@ def report_document(
         "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
-        "effects": _parts(analysis, log_tokens_to_target="token_effects", final_loss="loss_effects"),
         **_parts(
             analysis,
             *("matrices", "throughput", "arms", "steps", "waived", "failed_self_tests"),
@@ -193,7 +187,6 @@ def report_document(
             timing="timing.kind",
             evaluation_interval="resolution",
             not_pooled="set_apart",
-            learning_rate="rate_curves",
         ),
         "tuning": analysis.tuning
         and _parts(
@@ -236,10 +229,6 @@ def plain(value: Any) -> Any:
         found.pop("figure", None)
         if not value.note:
             del found["note"]
-    if isinstance(value, Rate):
-        found["final_loss"] = found.pop("loss")
-    if isinstance(value, RateCurve):
-        found["best"] = value.best and value.best.learning_rate
     if isinstance(value, ArmResult):
         mean = found["final_loss"].pop("estimate")
         found["final_loss"] |= {"mean": mean, "difference": found.pop("difference")}

@@ -221,7 +221,6 @@ def _sections(
         PageSection("arms", "Arms against the baseline", tables.arms_table(analysis)),
         PageSection("stopped", "Stopped early", tables.stop_table(analysis)),
         PageSection("steps", "What each further GEMM adds", tables.step_table(analysis)),
-        PageSection("effects", "Effects of the factors", tables.effect_table(analysis)),
         PageSection("power", "What the seeds could show", tables.power_table(analysis)),
         PageSection("evaluation", "Learnt or inferred", tables.evaluation_table(analysis)),
         PageSection("tuning", "Tuning", tables.tuning_table(analysis)),

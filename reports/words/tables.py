@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 from ablate.modelled.speed import HARDWARE
@@ -23,7 +22,6 @@ from ablate.reports.words.format import (
     loss,
     make_table,
     margin,
-    percent,
     percents,
     setting,
     share,
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.recipes import Gemm
-    from ablate.reports.findings.effects import Effect
     from ablate.reports.findings.gemms import Matrix
     from ablate.reports.findings.results import Analysis, ArmResult, InBf16
     from ablate.reports.words.format import Table
@@ -194,42 +191,6 @@ def step_table(analysis: Analysis) -> Table:
         ],
         {3, 4},
     )
-
-
-def effect_table(analysis: Analysis) -> Table:
-    """Show the effects of a grid's factors on log tokens to target; of the final loss only the p-values."""
-    found = analysis.token_effects
-    on_loss = {effect.term: effect.p_holm for effect in analysis.loss_effects.terms}
-
-    def told(effect: Effect) -> str:
-        if not effect.degrees:
-            return "not to be told from the others"
-        changes = effect.levels.items()
-        return ", ".join(f"{level} {percent(math.expm1(change))}" for level, change in changes) or DASH
-
-    return make_table(
-        "Effects of the factors on log tokens to target. Levels: tokens over the geometric mean of the "
-        "factor's levels, the other factors averaged. p: F "
-        f"tests (type II) over {found.runs} runs, residual s.d. {share(found.residual)}, adjusted together "
-        "after Holm; the last column is the same for the final loss. With paired seeds each seed is a block. "
-        "Interactions (×) say that one factor's effect depends on the other.",
-        [
-            {
-                "Factor": effect.term,
-                "Levels": told(effect),
-                "F": effect.f and f"{effect.f:.1f}",
-                "d.f.": effect.degrees,
-                "p (Holm)": _p_value(effect.p_holm),
-                "p (Holm), final loss": _p_value(on_loss.get(effect.term)),
-            }
-            for effect in found.terms
-        ],
-        range(2, 6),
-    )
-
-
-def _p_value(value: float | None) -> str | None:
-    return None if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def power_table(analysis: Analysis) -> Table:

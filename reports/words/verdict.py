@@ -228,12 +228,6 @@ def _judge_cost(arm: ArmResult, analysis: Analysis) -> Finding:
         text = f"{arm.name} is inconclusive against {base}: {size}; {excluded}."
     if found.kind == "interval" and found.reason:
         text += f" {found.reason.capitalize()}."
-    if arm.behind.estimate is not None:
-        text += (
-            f" At equal tokens its loss differs by {interval(arm.difference, signed)} nats/token: over the "
-            f"slope of {base}'s curve there, about {percents(arm.behind)} in tokens, at that loss and not "
-            "at the target."
-        )
     if arm.standing is not None:
         text += f" Against the margin: {arm.standing}."
     if arm.stopped is not None:

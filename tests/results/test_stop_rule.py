@@ -282,14 +282,6 @@ def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
     assert (second.cost.n, second.cost.n_baseline) == (arm.n, arm.n)
 
 
-def test_no_effects_of_factors_from_a_selection(make_study):
-    arms = {"0 0": (200, 202, 199, 201), "0 1": (205, 203, 209, 214), "1 0": (300, 306), "1 1": (310, 305)}
-    factors = {name: {"a": name[0], "b": name[2]} for name in arms}
-    effects = analyse(load_frames(settled_study(make_study, arms, factors=factors))).token_effects
-    assert effects.terms == ()
-    assert "stopped early (1 0, 1 1)" in effects.reason
-
-
 def test_a_baseline_alone_has_nothing_to_settle(make_study):
     store = settled_study(make_study, {"base": (200, 202)})
     assert seeds_to_begin(load_frames(store)) == 2

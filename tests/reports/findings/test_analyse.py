@@ -140,27 +140,6 @@ def test_a_loss_difference_before_the_end_says_where_it_is_read(make_study, last
     assert any("Not the final loss difference: b at 1.25" in text for text in warnings(analysis, ())) == early
 
 
-@pytest.mark.parametrize("decaying", [False, True])
-def test_just_missed_says_what_the_loss_difference_comes_to_in_tokens(make_study, decaying):
-    curves = {
-        name: [falling(pace * np.exp(-noise * seed), range(100, 1501, 100)) for seed in range(3)]
-        for name, pace, noise in (("a", 1, 0.0017), ("b", 1 / 1.2, 0.002))
-    }
-    more = {"training": COSINE, "model": {"width": 64, "layers": 1}} if decaying else {}
-    target = {"value": float(5 - 0.6 * np.log(1400))}
-    analysis = analyse(load_frames(make_study(curves, target=target, paired_seeds=True, **more)))
-    arm = analysis.others[0]
-    assert arm.token_cost.kind == "bound"
-    assert arm.token_cost.restricted.low > 0
-    if decaying:
-        assert arm.behind.estimate is None
-    else:
-        assert arm.behind.low < 0.2 < arm.behind.high
-        assert arm.behind.estimate == pytest.approx(0.2, abs=0.005)
-        said = f"over the slope of a's curve there, about +{100 * arm.behind.estimate:.1f}\u00a0%"
-        assert said in " ".join(write_verdict(analysis).sentences)
-
-
 # ---- arms that fork --------------------------------------------------------------------------------------
 
 AT, TARGET = 250, 1.1
@@ -255,12 +234,6 @@ def test_costs_of_another_origin_are_not_compared_nor_pooled(study, tmp_path):
     assert ratios["whole"].estimate is not None
     found = trend([analyse(small), analyse(large)], [small, large])
     assert found.left_out == {"forked": "its cost is counted from a fork"}
-    factors = {"whole": {"recipe.gemms": "F"}, "forked": {"recipe.gemms": "all"}}
-    effects = analyse(load_frames(study(factors=factors))).token_effects
-    assert (effects.terms, effects.reason) == (
-        (),
-        "the arms' tokens are not counted from one place: no effects",
-    )
 
 
 def test_the_stop_rule_looks_at_the_cost_from_the_fork(study):

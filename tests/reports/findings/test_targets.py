@@ -1,4 +1,4 @@
-"""The share of runs at the target against scipy; token cost over other targets against crossings by hand."""
+"""Token cost over other targets against crossings by hand."""
 
 from __future__ import annotations
 
@@ -8,38 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
-from synthetic_study import hits, missing, token_cost
+from synthetic_study import token_cost
 
-from ablate.reports.findings.targets import MOST_TARGETS, move_target, reached
+from ablate.reports.findings.targets import MOST_TARGETS, move_target
 from ablate.results.losses import Curve
 from ablate.run.outcome import Outcome, outcome
 
 DIVERGED = Outcome(seed=4, end="diverged", low=40_000)
-
-
-@pytest.mark.filterwarnings("ignore:The confidence interval is undefined")
-@given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=2, max_size=15))
-def test_the_share_that_reached_it_is_scipys(times):
-    hit, right = ([float(t) for t, was_hit in times if was_hit == want] for want in (True, False))
-    if not hit:
-        return
-    curve = reached([*hits(*hit), *(Outcome(seed=0, end="censored", low=t) for t in right)])
-    theirs = stats.ecdf(stats.CensoredData(uncensored=hit, right=right)).cdf
-    at = np.array(curve.tokens[1:])
-    assert np.allclose(curve.share[1:], theirs.evaluate(at))
-    band = theirs.confidence_interval(0.95, method="log-log")
-    known = [low is not None for low in curve.low[1:]]
-    for mine, other in ((curve.low, band.low), (curve.high, band.high)):
-        assert np.allclose(np.array(mine[1:], float)[known], other.evaluate(at)[known])
-
-
-def test_a_diverged_run_never_reaches_it():
-    curve = reached([*hits(10.0, 20.0), DIVERGED, DIVERGED])
-    assert (curve.tokens, curve.share) == ((0.0, 10.0, 20.0), (0.0, 0.25, 0.5))
-    assert (curve.end, curve.n) == (20.0, 4)
-    assert reached([DIVERGED, DIVERGED]).share == (0.0,)
-    assert reached(missing(1)) is None
 
 
 def curve(seed, stretch=1.0, *, points=40, noise=0.0, end="hit"):

@@ -1,23 +1,17 @@
-"""What a comparison owes to the learning rate: arms at values found for them, and rates side by side."""
+"""What a comparison owes to the learning rate: arms at values found for them."""
 
 from __future__ import annotations
 
 import html
 import json
-from dataclasses import replace
 
 import pytest
 from synthetic_study import line, resolved_recipe
 
 from ablate.reports import write_report
-from ablate.reports.figures import draw_figures
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.findings.tuning import rate_curves
 from ablate.results.frames import load_frames
-from ablate.results.intervals import Interval
 from ablate.results.stops import unneeded_runs
-from ablate.run.outcome import Outcome
-from ablate.store.records import RecordedConfig, with_whole
 
 
 def study_of(make_study, arms, points, **more):
@@ -137,50 +131,3 @@ def test_a_stop_rule_is_asked_of_both_comparisons(make_study):
     ids = {run.id: (arm.name, run.seed) for arm, run in store.plan().runs()}
     assert {ids[run] for run in unneeded} == {(arm, seed) for arm in ("fprop", "alike") for seed in (1, 2)}
     assert [arm.name for arm in analyse(load_frames(store)).stopped] == ["fprop", "alike"]
-
-
-RATES = {
-    "bf16": (0.004, (), (2.0, 2.1)),
-    "bf16 low": (0.002, (), (2.2, 2.25)),
-    "bf16 high": (0.008, (), (2.3, 2.4)),
-    "fp4": (0.004, ("fprop",), (2.5, 2.6)),
-    "fp4 low": (0.002, ("fprop",), (2.1, 2.2)),
-    "alone": (0.004, ("wgrad",), (2.2, 2.2)),
-}
-
-
-def test_arms_alike_but_for_the_rate_make_a_curve(make_study):
-    store = study_of(make_study, RATES, lambda loss: line(3.0, loss), target={"value": 2.5})
-    frames = load_frames(store)
-    analysis = analyse(frames)
-    curves = {curve.name: curve for curve in analysis.rate_curves}
-    assert set(curves) == {"bf16", "fp4"}  # named after the arm at the baseline's rate; one rate is no curve
-    rates = [(rate.learning_rate, rate.arm) for rate in curves["bf16"].rates]
-    assert rates == [(0.002, "bf16 low"), (0.004, "bf16"), (0.008, "bf16 high")]
-    best = curves["bf16"].best
-    assert (best.arm, best.n, curves["bf16"].best_is_outermost) == ("bf16", 2, False)
-    assert best.loss.estimate == pytest.approx(2.05)
-    assert (curves["fp4"].best.arm, curves["fp4"].best_is_outermost) == ("fp4 low", True)
-    written = write_report(store)
-    assert "bf16 at 0.004; fp4 at 0.002 (the outermost tried)" in written.html.read_text()
-    document = json.loads(written.json.read_text())["learning_rate"]
-    assert [(curve["name"], curve["best"]) for curve in document] == [("bf16", 0.004), ("fp4", 0.002)]
-    # What else differs parts the curves.
-    low = with_whole(RecordedConfig, frames.configs["bf16 low"].whole | {"model": {"width": 64}})
-    curve = rate_curves(analysis.arms, frames.configs | {"bf16 low": low}, "bf16")[0]
-    assert [rate.arm for rate in curve.rates] == ["bf16", "bf16 high"]
-    # A rate that diverged has no mean and is never the best.
-    first, *rest = analysis.arms
-    end = (replace(first.runs[0], outcome=Outcome(seed=0, end="diverged")),)
-    gone = replace(first, runs=end, final_loss=Interval(note="diverged"))
-    curve = rate_curves([gone, *rest], frames.configs, "bf16")[0]
-    assert [rate.diverged for rate in curve.rates] == [0, 1, 0]
-    assert curve.best.arm == "bf16 low"
-    drawings = {one.name: one.svg for one in draw_figures(replace(analysis, rate_curves=(curve,)))}
-    assert b"<svg" in drawings["learning-rate"]
-
-
-def test_studies_at_one_rate_have_none(ladder):
-    analysis = analyse(load_frames(ladder))
-    assert analysis.rate_curves == ()
-    assert "learning-rate" not in {drawing.name for drawing in draw_figures(analysis)}

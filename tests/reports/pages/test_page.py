@@ -252,7 +252,7 @@ def test_headings_come_in_order_and_tables_and_pictures_are_told(browser, writte
     assert levels.count(1) == levels[0] == 1
     assert max(np.diff(levels)) == 1
     assert tables
-    assert len(pictures) == 5
+    assert len(pictures) == 4
     assert min(pictures) > 40
 
 
