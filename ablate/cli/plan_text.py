@@ -1,7 +1,8 @@
-"""What ``ablate plan`` prints: the runs of a study, with nothing started."""
+"""What ``ablate plan`` prints: the runs of a study, with nothing started, and needs of named hardware."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from dataclasses import asdict, replace
@@ -12,22 +13,27 @@ import click
 
 from ablate.base.errors import UserError
 from ablate.cli.common import deliver, format_table, names_text
-from ablate.cli.plan_hardware import chosen_hardware, hardware_content, hardware_lines
 from ablate.execute.pending_runs import find_elsewhere, taken_text
+from ablate.modelled.hardware import PEAKS
+from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
+from ablate.modelled.speed import HARDWARE
+from ablate.modelled.spread import Range
 from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import build_plan, code_warning, estimate, known_plan, read_progress
-from ablate.plan.estimate import SPREAD, cost_found, duration_text
+from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, values_text
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
     from ablate.study import Study
+
+    Entry = dict[str, Any]
 
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
@@ -35,6 +41,12 @@ _HIGH_PRECISION = "bf16"
 _GROUND = "measured where runs are finished, else modelled: an order of magnitude, emulation takes longer"
 _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation"}
 _TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
+_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
+"""Suffixes of a key, for the estimate and for the ends of its 95 % range."""
+_DRY_RUN = (
+    "dry run  {arm}: {parameters:,} parameters, {linear_layers} linear layers, forward and backward of "
+    "{tokens:,} tokens fit"
+)
 
 
 def show_plan(
@@ -57,7 +69,11 @@ def show_plan(
     if not store.path.exists() and (warning := code_warning(study)):
         click.echo(warning, err=True)
     plan = known_plan(plan, store)
-    named = chosen_hardware(plan, hardware, prices)
+    for name in hardware:
+        if name not in PEAKS:
+            raise UserError(f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})")
+    usual = HARDWARE if any(arm.resources.gpus for arm in plan.arms) else ()
+    named = dict.fromkeys([*(hardware or usual), *prices])
     progress = read_progress(plan, store)
     # A run would take results of other studies in the storage, which have no weights.
     runs = () if plan.keep_weights else plan.runs()
@@ -68,21 +84,13 @@ def show_plan(
     elsewhere = {run_id: other.path.name for run_id, other in there.items()}
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     tried = _dry_runs(plan) if dry_run else []
-    on_hardware, of_all = hardware_content(plan, named, prices) if named or as_json else ([], {})
-
-    def content() -> dict[str, Any]:
-        whole = _content(plan, progress, costs)
-        for entry, found in zip(whole["arms"], tried, strict=False):
-            entry["dry_run"] = found
-        for entry, where in zip(whole["arms"], on_hardware, strict=True):
-            entry["on_hardware"] = where
-        return whole | {"taken_from": elsewhere, "on_hardware": of_all}
+    on_each, of_all = _on_hardware(plan, named, prices) if named or as_json else ([], {})
 
     def lines() -> Iterator[str]:
         yield from _head(plan, progress)
         yield from _figures(plan, progress, costs, elsewhere)
         if named:
-            yield from hardware_lines([arm.name for arm in plan.arms], on_hardware, of_all)
+            yield from _hardware_lines(plan, on_each, of_all)
         for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
             if cells:
                 yield f"\n{title} cells of the grid: {len(cells):,}"
@@ -98,15 +106,20 @@ def show_plan(
             ]
             yield "\n" + format_table(("arm", "linear layers", "n", "carry"), rows)
             yield from (f"\n{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None)
-        for arm, found in zip(plan.arms, tried, strict=False):
-            yield (
-                f"dry run  {arm.name}: {found['parameters']:,} parameters, {found['linear_layers']} linear "
-                f"layers, forward and backward of {found['tokens']:,} tokens fit"
-            )
+        yield from (
+            _DRY_RUN.format(arm=arm.name, **found) for arm, found in zip(plan.arms, tried, strict=False)
+        )
         if plan.missing:
             yield "\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:"
 
-    deliver(content() if as_json else None, lines, as_json=as_json)
+    content = None
+    if as_json:
+        content = _content(plan, progress, costs) | {"taken_from": elsewhere, "on_hardware": of_all}
+        for entry, where in zip(content["arms"], on_each, strict=True):
+            entry["on_hardware"] = where
+        for entry, found in zip(content["arms"], tried, strict=False):
+            entry["dry_run"] = found
+    deliver(content, lines, as_json=as_json)
     if plan.missing:
         raise UserError(*plan.missing)
 
@@ -118,13 +131,11 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
         for run in entry["runs"]:
             run["state"] = progress.state(run["id"])
             run["id"] = run["id"] or None
-        config = asdict(arm.config.with_seed(arm.runs[0].seed))
-        del config["seed"]
         flops = None if arm.size is None else arm.size.flops_per_token
         entry |= {
-            "config": config,
+            "config": asdict(arm.config),
             "resources": asdict(arm.resources),
-            "batches": {k: v for k, v in asdict(arm.batches).items() if not k.endswith("_every_steps")},
+            "batches": asdict(arm.batches),
             "schedule": schedule_text(arm.config.training),
             "parameters": None if arm.size is None else arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],
@@ -136,13 +147,8 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
         }
     return content | {
         "missing": [str(problem) for problem in plan.missing],
-        "folded": [{"name": c.name, "into": c.into, "reason": c.reason} for c in plan.folded],
-        "estimate": {
-            "wall_seconds": costs.wall_seconds,
-            "cores": costs.cores,
-            "storage_bytes": costs.storage_bytes,
-            "shared_tokens": sum(costs.shared_tokens.values()),
-        },
+        "folded": [asdict(cell) | {"reason": cell.reason} for cell in plan.folded],
+        "estimate": asdict(costs) | {"shared_tokens": sum(costs.shared_tokens.values())},
     }
 
 
@@ -164,8 +170,7 @@ def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
 
 
 def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
-    description = f": {' '.join(plan.description.split())}" if plan.description else ""
-    yield plan.study + description
+    yield f"{plan.study}: {' '.join((plan.description or '').split())}".removesuffix(": ")
     target = "no target: final losses are compared (`ablate pilot` says which target to take)"
     if plan.target is not None:
         value = _TARGETS[plan.target.kind].format(plan.target.value)
@@ -176,9 +181,11 @@ def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     yield f"seeds {shown}{', paired' if plan.paired_seeds else ''}\n"
     rows = []
     for arm in plan.arms:
-        own = (f"{field.rpartition('.')[2]} {_value(pair[1])}" for field, pair in arm.differs.items())
-        differs = "(baseline)" if arm.name == plan.baseline else "; ".join(own)
-        rows.append((arm.name, arm.recipe, differs, _states(progress, (run.id for run in arm.runs))))
+        values = {field.rpartition(".")[2]: own for field, (_, own) in arm.differs.items()}
+        # As a study file writes them, without the outer braces.
+        differs = json.dumps(values, ensure_ascii=False).replace('"', "")[1:-1]
+        states = _states(progress, (run.id for run in arm.runs))
+        rows.append((arm.name, arm.recipe, differs or "(baseline)", states))
     yield format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows) + "\n"
 
 
@@ -195,34 +202,15 @@ def _figures(
             f"{len(shared):,} begin with steps that another trains, to the same bits: "
             f"{sum(shared.values()):,} tokens less"
         )
-    time = f"about {duration_text(costs.wall_seconds or 0)} on {costs.cores} CPU cores ({_GROUND})"
+    time = "nothing left to run"
     if costs.wall_seconds is None:
         time = "not known before a run is finished: the study does not describe the model"
-    elif not costs.wall_seconds:
-        time = "nothing left to run"
-    elif costs.uses_gpu:
-        time = f"about {duration_text(costs.wall_seconds)}, one GPU job at a time ({_GROUND})"
+    elif costs.wall_seconds:
+        where = ", one GPU job at a time" if costs.uses_gpu else f" on {costs.cores} CPU cores"
+        time = f"about {duration_text(costs.wall_seconds)}{where} ({_GROUND})"
     figures = {
         "tuning": _tuning_texts(plan),
-        "batch": _each(plan, _batch_text),
-        "budget": _each(
-            plan,
-            lambda arm: (
-                f"{arm.batches.tokens:,} tokens a run in {arm.batches.steps:,} steps, "
-                f"{arm.batches.evals:,} evaluations"
-            ),
-        ),
-        "work": _each(
-            plan,
-            lambda arm: (
-                "not known"
-                if arm.size is None
-                else f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
-            ),
-        ),
-        "schedule": _each(plan, lambda arm: schedule_text(arm.config.training)),
-        "model": _each(plan, _model_text),
-        "layers": _each(plan, _carried_text),
+        **{name: _each(plan, text_of) for name, text_of in _OF_AN_ARM.items()},
         "seeds": _seeds_texts(plan),
         "fork": [
             f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"
@@ -262,16 +250,16 @@ def _seeds_texts(plan: Plan) -> list[str]:
         from ablate.reports.words import format as words
         from ablate.results.stop_rule import expected_seeds, levels_of
 
-        first, last = rule.settled.looks[0], rule.settled.looks[-1]
-        levels = words.levels(levels_of(rule.settled))
-        texts.append(f"an arm stops where it is settled: looks after each of {first} to {last}, at {levels}")
-        margin = None if plan.target is None else plan.target.within
-        expected = partial(expected_seeds, rule.settled, spread=SPREAD, arms=others, margin=margin)
+        looks, levels = rule.settled.looks, words.levels(levels_of(rule.settled))
+        texts.append(
+            f"an arm stops where it is settled: looks after each of {looks[0]} to {looks[-1]}, at {levels}"
+        )
+        expected = partial(expected_seeds, rule.settled, spread=SPREAD, arms=others, margin=plan.margin)
         needed = (f"{expected(cost):.1f} at a cost of {cost:.0%}" for cost in (0.05, 0.1, 0.2))
         texts.append(f"expected for an arm: {', '.join(needed)} (simulated, {spread})")
     elif plan.paired_seeds:
         own = len(plan.arms[0].runs)
-        wanted = [own, *[n for n in (2, 3, 5, 8) if n > own][:2]]
+        wanted = (own, *[n for n in (2, 3, 5, 8) if n > own][:2])
         found = ((n, cost_found(n, others, moderated=plan.is_moderated)) for n in wanted)
         each = (f"{n} find a cost of {cost:.0%}" for n, cost in found if cost is not None)
         texts.append(f"{', '.join(each)} in 4 of 5 comparisons ({spread})")
@@ -279,14 +267,19 @@ def _seeds_texts(plan: Plan) -> list[str]:
 
 
 def _batch_text(arm: PlannedArm) -> str:
-    training, batches = arm.config.training, arm.batches
+    batches, devices = arm.batches, arm.resources.devices_per_run
+    training = arm.config.training
     text = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
     if batches.micro_batches > 1:
         of = training.batch_size // batches.micro_batches
         text += f", in {batches.micro_batches} micro-batches of {of}"
-    if arm.resources.devices_per_run > 1:
-        text += f", on {arm.resources.devices_per_run} devices"
-    return text
+    return text + f", on {devices} devices" * (devices > 1)
+
+
+def _work_text(arm: PlannedArm) -> str:
+    if arm.size is None:
+        return "not known"
+    return f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
 
 
 def _model_text(arm: PlannedArm) -> str:
@@ -310,7 +303,19 @@ def _carried_text(arm: PlannedArm) -> str:
     return text
 
 
-def _each(plan: Plan, text_of: Callable[[PlannedArm], Any]) -> list[str]:
+_OF_AN_ARM: dict[str, Callable[[PlannedArm], str]] = {
+    "batch": _batch_text,
+    "budget": (
+        "{0.batches.tokens:,} tokens a run in {0.batches.steps:,} steps, {0.batches.evals:,} evaluations"
+    ).format,
+    "work": _work_text,
+    "schedule": lambda arm: schedule_text(arm.config.training),
+    "model": _model_text,
+    "layers": _carried_text,
+}
+
+
+def _each(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
     """Write one line if the texts of all arms agree, else one line for each group of arms."""
     groups: dict[str, list[str]] = {}
     for arm in plan.arms:
@@ -328,11 +333,90 @@ def _states(progress: StudyProgress, ids: Iterable[str]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in counts.items())
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return "+".join(map(_value, value)) or "none"
-    if isinstance(value, dict):
-        return " ".join(f"{key} {_value(item)}" for key, item in value.items()) or "default"
-    if value is None or isinstance(value, bool):
-        return {None: "default", True: "true", False: "false"}[value]
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+def _on_hardware(
+    plan: Plan, hardware: Iterable[str], prices: Mapping[str, float]
+) -> tuple[list[dict[str, Entry | None]], dict[str, Entry]]:
+    """Return what each arm, and the whole study, needs on each hardware; without any, each arm on the CPU.
+
+    Errors of all runs are taken to be alike, as on one kind of device. None: the user's own model or trainer.
+    """
+    shared = shared_tokens(plan)
+    runs = [
+        len(arm.runs) - sum(shared.get(run.id, 0) for run in arm.runs) / arm.batches.tokens
+        for arm in plan.arms
+    ]
+    arms: list[dict[str, Entry | None]] = [{} for _ in plan.arms]
+    study: dict[str, Entry] = {}
+    for name in hardware or (CPU,):
+        price, found = prices.get(name), [on_hardware(arm.config, arm.resources, name) for arm in plan.arms]
+        for own, one in zip(arms, found, strict=True):
+            own[name] = None
+            if one is not None:
+                peak = one.memory.peak
+                own[name] = {
+                    "memory_bytes": {part: peak[part] for part in PURPOSES} | {"total": peak.total()},
+                    "peak_at": one.memory.at,
+                    "largest_quantised_bytes": one.memory.largest_copies,
+                    "capacity_bytes": one.capacity_bytes,
+                    "fits": one.fits,
+                    "figures_are": "modelled",
+                    **_costs(one.gpu_hours, price, "_per_run"),
+                }
+        hours = [one and one.gpu_hours for one in found]
+        total = None
+        if None not in hours:
+            sums = {
+                end: sum(n * getattr(one, end) for n, one in zip(runs, hours, strict=True))
+                for end in _ENDS.values()
+            }
+            total = Range(**sums)
+        if name != CPU:
+            fits = None if None in found else all(one.fits for one in found if one)
+            study[name] = {"fits": fits, **_costs(total, price)}
+    return arms, study
+
+
+def _costs(hours: Range | None, price: float | None, per: str = "") -> Entry:
+    """Return GPU-hours and USD with the ends of their ranges; None: not modelled, or without a price."""
+    usd = None if hours is None or price is None else hours.times(price)
+    return {
+        f"{key}{per}{suffix}": None if value is None else getattr(value, end)
+        for key, value in (("gpu_hours", hours), ("usd", usd))
+        for suffix, end in _ENDS.items()
+    }
+
+
+def _hardware_lines(
+    plan: Plan, arms: list[dict[str, Entry | None]], study: dict[str, Entry]
+) -> Iterator[str]:
+    """Yield the lines for people: memory by part, what fits, GPU-hours of arms and of the study."""
+    names = [arm.name for arm in plan.arms]
+    others = [name for name, own in zip(names, arms, strict=True) if None in own.values()]
+    if others:
+        yield (
+            "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for "
+            f"{names_text(others)}"
+        )
+    if len(others) == len(names):
+        return
+    rows = []
+    for name in study:
+        known = [entry for own in arms if (entry := own[name]) is not None]
+        most = max(known, key=lambda entry: entry["memory_bytes"]["total"])
+        parts = ", ".join(f"{part} {size / 1e9:.3g}" for part, size in most["memory_bytes"].items() if size)
+        fits = f"{sum(bool(entry['fits']) for entry in known)} of {len(known)} arms"
+        rows.append((name, f"{most['capacity_bytes'] / 1e9:.3g}", parts, fits))
+    yield "\nGB of a device, modelled at the peak of the arm that needs most:"
+    yield format_table(("hardware", "has", "needs", f"fit into {FITS_SHARE:.0%}"), rows)
+    yield "\nGPU-hours a run, modelled, with 95 % ranges (–: no unit for a format, or not modelled):"
+    table = [(name, *_cells(own, "gpu_hours_per_run", ",.1f")) for name, own in zip(names, arms, strict=True)]
+    table.append(("all runs", *_cells(study, "gpu_hours", ",.0f")))
+    if any(one["usd"] is not None for one in study.values()):
+        table.append(("USD", *_cells(study, "usd", ",.0f")))
+    yield format_table(("arm", *study), table)
+
+
+def _cells(entries: Mapping[str, Entry | None], key: str, form: str) -> Iterator[str]:
+    for entry in entries.values():
+        ends = [entry and entry[key + suffix] for suffix in _ENDS]
+        yield "–" if None in ends else "{} [{}, {}]".format(*(format(end, form) for end in ends))

@@ -5,7 +5,6 @@ Exit codes: 0 every run asked for has a result; 1 one of them failed; 2 bad inpu
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,7 @@ from ablate.cli.common import (
     PATH,
     address_option,
     deliver,
+    echo_lines,
     ended_by_ctrl_c,
     json_option,
     set_option,
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 
 _LOG_LINES = 6
 _RECIPES = {
-    "recipe": "{name}",
-    "GEMMs": "{gemms}",
-    "step time": "{step_time_over_baseline:.3f}×",
-    "": "{first}",
-}
+    "recipe": "{of.name}", "GEMMs": "{of.recipe}", "step time": "{time:.3f}×", "": "{first}",
+}  # fmt: skip
 
 
 @click.command("run")
@@ -178,7 +175,7 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
     with ended_by_ctrl_c(command_line("search", file, **where, optuna_storage=optuna_storage)):
         from ablate.search.recipes import plan_search
         from ablate.study import load_study
-        from ablate.workflow import Where, say_mirror
+        from ablate.workflow import Where
 
         study = load_study(file)
         place = Where(**where)
@@ -187,8 +184,9 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
             raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: {start})")
         planned = plan_search(study)
         if only_plan:
-            content = _search_plan(planned)
-            deliver(content, lambda: _search_lines(content), as_json=as_json)
+            if as_json:
+                raise UserError("--json: not for --plan")
+            echo_lines(_plan_lines(planned))
             return 0
         from ablate.cli.display import ConsoleListener
         from ablate.reports.pages.compare import CONFIRM
@@ -204,51 +202,23 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
             listener.say(sentence)
         if (end.pages / CONFIRM).exists():
             listener.say(f"Confirm: {place.command_line('run', str(end.pages / CONFIRM))}")
-        say_mirror(end.mirror, end.tracking_uri, planned.name, place, listener)
         return end.exit_code
 
 
-def _search_plan(planned: SearchPlan) -> dict[str, Any]:
-    """Return what ``--plan --json`` prints."""
-    search, plan = planned.search, planned.halving
-    tokens = sum(
-        count * at_budget.arm(planned.baseline).batches.tokens
-        for count, at_budget in zip(plan.most_trials, planned.plans, strict=True)
+def _plan_lines(planned: SearchPlan) -> Iterator[str]:
+    search, plan, first = planned.search, planned.halving, planned.plans[0]
+    rows = (
+        {"of": first.arm(name), "time": planned.times[name], "first": "first" * (name in plan.grid.first)}
+        for name in plan.grid.cells
     )
-    return {
-        "search": planned.name,
-        "baseline": planned.baseline,
-        "first": list(plan.grid.first),
-        "objective": search.objective,
-        "hardware": search.hardware,
-        "shapes": search.shapes,
-        "budgets": search.budgets,
-        "trials": list(plan.most_trials),
-        "rounds": -(-plan.num_trials // plan.at_once),
-        "tokens": tokens,
-        "recipes": [
-            {
-                "name": name,
-                "gemms": planned.plans[0].arm(name).recipe,
-                "levels": plan.grid.levels(name),
-                "step_time_over_baseline": planned.times[name],
-                "runs": [one.arm(name).runs[0].id for one in planned.plans],
-            }
-            for name in plan.grid.cells
-        ],
-        "dropped": [asdict(one) for one in planned.plans[0].dropped],
-    }
-
-
-def _search_lines(content: dict[str, Any]) -> Iterator[str]:
-    baseline = content["baseline"]
-    rows = (one | {"first": "first" * (one["name"] in content["first"])} for one in content["recipes"])
     yield table_of(_RECIPES, rows)
-    shapes = f"{content['hardware']}, shapes of {content['shapes']}"
-    yield f"\nstep time  over that of {baseline}, modelled on {shapes}"
-    yield f"objective  {content['objective']}"
-    for count, budget in zip(content["trials"], content["budgets"], strict=True):
-        yield f"budget     {budget:,} tokens: at most {count} trials of {len(content['recipes'])} recipes"
-    yield f"rounds     {content['rounds']} at the first budget; {content['tokens']:,} tokens at most"
-    yield f"dropped    {len(content['dropped'])}"
-    yield from (f"  {one['name']}: {one['reason']}" for one in content["dropped"])
+    shapes = f"{search.hardware}, shapes of {search.shapes}"
+    yield f"\nstep time  over that of {planned.baseline}, modelled on {shapes}\nobjective  {search.objective}"
+    tokens = 0
+    for count, budget, then in zip(plan.most_trials, search.budgets, planned.plans, strict=True):
+        tokens += count * then.arm(planned.baseline).batches.tokens
+        yield f"budget     {budget:,} tokens: at most {count} trials of {len(plan.grid.cells)} recipes"
+    rounds = -(-plan.num_trials // plan.at_once)
+    yield f"rounds     {rounds} at the first budget; {tokens:,} tokens at most"
+    yield f"dropped    {len(first.dropped)}"
+    yield from (f"  {one.name}: {one.reason}" for one in first.dropped)

@@ -45,40 +45,32 @@ def prepare(
         if problems:
             raise UserError(*problems)
     if any(not arm.resources.gpus and arm.recipe != "bf16" for arm in arms):
-        _prepare_quantiser(listener)
-    return _prepare_tokens(storage, chosen, listener)
+        from ablate.backends.cpu_build import folder, loaded, will_build
 
+        def load() -> None:
+            kernel, reason = loaded()
+            if kernel is None:
+                listener.say(f"Emulating with plain torch, several times slower: {reason}.")
 
-def _prepare_quantiser(listener: Listener) -> None:
-    from ablate.backends.cpu_build import folder, loaded, will_build
-
-    def load() -> None:
-        kernel, reason = loaded()
-        if kernel is None:
-            listener.say(f"Emulating with plain torch, several times slower: {reason}.")
-
-    where, why_there = folder()
-    if why_there:
-        listener.say(f"The CPU quantiser is compiled into {where}: {why_there}.")
-    if will_build():
-        listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
-        threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
-    else:
-        load()
-
-
-def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:
-    """Make the token files of each corpus, once for all studies of the storage; refuse too little text."""
-    from ablate.data.prepare import prepare, tokens_of_a_pass
+        where, why_there = folder()
+        if why_there:
+            listener.say(f"The CPU quantiser is compiled into {where}: {why_there}.")
+        if will_build():
+            listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
+            threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
+        else:
+            load()
+    from ablate.data.prepare import prepare as prepare_tokens
+    from ablate.data.prepare import tokens_of_a_pass
 
     corpora: dict[str, TokenFiles] = {}
-    said: dict[str, None] = {}
+    repeated: dict[str, None] = {}
     with listener.preparing() as show:
-        for arm in arms:
+        for arm in chosen:
             data, digest, training = arm.config.data, arm.config.data_digest, arm.config.training
             if digest not in corpora:
                 progress = partial(show, digest)
-                files = prepare(data, storage / "tokens", progress=progress, notice=listener.say)
+                files = prepare_tokens(data, storage / "tokens", progress=progress, notice=listener.say)
                 corpora[digest] = files
                 listener.say(
                     f"Corpus {data.source}: {files.train_tokens:,} training and "
@@ -88,7 +80,7 @@ def _prepare_tokens(storage: Path, arms: Sequence[PlannedArm], listener: Listene
             times = training.tokens / tokens_of_a_pass(files, training)
             if times >= 1.05:
                 there = f"its {files.train_tokens:,} training tokens"
-                said[f"A run of {training.tokens:,} tokens sees {there} {times:,.1f} times."] = None
-    for sentence in said:
+                repeated[f"A run of {training.tokens:,} tokens sees {there} {times:,.1f} times."] = None
+    for sentence in repeated:
         listener.say(sentence)
     return corpora

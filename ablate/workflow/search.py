@@ -18,7 +18,7 @@ from ablate.search.engine import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
 from ablate.store.runs import running
-from ablate.workflow import Listener
+from ablate.workflow import Listener, say_mirror
 from ablate.workflow.prepare import prepare
 from ablate.workflow.run import refuse_second, trial_runs
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.search import Found
     from ablate.search.recipes import SearchPlan
-    from ablate.track.cursor import MirrorReport
     from ablate.workflow import Where
 
 
@@ -40,8 +39,6 @@ class SearchEnd:
     found: Found
     pages: Path
     exit_code: int
-    mirror: MirrorReport
-    tracking_uri: str
 
 
 def search_study(
@@ -60,6 +57,8 @@ def search_study(
         UserError: another search of that name, or this one in another process; a device, corpus, cluster or
             Optuna storage that cannot be used; a storage that cannot be written.
     """
+    from ablate.reports.findings.search import found_of
+    from ablate.reports.pages.compare import write_search
     from ablate.track.process import start_mirror
 
     listener = listener or Listener()
@@ -77,16 +76,14 @@ def search_study(
             try:
                 again = where.command_line("search", file, optuna_storage=optuna_storage)
                 code = _go_on(store, planned, trials, where, listener, again)
-                found = _write(store, planned, trials, file)
+                found = found_of(planned, planned.halving.read(trials))
+                names = [one.name for one in found.last.front if not one.is_baseline]
+                confirm = confirm_study(planned, names, file) if names and found.is_done else None
+                write_search(found, store.path / "search", confirm)
             finally:
                 left = mirror.stop()
-            return SearchEnd(
-                found=found,
-                pages=store.path / "search",
-                exit_code=code,
-                mirror=left,
-                tracking_uri=mirror.tracking_uri,
-            )
+            say_mirror(left, mirror.tracking_uri, planned.name, where, listener)
+            return SearchEnd(found=found, pages=store.path / "search", exit_code=code)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
 
@@ -118,15 +115,3 @@ def _go_on(
         listener.say(f"\n{stopped}; go on with: {again}")
         return 130 if runs.outcome.interrupted else 1
     return 0
-
-
-def _write(store: StudyStore, planned: SearchPlan, trials: BaseStorage, file: str) -> Found:
-    """Write the pages so far and, after the search, the study that confirms it."""
-    from ablate.reports.findings.search import found_of
-    from ablate.reports.pages.compare import write_search
-
-    found = found_of(planned, planned.halving.read(trials))
-    names = [one.name for one in found.last.front if not one.is_baseline]
-    confirm = confirm_study(planned, names, file) if names and found.is_done else None
-    write_search(found, store.path / "search", confirm)
-    return found

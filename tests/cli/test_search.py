@@ -133,9 +133,8 @@ def test_the_plan_starts_nothing(folder):
     assert re.search(r"\ntseng +Fprop bf16; .* 0.784× +first\n", shown)
     assert "rounds     3 at the first budget; 655,360 tokens at most" in shown
     assert "none sr: stabiliser 'sr' with no FP4 GEMM to act on" in shown
-    plain = json.loads(ablate("search", "s.yaml", "--plan", "--json", cwd=folder).out)
-    assert plain["first"] == ["bf16", "tseng"]
-    assert plain["tokens"] == 8 * 40_960 + 4 * 81_920
+    assert "budget     80,000 tokens: at most 4 trials of 8 recipes" in shown
+    assert ablate("search", "s.yaml", "--plan", "--json", cwd=folder).line == "--json: not for --plan"
     assert not (folder / "runs").exists()
 
 

@@ -76,7 +76,7 @@ def test_an_interrupted_search_goes_on(call, executor, after):
     end, said = call()
     assert end.exit_code == 130
     again = f"ablate search s.yaml --storage {end.pages.parents[1]}"
-    assert said[-1] == f"\nStopped. Trials that have ended are kept; go on with: {again}"
+    assert said[-2] == f"\nStopped. Trials that have ended are kept; go on with: {again}"
     assert (end.pages / "search.html").exists()
     assert not (end.pages / "confirm.yaml").exists()
     assert "RUNNING" in states(end)
@@ -91,7 +91,7 @@ def test_a_cancelled_search_ends_between_two_rounds(call, executor):
     executor.begins = lambda store: request_stop(store.path)
     end, said = call()
     assert (end.exit_code, len(executor.ran)) == (130, 3)
-    assert "Stopped." in said[-1]
+    assert "Stopped." in said[-2]
 
 
 def test_a_failed_recipe_is_left_out_and_said(call, executor):
@@ -107,7 +107,7 @@ def test_a_failed_baseline_ends_the_search_until_it_is_tried_again(call, executo
     executor.end = lambda run: "failed" if run.arm.startswith("bf16") else "finished"
     end, said = call()
     assert (end.exit_code, states(end)) == (1, {"RUNNING"})
-    assert "Without the baseline there is nothing to hold recipes against; go on with" in said[-1]
+    assert "Without the baseline there is nothing to hold recipes against; go on with" in said[-2]
     executor.end = lambda _run: "finished"
     assert call()[0].exit_code == 0
 
@@ -116,4 +116,4 @@ def test_a_lost_head_is_a_problem(call, executor):
     executor.stops_after, executor.problem = 4, "Ray's head has gone"
     end, said = call()
     again = f"ablate search s.yaml --storage {end.pages.parents[1]}"
-    assert (end.exit_code, said[-1]) == (1, f"\nRay's head has gone; go on with: {again}")
+    assert (end.exit_code, said[-2]) == (1, f"\nRay's head has gone; go on with: {again}")
