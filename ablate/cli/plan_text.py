@@ -16,8 +16,7 @@ from ablate.cli.common import deliver, format_table, names_text
 from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
-from ablate.modelled.speed import HARDWARE
-from ablate.modelled.spread import Range
+from ablate.modelled.speed import HARDWARE, Range
 from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import build_plan, code_warning, estimate, known_plan, read_progress
 from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
