@@ -144,10 +144,12 @@ def digest(content: Any) -> str:
     return hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).hexdigest()[:16]
 
 
-def folder_digest(folder: Path) -> str:
-    """Hash the path and the content of every file under a folder."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return digest("\n".join(f"{path.relative_to(folder)} {digest(path.read_bytes())}" for path in files))
+def content_digest(path: Path) -> str:
+    """Hash a file, or the path and the content of every file under a folder."""
+    if path.is_file():
+        return digest(path.read_bytes())
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return digest("\n".join(f"{file.relative_to(path)} {digest(file.read_bytes())}" for file in files))
 
 
 def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
@@ -158,10 +160,9 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     except (OSError, UserError):
         planned = []
     unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
-    summary, folder = cursor.runs.get(SUMMARY), store.path / "report"
-    if (folder / "report.html").exists() and (
-        summary is None or folder_digest(folder) != summary.artifacts.get("report")
-    ):
+    sent = {} if (summary := cursor.runs.get(SUMMARY)) is None else summary.artifacts
+    report = store.path / "report"
+    if (report / "report.html").exists() and content_digest(report) != sent.get("report"):
         unsent.append("report")
     return MirrorReport(unsent=tuple(unsent), problem=cursor.problem)
 

@@ -14,6 +14,8 @@ import hashlib
 import json
 import math
 import re
+from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.base.files import read_json
@@ -52,7 +54,7 @@ _REFUSED = re.compile(r"[^\w\-. ]")
 _BASELINE_COLOUR = "#333333"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
 RESULTS = _TOKENS, _COST = "tokens_to_target", "token_cost"
-"""Metrics from the report. The run that holds the report has them for each arm, named after a slash."""
+"""Metrics from the report."""
 SUMMARY = "summary"
 """The key of the run that holds the report; other runs have their ids as keys."""
 _CHART_ORDER = (
@@ -60,11 +62,13 @@ _CHART_ORDER = (
 )  # fmt: skip
 _MOST_CURVES = 40
 """Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
-_TARGETS = {"val_loss": "validation loss {} nats per token", "perplexity": "perplexity {}"}
-
-
-Results = dict[str, dict[str, float]]
-"""Metric → value, by run id and for the summary."""
+_TAGS = {
+    "backend": "ablate.backend",
+    "backend_mode": "ablate.backend_mode",
+    "timing_valid": "ablate.timing_valid",
+    "git_commit": "mlflow.source.git.commit",
+}
+"""Name in ``environment.json`` → tag."""
 
 
 class Point(NamedTuple):
@@ -92,24 +96,23 @@ def points(row: Any) -> list[Point]:
 
 
 def _names(row: dict[str, Any]) -> dict[str, str]:
-    kind = row.get("kind")
+    """Map the keys of a row that are shown to MLflow's names."""
+    kind, gemm, layer, other = (row.get(key) for key in ("kind", "gemm", "layer", "what_if"))
     if kind == "system":  # MLflow's pages have a tab for metrics with this prefix
         return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
-    if kind == "diagnosis":
-        gemm, layer = row.get("gemm"), row.get("layer")
-        if gemm not in GEMMS or not isinstance(layer, str) or not _LAYER.fullmatch(layer):
-            return {}
-        other = row.get("what_if")
-        if other is not None and not isinstance(other, str):
-            return {}
-        place = "diag"
-        if other is not None:
-            name = _REFUSED.sub("_", other)
-            if len(name) > _MAX_RECIPE:
-                name = f"{name[: _MAX_RECIPE - 9]} {hashlib.sha256(other.encode()).hexdigest()[:8]}"
-            place = f"what_if/{name}"
-        return {key: f"{place}/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
-    return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
+    if kind != "diagnosis":
+        return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
+    if gemm not in GEMMS or not isinstance(layer, str) or not _LAYER.fullmatch(layer):
+        return {}
+    place = "diag"
+    if isinstance(other, str):
+        name = _REFUSED.sub("_", other)
+        if len(name) > _MAX_RECIPE:
+            name = f"{name[: _MAX_RECIPE - 9]} {hashlib.sha256(other.encode()).hexdigest()[:8]}"
+        place = f"what_if/{name}"
+    elif other is not None:
+        return {}
+    return {key: f"{place}/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
 
 
 def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:
@@ -174,40 +177,39 @@ def run_tags(
         "mlflow.source.name": "ablate",
         "mlflow.note.content": "\n\n".join(filter(None, note)),
     }
-    for key, tag in {
-        "backend": "ablate.backend",
-        "backend_mode": "ablate.backend_mode",
-        "timing_valid": "ablate.timing_valid",
-        "git_commit": "mlflow.source.git.commit",
-    }.items():
-        if environment.get(key) is not None:
-            tags[tag] = text(environment[key])
+    known = environment.items()
+    tags |= {_TAGS[key]: text(value) for key, value in known if key in _TAGS and value is not None}
     if fingerprints := environment.get("fingerprints"):
         tags["ablate.arithmetic"] = " then ".join(map(str, fingerprints))
     if arm.fork is not None:
         tags |= {"ablate.fork_from": arm.fork.arm, "ablate.fork_tokens": text(arm.fork.tokens)}
         tags["ablate.cost_counted_from_tokens"] = text(plan.counted_from(arm.name))
-    tags |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
-    return {_name(key): _cut(value, _MAX_TAG) for key, value in tags.items()}
+    return _cleaned(tags, arm, _MAX_TAG)
 
 
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
     """Flatten the resolved configuration, without model fields that have no effect, and the arm's factors."""
     if isinstance(model := config.get("model"), dict):
         config = config | {"model": ModelConfig.meaningful_fields(model)}
-    params = {key: text(value) for key, value in _flat(config, "")}
-    params |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
-    return {_name(key): _cut(value, _MAX_PARAM) for key, value in params.items()}
+    return _cleaned(dict(_flat(config, "")), arm, _MAX_PARAM)
+
+
+def _cleaned(values: dict[str, Any], arm: LockedArm, length: int) -> dict[str, str]:
+    """Add the arm's factors, and keep names and texts to what MLflow takes."""
+    values = values | {f"factor.{key}": value for key, value in arm.factors.items()}
+    return {_name(key): _cut(text(value), length) for key, value in values.items()}
 
 
 def study_note(plan: LockedPlan, *, report: str) -> str:
     """Write the study's description, target and arms in Markdown, with a link to its report."""
-    target = "none"
-    if plan.target is not None:
-        target = _TARGETS[plan.target.kind].format(text(plan.target.value))
-    lines = [plan.description or "", "", f"- **Target**: {target}", f"- **Baseline**: `{plan.baseline}`"]
-    lines += [f"- **Report**: [token cost, curves and verdict]({report})", ""]
-    lines += ["| arm | recipe | differs from the baseline | seeds |", "|---|---|---|---|"]
+    target = "none" if plan.target is None else f"{plan.target.kind} {plan.target.value:g}"
+    lines = [
+        f"{plan.description or ''}\n",
+        f"- **Target**: {target}",
+        f"- **Baseline**: `{plan.baseline}`",
+        f"- **Report**: [token cost, curves and verdict]({report})\n",
+        "| arm | recipe | differs from the baseline | seeds |\n|---|---|---|---|",
+    ]
     for arm in plan.arms:
         cells = arm.name, arm.recipe or "", _differs(arm), ", ".join(str(run.seed) for run in arm.runs)
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
@@ -256,12 +258,11 @@ def view(plan: LockedPlan) -> str:
         | ({"type": "BAR"} if name in RESULTS else {"type": "LINE", **line})
         for name in _CHART_ORDER
     ]
-    sections = {"Model metrics": True, **dict.fromkeys(RESULTS, False), "System metrics": True}
+    sections = {"curves": "Model metrics", "System metrics": "System metrics"}
     charts = {
         "compareRunCharts": cards,
         "compareRunSections": [
-            {"uuid": "curves" if name == "Model metrics" else name, "name": name, "display": is_open}
-            for name, is_open in sections.items()
+            {"uuid": key, "name": name, "display": True} for key, name in sections.items()
         ],
         "isAccordionReordered": True,
         "hideEmptyCharts": True,
@@ -290,39 +291,29 @@ def _cut(value: str, length: int) -> str:
     return value if len(value) <= length else value[: length - 1] + "…"
 
 
-def read_results(report: Path) -> Results:
-    """Read the figures of a ``report.json``; empty if it is missing or damaged.
+@lru_cache(maxsize=1)
+def read_results(path: Path, written_ns: int) -> dict[str, list[Point]]:
+    """Read what a ``report.json`` found on each run, by run id; empty if it is missing or damaged.
 
     A run that hit the target has its tokens to target, and its token cost against the baseline's run of the
-    same seed. The run that holds the report has the estimates of every arm. Figures without an honest number
-    are left out: a bound, a hit at the first evaluation, a single run's cost from a fork on.
+    same seed. Left out are a hit at the first evaluation, and a single run's cost from a fork on. The figures
+    have no axis, so their step is 0: of two points with the same name MLflow shows the later.
     """
-    try:
-        return _results(read_json(report))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _results(report: dict[str, Any]) -> Results:
-    tokens = {
-        (arm["name"], run["seed"]): number_in(run, _TOKENS)
-        for arm in report["arms"]
-        for run in arm["runs"]
-        if not run["at_or_before_first_evaluation"]
-    }
-    found: Results = {
-        SUMMARY: {
-            # A slash makes a section of charts.
-            f"{name}/{_name(arm['name'])}": value
+    found = {}
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        report, written_ms = read_json(path), round(written_ns / 1e6)
+        hits = {
+            (arm["name"], run["seed"]): number_in(run, _TOKENS)
             for arm in report["arms"]
-            for name in (_TOKENS, _COST)
-            if (value := number_in(arm[name], "estimate")) is not None
+            for run in arm["runs"]
+            if not run["at_or_before_first_evaluation"]
         }
-    }
-    for arm in report["arms"]:
-        for run in arm["runs"]:
-            own, base = (tokens.get((name, run["seed"])) for name in (arm["name"], report["baseline"]))
-            figures = found[run["id"]] = {_TOKENS: own} if own else {}
-            if own and base and not arm["counted_from_tokens"] and arm["name"] != report["baseline"]:
-                figures[_COST] = own / base - 1
+        for arm in report["arms"]:
+            is_compared = arm["name"] != report["baseline"] and not arm["counted_from_tokens"]
+            for run in arm["runs"]:
+                own, base = (hits.get((name, run["seed"])) for name in (arm["name"], report["baseline"]))
+                figures = {_TOKENS: own} if own else {}
+                if own and base and is_compared:
+                    figures[_COST] = own / base - 1
+                found[run["id"]] = [Point(key, value, written_ms, 0) for key, value in figures.items()]
     return found

@@ -1,8 +1,8 @@
 """The mirror: one writer sends what is new in a study's run store to MLflow, in passes (docs/mlflow.md).
 
 A pass takes one run after the other. It reads the status first, because no rows follow a final status. Then
-it sends the rows after the cursor with tags and parameters, the artifacts, and the end. The run that holds
-the report comes last.
+it sends the rows after the cursor with tags and parameters, the artifacts, and the end. The report itself
+comes last.
 
 How it fails: it never raises. A fault is a line in the report, and whatever was not accepted stays unsent for
 the next pass. Two mirrors of one study take turns through a lock on the cursor.
@@ -10,8 +10,9 @@ the next pass. Two mirrors of one study take turns through a lock on the cursor.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,25 +25,26 @@ from ablate.track.cursor import (
     Cursor,
     MirrorReport,
     RunCursor,
+    content_digest,
     cursor_lock,
     cursor_path,
     digest,
-    folder_digest,
     is_rewound,
     load_cursor,
     pending,
     state_key,
     store_id,
 )
-from ablate.track.describe import SUMMARY, Point
+from ablate.track.describe import SUMMARY
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ablate.store import RunDir, State, StudyStore
     from ablate.store.plan_file import LockedPlan, LockedRun
+    from ablate.track.describe import Point
 
 _CHUNK_BYTES = 1 << 18
 _SAVE_EVERY_SEC = 1.0
@@ -57,26 +59,23 @@ _MLFLOW_STATUS: dict[State, str] = {
 }
 _ARTIFACTS = ("config.json", "environment.json")
 
-_Stamp = tuple[tuple[int, int, int] | None, ...]
-
 
 class Mirror:
     """Sends one study's runs to one tracking store; keep it for several passes, to skip unchanged files.
 
-    ``_known``: MLflow's runs, as long as it answers. ``_stamps``: of each run's files when they were sent.
+    ``_known``: MLflow's runs by key, empty until it answers. ``_stamps``: of each run's files when they were
+    sent.
     """
 
     def __init__(self, store: StudyStore, tracking_uri: str) -> None:
         self._store, self._uri = store, tracking_uri
-        self._folder = store.path / "report"
+        self._report = store.path / "report"
         self._cursor = Cursor()
         self._saved, self._saved_sec = "", 0.0
-        self._results: describe.Results = {}
-        self._results_stamp: _Stamp = (None,)
         self._forget()
 
     def _forget(self) -> None:
-        self._sink: Sink | None = None
+        self._sink = Sink(self._uri, self._store.path.parent)
         self._known: dict[str, Any] = {}
         self._stamps: dict[str, object] = {}
 
@@ -100,66 +99,55 @@ class Mirror:
                     self._cursor.problem = "; ".join(self._problems[:3]) or None
                     self._save()
         except Exception as error:  # the study's folder cannot be written
-            self._problems.append(_one_line(error))
+            self._cursor.problem = _one_line(error)
         report = MirrorReport(
             runs_sent=self._runs_sent,
             metrics_sent=self._metrics_sent,
-            unsent=pending(self._store, self._uri).unsent if self._problems else (),
-            problem="; ".join(self._problems[:3]) or None,
-            experiment_id=self._cursor.experiment_id if self._sink else None,
+            problem=self._cursor.problem,
+            experiment_id=self._cursor.experiment_id if self._known else None,
         )
-        if self._problems:  # check everything again: MLflow's content may have changed while it was away
+        if report.problem:  # check everything again: MLflow's content may have changed while it was away
             self._forget()
+            report = replace(report, unsent=pending(self._store, self._uri).unsent)
         return report
 
     def _sync(self) -> None:
-        plan_stamp = _stamp([self._store.plan_path])  # before reading: a change in between is noticed
-        plan = self._store.plan()
-        cursor = self._cursor
-        sink, known = self._sink, {run.info.run_id for run in self._known.values()}
+        # Before they are read: a change in between is noticed in the next pass.
+        report = self._report / "report.json"
+        stamp = _stamp([self._store.plan_path, report])
+        plan, cursor, owner = self._store.plan(), self._cursor, store_id(self._store)
+        known = {run.info.run_id for run in self._known.values()}
         # Another mirror of this study may have made runs meanwhile.
-        if sink is None or cursor.experiment_id is None or not self._mlflow_ids() <= known:
-            sink = self._open(plan.study)
-        results_stamp = _stamp([self._folder / "report.json"])
-        if results_stamp != self._results_stamp:
-            self._results = describe.read_results(self._folder / "report.json")
-            self._results_stamp = results_stamp
+        if not known or cursor.experiment_id is None or not self._mlflow_ids() <= known:
+            self._open(plan.study, owner)
+        experiment = str(cursor.experiment_id)
         # First, so that every run can link to it.
-        owned = {
-            SUMMARY_TAG: "true",
-            "mlflow.source.name": "ablate",
-            "mlflow.runName": f"report: {plan.study}",
-        }
-        summary = self._entry(sink, SUMMARY, owned)
-        link = describe.report_link(str(cursor.experiment_id), summary.mlflow_id)
+        owned = {"mlflow.source.name": "ablate", "mlflow.runName": f"report: {plan.study}"}
+        summary = self._entry(SUMMARY, {SUMMARY_TAG: "true", **owned})
+        link = describe.report_link(experiment, summary.mlflow_id)
         note, view = describe.study_note(plan, report=link), describe.view(plan)
         if cursor.note != digest(note + view):
-            sink.describe(str(cursor.experiment_id), note, view)
+            self._sink.describe(experiment, note, view)
             cursor.note = digest(note + view)
+        results = describe.read_results(report, stamp[report][2] if report in stamp else 0)
         for place, arm in enumerate(plan.arms):
             for planned in arm.runs:
                 run = self._store.run(planned.id)
                 files = _stamp(run.path / name for name in (*FILES, "status.json", "environment.json"))
-                if any(files):
-                    stamp = files, plan_stamp, results_stamp, link
-                    self._once(planned.id, stamp, partial(self._sync_run, sink, plan, place, planned, link))
-        owned["mlflow.note.content"] = (
-            f"[The study's report]({link}). It comes when the study ends; "
-            f"`ablate report {plan.study}` makes it now."
-        )
-        files = _stamp(path for path in sorted(self._folder.rglob("*")) if path.is_file())
-        self._once(SUMMARY, (files, link), partial(self._sync_summary, sink, summary, owned))
+                if files:
+                    send = partial(self._send_run, run, plan, place, planned, link, results.get(planned.id))
+                    self._once(planned.id, (files, stamp, link), send)
+        self._once(SUMMARY, _stamp(sorted(self._report.rglob("*"))), partial(self._send_report, summary))
         if self._has_new_runs:  # a repeated request may have made two: all but one are deleted
-            sink.known_runs(str(cursor.experiment_id), store_id(self._store), self._mlflow_ids())
+            self._sink.known_runs(experiment, owner, self._mlflow_ids())
 
-    def _once(self, key: str, stamp: object, sync: Callable[[], None]) -> None:
-        """Call ``sync`` if the run's files have changed since they were sent."""
+    def _once(self, key: str, stamp: object, send: Callable[[], None]) -> None:
+        """Call ``send`` if the files have changed since they were sent."""
         if self._stamps.get(key) == stamp:
             return
         try:
-            sync()
+            send()
             self._stamps[key] = stamp
-            self._runs_sent += key != SUMMARY
         except Away:
             raise
         except Exception as error:  # a faulty run must not delay the others
@@ -172,121 +160,111 @@ class Mirror:
     def _mlflow_ids(self) -> set[str]:
         return {entry.mlflow_id for entry in self._cursor.runs.values()}
 
-    def _open(self, study: str) -> Sink:
+    def _open(self, study: str, owner: str) -> None:
         """Find the experiment and its runs; drop runs that MLflow no longer has from the cursor."""
-        sink, cursor, owner = Sink(self._uri, self._store.path.parent), self._cursor, store_id(self._store)
-        experiment_id = sink.experiment(study, owner)
         self._forget()
-        self._known = sink.known_runs(experiment_id, owner, self._mlflow_ids())
-        if cursor.experiment_id != experiment_id:
-            cursor.note = ""
+        experiment_id, cursor = self._sink.experiment(study, owner), self._cursor
+        self._known = self._sink.known_runs(experiment_id, owner, self._mlflow_ids())
         there = {key: run.info.run_id for key, run in self._known.items()}
         cursor.runs = {key: one for key, one in cursor.runs.items() if there.get(key) == one.mlflow_id}
-        cursor.experiment_id = experiment_id
-        self._sink = sink
-        return sink
+        if cursor.experiment_id != experiment_id:
+            cursor.experiment_id, cursor.note = experiment_id, ""
 
     def _entry(
         self,
-        sink: Sink,
         key: str,
         tags: Mapping[str, str],
-        *,
-        started_unix: float | None = None,
         run: RunDir | None = None,
+        started_unix: float | None = None,
+        figures: Sequence[Point] | None = None,
     ) -> RunCursor:
         """Find or create a run's MLflow run; return its cursor.
 
         MLflow deletes no points, so a run that was rewound or has lost a figure of the report gets a new one.
         """
         entry, there = self._cursor.runs.get(key), self._known.get(key)
-        if entry is not None:
-            lost = entry.results.keys() - self._results.get(key, entry.results).keys()
-            is_usable = not lost and (run is None or not is_rewound(run, entry))
-        elif there is not None:
+        is_outdated = False
+        if entry is not None and run is not None:
+            left = entry.results if figures is None else {point.key for point in figures}
+            is_outdated = is_rewound(run, entry) or not entry.results.keys() <= set(left)
+        elif entry is None and there is not None:
             entry = RunCursor(mlflow_id=there.info.run_id, mlflow_status="")
-            is_usable = True
             if run is not None:  # the cursor was lost: all points must be in the run's file
                 own = {(at.step, at.timestamp_ms) for row in run.metrics() for at in describe.points(row)}
-                theirs = (sink.history(entry.mlflow_id, key) for key in ("train_loss", "val_loss"))
-                is_usable = all(points <= own for points in theirs)
-        if entry is not None and not is_usable:
-            sink.delete_run(entry.mlflow_id)
-            entry = None
-        if entry is None:
+                theirs = (self._sink.history(entry.mlflow_id, name) for name in ("train_loss", "val_loss"))
+                is_outdated = not all(points <= own for points in theirs)
+        if entry is None or is_outdated:
+            if entry is not None:
+                self._sink.delete_run(entry.mlflow_id)
             owned = {STORE_TAG: store_id(self._store), **tags}
-            made = sink.create_run(str(self._cursor.experiment_id), started_unix, owned)
+            made = self._sink.create_run(str(self._cursor.experiment_id), started_unix, owned)
             self._known[key], self._has_new_runs = made, True
             entry = RunCursor(mlflow_id=made.info.run_id, tags=digest(sorted(tags.items())))
         self._cursor.runs[key] = entry
         return entry
 
-    def _sync_run(self, sink: Sink, plan: LockedPlan, place: int, planned: LockedRun, link: str) -> None:
-        run = self._store.run(planned.id)
+    def _send_run(
+        self,
+        run: RunDir,
+        plan: LockedPlan,
+        place: int,
+        planned: LockedRun,
+        link: str,
+        figures: Sequence[Point] | None,
+    ) -> None:
+        """Send a run's new rows, figures, tags and parameters; then its artifacts and its end."""
+        self._runs_sent += 1
         status = run.examined()
         if status.state == "damaged":
             self._problems.append(f"run {run.run_id} is not sent: {status.message}")
             return
         tags = describe.run_tags(plan, place, planned, status, run.environment(), report=link)
-        entry = self._entry(sink, run.run_id, tags, started_unix=status.started_unix, run=run)
+        entry = self._entry(run.run_id, tags, run, status.started_unix, figures)
         there, params = self._known[run.run_id], {}
         if not entry.has_params:
             params = describe.run_params(run.config(), plan.arms[place])
             params = {key: value for key, value in params.items() if key not in there.data.params}
-        self._send(sink, run.run_id, entry, tags, params, run.path)
-        entry.has_params = True
-        for file in _ARTIFACTS:
-            path = run.path / file
-            if path.exists() and entry.artifacts.get(file) != (content := digest(path.read_bytes())):
-                sink.log_artifact(there, path)
-                entry.artifacts[file] = content
+        tags_digest = digest(sorted(tags.items()))
+        if entry.tags == tags_digest:
+            tags = {}
+        news = [point for point in figures or () if entry.results.get(point.key) != point.value]
+        found = {point.key: point.value for point in news}
+        while True:
+            offsets = {}
+            for file in FILES:
+                more, offsets[file] = describe.read_points(run.path / file, entry.offsets[file], _CHUNK_BYTES)
+                news += more
+            if news or params or tags:
+                self._sink.log(entry.mlflow_id, news, params, tags)
+                self._metrics_sent += len(news)
+            entry.has_params, entry.tags, entry.results = True, tags_digest, entry.results | found
+            if offsets == entry.offsets:
+                break
+            entry.offsets = offsets
+            entry.tails = {
+                file: describe.tail_digest(run.path / file, offsets[file]) or "" for file in REWOUND
+            }
+            news, params, tags = [], {}, {}
+        for path in map(run.path.joinpath, _ARTIFACTS):
+            if path.exists():
+                self._send_artifact(run.run_id, entry, path)
         if entry.state != state_key(status):
             mlflow_status = _MLFLOW_STATUS[status.state]
             if mlflow_status != "RUNNING" or entry.mlflow_status != "RUNNING":
-                sink.set_state(entry.mlflow_id, mlflow_status, status.ended_unix or status.updated_unix)
+                self._sink.set_state(entry.mlflow_id, mlflow_status, status.ended_unix or status.updated_unix)
             entry.mlflow_status, entry.state = mlflow_status, state_key(status)
 
-    def _sync_summary(self, sink: Sink, entry: RunCursor, tags: dict[str, str]) -> None:
-        self._send(sink, SUMMARY, entry, tags)
-        if (self._folder / "report.html").exists() and entry.artifacts.get("report") != (
-            content := folder_digest(self._folder)
-        ):
-            sink.log_artifact(self._known[SUMMARY], self._folder)
-            sink.set_state(entry.mlflow_id, "FINISHED", None)
-            entry.artifacts["report"] = content
+    def _send_report(self, entry: RunCursor) -> None:
+        if (self._report / "report.html").exists() and self._send_artifact(SUMMARY, entry, self._report):
+            self._sink.set_state(entry.mlflow_id, "FINISHED", None)
 
-    def _send(
-        self,
-        sink: Sink,
-        key: str,
-        entry: RunCursor,
-        tags: Mapping[str, str],
-        params: Mapping[str, str] | None = None,
-        folder: Path | None = None,
-    ) -> None:
-        """Send a run's new rows, figures of the report, tags and parameters."""
-        figures = self._results.get(key, {})
-        news = {name: value for name, value in figures.items() if entry.results.get(name) != value}
-        (written,) = self._results_stamp
-        # Figures have no axis: of two points with the same name MLflow shows the later.
-        found = [Point(name, value, round(written[2] / 1e6), 0) for name, value in news.items() if written]
-        tags_digest = digest(sorted(tags.items()))
-        new_tags = tags if entry.tags != tags_digest else {}
-        while True:
-            offsets = {}
-            for file in FILES if folder is not None else ():
-                assert folder is not None
-                more, offsets[file] = describe.read_points(folder / file, entry.offsets[file], _CHUNK_BYTES)
-                found += more
-            if found or params or new_tags:
-                sink.log(entry.mlflow_id, found, params, new_tags)
-                self._metrics_sent += len(found)
-            entry.tags, entry.results = tags_digest, entry.results | news
-            if folder is None or offsets == entry.offsets:
-                return
-            entry.offsets = offsets
-            entry.tails = {file: describe.tail_digest(folder / file, offsets[file]) or "" for file in REWOUND}
-            found, params, new_tags = [], None, {}
+    def _send_artifact(self, key: str, entry: RunCursor, path: Path) -> bool:
+        """Send a file or folder if it has changed; return whether it had."""
+        if (content := content_digest(path)) == entry.artifacts.get(path.name):
+            return False
+        self._sink.log_artifact(self._known[key], path)
+        entry.artifacts[path.name] = content
+        return True
 
     def _save(self) -> None:
         """Write the cursor if it changed; its file's time shows that the mirror makes progress."""
@@ -302,13 +280,11 @@ def _one_line(error: Exception) -> str:
     return redact(f"{type(error).__name__}: {error}".replace("\n", " "))
 
 
-def _stamp(paths: Iterable[Path]) -> _Stamp:
-    """Return a value that changes whenever one of the files does."""
-    found: list[tuple[int, int, int] | None] = []
+def _stamp(paths: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
+    """Return a value that changes whenever one of the files does; empty if there is none."""
+    found = {}
     for path in paths:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except FileNotFoundError:
-            found.append(None)
-    return tuple(found)
+            found[path] = status.st_ino, status.st_size, status.st_mtime_ns
+    return found

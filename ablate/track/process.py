@@ -20,7 +20,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from ablate.base.command_hints import redact
 from ablate.store import StudyStore
@@ -93,10 +92,8 @@ def main() -> None:
     uri, store = resolve_tracking_uri(study.parent), StudyStore(study)
     stopping = _watch(parent, cursor_path(store, uri))
     os.nice(_NICENESS)
-    sys.stdout, sys.stderr = _Redacted(sys.stdout), _Redacted(sys.stderr)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    sys.stdout = sys.stderr = _Redacted(sys.stderr.buffer, line_buffering=True)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     _log.setLevel(logging.INFO)
     _log.info("mirroring %s to %s", study, uri)
     mirror, delay_sec, last_problem = Mirror(store, uri), _POLL_SEC, None
@@ -138,17 +135,9 @@ def _watch(parent: int, cursor: Path) -> threading.Event:
     return stopping
 
 
-class _Redacted(io.TextIOBase):
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
+class _Redacted(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
-        self._stream.write(redact(text))
-        self._stream.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
+        return super().write(redact(text))
 
 
 if __name__ == "__main__":

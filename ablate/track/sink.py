@@ -43,8 +43,6 @@ SUMMARY_TAG = "ablate.summary"
 VIEW = "ablate"
 """The name of the view in which the study's page keeps its columns."""
 
-_ENTITIES_PER_BATCH = 1000
-_PARAMS_OR_TAGS_PER_BATCH = 100
 _ABOUT_ONE_RUN = (
     "RESOURCE_DOES_NOT_EXIST",
     "INVALID_PARAMETER_VALUE",
@@ -185,30 +183,26 @@ class Sink:
         MLflow's client sends the request again if no answer comes. So there may be two runs until
         ``known_runs`` is called.
         """
-        started = _milliseconds(start_unix)
-        return self._client().create_run(experiment_id, start_time=started, tags=dict(tags))
+        return self._client().create_run(experiment_id, _milliseconds(start_unix), dict(tags))
 
     @_translated()
     def log(
         self,
         mlflow_id: str,
-        points: Sequence[Point] = (),
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
+        points: Sequence[Point],
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
     ) -> None:
-        """Send points, parameters and tags in as few requests as MLflow's limits allow."""
+        """Send points, parameters and tags; MLflow's client splits them into as few requests as it can."""
         from mlflow.entities import Metric, Param, RunTag
 
-        left_metrics = [Metric(*point) for point in points]
-        left_params = [Param(key, value) for key, value in (params or {}).items()]
-        left_tags = [RunTag(key, value) for key, value in (tags or {}).items()]
-        most = _PARAMS_OR_TAGS_PER_BATCH
-        while left_metrics or left_params or left_tags:
-            room = _ENTITIES_PER_BATCH - len(left_params[:most]) - len(left_tags[:most])
-            self._client().log_batch(
-                mlflow_id, left_metrics[:room], left_params[:most], left_tags[:most], synchronous=True
-            )
-            left_metrics, left_params, left_tags = left_metrics[room:], left_params[most:], left_tags[most:]
+        self._client().log_batch(
+            mlflow_id,
+            [Metric(*point) for point in points],
+            [Param(*pair) for pair in params.items()],
+            [RunTag(*pair) for pair in tags.items()],
+            synchronous=True,
+        )
 
     @_translated()
     def history(self, mlflow_id: str, key: str) -> set[tuple[int, int]]:
@@ -283,13 +277,12 @@ def make_database(path: Path, artifacts: Path) -> None:
 
 def is_local(folder: Path) -> bool:
     """Whether a folder is known to be on a local disk."""
-    resolved = folder.resolve()
     try:
         disks = psutil.disk_partitions(all=True)
     except OSError:  # there is no list of mounts to read
         return False
-    mounts = [disk for disk in disks if resolved.is_relative_to(disk.mountpoint)]
-    return bool(mounts) and max(mounts, key=lambda disk: len(Path(disk.mountpoint).parts)).fstype in _LOCAL
+    above = [disk for disk in disks if folder.resolve().is_relative_to(disk.mountpoint)]
+    return bool(above) and max(above, key=lambda disk: len(disk.mountpoint)).fstype in _LOCAL
 
 
 def _milliseconds(unix: float | None) -> int | None:

@@ -1,13 +1,16 @@
+"""What MLflow is shown of a study and of its rows. ``REWRITE=1 pytest`` writes ``shown.json`` anew."""
+
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 
 from ablate.base.files import append_line
 from ablate.store import Status
-from ablate.store.plan_file import ForkPoint, LockedArm, LockedPlan, LockedRun, Target
 from ablate.track import describe
-from ablate.track.describe import Point, points, read_points, tail_digest
+from ablate.track.describe import Point, points, read_points
 
 TRAIN = {"kind": "train", "tokens": 4096, "step": 1, "time_unix": 1.7e9 + 0.1234, "loss": 5.5, "lr": 0.004}
 EVAL = {"kind": "eval", "tokens": 8192, "step": 2, "time_unix": 1.7e9, "val_loss": 5.0}
@@ -15,67 +18,44 @@ DIAGNOSIS = {
     "kind": "diagnosis", "tokens": 4096, "step": 1, "time_unix": 1.7e9, "layer": "blocks.1.ffn.down",
     "gemm": "wgrad", "relative_error": 0.16, "gain": 0.98, "bias_share": None, "sketch": "AAAA",
 }  # fmt: skip
-REPORT = describe.report_link("1", "abc")
+CONFIG = {
+    "model": {"width": 128, "odd key?": "x", "function": "my.py:build", "options": {"width": 64}},
+    "data": {"paths": ["p" * 400] * 20, "odd key?": "x", "none": [], "map": [{"a": [1]}]},
+    "training": {"compile": True, "learning_rate": 0.004},
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ([], "none"),
-        (["fprop", "dgrad"], "fprop+dgrad"),
-        (True, "true"),
-        (0.004, "0.004"),
-        ("dht", "dht"),
-        ({"a": [1]}, '{"a": [1]}'),
-    ],
-)
-def test_values_as_people_write_them(value, shown):
-    assert describe.text(value) == shown
-
-
-def test_params_are_flat_and_short_and_of_a_foreign_model_its_own(study):
-    config = {
-        "model": {"width": 128, "odd key?": "x", "function": "my.py:build", "options": {"width": 64}},
-        "data": {"paths": ["p" * 400] * 20, "odd key?": "x"},
-    }
-    params = describe.run_params(config, study.typed_plan().arms[1])
-    assert params.pop("data.paths")[-1] == "…"
-    assert params == {
-        "model.function": "my.py:build", "model.options.width": "64", "data.odd key_": "x",
-        "factor.recipe.gemms": "fprop",
-    }  # fmt: skip
-
-
-def test_tags_of_a_run_that_failed_and_forks(study):
-    run, fork = LockedRun(id="abc", seed=3), ForkPoint(arm="bf16", tokens=4096)
-    arms = (LockedArm(name="bf16", runs=(run,)), LockedArm(name="fp4", runs=(run,), fork=fork))
-    plan = LockedPlan(study="s", baseline="bf16", target=Target(kind="val_loss", value=2.0), arms=arms)
+def test_the_design_as_mlflow_shows_it(study):
+    fork = {"arm": "bf16", "tokens": 4096}
+    study.plan["arms"][1] |= {"name": "a|b", "fork": fork}
+    plan = study.typed_plan()
     status = Status(state="failed", tokens=12_345, message="CUDA out of memory")
-    environment = {"timing_valid": False, "git_commit": "f00", "fingerprints": ["a1", "b2"]}
-    base, forked = (describe.run_tags(plan, i, run, status, environment, report=REPORT) for i in (0, 1))
-    wanted = {
-        "ablate.run_id": "abc", "ablate.arm": "fp4", "ablate.seed": "3", "ablate.state": "failed",
-        "ablate.baseline": "false", "ablate.timing_valid": "false", "mlflow.source.git.commit": "f00",
-        "ablate.arithmetic": "a1 then b2", "ablate.fork_from": "bf16", "ablate.fork_tokens": "4096",
-        "ablate.cost_counted_from_tokens": "4096",
-    }  # fmt: skip
-    assert wanted.items() <= forked.items()
-    assert "Failed after 12,345 tokens. CUDA out of memory" in forked["mlflow.note.content"]
-    assert base["ablate.baseline"] == "true"
-    assert not any("fork" in key or "counted" in key for key in base)
-    assert base["mlflow.runColor"] != forked["mlflow.runColor"]
+    environment = {"timing_valid": False, "git_commit": "f00", "backend": None, "fingerprints": ["a1", "b2"]}
+    shown = {
+        "tags": [
+            describe.run_tags(plan, i, arm.runs[1], status, environment, report="LINK")
+            for i, arm in enumerate(plan.arms)
+        ],
+        "parameters": describe.run_params(CONFIG, plan.arms[1]),
+        "note": describe.study_note(plan, report="LINK").splitlines(),
+        "view": json.loads(describe.view(plan)),
+    }
+    path = Path(__file__).parent / "shown.json"
+    if "REWRITE" in os.environ:
+        path.write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n")
+    assert shown == json.loads(path.read_text())
 
 
-def test_the_note_shows_the_design_and_stays_within_mlflows_limit(study):
-    note = describe.study_note(study.typed_plan(), report=REPORT)
-    assert note.startswith("Which GEMM *suffers*?")
-    assert "- **Target**: validation loss 2.1 nats per token" in note
-    assert "| fprop | Fprop mxfp4; Dgrad+Wgrad bf16 | recipe.gemms: none → fprop | 0, 1 |" in note
+def test_what_is_too_long_for_mlflow_is_cut(study):
+    study.plan["arms"][1]["factors"] = {f"training.field{n}": "x" * 9000 for n in range(80)}
     study.plan["arms"] *= 2000
-    study.plan["arms"][0]["name"] = study.plan["baseline"] = "a|b"
-    note = describe.study_note(study.typed_plan(), report=REPORT)
-    assert len(note) < 20_000
-    assert r"a\|b" in note
+    plan = study.typed_plan()
+    assert len(describe.study_note(plan, report="LINK")) < 20_000
+    view = describe.view(plan)
+    assert len(view) < 5000
+    assert "compareRunCharts" not in view
+    tags = describe.run_tags(plan, 1, plan.arms[1].runs[0], Status(), {}, report="LINK")
+    assert max(map(len, tags.values())) == 5000
 
 
 ERROR, GAIN = "relative_error/blocks.1.ffn.down", "gain/blocks.1.ffn.down"
@@ -134,64 +114,3 @@ def test_rows_are_read_in_pieces_and_a_cut_or_foreign_line_stops_nothing(tmp_pat
     found, offset = read_points(path, offset, 10_000)
     assert ([point.key for point in found], offset) == (["val_loss", "val_perplexity"], whole)
     assert read_points(path, offset, 10_000) == ([], whole)
-
-
-def test_the_tail_tells_a_rewound_file(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    append_line(path, TRAIN)
-    offset = path.stat().st_size
-    before = tail_digest(path, offset)
-    append_line(path, EVAL)
-    assert tail_digest(path, offset) == before
-    path.unlink()
-    assert tail_digest(path, offset) is None
-    append_line(path, TRAIN | {"time_unix": 1.8e9 + 0.1234})
-    append_line(path, EVAL)
-    assert tail_digest(path, offset) not in (before, None)
-
-
-def test_the_view_has_our_order_of_charts_unless_it_is_too_long_for_mlflow(study):
-    view = json.loads(describe.view(study.typed_plan()))
-    charts = [card["metricKey"] for card in view["compareRunCharts"]]
-    assert (charts[0], charts[-1]) == ("val_loss", "learning_rate")
-    assert {"params.`factor.recipe.gemms`", "metrics.`token_cost`"} <= set(view["selectedColumns"])
-    study.plan["arms"][1]["factors"] = {f"training.field{n}": 1 for n in range(80)}
-    long = describe.view(study.typed_plan())
-    assert len(long) < 5000
-    assert "compareRunCharts" not in long
-
-
-def test_figures_of_a_report(tmp_path):
-    def arm(name, estimates, *tokens, **more):
-        runs = [
-            {
-                "id": f"{name}{seed}",
-                "seed": seed,
-                "tokens_to_target": one,
-                "at_or_before_first_evaluation": one == 5,
-            }
-            for seed, one in enumerate(tokens)
-        ]
-        tokens_to_target, token_cost = ({"estimate": one} for one in estimates)
-        return {
-            "name": name, "counted_from_tokens": 0, "tokens_to_target": tokens_to_target,
-            "token_cost": token_cost, "runs": runs, **more,
-        }  # fmt: skip
-
-    arms = [
-        arm("b", (1000.0, None), 1000.0, None, 5),
-        arm("a/c", (1250.0, 0.25), 1250.0, 1500.0, 5),
-        arm("forks", (900.0, None), 900.0, counted_from_tokens=10),
-    ]
-    (tmp_path / "r.json").write_text(json.dumps({"baseline": "b", "arms": arms}))
-    found = describe.read_results(tmp_path / "r.json")
-    assert found.pop(describe.SUMMARY) == {
-        "tokens_to_target/b": 1000.0, "tokens_to_target/a_c": 1250.0, "token_cost/a_c": 0.25,
-        "tokens_to_target/forks": 900.0,
-    }  # fmt: skip
-    assert {run: list(figures.values()) for run, figures in found.items()} == {
-        "b0": [1000.0], "b1": [], "b2": [], "a/c0": [1250.0, 0.25], "a/c1": [1500.0], "a/c2": [],
-        "forks0": [900.0],
-    }  # fmt: skip
-    (tmp_path / "r.json").write_text("{")
-    assert describe.read_results(tmp_path / "r.json") == {}

@@ -1,6 +1,7 @@
 """The mirror into a real sqlite store: in the end MLflow holds every point once, and no other."""
 
 import contextlib
+import json
 import math
 import os
 import signal
@@ -19,9 +20,8 @@ from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
-from ablate.track import describe
 from ablate.track.cursor import cursor_path, load_cursor, pending
-from ablate.track.describe import RESULTS, SUMMARY
+from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.sink import Sink, default_tracking_uri, is_local, make_database, resolve_tracking_uri
@@ -193,34 +193,55 @@ def test_what_was_deleted_in_mlflow_comes_back(study, uri, held, check_same):
     check_same(study, uri)
 
 
-def test_what_the_report_found_becomes_metrics_and_follows_it(study, uri, held, summary, monkeypatch):
-    path, key = study.store.path / "report" / "report.json", study.runs["fprop", 0]
-    path.parent.mkdir()
+def write_found(study, hits, forks=()):
+    """Write a ``report.json`` with tokens to target by arm and seed; 5: already at the first evaluation."""
+    arms = [
+        {
+            "name": arm["name"],
+            "counted_from_tokens": arm["name"] in forks,
+            "runs": [
+                {
+                    "id": run["id"],
+                    "seed": run["seed"],
+                    "tokens_to_target": (found := hits.get((arm["name"], run["seed"]))),
+                    "at_or_before_first_evaluation": found == 5,
+                }
+                for run in arm["runs"]
+            ],
+        }
+        for arm in study.plan["arms"]
+    ]
+    (folder := study.store.path / "report").mkdir(exist_ok=True)
+    (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": arms}))
 
-    def figures(run):
-        return {name: value for name, value in run.data.metrics.items() if name.partition("/")[0] in RESULTS}
 
-    def sync_with(results):
-        path.write_text(str(results))
-        monkeypatch.setattr(describe, "read_results", lambda _: results)
-        sent = sync(study, uri).metrics_sent
-        return sent, figures(held(study, uri)[key]), figures(summary(study, uri))
+def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri, held, summary):
+    study = make_study(arms=("bf16", "fprop", "all three")).whole(2)
+    hits = {("bf16", 0): 1000, ("bf16", 1): 5, ("fprop", 0): 1250, ("fprop", 1): 1500, ("all three", 0): 900}
+    write_found(study, hits, forks=["all three"])
+    found = {key: [at] for key, at in hits.items() if at != 5} | {("fprop", 0): [1250, 0.25]}
 
-    study.whole(2)
-    found, of_arms = {"tokens_to_target": 1250.0, "token_cost": 0.25}, {"token_cost/fprop": 0.25}
-    assert sync_with({key: found, SUMMARY: of_arms}) == (4 * 8 + 3, found, of_arms)
-    before = held(study, uri)
+    def check(sent):
+        assert sync(study, uri).metrics_sent == sent
+        runs = held(study, uri)
+        assert {
+            key: [runs[run_id].data.metrics[name] for name in RESULTS if name in runs[run_id].data.metrics]
+            for key, run_id in study.runs.items()
+        } == {key: [] for key in study.runs} | found
+        return runs[study.runs["fprop", 0]]
+
+    before = check(6 * 8 + 5)
     cursor_path(study.store, uri).unlink()
-    sync(study, uri)
-    assert {key: run.points for key, run in held(study, uri).items()} == {
-        key: run.points for key, run in before.items()
-    }
-    assert sync_with({}) == (0, found, of_arms)  # the report was cut off: nothing is taken back
-    found = found | {"tokens_to_target": 1100.0}
-    assert sync_with({key: found, SUMMARY: of_arms}) == (1, found, of_arms)
-    assert sync_with({key: {}, SUMMARY: of_arms}) == (8, {}, of_arms)  # another target, which it misses
-    run = held(study, uri)[key]
-    assert run.points["train_loss"] == before[key].points["train_loss"]
+    assert check(6 * 8 + 5).points == before.points
+    (study.store.path / "report" / "report.json").write_text("{")
+    check(0)  # the report was cut off: nothing is taken back
+    hits["fprop", 0], found["fprop", 0] = 1100, [1100, 1100 / 1000 - 1]
+    write_found(study, hits, forks=["all three"])
+    check(2)
+    del hits["fprop", 0], found["fprop", 0]
+    write_found(study, hits, forks=["all three"])
+    run = check(8)  # another target, which it misses
+    assert run.points["train_loss"] == before.points["train_loss"]
     assert summary(study, uri).info.run_id in run.data.tags["mlflow.note.content"]
 
 
@@ -231,7 +252,6 @@ def test_the_report_is_logged_when_it_changes(study, uri, summary, storage):
     assert (first.artifacts, first.info.status) == ([], "RUNNING")
     page = study.store.path / "report" / "report.html"
     page.parent.mkdir()
-    (page.parent / "report.json").write_text("{}")
     written = []
     for text in ("<h1>first</h1>", "<h1>first</h1>", "<h1>second</h1>"):
         page.write_text(text)
@@ -245,9 +265,7 @@ def test_the_report_is_logged_when_it_changes(study, uri, summary, storage):
     sync(study, uri)
     run = summary(study, uri)
     assert (run.info.run_id, run.info.status) == (first.info.run_id, "FINISHED")
-    assert (run.info.run_name, run.artifacts) == (
-        "report: synthetic", ["report/report.html", "report/report.json"],
-    )  # fmt: skip
+    assert (run.info.run_name, run.artifacts) == ("report: synthetic", ["report/report.html"])
 
 
 def test_two_folders_of_one_study_stay_apart(study, uri, tmp_path):
