@@ -16,8 +16,8 @@ import random
 import optuna
 
 from ablate.search.engine import Asked, TrialResult, seed_of
-from ablate.search.halving import Halving, search_grid
-from ablate.search.spaces import Grid, candidate_of
+from ablate.search.halving import Grid, candidate_of, search_grid
+from ablate.study.search_space import Search
 
 GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
 FACTORS = {
@@ -81,11 +81,14 @@ def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, f
             found.append(TrialResult(values=(loss + deviation, seconds)))
         return found
 
-    grid = Grid(factors=FACTORS, cells=recipes(), first=("bf16",), sampler=sampler, seed=number)
-    plan = Halving(name="benchmark", grid=grid, trials=trials, budgets=(1,), keep=1.0, at_once=4)
+    search = Search(
+        hardware="B200", budgets=(1,), trials=trials, keep=1.0, sampler=sampler, seed=number, factors=FACTORS,
+        cells=(), named=(),
+    )  # fmt: skip
+    grid = Grid(name="benchmark", search=search, cells=recipes(), first=("bf16",))
     storage = optuna.storages.InMemoryStorage()
-    search_grid(plan, storage, run)
-    names = {candidate_of(trial) for trial in plan.read(storage)[0]}
+    search_grid(grid, storage, run)
+    names = {candidate_of(trial) for trial in grid.read(storage)[0]}
     front = true_front(values)
     reference = (max(loss for loss, _ in values.values()) + 0.01, 1.01)
     ratio = hypervolume([values[name] for name in names], reference) / hypervolume(

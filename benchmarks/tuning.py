@@ -20,7 +20,7 @@ import optuna
 from ablate.results.cost import Cost, token_costs
 from ablate.run.outcome import Outcome, outcome
 from ablate.search.engine import Asked, TrialGroup, TrialResult, open_study, search
-from ablate.search.spaces import Rates, best_trial
+from ablate.search.tune import Rates, best_trial
 from ablate.study.search_space import Range
 
 BUDGET, TRIAL, EVERY = 1_000_000, 250_000, 25_000

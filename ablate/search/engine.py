@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import UserError, first_line
 from ablate.execute.driver import ExecutionEnd
 from ablate.execute.pending_runs import find_todo
+from ablate.run.schedule import divergence_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ GRPC = "grpc://"
 LOSS = "validation loss (nats per token)"
 VIOLATION = "violation"
 _PROXY_SEC = 10
+_TRIES = 12
 _FEWEST_COMPLETE = 3
 """Complete trials of earlier rounds that are needed before a trial is called hopeless."""
 
@@ -152,11 +154,11 @@ def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
 def suggestions(
     trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution], seed: int, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield what Optuna's TPE suggests after these trials; open ones count as poor (constant liar)."""
+    """Yield some suggestions of Optuna's TPE after these trials; open ones count as poor (constant liar)."""
     optuna = quiet_optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
     study = study_of(trials, sampler=sampler)
-    while True:
+    for _ in range(_TRIES):
         trial = study.ask(dict(distributions))
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         yield trial.params
@@ -333,6 +335,15 @@ def losses_of(run: RunDir) -> Curve:
     """Read a run's validation losses; they are cached until its file changes."""
     found = run.metrics_path.stat() if run.metrics_path.exists() else None
     return _losses(run, None if found is None else (found.st_ino, found.st_size))
+
+
+def end_loss(run: RunDir) -> float:
+    """Return a run's last validation loss; of a diverged run the loss at which it is called so."""
+    if run.state() == "diverged":
+        config = run.config()
+        return divergence_bound(config["training"]["divergence_loss"], config["vocab_size"])
+    curve = losses_of(run)
+    return curve[max(curve)]
 
 
 @lru_cache(maxsize=1024)

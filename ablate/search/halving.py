@@ -1,5 +1,11 @@
 """A search over a grid of recipes at rising budgets, and what its trials show: fronts, factors that mattered.
 
+Each distinct recipe is tried once, with the factors that matter for it. Cells with the same recipe are one
+candidate (without an FP4 GEMM no stabiliser acts). A factor is relevant for a candidate only if all of its
+cells share the level. TPE suggests levels of all factors. A converged TPE suggests candidates that were tried
+already; after some tries, the search takes the untried candidate that is closest to the last suggestion
+(shares most levels).
+
 The better share of one budget's trials is run at the next. All objectives are minimised. A trial with a
 violation missed, and is never on a front.
 """
@@ -7,22 +13,38 @@ violation missed, and is never on a front.
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ablate.search.engine import LOSS, TrialGroup, open_study, quiet_optuna, search, study_of, violation
-from ablate.search.spaces import IRRELEVANT, candidate_of
+from ablate.search.engine import (
+    LOSS,
+    TrialGroup,
+    open_study,
+    open_trial,
+    quiet_optuna,
+    search,
+    seed_of,
+    study_of,
+    suggestions,
+    violation,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from optuna import Study
+    from optuna.distributions import CategoricalDistribution
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
     from ablate.search.engine import Run
-    from ablate.search.spaces import Grid
+    from ablate.study.search_space import Search
 
+IRRELEVANT = "–"
+"""Replaces the level of a factor without effect, in tables and in the importances."""
+RANDOM_FIRST = 10
+"""Number of results that TPE needs; before that, candidates are drawn at random."""
 FEWEST_TRIALS = 8
 """Fewer give no importances."""
 _BEST = 0.25
@@ -34,34 +56,36 @@ DIVERGED = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Halving:
-    """What is searched. ``budgets``: in tokens, rising. ``objectives``: as Optuna's pages show them."""
+class Grid:
+    """Distinct recipes and how they are searched; those of ``first`` are tried first.
+
+    ``cells``: for each candidate, the cells of the grid with this recipe, each as its levels by factor;
+    empty for a recipe outside the grid.
+    """
 
     name: str
-    grid: Grid
-    trials: int
-    budgets: tuple[int, ...]
-    keep: float
-    at_once: int
-    objectives: tuple[str, ...] = (LOSS, STEP_TIME)
+    search: Search
+    cells: Mapping[str, Sequence[Mapping[str, str]]]
+    first: tuple[str, ...]
 
     @property
     def num_trials(self) -> int:
         """How many candidates are tried at the first budget."""
-        return min(self.trials, len(self.grid.cells))
+        return min(self.search.trials, len(self.cells))
 
     @property
     def most_trials(self) -> tuple[int, ...]:
         """The largest number of trials of each budget, if no front is larger than its share."""
         counts = [self.num_trials]
-        for _ in self.budgets[1:]:
-            counts.append(min(math.ceil(self.keep * counts[-1]) + 1, counts[-1]))  # and the baseline
+        for _ in self.search.budgets[1:]:
+            counts.append(min(math.ceil(self.search.keep * counts[-1]) + 1, counts[-1]))  # and the baseline
         return tuple(counts)
 
     def studies(self, storage: BaseStorage) -> list[Study]:
         """Open or create Optuna's study of each budget."""
-        names = (f"{self.name} @ {short_tokens(budget)} tokens" for budget in self.budgets)
-        return [open_study(storage, name, self.objectives) for name in names]
+        names = (f"{self.name} @ {short_tokens(budget)} tokens" for budget in self.search.budgets)
+        objectives = (LOSS if self.search.objective == "loss" else COST, STEP_TIME)
+        return [open_study(storage, name, objectives) for name in names]
 
     def read(self, storage: BaseStorage) -> list[list[FrozenTrial]]:
         """Read the present trials of each budget."""
@@ -71,6 +95,42 @@ class Halving:
         """Whether nothing is left to run; a search that was given more trials is not done."""
         told = all(trial.state.is_finished() for trials in budgets for trial in trials)
         return told and len(budgets[0]) >= self.num_trials and all(budgets)
+
+    def levels(self, name: str) -> dict[str, str]:
+        """Return a candidate's levels by factor, of its relevant factors alone."""
+        cells = self.cells[name] or [{}]
+        return dict(set.intersection(*(set(cell.items()) for cell in cells)))
+
+    def propose(self, seen: Sequence[FrozenTrial], seed: int) -> FrozenTrial:
+        """Make an open trial of an untried candidate; those of ``first`` come before all others."""
+        from optuna.distributions import CategoricalDistribution
+
+        # The same labels for every trial.
+        factors = self.search.factors
+        distributions = {factor: CategoricalDistribution(labels) for factor, labels in factors.items()}
+        name = self.first[len(seen)] if len(seen) < len(self.first) else self._pick(seen, seed, distributions)
+        return open_trial(self.levels(name), distributions, {"candidate": name})
+
+    def _pick(
+        self, seen: Sequence[FrozenTrial], seed: int, distributions: dict[str, CategoricalDistribution]
+    ) -> str:
+        taken, seed = set(map(candidate_of, seen)), seed_of(self.search.seed, seed)
+        untried = [name for name in self.cells if name not in taken]
+        random.Random(seed).shuffle(untried)  # noqa: S311  no secret; the order of the file must not decide
+        known = [trial for trial in seen if trial.state.name in ("COMPLETE", "RUNNING")]
+        complete = sum(trial.state.name == "COMPLETE" for trial in known)
+        if self.search.sampler == "random" or complete < RANDOM_FIRST:
+            return untried[0]
+        options = {"n_startup_trials": RANDOM_FIRST, "multivariate": True, "group": True}
+        for wished in suggestions(known, distributions, seed, **options):
+
+            def shared(name: str, wished: dict[str, str] = wished) -> int:
+                return max((len(wished.items() & cell.items()) for cell in self.cells[name]), default=0)
+
+            found = max(untried, key=shared)
+            if shared(found) == len(distributions):
+                break
+        return found
 
 
 def short_tokens(tokens: int) -> str:
@@ -82,7 +142,7 @@ def short_tokens(tokens: int) -> str:
 
 
 def search_grid(
-    plan: Halving,
+    grid: Grid,
     storage: BaseStorage,
     run: Run,
     describe: Callable[[int, str], dict[str, Any]] = lambda _budget, _candidate: {},
@@ -91,25 +151,32 @@ def search_grid(
 
     ``describe(budget, candidate)``: further attributes of a trial, such as its runs.
     """
-    grid, total = plan.grid, plan.num_trials
-    better: list[str] = []
-    for budget, study in zip(plan.budgets, plan.studies(storage), strict=True):
-        if budget != plan.budgets[0]:
+    total, better = grid.num_trials, grid.first
+    for budget, study in zip(grid.search.budgets, grid.studies(storage), strict=True):
+        first = better
+        if budget != grid.search.budgets[0]:
             # If more trials or a larger share were asked for later, new trials follow the old ones.
-            chosen = dict.fromkeys([*map(candidate_of, study.get_trials()), *better])
-            grid, total = replace(grid, first=tuple(chosen)), len(chosen)
+            first = tuple(dict.fromkeys([*map(candidate_of, study.get_trials()), *better]))
+            total = len(first)
 
         def more(trial: FrozenTrial, budget: int = budget) -> dict[str, Any]:
             return {**describe(budget, candidate_of(trial)), "tokens": budget}
 
         group = TrialGroup(
-            name=study.study_name, study=study, propose=grid.propose, num_trials=total, describe=more
-        )
-        if not search([group], plan.at_once, run):
+            name=study.study_name, study=study, propose=replace(grid, first=first).propose, num_trials=total,
+            describe=more,
+        )  # fmt: skip
+        if not search([group], grid.search.at_once, run):
             return False
         # The baseline is run at every budget.
-        better = [plan.grid.first[0], *map(candidate_of, promoted(study.get_trials(), plan.keep))]
+        chosen = promoted(study.get_trials(), grid.search.keep)
+        better = (grid.first[0], *map(candidate_of, chosen))
     return True
+
+
+def candidate_of(trial: FrozenTrial) -> str:
+    """Return the name of a trial's candidate."""
+    return str(trial.user_attrs["candidate"])
 
 
 def is_feasible(trial: FrozenTrial) -> bool:
@@ -143,7 +210,9 @@ def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
     return order[: max(math.ceil(keep * len(trials)), len(found[0]) if found else 0)]
 
 
-def importances(grid: Grid, trials: Sequence[FrozenTrial], objective: int) -> dict[str, float] | None:
+def importances(
+    factors: Mapping[str, Sequence[str]], trials: Sequence[FrozenTrial], objective: int
+) -> dict[str, float] | None:
     """Rate by PED-ANOVA how much each factor separates an objective's best trials from all trials.
 
     Source: 2304.10255. A factor without effect on a recipe gets a separate level. The shares are a guide and
@@ -152,15 +221,15 @@ def importances(grid: Grid, trials: Sequence[FrozenTrial], objective: int) -> di
     """
     optuna = quiet_optuna()
     known = [(trial.params, trial.values[objective]) for trial in with_levels(trials)]
-    if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(grid.factors) < 2:
+    if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(factors) < 2:
         return None
     distributions = {
         factor: optuna.distributions.CategoricalDistribution([*labels, IRRELEVANT])
-        for factor, labels in grid.factors.items()
+        for factor, labels in factors.items()
     }
     filled = [
         optuna.trial.create_trial(
-            params={factor: params.get(factor, IRRELEVANT) for factor in grid.factors},
+            params={factor: params.get(factor, IRRELEVANT) for factor in factors},
             distributions=distributions,
             value=value,
         )
@@ -168,7 +237,7 @@ def importances(grid: Grid, trials: Sequence[FrozenTrial], objective: int) -> di
     ]
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST)
     found = optuna.importance.get_param_importances(study_of(filled), evaluator=evaluator)
-    return {factor: float(found.get(factor, 0.0)) for factor in grid.factors}
+    return {factor: float(found.get(factor, 0.0)) for factor in factors}
 
 
 def with_levels(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

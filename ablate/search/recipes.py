@@ -21,10 +21,8 @@ from ablate.base.files import read_record, write_record
 from ablate.modelled.speed import LLAMA_8B, token_time, workload_of
 from ablate.plan import Plan, build_plan
 from ablate.run.outcome import find_crossing
-from ablate.run.schedule import divergence_bound
-from ablate.search.engine import LOSS, TrialResult, losses_of
-from ablate.search.halving import COST, DIVERGED, STEP_TIME, Halving, search_grid, short_tokens
-from ablate.search.spaces import Grid, candidate_of
+from ablate.search.engine import TrialResult, end_loss, losses_of
+from ablate.search.halving import DIVERGED, Grid, candidate_of, search_grid, short_tokens
 from ablate.store import END_STATES
 from ablate.store.plan_file import DroppedCell
 
@@ -57,15 +55,14 @@ class StoppedError(Exception):
 class SearchPlan:
     """What a search may run. ``plans``: one for each budget, with the same arms.
 
-    ``halving``: what is searched, as the engine takes it; the baseline is tried first. ``times``: modelled
-    step time over the baseline's, by arm.
+    ``grid``: what is searched; the baseline is tried first. ``times``: modelled step time over the
+    baseline's, by arm.
     """
 
     study: Study
-    search: Search
     plans: tuple[Plan, ...]
     times: Mapping[str, float]
-    halving: Halving
+    grid: Grid
 
     @property
     def name(self) -> str:
@@ -79,7 +76,7 @@ class SearchPlan:
 
     def arm(self, budget: int, name: str) -> PlannedArm:
         """Look up an arm as it is run at a budget."""
-        return self.plans[self.search.budgets.index(budget)].arm(name)
+        return self.plans[self.grid.search.budgets.index(budget)].arm(name)
 
 
 def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | None = None) -> SearchPlan:
@@ -102,33 +99,18 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
         if cell.arm in cells:
             cells[cell.arm].append(cell.levels)
     named = (name for name in search.named if name in times and name != study.baseline)
-    grid = Grid(
-        factors=search.factors,
-        cells=cells,
-        first=(study.baseline, *named),
-        sampler=search.sampler,
-        seed=search.seed,
-    )
+    grid = Grid(name=study.name, search=search, cells=cells, first=(study.baseline, *named))
     if search.trials < len(grid.first):
         counts = f"{search.trials} are fewer than the baseline and the named arms ({len(grid.first)})"
         what = f"search.trials: {counts}"
         raise UserError(study.problem(("search", "trials"), what, "these are tried first"))
-    halving = Halving(
-        name=study.name,
-        grid=grid,
-        trials=search.trials,
-        budgets=search.budgets,
-        keep=search.keep,
-        at_once=search.at_once,
-        objectives=(LOSS if search.objective == "loss" else COST, STEP_TIME),
-    )
     kept = (
         replace(
             plan, arms=tuple(arm for arm in plan.arms if arm.name in times), dropped=(*plan.dropped, *dropped)
         )
         for plan in plans
     )
-    return SearchPlan(study=study, search=search, plans=tuple(kept), times=times, halving=halving)
+    return SearchPlan(study=study, plans=tuple(kept), times=times, grid=grid)
 
 
 def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], list[DroppedCell]]:
@@ -165,7 +147,7 @@ def search_recipes(
         return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe}
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        runs.store.write_plan(tried_plan(found, found.halving.read(storage)))
+        runs.store.write_plan(tried_plan(found, found.grid.read(storage)))
         first, last = asked[0].trial, asked[-1].trial
         budget = first.user_attrs["tokens"]
         say(
@@ -187,27 +169,27 @@ def search_recipes(
                     raise StoppedError("Without the baseline there is nothing to hold recipes against")
         return results
 
-    search_grid(found.halving, storage, run, describe)
+    search_grid(found.grid, storage, run, describe)
 
 
 def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Plan:
     """Plan the trials so far, given by budget; without any, the baseline at the first budget."""
     tried = [
         (budget, candidate_of(trial))
-        for budget, trials in zip(found.search.budgets, budgets, strict=False)
+        for budget, trials in zip(found.grid.search.budgets, budgets, strict=False)
         for trial in trials
     ]
-    return _plan_of(found, tried or [(found.search.budgets[0], found.baseline)])
+    return _plan_of(found, tried or [(found.grid.search.budgets[0], found.baseline)])
 
 
 def _plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
     """Keep the order of ``tried``; if the search has several budgets, arms have theirs in their names."""
 
     def name_at(budget: int, name: str) -> str:
-        return name if len(found.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
+        return name if len(found.grid.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
 
     arms = tuple(replace(found.arm(budget, name), name=name_at(budget, name)) for budget, name in tried)
-    baseline = name_at(found.search.budgets[0], found.baseline)
+    baseline = name_at(found.grid.search.budgets[0], found.baseline)
     return replace(found.plans[0], baseline=baseline, arms=arms, folded=())
 
 
@@ -218,11 +200,11 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
         UserError: another search, or a study, of this name is in the storage.
     """
     keys = ("objective", "hardware", "shapes", "budgets", "at_once", "sampler", "seed", "factors")
-    settings = {key: getattr(found.search, key) for key in keys}
+    settings = {key: getattr(found.grid.search, key) for key in keys}
     recipes = {
         arm.name: [plan.arm(arm.name).runs[0].id for plan in found.plans] for arm in found.plans[0].arms
     }
-    content = {"format": _FORMAT, **settings, "first": found.halving.grid.first, "recipes": recipes}
+    content = {"format": _FORMAT, **settings, "first": found.grid.first, "recipes": recipes}
     path = store.path / LOCK
     try:
         there = read_record(path)
@@ -247,8 +229,7 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
     Raises:
         UserError: the baseline diverged, or misses the target in a search by token cost.
     """
-    arm = found.arm(budget, name)
-    run = store.run(arm.runs[0].id)
+    run = store.run(found.arm(budget, name).runs[0].id)
     status = run.status()
     if status.state == "failed":
         return TrialResult(failed=status.message or "failed")
@@ -256,9 +237,8 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
     missed = DIVERGED if status.state == "diverged" else None
     if missed and name == found.baseline:
         raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
-    if found.search.objective == "loss":
-        bound = divergence_bound(arm.config.training.divergence_loss, arm.config.vocab_size)
-        return TrialResult(values=(bound if missed else curve[max(curve)], time), violation=missed)
+    if found.grid.search.objective == "loss":
+        return TrialResult(values=(end_loss(run), time), violation=missed)
     target = found.plans[0].target
     assert target is not None  # a search without one is refused
 
@@ -288,7 +268,7 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
 
     arms = {arm.name: arm for arm in found.study.arms}
     baseline = found.plans[-1].arm(found.baseline)
-    config, target, first = baseline.config, found.plans[0].target, found.search.seed + 1
+    config, target, first = baseline.config, found.plans[0].target, found.grid.search.seed + 1
     assert target is not None
     base = {
         "model": _written(config.model),

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
-from ablate.run.schedule import divergence_bound
 from ablate.search.engine import (
     TrialGroup,
     TrialResult,
-    losses_of,
+    end_loss,
     open_storage,
     open_study,
+    open_trial,
     search,
+    seed_of,
+    suggestions,
     violation,
 )
-from ablate.search.spaces import Rates, best_trial
 from ablate.store import END_STATES
 from ablate.store.plan_file import TrialRecord
+from ablate.study.search_space import combinations, spread_point
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from optuna.trial import FrozenTrial
 
@@ -36,10 +38,46 @@ if TYPE_CHECKING:
     from ablate.search.engine import Asked, TrialRuns
     from ablate.store import StudyStore
     from ablate.store.plan_file import GroupTuning
-    from ablate.study.search_space import Tune
+    from ablate.study.search_space import Space, Tune
 
+_POINTS = 100_000
 _WATCHED_FROM = 1 / 3
 """No trial is hopeless before this share of its budget: a high rate often falls behind at first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Values of fields of training. ``shared``: the study's own values."""
+
+    fields: Space
+    shared: dict[str, Any]
+    sampler: Literal["tpe", "grid"]
+    seed: int
+
+    def propose(self, seen: Sequence[FrozenTrial], seed: int) -> FrozenTrial:
+        """Make an open trial of untried values: the study's own, then spread points, then TPE's."""
+        distributions = {name: field.distribution() for name, field in self.fields.items()}
+        tried = [trial.params for trial in seen]
+
+        def proposals() -> Iterator[dict[str, Any]]:
+            yield dict(self.shared)
+            if self.sampler == "grid":
+                yield from combinations(self.fields)
+            elif len(seen) >= 2 * (1 + len(self.fields)):  # the first points are spread over the space
+                options = {"n_startup_trials": 1, "multivariate": len(self.fields) > 1}
+                for one in suggestions(seen, distributions, seed_of(self.seed, seed), **options):
+                    yield {name: self.fields[name].tidy(value) for name, value in one.items()}
+            for at in range(len(seen), len(seen) + _POINTS):
+                yield spread_point(self.fields, at)
+
+        values = next(values for values in proposals() if values not in tried)
+        return open_trial(values, distributions, {})
+
+
+def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """Return the complete trial with the lowest loss and without diverged runs, or None."""
+    good = [trial for trial in trials if trial.state.name == "COMPLETE" and not violation(trial)]
+    return min(good, key=lambda trial: (trial.values, trial.number), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +149,7 @@ def _result(runs: TrialRuns, one: Asked) -> TrialResult:
     curve, states = runs.curve(one.run_ids), runs.states(one)
     if not all(state in END_STATES for state in states):
         return TrialResult(curve=curve)
-    losses = []
-    for run, state in zip(map(runs.store.run, one.run_ids), states, strict=True):
-        if state == "diverged":
-            config = run.config()
-            losses.append(divergence_bound(config["training"]["divergence_loss"], config["vocab_size"]))
-        else:
-            own = losses_of(run)
-            losses.append(own[max(own)])
+    losses = [end_loss(runs.store.run(run_id)) for run_id in one.run_ids]
     return TrialResult(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
 
 

@@ -76,7 +76,7 @@ def search_study(
             try:
                 again = where.command_line("search", file, optuna_storage=optuna_storage)
                 code = _go_on(store, planned, trials, where, listener, again)
-                found = found_of(planned, planned.halving.read(trials))
+                found = found_of(planned, planned.grid.read(trials))
                 names = [one.name for one in found.last.front if not one.is_baseline]
                 confirm = confirm_study(planned, names, file) if names and found.is_done else None
                 write_search(found, store.path / "search", confirm)
@@ -94,11 +94,11 @@ def _go_on(
     """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
 
-    plan = planned.halving
+    plan = planned.grid
     before = plan.read(trials)
     ended = sum(trial.state.is_finished() for one in before for trial in one)
     listener.say(
-        f"Search {planned.name}: {len(plan.grid.cells)} recipes, {plan.num_trials} to try at the first "
+        f"Search {planned.name}: {len(plan.cells)} recipes, {plan.num_trials} to try at the first "
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.findings.compare import NOT_TOLD
 from ablate.search.engine import violation
-from ablate.search.halving import DIVERGED, front, importances, is_feasible, with_levels
-from ablate.search.spaces import IRRELEVANT, candidate_of
+from ablate.search.halving import (
+    DIVERGED,
+    IRRELEVANT,
+    candidate_of,
+    front,
+    importances,
+    is_feasible,
+    with_levels,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,7 +113,7 @@ class Found:
 
 def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Found:
     """Collect the result of a search from its plan and the trials of each budget."""
-    search, grid = planned.search, planned.halving.grid
+    search, grid = planned.grid.search, planned.grid
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
         best = {trial.number for trial in front(trials)}
@@ -149,9 +156,9 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
         baseline=planned.baseline,
         factors=search.factors,
         rungs=tuple(rungs),
-        importances=(importances(grid, first, 0), importances(grid, first, 1)),
+        importances=(importances(search.factors, first, 0), importances(search.factors, first, 1)),
         weighed=len(with_levels(first)),
-        wanted=planned.halving.num_trials,
+        wanted=grid.num_trials,
         candidates=len(grid.cells),
         dropped=tuple((cell.name, cell.reason) for cell in planned.plans[0].dropped),
     )

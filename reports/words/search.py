@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.reports.words.format import DASH, loss, make_table, percent, plural, share, signed
-from ablate.search.halving import short_tokens
-from ablate.search.spaces import IRRELEVANT
+from ablate.search.halving import IRRELEVANT, short_tokens
 
 if TYPE_CHECKING:
     from ablate.reports.findings.search import Found, Rung, TrialPoint

@@ -17,9 +17,8 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.search.engine import TrialResult, open_storage, open_study
-from ablate.search.halving import search_grid
+from ablate.search.halving import candidate_of, search_grid
 from ablate.search.recipes import plan_search, tried_plan
-from ablate.search.spaces import candidate_of
 from ablate.store import StudyStore
 from ablate.store.runs import running
 from ablate.study import load_study
@@ -54,7 +53,7 @@ def check_trials(folder):
         for one in ours
         for t in one
     }
-    plan = plan_search(load_study(folder / "s.yaml")).halving
+    plan = plan_search(load_study(folder / "s.yaml")).grid
     storage = optuna.storages.InMemoryStorage()
 
     def look_up(asked):

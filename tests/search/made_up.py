@@ -7,9 +7,9 @@ import itertools
 import math
 
 from ablate.search.engine import TrialGroup, TrialResult, open_study, search, seed_of
-from ablate.search.halving import DIVERGED, Halving, search_grid
-from ablate.search.spaces import Grid, Rates, candidate_of
-from ablate.study.search_space import Range
+from ablate.search.halving import DIVERGED, Grid, candidate_of, search_grid
+from ablate.search.tune import Rates
+from ablate.study.search_space import Range, Search
 
 BEST = {"baseline": 2e-3, "fp4": 8e-3}
 SHARED = {"learning_rate": 2e-3}
@@ -17,7 +17,7 @@ RATE = {"learning_rate": Range(low=5e-4, high=1.6e-2, log=True)}
 TOKENS = range(25, 201, 25)
 
 
-def grid_space(**changes):
+def grid_space(first=("named0",), **changes):
     """Stabiliser × GEMMs × rule, where without a GEMM all is one recipe: 1 + 3 × 4 × 2 candidates."""
     factors = {
         "stab": ("none", "sr", "rht", "dht"),
@@ -28,13 +28,9 @@ def grid_space(**changes):
     for labels in itertools.product(*factors.values()):
         name = "named0" if "no" in labels else " ".join(labels)
         cells.setdefault(name, []).append(dict(zip(factors, labels, strict=True)))
-    usual = {"factors": factors, "cells": cells, "first": ("named0",), "sampler": "tpe", "seed": 1}
-    return Grid(**(usual | changes))
-
-
-def halving(grid=None, **changes):
-    usual = {"name": "s", "trials": 60, "budgets": (100, 300), "keep": 0.4, "at_once": 4}
-    return Halving(grid=grid or grid_space(), **(usual | changes))
+    usual = {"hardware": "B200", "trials": 60, "budgets": (100, 300), "keep": 0.4, "seed": 1}
+    search = Search(**(usual | changes), factors=factors, cells=(), named=())
+    return Grid(name="s", search=search, cells=cells, first=first)
 
 
 def truth(asked):
@@ -93,9 +89,9 @@ def facts(trials):
 
 
 def go_grid(storage, wrap=lambda run: run, **changes):
-    plan = halving(**changes)
-    search_grid(plan, storage, wrap(truth))
-    return [facts(trials) for trials in plan.read(storage)]
+    grid = grid_space(**changes)
+    search_grid(grid, storage, wrap(truth))
+    return [facts(trials) for trials in grid.read(storage)]
 
 
 def go_rates(storage, wrap=lambda run: run, **changes):

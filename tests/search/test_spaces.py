@@ -6,11 +6,11 @@ import itertools
 
 import optuna
 import pytest
-from made_up import BEST, RATE, SHARED, grid_space, groups, halving, train_all, truth
+from made_up import BEST, RATE, SHARED, grid_space, groups, train_all, truth
 
 from ablate.search.engine import TrialResult, search, violation
-from ablate.search.halving import search_grid, short_tokens
-from ablate.search.spaces import best_trial, candidate_of
+from ablate.search.halving import candidate_of, search_grid, short_tokens
+from ablate.search.tune import best_trial
 from ablate.study.search_space import Choices, combinations
 
 
@@ -18,11 +18,10 @@ from ablate.study.search_space import Choices, combinations
 @pytest.mark.parametrize(("at_once", "trials"), [(1, 3), (5, 60)])
 def test_every_recipe_is_tried_at_most_once(sampler, at_once, trials):
     batches = []
-    space = grid_space(sampler=sampler, first=("named0", "sr d even"))
-    wanted = halving(space, at_once=at_once, trials=trials)
+    space = grid_space(("named0", "sr d even"), sampler=sampler, at_once=at_once, trials=trials)
     storage = optuna.storages.InMemoryStorage()
-    assert search_grid(wanted, storage, lambda asked: batches.append(len(asked)) or truth(asked))
-    first, second = ([candidate_of(trial) for trial in trials] for trials in wanted.read(storage))
+    assert search_grid(space, storage, lambda asked: batches.append(len(asked)) or truth(asked))
+    first, second = ([candidate_of(trial) for trial in trials] for trials in space.read(storage))
     assert len(set(first)) == len(first) == min(trials, len(space.cells))
     assert first[:2] == list(space.first)
     assert max(batches) <= at_once
@@ -42,12 +41,12 @@ def test_only_factors_that_mean_something_are_params():
 
 def test_tpe_takes_what_is_nearest_to_its_suggestion(monkeypatch):
     space = grid_space(first=())
-    monkeypatch.setattr("ablate.search.spaces.RANDOM_FIRST", 0)
+    monkeypatch.setattr("ablate.search.halving.RANDOM_FIRST", 0)
     for wished, expected in (
         ({"stab": "sr", "gemms": "d", "rule": "even"}, {"sr d even"}),
         ({"stab": "rht", "gemms": "no", "rule": "floor"}, {"named0"}),  # one of its cells
     ):
-        monkeypatch.setattr("ablate.search.spaces.suggestions", lambda *_args, wished=wished, **_: [wished])
+        monkeypatch.setattr("ablate.search.halving.suggestions", lambda *_args, wished=wished, **_: [wished])
         assert {candidate_of(space.propose([], seed)) for seed in range(9)} == expected
     again = {candidate_of(space.propose([space.propose([], 0)], seed)) for seed in range(30)}
     assert again == {f"{stab} {gemm} {rule}" for stab, gemm, rule in itertools.product(

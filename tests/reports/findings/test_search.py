@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from found_search import BAR, found_search, point, wide_search
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import create_trial
 
 from ablate.reports.figures.search import draw_front
@@ -16,7 +17,6 @@ from ablate.reports.pages.compare import write_search
 from ablate.reports.pages.document import search_document
 from ablate.reports.words.search import front_table, search_sentences, trials_table
 from ablate.search.halving import importances
-from ablate.search.spaces import Grid
 
 
 def test_the_front_is_the_last_budgets_the_fastest_first():
@@ -114,19 +114,14 @@ def test_before_any_result_there_is_no_figure(tmp_path):
 
 def test_importances_find_the_factor_that_matters():
     labels = {"a": ("0", "1", "2"), "b": ("x", "y", "z")}
-    cells = [{"a": a, "b": b} for a in labels["a"] for b in labels["b"]]
-    space = Grid(
-        factors=labels,
-        cells={f"{c['a']}{c['b']}": [c] for c in cells},
-        first=(),
-        sampler="tpe",
-        seed=0,
-    )
+    kinds = {name: CategoricalDistribution(values) for name, values in labels.items()}
     trials = [
-        create_trial(params=c, distributions=space.distributions, values=[float(c["a"]), 1.0]) for c in cells
+        create_trial(params={"a": a, "b": b}, distributions=kinds, values=[float(a), 1.0])
+        for a in labels["a"]
+        for b in labels["b"]
     ]
-    shares = importances(space, trials, 0)
+    shares = importances(labels, trials, 0)
     assert shares["a"] > 0.9
     assert sum(shares.values()) == pytest.approx(1.0)
-    assert importances(space, trials, 1) is None  # it does not vary
-    assert importances(space, trials[:5], 0) is None
+    assert importances(labels, trials, 1) is None  # it does not vary
+    assert importances(labels, trials[:5], 0) is None
