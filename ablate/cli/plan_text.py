@@ -225,14 +225,14 @@ def _figures(
 
 
 def _tuning_texts(plan: Plan) -> list[str]:
-    tuning, lock = plan.tune, plan.tuning
-    if tuning is None or lock is None:
+    tuning = plan.tuning
+    if tuning is None:
         return []
     runs = tuning.trials * len(tuning.seeds) * sum(len(group.arms) for group in tuning.groups)
     texts = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
     texts.append(
-        f"{tuning.trials} trials of {lock.tokens:,} tokens for each of {len(tuning.groups)} groups, by "
-        f"{tuning.sampler}: {runs:,} runs, at most {runs * lock.tokens:,} tokens, before the runs of the arms"
+        f"{tuning.trials} trials of {tuning.tokens:,} tokens for each of {len(tuning.groups)} groups, by "
+        f"{tuning.sampler}: {runs:,} runs, at most {runs * tuning.tokens:,} tokens, before those of the arms"
     )
     if tuning.is_done:
         return [*texts, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]

@@ -17,6 +17,8 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from ablate.base.errors import Problem, UserError
 from ablate.models.arithmetic import ModelSize, model_size, outlined_size
 from ablate.plan.layers import OwnCode, check_diagnosed
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from ablate.data import DataIdentity
     from ablate.run.config import DataConfig, Setting
     from ablate.study import ResolvedArm, Study
+
+_PLAIN: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 def code_warning(study: Study) -> str | None:
@@ -63,30 +67,30 @@ def build_plan(
         hint = "start it with: ablate search"
         raise UserError(study.problem(("search",), "a search, not a study", hint))
     identities, missing = _identify_all(study, identify, without_data=without_data)
-    baseline = next(arm for arm in study.arms if arm.name == study.baseline)
     # Arms with the same section share its results.
     described, counted = cache(describe), cache(plan_steps)
-    sized, laid_out, plain = cache(model_size), cache(linear_layers), cache(_stated)
+    sized, laid_out, stated = cache(model_size), cache(linear_layers), cache(_stated)
     own_code = OwnCode(study)
-    parents = {arm.name: arm for arm in study.arms}
+    named = {arm.name: arm for arm in study.arms}
+    base = named[study.baseline]
     folded: dict[str, list[str]] = {}
     for cell in study.folded:
         folded.setdefault(cell.into, []).append(cell.name)
-    arms = []
+    arms: dict[str, PlannedArm] = {}
     for arm in study.arms:
         identity = identities[arm.data]
         code_digest = own_code.digest(arm)
         outline = own_code.outline(arm, identity.vocab_size)
         size: ModelSize | None = None
         layers: tuple[LinearLayer, ...] = ()
-        if arm.model.describes(arm.trainer):
+        if outline is not None:
+            size, layers = outlined_size(outline), outline.layers
+        elif arm.model.describes(arm.trainer):
             size = sized(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
             layers = laid_out(arm.model, identity.vocab_size)
-        elif outline is not None:
-            size, layers = outlined_size(outline), outline.layers
         fork = None
         if arm.fork is not None:
-            parent = parents[arm.fork.arm]
+            parent = named[arm.fork.arm]
             fork = Fork(tokens=arm.fork.tokens, recipe=parent.recipe, training=parent.training)
         config = ArmConfig(
             model=arm.model,
@@ -101,24 +105,29 @@ def build_plan(
             fork=fork,
         )
         batches = counted(arm.training, arm.resources.devices_per_run)
-        arms.append(
-            PlannedArm(
-                name=arm.name,
-                description=arm.description,
-                recipe=described(arm.recipe),
-                tokens=batches.tokens,
-                factors=arm.factors,
-                differs=_differences(baseline, arm, plain),
-                folded=tuple(folded.get(arm.name, ())),
-                fork=arm.fork,
-                runs=planned_runs(config, study.seeds),
-                config=config,
-                resources=arm.resources,
-                batches=batches,
-                size=size,
-                layers=layers,
-                coverage=None if outline is None else outline.coverage(arm.recipe),
-            )
+        differs: dict[str, tuple[Any, Any]] = {}
+        for part, own in _parts(arm).items():
+            usual = _parts(base)[part]
+            if own != usual and (part != "recipe" or arm.recipe != base.recipe):
+                said = stated(part, own)
+                pairs = ((key, (value, said[key])) for key, value in stated(part, usual).items())
+                differs |= {key: pair for key, pair in pairs if pair[0] != pair[1]}
+        arms[arm.name] = PlannedArm(
+            name=arm.name,
+            description=arm.description,
+            recipe=described(arm.recipe),
+            tokens=batches.tokens,
+            factors=arm.factors,
+            differs=differs,
+            folded=tuple(folded.get(arm.name, ())),
+            fork=arm.fork,
+            runs=planned_runs(config, study.seeds),
+            config=config,
+            resources=arm.resources,
+            batches=batches,
+            size=size,
+            layers=layers,
+            coverage=None if outline is None else outline.coverage(arm.recipe),
         )
     if problems := list(_not_comparable(study, arms)):
         raise UserError(*problems)
@@ -130,32 +139,29 @@ def build_plan(
             f"{guess:.3f}, a perplexity of {fewest}"
         )
         raise UserError(study.problem(("target", target.kind), what, "take a target below that"))
-    check_diagnosed(study, {arm.name: arm.layers for arm in arms})
+    check_diagnosed(study, arms)
     if study.baseline_again:  # with as many unused seeds
-        first, own = max(study.seeds) + 1, next(arm for arm in arms if arm.name == study.baseline)
-        again = replace(
-            own,
-            name=again_name(own.name),
-            description=f"{own.name} with other seeds, in which nothing should be found (A/A)",
+        first, again = max(study.seeds) + 1, again_name(base.name)
+        arms[again] = replace(
+            arms[base.name],
+            name=again,
+            description=f"{base.name} with other seeds, in which nothing should be found (A/A)",
             again=True,
             factors={},
             folded=(),
-            runs=planned_runs(own.config, range(first, first + len(study.seeds))),
+            runs=planned_runs(arms[base.name].config, range(first, first + len(study.seeds))),
         )
-        arms.append(again)
     plan = Plan(
         **{field.name: getattr(study, field.name) for field in fields(Question)},
         study=study.name,
         training=asdict(study.training),
-        arms=tuple(arms),
+        arms=tuple(arms.values()),
         folded=study.folded,
         diagnostics=study.diagnostics,
         missing=missing,
         keep_weights=study.keep_weights,
     )
-    if study.tune is None:
-        return plan
-    return tuned_plan(plan, study.tune)
+    return plan if study.tune is None else tuned_plan(plan, study.tune)
 
 
 def _identify_all(
@@ -167,32 +173,36 @@ def _identify_all(
     """
     from ablate.data import identity
 
-    identify = identify or identity.identify
     identities: dict[DataConfig, DataIdentity] = {}
     problems: dict[Problem, None] = {}
-    sections = dict.fromkeys(arm.data for arm in study.arms)
-    for data in sections:
+    for data in dict.fromkeys(arm.data for arm in study.arms):
         try:
-            identities[data] = identify(data)
+            identities[data] = (identify or identity.identify)(data)
         except UserError as error:
             problems |= dict.fromkeys(error.problems)
-            vocab_size = data.vocab_size or (identity.BYTES_VOCABULARY if data.tokenizer == "bytes" else None)
-            if vocab_size is not None:
-                identities[data] = identity.DataIdentity(digest="", vocab_size=vocab_size, num_bytes=0)
-    if problems and not (without_data and len(identities) == len(sections)):
+            size = data.vocab_size or (identity.BYTES_VOCABULARY if data.tokenizer == "bytes" else None)
+            without_data = without_data and size is not None
+            identities[data] = identity.DataIdentity(digest="", vocab_size=size or 0, num_bytes=0)
+    if problems and not without_data:
         raise UserError(*problems)
     return identities, tuple(problems)
 
 
-def _not_comparable(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
+def _not_comparable(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
     """Yield arms that are the same run, and settings for which the report would not compare an arm's runs."""
     first: dict[str, str] = {}
-    for arm in arms:
-        same = first.setdefault(arm.runs[0].id, arm.name)
-        if same != arm.name and arm.config.data_digest:
-            what = f"arm '{arm.name}' is the same as arm '{same}'"
+    shared: dict[str, dict[Setting, str | None]] = {}
+    for name, arm in arms.items():
+        same, config = first.setdefault(arm.runs[0].id, name), arm.config
+        if same != name and config.data_digest:
+            what = f"arm '{name}' is the same as arm '{same}'"
             yield Problem(file=study.shown_path, what=what, hint="their data have the same content")
-    shared = {arm.name: _shared(arm) for arm in arms}
+        shared[name] = {
+            **configured(vars(config) | {"data": vars(config.data), "training": vars(config.training)}),
+            "data": config.data_digest[:12],
+            "device": "GPU" if arm.resources.gpus else "CPU",
+            "world_size": str(arm.resources.devices_per_run),
+        }
     for one in study.arms:
         for setting, own in shared[one.name].items():
             usual = shared[study.baseline][setting]
@@ -202,44 +212,18 @@ def _not_comparable(study: Study, arms: list[PlannedArm]) -> Iterator[Problem]:
                 yield study.problem(study.where(one, setting), what, hint)
 
 
-def _shared(arm: PlannedArm) -> dict[Setting, str | None]:
-    config = vars(arm.config) | {"data": vars(arm.config.data), "training": vars(arm.config.training)}
-    return {
-        **configured(config),
-        "data": arm.config.data_digest[:12],
-        "device": "GPU" if arm.resources.gpus else "CPU",
-        "world_size": str(arm.resources.devices_per_run),
-    }
+def _parts(arm: ResolvedArm) -> dict[str, Any]:
+    """Return what two arms can differ in."""
+    fork = None if arm.fork is None else f"from {arm.fork.arm} after {arm.fork.tokens:,} tokens"
+    sections = {"model": arm.model, "data": arm.data, "training": arm.training, "recipe": arm.recipe_spec}
+    return sections | {"backend": arm.backend, "trainer": arm.trainer, "fork": fork}
 
 
-def _differences(
-    baseline: ResolvedArm, arm: ResolvedArm, plain: Callable[[Any], dict[str, Any]]
-) -> dict[str, tuple[Any, Any]]:
-    """Return the fields that differ, such as ``training.tokens``, with the baseline's and the arm's value."""
-    pairs = {name: (getattr(baseline, name), getattr(arm, name)) for name in ("model", "data", "training")}
-    if arm.recipe != baseline.recipe:
-        pairs["recipe"] = (baseline.recipe_spec, arm.recipe_spec)
-    differs: dict[str, tuple[Any, Any]] = {}
-    for section, (common, own) in pairs.items():
-        if own is not common:
-            other = plain(own)
-            differs |= {f"{section}.{key}": (usual, other[key]) for key, usual in plain(common).items()}
-    differs |= {name: (getattr(baseline, name), getattr(arm, name)) for name in ("backend", "trainer")}
-    differs["fork"] = (_fork_text(baseline), _fork_text(arm))
-    return {name: pair for name, pair in differs.items() if pair[0] != pair[1]}
-
-
-def _stated(section: Any, *, whole: bool = True) -> Any:
-    """Turn a section into plain data, and leave the default values of nested parts out."""
-    if isinstance(section, dict):
-        return {name: _stated(item, whole=False) for name, item in section.items()}
-    if isinstance(section, list | tuple):
-        return [_stated(item, whole=False) for item in section]
+def _stated(part: str, section: Any) -> dict[str, Any]:
+    """Map dotted paths to a section's values as plain data, nested parts without their defaults."""
     if not is_dataclass(section):
-        return section
-    own = {one.name: (getattr(section, one.name), one.default) for one in fields(section)}
-    return {name: _stated(item, whole=False) for name, (item, usual) in own.items() if whole or item != usual}
-
-
-def _fork_text(arm: ResolvedArm) -> str | None:
-    return None if arm.fork is None else f"from {arm.fork.arm} after {arm.fork.tokens:,} tokens"
+        return {part: section}
+    return {
+        f"{part}.{one.name}": _PLAIN.dump_python(getattr(section, one.name), exclude_defaults=True)
+        for one in fields(section)
+    }

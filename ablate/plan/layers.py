@@ -19,22 +19,21 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError, likely
 from ablate.base.user_functions import code_digest
-from ablate.recipes import describe_layer, features_fault
+from ablate.recipes import describe_layer
 from ablate.recipes.coverage import coverage_faults
-from ablate.recipes.place import LayerPlace, phases_of, rule_faults
+from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.architecture import layer_places
-from ablate.study.checks import phase_misfits
+from ablate.study.checks import layer_misfits, phase_misfits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.models.custom_models import Outline
+    from ablate.plan.plan import PlannedArm
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
     from ablate.run.config import ModelConfig
     from ablate.study import ResolvedArm, Study
-
-    Layers = dict[str, tuple[LinearLayer, ...]]
 
 
 class OwnCode:
@@ -51,15 +50,16 @@ class OwnCode:
         Raises:
             UserError: there is no such code or model.
         """
-        model, parts = arm.model, []
-        with self._at(arm, "model"):
-            if model.hf is not None:
-                from ablate.data.hub import hf_digest
+        parts = []
+        if arm.model.hf is not None:
+            from ablate.data.hub import hf_digest
 
-                parts.append(hf_digest(model))
-            parts += [self._code(model.function)] if model.function is not None else []
-        with self._at(arm, "trainer"):
-            parts += [self._code(arm.trainer)] if arm.trainer is not None else []
+            with self._at(arm, "model"):
+                parts.append(hf_digest(arm.model))
+        for part, code in (("model", arm.model.function), ("trainer", arm.trainer)):
+            if code is not None:
+                with self._at(arm, part):
+                    parts.append(self._code(code))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest() if parts else None
 
     def outline(self, arm: ResolvedArm, vocab_size: int) -> Outline | None:
@@ -78,13 +78,11 @@ class OwnCode:
                 self._outlines[key] = outline(key[0], vocab_size=key[1], seq_len=key[2])
         found = self._outlines[key]
         unreached = coverage_faults(arm.recipe, found.matrices, allow=arm.model.allow)
-        misfits = _misfits(arm.recipe, found.layers, arm.training.tokens, "recipe.layers")
-        for part, faults in (("allow", list(unreached)), ("recipe", list(misfits))):
-            if faults:
-                with self._at(arm, part):
-                    raise UserError(
-                        *(Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults)
-                    )
+        misfits = _misfits(arm.recipe, found.layers, arm.training.tokens)
+        for part, faults in (("allow", unreached), ("recipe", misfits)):
+            with self._at(arm, part):
+                if said := [Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults]:
+                    raise UserError(*said)
         return found
 
     @contextmanager
@@ -98,51 +96,39 @@ class OwnCode:
             raise UserError(*placed) from error
 
 
-def check_diagnosed(study: Study, layers: Layers) -> None:
-    """Check ``diagnostics`` of a study; ``layers``: the linear layers of each arm's model, by arm.
+def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
+    """Check ``diagnostics`` of a study.
 
     Raises:
         UserError: a pattern that matches no layer of any arm, or a recipe that does not fit an arm.
     """
     if study.diagnostics is None:
         return
-    problems = []
-
-    known = list(dict.fromkeys(layer.name for own in layers.values() for layer in own))
+    found: list[tuple[str, int, str, str | None]] = []
+    known = list(dict.fromkeys(layer.name for arm in arms.values() for layer in arm.layers))
     patterns = [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
     for index, pattern in enumerate(patterns):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
-            what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
-            problems.append(study.problem(("diagnostics", "layers", index), what, hint))
-    others = study.diagnostics.other_recipes().values()
-    for index, recipe in enumerate(others):
-        faults = (
-            (f"diagnostics.what_if[{index}]: {what}; arm '{arm.name}'", hint)
+            found.append(("layers", index, f": '{pattern}' names no layer of any arm", hint))
+    for index, recipe in enumerate(study.diagnostics.other_recipes().values()):
+        found += [
+            ("what_if", index, f"[{index}]: {what}; arm '{arm.name}'", hint)
             for arm in study.arms
             if arm.trainer is None  # else nothing is diagnosed
-            for what, hint in _misfits(recipe, layers[arm.name], arm.training.tokens, "layers")
+            for what, hint in _misfits(recipe, arms[arm.name].layers, arm.training.tokens)
+        ][:1]
+    if found:
+        raise UserError(
+            *(
+                study.problem(("diagnostics", part, index), f"diagnostics.{part}{what}", hint)
+                for part, index, what, hint in found
+            )
         )
-        if fault := next(faults, None):
-            problems.append(study.problem(("diagnostics", "what_if", index), *fault))
-    if problems:
-        raise UserError(*problems)
 
 
-def _misfits(
-    recipe: Recipe, layers: tuple[LinearLayer, ...], tokens: int, rules: str
-) -> Iterator[tuple[str, str | None]]:
-    """Yield each misfit with a remedy or None. ``rules``: the key of the recipe's rules in the study."""
-    where = layer_places(layers)
-    yield from ((what, hint) for _, what, hint in rule_faults(recipe, where))
-    yield from ((one.what, one.hint) for one in phase_misfits(recipe, tokens))
-    faults = (
-        features_fault(phase.recipe, layer.name, inputs=layer.inputs, outputs=layer.outputs)
-        for layer in layers
-        for phase in phases_of(recipe, where[layer.name])
-    )
-    if fault := next(filter(None, faults), None):
-        yield fault[0], f"give the layer a rule of its own: {rules}: [{{match: …, recipe: bf16}}]"
+def _misfits(recipe: Recipe, layers: tuple[LinearLayer, ...], tokens: int) -> list[tuple[str, str | None]]:
+    return [one[:2] for one in (*layer_misfits(recipe, layers), *phase_misfits(recipe, tokens))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

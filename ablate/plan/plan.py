@@ -53,7 +53,7 @@ class PlannedArm(LockedArm):
 class Plan(LockedPlan):
     """Everything that a study will run: what the run store keeps of it, and what only this process needs.
 
-    ``missing``: faults of its data; runs without their data have no id. ``tune``: the search before the
+    ``missing``: faults of its data; runs without their data have no id. ``tuning``: the search before the
     seeds; arms with the tuned values are added once it is done. ``keep_weights``: each run keeps its weights.
     """
 
@@ -61,7 +61,7 @@ class Plan(LockedPlan):
     folded: tuple[FoldedCell, ...]
     diagnostics: Diagnostics | None = None
     missing: tuple[Problem, ...] = ()
-    tune: Tune | None = None
+    tuning: Tune | None = None
     keep_weights: bool = False
 
     def arm(self, name: str) -> PlannedArm:

@@ -19,7 +19,6 @@ from ablate.base.errors import UserError
 from ablate.plan.plan import planned_runs
 from ablate.run.config import TrainingConfig
 from ablate.run.schedule import plan_steps
-from ablate.store.plan_file import LockedTuning
 from ablate.study.search_space import Range, tuned_name
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any
         name=f"{arm.name} trial {number}",
         description=values_text(values),
         seeds=tune.seeds,
-        training={**values, "tokens": tune.tokens},
+        training={**values, "tokens": tune.budget},
     )
 
 
@@ -68,7 +67,7 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
         study=tuning.study,
         description=f"The trials in which the arms of {plan.study} are tuned.",
         baseline=arms[0].name,
-        training=plan.training | {"tokens": tuning.tokens},
+        training=plan.training | {"tokens": tuning.budget},
         paired_seeds=False,
         stop=None,
         diagnostics=None,
@@ -76,23 +75,21 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
         arms=arms,
         folded=(),
         dropped=(),
-        tune=None,
         tuning=None,
     )
 
 
 def tuned_plan(plan: Plan, tune: Tune) -> Plan:
     """Add its search to a plan, and arms at the best values once these are known."""
-    added = []
-    base = tune.group_of(plan.baseline).shared
+    groups = {arm: group for group in tune.groups for arm in group.arms}
+    shared, added = groups[plan.baseline].shared, []
     for arm in plan.arms if tune.is_done else ():
-        # The repeated baseline is in the baseline's group.
-        group = tune.group_of(plan.baseline if arm.again else arm.name)
+        group = groups[plan.baseline if arm.again else arm.name]
         chosen = group.chosen
         assert chosen is not None
         if chosen != group.shared:
             one = _at_values(
-                replace(arm, differs=_differs(arm, base, chosen), folded=(), tuned_from=arm.name),
+                replace(arm, differs=_differs(arm, shared, chosen), folded=(), tuned_from=arm.name),
                 name=tuned_name(arm.name),
                 description=f"{arm.name} at the values found for it: {values_text(chosen)}",
                 seeds=[run.seed for run in arm.runs],
@@ -100,40 +97,31 @@ def tuned_plan(plan: Plan, tune: Tune) -> Plan:
             )
             added.append(one)
     tuned = {arm.tuned_from: arm.name for arm in added}
-    training = TrainingConfig(**plan.training | {"tokens": tune.tokens})
-    lock = LockedTuning(
-        study=tune.study,
+    training = TrainingConfig(**plan.training | {"tokens": tune.budget})
+    tuning = replace(
+        tune,
         done=tune.is_done,
-        fields={name: asdict(field) for name, field in tune.fields.items()},
-        sampler=tune.sampler,
-        trials=tune.trials,
-        at_once=tune.at_once,
-        prune=tune.prune,
         tokens=plan_steps(training).tokens,
-        seeds=tune.seeds,
         groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tune.groups),
         tuned={arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms} if tune.is_done else {},
     )
-    return replace(plan, tune=tune, tuning=lock, arms=(*plan.arms, *added))
+    return replace(plan, tuning=tuning, arms=(*plan.arms, *added))
 
 
 def known_plan(plan: Plan, store: StudyStore) -> Plan:
     """Add tuned values to the plan, if the store has them from the same search of every group."""
-    tune = plan.tune
-    if tune is None:
-        return plan
+    tune = plan.tuning
     try:
-        written = store.plan().tuning
+        written = None if tune is None else store.plan().tuning
     except (OSError, UserError):
         return plan
-    if written is None or not written.done or written.trials != tune.trials:
+    if tune is None or written is None or not written.done or written.trials != tune.trials:
         return plan
-    assert plan.tuning is not None
     found = {(group.name, group.fingerprint): group for group in written.groups}
-    if any((group.name, group.fingerprint) not in found for group in plan.tuning.groups):
+    asked = [(group.name, group.fingerprint) for group in tune.groups]
+    if not found.keys() >= set(asked):
         return plan
-    groups = tuple(found[group.name, group.fingerprint] for group in plan.tuning.groups)
-    return tuned_plan(plan, replace(tune, groups=groups))
+    return tuned_plan(plan, replace(tune, groups=tuple(found[one] for one in asked)))
 
 
 def _differs(

@@ -113,7 +113,7 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
                 propose=space.propose,
                 num_trials=tuning.trials,
                 describe=describe,
-                watched_from=round(tuning.tokens * _WATCHED_FROM) if tuning.prune else None,
+                watched_from=round(tuning.budget * _WATCHED_FROM) if tuning.prune else None,
             )
         )
 

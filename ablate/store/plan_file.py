@@ -175,7 +175,7 @@ class LockedTuning:
 
     study: Text
     done: Flag
-    fields: dict[str, dict[str, Any]]
+    fields: dict[str, Any]
     sampler: Text
     trials: Count
     at_once: Count = 1

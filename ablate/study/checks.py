@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from ablate.recipes import Recipe
+    from ablate.run.architecture import LinearLayer
     from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 
 
@@ -140,16 +141,24 @@ def _nearest(size: int, divisor: int) -> str:
 
 @cache
 def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
-    """Check a built-in model's dimensions and layers against a recipe.
+    """Check a built-in model against a recipe. The vocabulary, a head's out-features, is not known here."""
+    return layer_misfits(recipe, linear_layers(model, vocab_size=0), model)
+
+
+def layer_misfits(
+    recipe: Recipe, layers: tuple[LinearLayer, ...], model: ModelConfig | None = None
+) -> tuple[Misfit, ...]:
+    """Check a model's dimensions and layers against a recipe; ``model``: None unless it is built in.
 
     Projections that share a layer (``qkv``, ``gate_up``) are checked one by one. Tokens are not checked: they
-    are filled up with zeros. The vocabulary, over which a head's Dgrad contracts, is not known here.
+    are filled up with zeros. Without a model, the first layer that does not fit stands for all.
     """
-    layers = linear_layers(model, vocab_size=0)
     where = layer_places(layers)
-    head_dim = model.width // model.heads
-    fused = {"qkv": (model.width, (model.kv_heads or model.heads) * head_dim), "gate_up": (model.ffn,)}
-    fields = {model.ffn: ("model.ffn",), model.width: ("model.width",)}
+    fused, fields = {}, {}
+    if model is not None:
+        head_dim = model.width // model.heads
+        fused = {"qkv": (model.width, (model.kv_heads or model.heads) * head_dim), "gate_up": (model.ffn,)}
+        fields = {model.ffn: ("model.ffn",), model.width: ("model.width",)}
     found: dict[tuple[str, ...], Misfit] = {}
     for layer in layers:
         outputs = fused.get(layer.name.rpartition(".")[2], (layer.outputs,))
@@ -158,8 +167,11 @@ def shape_misfits(model: ModelConfig, recipe: Recipe) -> tuple[Misfit, ...]:
                 fault = features_fault(phase.recipe, layer.name, inputs=sizes[0], outputs=sizes[1])
                 if fault is not None:
                     what, size, divisor = fault
-                    at = fields.get(size, ("model.kv_heads", "model.heads", "model.width"))
-                    found.setdefault(at, Misfit(what, f"{_nearest(size, divisor)} would fit", at))
+                    hint = "give the layer a rule of its own: layers: [{match: …, recipe: bf16}]"
+                    if model is not None:
+                        hint = f"{_nearest(size, divisor)} would fit"
+                    at = fields.get(size, ("model.kv_heads", "model.heads", "model.width") if model else ())
+                    found.setdefault(at, Misfit(what, hint, at))
     rules = [
         _of_recipe(what, hint, "layers" if index is None else f"layers.{index}")
         for index, what, hint in rule_faults(recipe, where)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from ablate.store.plan_file import LockedTuning
 from ablate.study.sections import SearchSection
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 
     from optuna.distributions import BaseDistribution
 
-    from ablate.store.plan_file import GroupTuning
 
 _DIGITS = 3
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,32 +114,18 @@ Space = dict[str, Range | Choices]
 """The values to try, by the name of a field."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tune:
-    """The search for values before the seeds run. ``tokens``: budget of a trial's run; ``trials``: per group.
+@dataclass(frozen=True, kw_only=True)
+class Tune(LockedTuning):
+    """The search for values before the seeds run. ``budget``: ``tokens`` of a trial's run, as written."""
 
-    ``study``: the name of the trials' study in the same storage. ``at_once``: how many trials of a group
-    the sampler is asked for before it is told a result.
-    """
-
-    study: str
     fields: Space
-    tokens: int
     sampler: Literal["tpe", "grid"]
-    trials: int
-    at_once: int
-    prune: bool
-    seeds: tuple[int, ...]
-    groups: tuple[GroupTuning, ...]
+    budget: int
 
     @property
     def is_done(self) -> bool:
         """Whether every group has its values."""
         return all(group.chosen is not None for group in self.groups)
-
-    def group_of(self, arm: str) -> GroupTuning:
-        """Return the group in which the arm is tuned."""
-        return next(group for group in self.groups if arm in group.arms)
 
 
 def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:
@@ -151,18 +136,10 @@ def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:
 
 def spread_point(space: Mapping[str, Range | Choices], index: int) -> dict[str, Any]:
     """Return the ``index``-th point, from 1, of Halton's sequence, which fills the space evenly."""
-    pairs = zip(space.items(), _PRIMES, strict=False)
-    return {name: field.at(_radical_inverse(index, prime)) for (name, field), prime in pairs}
+    from scipy.stats.qmc import Halton
 
-
-def _radical_inverse(index: int, base: int) -> float:
-    """Mirror the digits of a number at the point: 1, 2, 3 → 1/2, 1/4, 3/4 in base 2."""
-    inverse, scale = 0.0, 1.0
-    while index:
-        index, digit = divmod(index, base)
-        scale /= base
-        inverse += digit * scale
-    return inverse
+    (point,) = Halton(len(space), scramble=False).fast_forward(index).random(1)
+    return {name: field.at(place) for (name, field), place in zip(space.items(), point, strict=True)}
 
 
 def tuned_name(arm: str) -> str:

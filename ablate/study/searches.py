@@ -77,17 +77,23 @@ def check_tune(file: StudyFile, found: Arms) -> Tune | None:
     first = max(file.every_seed) + 1
     used = {*file.every_seed, *(range(first, first + len(file.every_seed)) if file.baseline_again else ())}
     free = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used)
-    own = {
-        "study": f"{file.name} tune",
-        "fields": fields,
-        "trials": trials,
-        "seeds": tuple(itertools.islice(free, section.seeds)),
-        "groups": tuple(
+    return Tune(
+        study=f"{file.name} tune",
+        done=False,
+        fields=fields,
+        sampler=section.sampler,
+        trials=trials,
+        at_once=section.at_once,
+        prune=section.prune,
+        tokens=section.tokens,
+        budget=section.tokens,
+        seeds=tuple(itertools.islice(free, section.seeds)),
+        groups=tuple(
             GroupTuning(name=name, arms=arms, shared=_own(fields, found, arms[0]), trials=(), chosen=None)
             for name, arms in groups.items()
         ),
-    }
-    return Tune(**vars(section) | own)
+        tuned={},
+    )
 
 
 def _own(fields: Space, found: Arms, arm: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def run_study(
     if not folder.exists() and (warning := code_warning(loaded)):
         listener.say(warning)
     plan, store = build_plan(loaded), StudyStore(folder)
-    if plan.tune is not None:
+    if plan.tuning is not None:
         plan = known_plan(plan, store)
     chosen = _choose_runs(plan, only, seeds)
     runs = sum(len(arm.runs) for arm in plan.arms)
@@ -88,7 +88,7 @@ def run_study(
         with running(store, plan) as shared:
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
-            if plan.tune is not None and not plan.tune.is_done and not as_pilot:
+            if plan.tuning is not None and not plan.tuning.is_done and not as_pilot:
                 tuned = tune(plan, where, listener, retry_failed=retry_failed)
                 if isinstance(tuned, StudyEnd):
                     return tuned
@@ -130,7 +130,7 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
     """
     names = {arm.name for arm in plan.arms}
     known = {run.seed for arm in plan.arms for run in arm.runs}
-    if plan.tune is not None:  # an arm whose best values are the study's own is its own tuned arm
+    if plan.tuning is not None:  # an arm whose best values are the study's own is its own tuned arm
         stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
         only = [stands_for.get(name, name) for name in only]
     for name in only:
@@ -226,7 +226,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
-    tuning = plan.tune
+    tuning = plan.tuning
     assert tuning is not None
     corpora = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
     store = StudyStore(where.storage / tuning.study)

@@ -44,15 +44,15 @@ def found(planned, rates=RATES):
     )
     groups = (
         replace(group, trials=(trial,), chosen={"learning_rate": rates[group.name]})
-        for group in planned.tune.groups
+        for group in planned.tuning.groups
     )
-    return tuned_plan(planned, replace(planned.tune, groups=tuple(groups)))
+    return tuned_plan(planned, replace(planned.tuning, groups=tuple(groups)))
 
 
 def test_before_tuning_the_arms_are_the_studys_own(plan):
     planned = plan(STUDY)
     assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again"]
-    assert not planned.tune.is_done
+    assert not planned.tuning.is_done
     lock = planned.tuning
     assert (lock.study, lock.done, lock.tuned) == ("s tune", False, {})
     assert "tuning" not in plan_to_json(plan(STUDY.split("tune:", maxsplit=1)[0]))
@@ -76,7 +76,7 @@ def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_
 def test_trials_are_short_runs_at_seeds_of_their_own(plan):
     planned = plan("diagnostics: {}\n" + STUDY)
     trials = trial_plan(
-        planned, planned.tune, [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})]
+        planned, planned.tuning, [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})]
     )
     assert trials.study == "s tune"
     assert planned.diagnostics is not None
@@ -113,7 +113,7 @@ def test_what_was_found_is_known_again_of_the_same_search_alone(plan, stored, be
     assert before in STUDY
     planned = plan(STUDY.replace(before, after))
     known = known_plan(planned, stored)
-    assert known.tune.is_done is not bool(stale)
+    assert known.tuning.is_done is not bool(stale)
     if stale != "all":  # else the ledgers of the groups go on
         prints = [
             {group.name: group.fingerprint for group in one.tuning.groups} for one in (stored.plan(), planned)
@@ -126,4 +126,4 @@ def test_what_was_found_is_known_again_of_the_same_search_alone(plan, stored, be
 @pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])
 def test_a_damaged_lock_tells_nothing(plan, stored, damage):
     write_record(stored.plan_path, damage and read_record(stored.plan_path) | damage)
-    assert not known_plan(plan(STUDY), stored).tune.is_done
+    assert not known_plan(plan(STUDY), stored).tuning.is_done

@@ -85,7 +85,7 @@ def searching(tmp_path):
 
         def call(**options):
             runs = TrialRuns(store=store, requests=requests, execute=executor, **options)
-            return tune_arms(plan, plan.tune, runs)
+            return tune_arms(plan, plan.tuning, runs)
 
         return call, executor
 
