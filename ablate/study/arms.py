@@ -52,49 +52,39 @@ class Arms:
         self._written = dict(self._source.items("arms"))
         self._by_content: dict[tuple[str, ...], str] = {}
         self._rotates: dict[Path, bool] = {}
-        base = self._stack(("base",))
+        base = self._stack("base")
         budgets = self._source.get("search", "budgets")
         if isinstance(budgets, list) and budgets:  # the arms of a search are checked at its smallest budget
             base = (*base, (("search", "budgets", 0), ("training", "tokens")))
         self.base: Layers = (base,)
-
-        self._chains = {name: self._layers(name) for name in self._written}
-        for name, layers in self._chains.items():
-            if layers is not None:
-                self._add(name, layers)
+        for name in self._written:
+            if (under := self._inherited(("arms", name, "from"), name)) is not None:
+                self._add(name, (*under, self._stack("arms", name)))
         self._add_cells()
         for at, is_used in self._rotates.items():
             if not is_used:
                 hint = "write stabiliser: rht or dht beside it, or leave it out"
                 faults.add(at, "expected a Hadamard in an arm with this size, got none", hint)
 
-    def _stack(self, where: Path) -> tuple[Layer, ...]:
+    def _stack(self, *where: str) -> tuple[Layer, ...]:
         written = self._source.items(*where)
         return tuple(((*where, key), (key,)) for key, _ in written if key in SECTIONS)
 
-    def _known(self, at: Path) -> str | None:
-        """None if ``from`` is missing, or names no arm, which is added as a fault."""
-        name = self._source.get(*at)
-        if not isinstance(name, str) or name in self._written:
-            return name if isinstance(name, str) else None
-        what = f"no arm {self._source.got(at)} to inherit from"
-        self.faults.add(at, what, likely(name, self._written, None))
+    def _inherited(self, at: Path, *chain: str) -> Layers | None:
+        """Follow ``from`` at a place; None if it names no arm or leads back to one of ``chain``: a fault."""
+        parent = self._source.get(*at)
+        if not isinstance(parent, str):
+            return self.base
+        if parent not in self._written:
+            what = f"no arm {self._source.got(at)} to inherit from"
+            self.faults.add(at, what, likely(parent, self._written, None))
+        elif parent not in chain:
+            under = self._inherited(("arms", parent, "from"), *chain, parent)
+            return under and (*under, self._stack("arms", parent))
+        elif parent == chain[0] == min(chain, key=list(self._written).index):
+            what = f"arms inherit in a circle: {' → '.join([*chain, parent])}"
+            self.faults.add(("arms", parent, "from"), what)
         return None
-
-    def _layers(self, name: str) -> Layers | None:
-        """None if the chain of ``from`` is broken or circular."""
-        chain = [name]
-        while isinstance(self._source.get("arms", chain[-1], "from"), str):
-            parent = self._known(("arms", chain[-1], "from"))
-            if parent is None:
-                return None
-            if parent in chain:
-                if parent == name == min(chain, key=list(self._written).index):
-                    circle = " → ".join([*chain, name])
-                    self.faults.add(("arms", name, "from"), f"arms inherit in a circle: {circle}")
-                return None
-            chain.append(parent)
-        return (*self.base, *(self._stack(("arms", one)) for one in reversed(chain)))
 
     # ---- one arm ---------------------------------------------------------------------------------------
 
@@ -102,8 +92,7 @@ class Arms:
         """Add a fault at a field to blame that the file writes, else at the arm's recipe, else at the arm."""
         place = locate(self._source, layers, *misfit.fields) or locate(self._source, layers, "recipe")
         where = place or _home(name, layers)
-        arm = None if where[:2] == ("arms", name) else name
-        self.faults.add(where, misfit.what, misfit.hint, arm=arm)
+        self.faults.add(where, misfit.what, misfit.hint, arm=name if where[0] != "arms" else None)
 
     def _build(self, name: str, layers: Layers) -> ResolvedArm | None:
         """None if the arm is dropped or cannot be built."""
@@ -195,9 +184,7 @@ class Arms:
         self.faults.add(("arms", arm.name, KEY), f"expected the recipe that its name says, got {got}", hint)
 
     def _add_cells(self) -> None:
-        source = self._source.get("grid", "from")
-        parent = self._known(("grid", "from"))
-        under = self._chains.get(parent or "") if isinstance(source, str) else self.base
+        under = self._inherited(("grid", "from"))
         for cell in expand(self.faults):
             if under is None:
                 return

@@ -43,8 +43,6 @@ _MISSING = {
     "name": "it names the study's folder",
     "factors": "path of a field: its values",
 }
-_KEYS = "[key]"
-"""The end of pydantic's path where a mapping's key is at fault, not its value."""
 _USUAL = {"lr": "learning_rate", "hidden_size": "width", "d_model": "width"}
 """Other projects' names → our keys."""
 
@@ -54,7 +52,7 @@ class Faults:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._found: dict[tuple[int, int, str], tuple[Path, str | None, dict[str | None, None]]] = {}
+        self._found: dict[tuple[int, int, str], Problem] = {}
         self._syntax = {(problem.line, problem.column) for problem in source.problems}
         self._parts: set[str | int | None] = set()
 
@@ -66,23 +64,19 @@ class Faults:
         return part in self._parts
 
     def add(self, path: Path, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
-        """Add a fault of the value or key at a path. ``arm``: its arm, if the path does not name it."""
+        """Add a fault of the value or key at a path. ``arm``: an arm that has it, if the path names none."""
         self._parts.update(path[:1])
         line, column, _ = self.source.place(path)
         if (line, column) not in self._syntax:
-            self._found.setdefault((line, column, what), (path, hint, {}))[2][arm] = None
+            said = f"{show_path(path)}: {what}" if path else what
+            told = "; ".join(filter(None, (hint, arm and f"in arm '{arm}'"))) or None
+            problem = Problem(file=self.source.file, line=line, column=column, what=said, hint=told)
+            self._found.setdefault((line, column, what), problem)
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""
-        found = []
-        for (line, column, said), (path, hint, arms) in self._found.items():
-            first, shown = next(iter(arms)), ""
-            if None not in arms:  # otherwise the place names the arm
-                shown = f"in arm '{first}'" if len(arms) == 1 else f"in {len(arms)} arms, first '{first}'"
-            told = "; ".join(filter(None, (hint, shown))) or None
-            what = f"{show_path(path)}: {said}" if path else said
-            found.append(Problem(file=self.source.file, line=line, column=column, what=what, hint=told))
-        return sorted([*self.source.problems, *found], key=lambda p: (p.line or 0, p.column or 0, p.what))
+        found = [*self.source.problems, *self._found.values()]
+        return sorted(found, key=lambda p: (p.line or 0, p.column or 0, p.what))
 
     def add_validation(self, error: ValidationError, path: Path, *, skip: int = 0, section: Any) -> None:
         """Add pydantic's errors of the value at ``path``.
@@ -91,19 +85,19 @@ class Faults:
         whose keys are the expected ones.
         """
         for fault in error.errors(include_url=False, include_input=False):
-            loc = fault["loc"]  # tags of unions are in brackets
-            full = tuple(part for part in loc if part == _KEYS or str(part)[:1] != "[")
-            self._add_one(fault, full, (*path, *(part for part in full[skip:] if part != _KEYS)), section)
+            # Tags of unions are in brackets, as is the end of a path whose key is at fault, not its value.
+            full = tuple(part for part in fault["loc"] if str(part)[:1] != "[")
+            is_key = fault["loc"][-1:] == ("[key]",)
+            self._add_one(fault, full, (*path, *full[skip:]), section, is_key=is_key)
 
-    def _add_one(self, fault: ErrorDetails, full: Path, wanted: Path, section: Any) -> None:
+    def _add_one(self, fault: ErrorDetails, full: Path, wanted: Path, section: Any, *, is_key: bool) -> None:
         kind, context = fault["type"], fault.get("ctx", {})
         value, steps = follow(self.source.data, wanted)
-        path, got = wanted[:steps], self.source.got(wanted[:steps])
+        path, got, name = wanted[:steps], self.source.got(wanted[:steps]), str(wanted[-1:] and wanted[-1])
         if kind == "unexpected_keyword_argument":
-            hint = _unknown_key(str(full[-1]), full[:-1], section)
-            self.add((*wanted, KEY), "unknown key", hint)
+            self.add((*wanted, KEY), "unknown key", _unknown_key(name, full[:-1], section))
         elif kind == "missing":
-            self.add(path, f"missing key '{wanted[-1]}'", _MISSING.get(str(wanted[-1])))
+            self.add(path, f"missing key '{name}'", _MISSING.get(name))
         elif kind == "said":
             _, below = follow(value, context["key"])
             self.add((*path, *context["key"][:below]), context["what"], context["hint"])
@@ -113,8 +107,8 @@ class Faults:
             self.add(path, "a target needs its unit", hint)
         elif kind == "literal_error":
             words = context.get("words") or [w.strip("'") for w in re.split(", | or ", context["expected"])]
-            if full[-1:] == (_KEYS,):
-                path, value, got = (*path, KEY), full[-2], f"'{full[-2]}'"
+            if is_key:
+                path, value, got = (*path, KEY), name, f"'{name}'"
             what = f"expected {one_of(words)}, got {got}"
             close = likely(value, words, None) if isinstance(value, str) else None
             noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]

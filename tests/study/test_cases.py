@@ -91,7 +91,7 @@ COMPUTED = {
         + "base:\n  model: {width: 130}\narms:\n"
         + "".join(f"  a{i}: {{training: {{learning_rate: 0.{i + 1}}}}}\n" for i in range(9)),
         "5:18: base.model.width: width 130 is not a multiple of heads 4 "
-        "(the nearest width is 128 or 136; in 9 arms, first 'a0')",
+        "(the nearest width is 128 or 136; in arm 'a0')",
     ),
     "UTF-16": ("name: x\n".encode("utf-16"), "1:1: not UTF-8 text (byte 0xff)"),
     "not UTF-8": (b"name: x\ndescription: caf\xe9\n", "2:17: not UTF-8 text (byte 0xe9)"),
