@@ -4,13 +4,16 @@ Two equal named arms are a mistake. Equal cells of a grid are normal (without an
 has no effect): they are listed, and run once. An arm whose rules and phases change no layer equals the arm
 without them.
 
+``fork:`` starts an arm from another's state. Costs count from the fork, so the baseline must have the same
+state there: it is the parent, or it forks from the same parent at the same place.
+
 How it fails: faults are added to the collector. An arm with a broken or circular chain of ``from`` is not
 checked any further.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,8 @@ from ablate.data.identity import field_faults
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, SenselessRecipe, describe, read_recipe, resolve
 from ablate.recipes.place import phases_of
 from ablate.run.architecture import model_places
-from ablate.store.plan_file import DroppedCell
+from ablate.run.schedule import plan_steps
+from ablate.store.plan_file import DroppedCell, ForkPoint
 from ablate.study import checks
 from ablate.study.checks import Misfit
 from ablate.study.grid import expand
@@ -29,6 +33,7 @@ from ablate.study.source import KEY
 from ablate.study.study import FoldedCell, ResolvedArm
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
     from pathlib import Path as FilePath
 
     from ablate.recipes import RecipeSpec
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
     from ablate.study.faults import Faults
     from ablate.study.grid import Cell
     from ablate.study.layers import Layer, Layers
-    from ablate.study.source import Path
+    from ablate.study.source import Path, Source
 
 
 class Arms:
@@ -60,7 +65,17 @@ class Arms:
         for name in self._written:
             if (under := self._inherited(("arms", name, "from"), name)) is not None:
                 self._add(name, (*under, self._stack("arms", name)))
-        self._add_cells()
+        under = self._inherited(("grid", "from"))
+        for cell in expand(faults):
+            if under is None:
+                break
+            if cell.excluded:
+                self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
+                self.cells.append((cell, None))
+                continue
+            outer_first = sorted(cell.levels, key=lambda level: len(level.path))
+            own = tuple((level.where, level.path) for level in outer_first)
+            self.cells.append((cell, self._add(cell.name, (*under, own))))
         for at, is_used in self._rotates.items():
             if not is_used:
                 hint = "write stabiliser: rht or dht beside it, or leave it out"
@@ -101,14 +116,16 @@ class Arms:
         spec: RecipeSpec | None = config.pop("recipe")
         recipe = None if spec is None else _resolved(spec)
         if isinstance(recipe, SenselessRecipe):
-            if _is_cell(layers) and self._source.get("grid", "senseless") == "drop":
-                self.dropped.append(DroppedCell(name=name, reason=str(recipe)))
-                return None
-            hint = "exclude the cell, or set grid.senseless: drop" if _is_cell(layers) else recipe.hint
-            parts = ("recipe", *map(str, recipe.path))
-            ways = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-            there = [field for field in ways if locate(self._source, layers, field) is not None]
-            self.add_fault(name, layers, Misfit(str(recipe), hint, tuple(there[:1])))
+            hint = recipe.hint
+            if _is_cell(layers):
+                hint = "exclude the cell, or set grid.senseless: drop"
+                if self._source.get("grid", "senseless") == "drop":
+                    self.dropped.append(DroppedCell(name=name, reason=str(recipe)))
+                    return None
+            parts = ["recipe", *map(str, recipe.path)]
+            while len(parts) > 1 and locate(self._source, layers, ".".join(parts)) is None:
+                parts.pop()
+            self.add_fault(name, layers, Misfit(str(recipe), hint, (".".join(parts),)))
             recipe = None
         if "hadamard_size" in built["recipe"][1]:
             place = locate(self._source, layers, "recipe.hadamard_size")
@@ -151,9 +168,18 @@ class Arms:
             self.faults.add(at, f"the values make names that {what}" if is_cell else what, hint)
         if arm is None or (rule and is_cell):
             return None
-        if not is_cell:
-            self._check_recipe_of_name(arm)
-        content = self._content(arm)
+        word, is_own = name.lower(), "recipe" in dict(self._source.items("arms", name))
+        if not is_cell and word in SHORT_RECIPES and (word == "bf16" or not is_own):
+            # Rules may keep some layers in high precision, but bf16 must hold for all layers.
+            named, of = read_recipe(word), arm.recipe.parts if word == "bf16" else (arm.recipe,)
+            if any(part.gemm(gemm) != named.gemm(gemm) for part in of for gemm in GEMMS):
+                got = f"{describe(arm.recipe)}{'' if is_own else ', which it inherits'}"
+                hint = f"write {name}: {{recipe: {word}}}, or take another name"
+                self.faults.add(at, f"expected the recipe that its name says, got {got}", hint)
+        content = content_of(arm)
+        # A fork that changes nothing is its parent.
+        if arm.fork is not None and arm.fork.arm not in (name, self._by_content.get(content)):
+            content = (*content, arm.fork.arm, str(arm.fork.tokens))
         if (same := self._by_content.get(content)) is None:
             if name in self.arms:
                 self.faults.add(at, f"two different arms would be called '{name}'", label)
@@ -169,39 +195,6 @@ class Arms:
         """Add the fault that ``arm`` equals the arm named ``same``."""
         hint = "names, descriptions and resources do not count"
         self.faults.add(_home(arm.name, arm.layers), f"the same arm as '{same}'", hint)
-
-    def _check_recipe_of_name(self, arm: ResolvedArm) -> None:
-        """Refuse an arm named like a recipe if it inherits another, or is ``bf16`` and sets another."""
-        word, is_own = arm.name.lower(), "recipe" in dict(self._source.items("arms", arm.name))
-        if word not in SHORT_RECIPES or (is_own and word != "bf16"):
-            return
-        # Under any other name, rules may keep some layers in high precision; bf16 must hold for all layers.
-        named, parts = read_recipe(word), arm.recipe.parts if word == "bf16" else (arm.recipe,)
-        if all(part.gemm(gemm) == named.gemm(gemm) for part in parts for gemm in GEMMS):
-            return
-        got = f"{describe(arm.recipe)}{'' if is_own else ', which it inherits'}"
-        hint = f"write {arm.name}: {{recipe: {word}}}, or take another name"
-        self.faults.add(("arms", arm.name, KEY), f"expected the recipe that its name says, got {got}", hint)
-
-    def _add_cells(self) -> None:
-        under = self._inherited(("grid", "from"))
-        for cell in expand(self.faults):
-            if under is None:
-                return
-            if cell.excluded:
-                self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
-                self.cells.append((cell, None))
-                continue
-            outer_first = sorted(cell.levels, key=lambda level: len(level.path))
-            own = tuple((level.where, level.path) for level in outer_first)
-            self.cells.append((cell, self._add(cell.name, (*under, own))))
-
-    def _content(self, arm: ResolvedArm) -> tuple[str, ...]:
-        content = content_of(arm)
-        # A fork that changes nothing is its parent.
-        if arm.fork is None or arm.fork.arm in (arm.name, self._by_content.get(content)):
-            return content
-        return (*content, arm.fork.arm, str(arm.fork.tokens))
 
 
 def _is_cell(layers: Layers) -> bool:
@@ -224,12 +217,11 @@ def _resolved(spec: RecipeSpec) -> Recipe | SenselessRecipe:
 def _without_idle_parts(model: ModelConfig, recipe: Recipe) -> Recipe:
     """Drop the rules and phases if they change no layer of the model at any time."""
     plain = replace(recipe, rules=(), phases=())
-    for place in model_places(model).values():
-        if {one.recipe for one in phases_of(recipe, place)} != {
-            one.recipe for one in phases_of(plain, place)
-        }:
-            return recipe
-    return plain
+    changes = any(
+        {one.recipe for one in phases_of(recipe, place)} != {one.recipe for one in phases_of(plain, place)}
+        for place in model_places(model).values()
+    )
+    return recipe if changes else plain
 
 
 def content_of(arm: ResolvedArm) -> tuple[str, ...]:
@@ -239,3 +231,91 @@ def content_of(arm: ResolvedArm) -> tuple[str, ...]:
         recipe = _without_idle_parts(arm.model, recipe)
     parts = (recipe, arm.model, arm.data, arm.training)
     return (arm.backend, arm.trainer or "", *(part.text for part in parts))
+
+
+# ---- forks -------------------------------------------------------------------------------------------------
+
+
+_KEPT = (
+    "seq_len", "batch_size", "eval_tokens", "eval_windows", "evaluate_in", "master_weights", "reduction",
+    "compile",
+)  # fmt: skip
+"""Fields of training that belong to the state, the order of the data or what is evaluated."""
+
+
+def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
+    """Check the forks, and replace each by the parent that runs and a start in whole steps.
+
+    ``names``: of all arms in the file, also of those with faults. A fork from itself, by inheritance, is
+    removed.
+    """
+    written, faults, source = dict(found.arms), found.faults, found.faults.source
+    folded = {cell.name: cell.into for cell in found.folded}
+    forks = {}
+    for name, arm in written.items():
+        if arm.fork is not None:
+            step = plan_steps(arm.training).tokens_per_step
+            tokens = max(1, round(arm.fork.tokens / step)) * step
+            forks[name] = ForkPoint(arm=folded.get(arm.fork.arm, arm.fork.arm), tokens=tokens)
+    for name, fork in forks.items():
+        arm, parent = written[name], written.get(fork.arm)
+        misfit = next(_misfits(arm, parent, forks, names, source), None)
+        if misfit is not None:
+            found.add_fault(name, arm.layers, misfit)
+        elif parent is not None and content_of(arm) == content_of(parent) and parent is not arm:
+            found.refuse_same(arm, fork.arm)  # ``Arms`` sees it only if the parent comes first in the file
+        # A fork from itself, by inheritance, is no fork.
+        found.arms[name] = replace(arm, fork=fork if misfit is None and fork.arm != name else None)
+    if not forks or faults:
+        return
+    if source.get("tune") is not None:
+        hint = "tune them in a study of their own"
+        faults.add(("tune",), "a study with forks cannot tune its arms", hint)
+    base = found.arms[baseline]
+    for arm in found.arms.values():
+        if arm is base or arm.fork == base.fork or (base.fork is not None and base.fork.arm == arm.name):
+            continue
+        if base.fork is not None or (arm.fork is not None and arm.fork.arm != base.name):
+            what = f"the baseline '{base.name}' does not pass through the place where this arm begins"
+            hint = "costs count from one place: fork both from one arm after as many tokens"
+            found.add_fault(arm.name, arm.layers, Misfit(what, hint, ("fork.from", "fork")))
+
+
+def _misfits(
+    arm: ResolvedArm,
+    parent: ResolvedArm | None,
+    forks: dict[str, ForkPoint],
+    names: Collection[str],
+    source: Source,
+) -> Iterator[Misfit]:
+    for key, meaning in (("from", "the arm that it leaves"), ("at", "after how many tokens")):
+        if locate(source, arm.layers, f"fork.{key}") is None:
+            yield Misfit(f"missing key '{key}'", meaning, ("fork",))
+    name, tokens = forks[arm.name].arm, forks[arm.name].tokens
+    if parent is None:
+        if name not in names:  # otherwise it has faults of its own
+            yield Misfit(f"no arm '{name}' to fork from", likely(name, names, None), ("fork.from",))
+    elif parent is arm:
+        place = locate(source, arm.layers, "fork.from")
+        if place is not None and place[:2] == ("arms", name):
+            yield Misfit("an arm cannot fork from itself", None, ("fork.from",))
+    else:
+        if name in forks and (other := forks[name].arm) != name:
+            hint = "an arm that others fork from is trained from its beginning"
+            yield Misfit(f"'{name}' itself forks from '{other}'", hint, ("fork.from",))
+        if arm.trainer is not None or parent.trainer is not None:
+            what = "a training function of your own cannot fork"
+            yield Misfit(what, "its state is not known", ("trainer", "fork"))
+        pairs = [("backend", arm.backend, parent.backend)]
+        for part in ("model", "data", "training"):
+            own, others = getattr(arm, part), getattr(parent, part)
+            keys = _KEPT if part == "training" else [field.name for field in fields(own)]
+            pairs += [(f"{part}.{key}", getattr(own, key), getattr(others, key)) for key in keys]
+        for path, mine, theirs in pairs:
+            if mine != theirs:
+                what = f"{path.rpartition('.')[2]} {mine} cannot go on from '{name}', which has {theirs}"
+                yield Misfit(what, "a fork continues the same state and data", (path, "fork"))
+        for one in (arm, parent):
+            if tokens >= (budget := plan_steps(one.training).tokens):
+                what = f"a fork after {tokens} tokens, but '{one.name}' trains {budget} tokens"
+                yield Misfit(what, "both in whole steps; fork before the end", ("fork.at",))

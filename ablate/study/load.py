@@ -1,7 +1,7 @@
 """``load_study``: from a file's name to a validated study, or to all of its faults at once.
 
 The order: syntax (source), shape of each part (sections), inheritance, grid and checks within each arm
-(arms), checks between arms (forks, searches). A stage continues past the faults of earlier stages where
+(arms), checks between arms (arms, searches). A stage continues past the faults of earlier stages where
 it can, so that one reading of the file shows them all.
 """
 
@@ -16,9 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from ablate.base.errors import UserError, likely
 from ablate.recipes import Recipe, SenselessRecipe, resolve
 from ablate.store.plan_file import Margin, Settled, StopRule, Target
-from ablate.study.arms import Arms
+from ablate.study.arms import Arms, resolve_forks
 from ablate.study.faults import Faults
-from ablate.study.forks import resolve_forks
 from ablate.study.searches import check_search, check_tune
 from ablate.study.sections import SeedsSection, StudyFile, TargetSection
 from ablate.study.source import follow, parse, put_settings, read_source
