@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,12 +19,12 @@ from ablate.store.plan_file import Margin, Settled, StopRule, Target
 from ablate.study.arms import Arms, resolve_forks
 from ablate.study.faults import Faults
 from ablate.study.searches import check_search, check_tune
-from ablate.study.sections import SeedsSection, StudyFile, TargetSection
-from ablate.study.source import follow, parse, put_settings, read_source
+from ablate.study.sections import SeedsSection, StudyFile
+from ablate.study.source import follow, parse, put_settings, read_content
 from ablate.study.study import Study, again_name
 
 if TYPE_CHECKING:
-    from ablate.study.source import Source
+    from collections.abc import Collection
 
 MAX_RUNS = 1_000_000
 
@@ -47,19 +47,18 @@ def find_file(path_or_name: str | Path) -> Path:
     try:
         if path.is_file() or path.is_fifo():
             return path
-        is_folder = path.is_dir()
+        if is_name and path.name in shipped:
+            return shipped[path.name]
+        if path.is_dir():
+            raise UserError("a folder, not a study file", file=path)
     except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
         raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
-    if is_name and path.name in shipped:
-        return shipped[path.name]
-    if is_folder:
-        raise UserError("a folder, not a study file", file=path)
     starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
-    names = [f"{str(path).removesuffix(path.suffix)}{suffix}" for suffix in (".yaml", ".yml")]
-    beside = [f"did you mean '{name}'?" for name in names if Path(name).is_file()]
-    close = likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
+    beside = (path.with_suffix(suffix) for suffix in (".yaml", ".yml"))
+    close = next((f"did you mean '{name}'?" for name in beside if name.is_file()), None)
+    hint = close or likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
     what = "no such file, and no shipped study of that name" if is_name else "no such file"
-    raise UserError(what, file=path, hint=next(iter(beside), close))
+    raise UserError(what, file=path, hint=hint)
 
 
 def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Study:
@@ -71,22 +70,17 @@ def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Stud
         UserError: the file cannot be used; holds every fault found, in the order of the file.
     """
     path = find_file(path_or_name)
-    source = read_source(path, str(path))
-    put_settings(source, settings)
-    return _study(path, source, settings)
+    return study_of(read_content(path), path, settings)
 
 
-def study_of(text: str, path: Path) -> Study:
-    """Parse and validate the text of a study; ``path``: its file, which need not exist yet.
+def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Study:
+    """Parse and validate the content of a study; ``path``: its file, which need not exist yet.
 
     Raises:
         UserError: as ``load_study``.
     """
-    return _study(path, parse(text.encode(), str(path)), ())
-
-
-def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
-    """Validate what was parsed; ``settings`` are in ``source`` already."""
+    source = parse(content, str(path))
+    put_settings(source, settings)
     faults = Faults(source)
     file: StudyFile | None = None
     try:
@@ -95,7 +89,7 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
         faults.add_validation(error, (), section=StudyFile)
     found = Arms(faults, path.absolute().parent)
     cells = (cell.name for cell, _ in found.cells)
-    names = list(dict.fromkeys([*dict(source.items("arms")), *cells]))
+    names = dict.fromkeys([*dict(source.items("arms")), *cells])
     baseline = _baseline(found, names)
     if not ("grid" in source.data or names or faults.any_within("arms")):
         faults.add(("arms",), "a study needs at least one arm", "under 'arms', or through a 'grid'")
@@ -117,24 +111,24 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
         raise UserError(*faults.problems())
 
     assert file is not None
-    training, _ = found.sections.build("training", found.base)
-    kept = (
-        "name",
-        "description",
-        "paired_seeds",
-        "intervals",
-        "baseline_again",
-        "diagnostics",
-        "keep_weights",
-    )
+    target, seeds, settled = None, tuple(file.every_seed), None
+    if (section := file.target) is not None:
+        margin = None if section.within is None else Margin(**_one_of(section.within, "cost", "loss"))
+        unit = _one_of(section, "val_loss", "perplexity")
+        target = Target(**unit, crossing=section.crossing, within=margin)
+    if isinstance(file.seeds, SeedsSection):  # a look is taken after each seed from ``at_least`` on
+        looks = tuple(range(file.seeds.at_least, file.seeds.at_most + 1))
+        settled = Settled(looks=looks, narrower_than=file.seeds.narrower_than)
+    stop = StopRule(diverged=None if file.stop is None else file.stop.diverged, settled=settled)
+    kept = ("name", "description", "paired_seeds", "intervals", "baseline_again", "diagnostics")
     return Study(
-        **{name: getattr(file, name) for name in kept},
+        **{name: getattr(file, name) for name in (*kept, "keep_weights")},
         baseline=baseline,
-        target=None if file.target is None else _target(file.target),
-        seeds=tuple(file.every_seed) if search is None else (search.seed,),
+        target=target,
+        seeds=seeds if search is None else (search.seed,),
         waive=tuple(dict.fromkeys(file.waive)),
-        stop=_stop_rule(file),
-        training=training,
+        stop=stop if stop != StopRule() else None,
+        training=found.sections.build("training", found.base)[0],
         arms=tuple(found.arms.values()),
         folded=tuple(found.folded),
         dropped=tuple(found.dropped),
@@ -144,6 +138,11 @@ def _study(path: Path, source: Source, settings: tuple[str, ...]) -> Study:
         tune=tune,
         search=search,
     )
+
+
+def _one_of(section: Any, *units: str) -> dict[str, Any]:
+    """Return which of the units a section gives, and its value."""
+    return next({"kind": unit, "value": own} for unit in units if (own := getattr(section, unit)) is not None)
 
 
 def _check_file(file: StudyFile, found: Arms) -> None:
@@ -178,26 +177,7 @@ def _check_file(file: StudyFile, found: Arms) -> None:
             faults.add(at, f"the same recipe as what_if[{first[recipe]}]")
 
 
-def _stop_rule(file: StudyFile) -> StopRule | None:
-    """None if the study has no rule. A look is taken after each seed from ``at_least`` on."""
-    settled, seeds = None, file.seeds
-    if isinstance(seeds, SeedsSection):
-        looks = tuple(range(seeds.at_least, seeds.at_most + 1))
-        settled = Settled(looks=looks, narrower_than=seeds.narrower_than)
-    diverged = None if file.stop is None else file.stop.diverged
-    return StopRule(diverged=diverged, settled=settled) if diverged or settled else None
-
-
-def _target(section: TargetSection) -> Target:
-    kind: Literal["val_loss", "perplexity"] = "perplexity" if section.val_loss is None else "val_loss"
-    margin = None
-    if (within := section.within) is not None:
-        unit: Literal["cost", "loss"] = "loss" if within.cost is None else "cost"
-        margin = Margin(kind=unit, value=getattr(within, unit))
-    return Target(kind=kind, value=getattr(section, kind), crossing=section.crossing, within=margin)
-
-
-def _baseline(found: Arms, names: list[str]) -> str:
+def _baseline(found: Arms, names: Collection[str]) -> str:
     """Return the baseline's name; a folded cell gives the arm that it equals; empty if it is no text."""
     faults = found.faults
     name = faults.source.get("baseline")
@@ -208,6 +188,6 @@ def _baseline(found: Arms, names: list[str]) -> str:
     if name in dropped and name not in found.arms:
         faults.add(("baseline",), f"the baseline '{name}' was dropped", dropped[name])
     elif names and name not in (*names, *found.arms) and not faults.any_within("grid"):
-        hint = likely(name, names, f"arms: {', '.join(names[:8])}")
+        hint = likely(name, names, f"arms: {', '.join(list(names)[:8])}")
         faults.add(("baseline",), f"no arm '{name}'", hint)
     return name

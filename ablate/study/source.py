@@ -116,24 +116,28 @@ def show_path(path: Path) -> str:
     return text
 
 
-def read_source(path: FilePath, shown: str) -> Source:
-    """Read a file; ``shown``: its name in messages.
+def read_content(path: FilePath) -> bytes:
+    """Read a file.
 
     Raises:
-        UserError: the file cannot be read, or is not YAML, or is not a mapping.
+        UserError: the file cannot be read, or is no text of this length.
     """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
-        raise UserError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=shown) from None
+        raise UserError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"larger than {MAX_BYTES >> 20} MiB: not a study file", file=shown)
-    return parse(content, shown)
+        raise UserError(f"larger than {MAX_BYTES >> 20} MiB: not a study file", file=path)
+    return content
 
 
 def parse(content: bytes, shown: str, path: Path = ()) -> Source:
-    """Parse the bytes of a file, or of the value for ``path``; raises as ``read_source``."""
+    """Parse the bytes of a file, or of the value for ``path``; ``shown``: the file's name in messages.
+
+    Raises:
+        UserError: the content is not YAML, or not a mapping.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

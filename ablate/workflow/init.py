@@ -173,7 +173,7 @@ class _Draft:
         )
 
     def plan(self, **changes: Any) -> Plan:
-        return build_plan(study_of(starter_text(replace(self.starter, **changes)), self._path))
+        return build_plan(study_of(starter_text(replace(self.starter, **changes)).encode(), self._path))
 
     def add_model(self, word: str) -> None:
         """Set the model, with what no recipe reaches in it, and settings for its size."""

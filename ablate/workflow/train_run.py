@@ -140,7 +140,7 @@ def _config(
     except (TypeError, ValueError) as error:
         raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
     try:
-        arm = build_plan(study_of(text, Path("train_run"))).arms[0]
+        arm = build_plan(study_of(text.encode(), Path("train_run"))).arms[0]
     except UserError as error:  # drop the places: there is no file
         raise UserError(
             *(replace(one, file=None, line=None, column=None) if one.line else one for one in error.problems)
