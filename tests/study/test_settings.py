@@ -85,7 +85,7 @@ baseline=b16
 grid.factors.training.beta3=[1]
     --set: grid.factors.training.beta3: unknown factor (did you mean 'training.beta2'?)
 base.model={width: 65}
-    --set: base.model.width: width 65 is not a multiple of heads 4 (the nearest width is 64 or 72; in arm 'bf16')
+    --set: base.model.width: width 65 is not a multiple of heads 4 (the nearest width is 64 or 72; in arm …
 target.val_loss=9
     --set: an untrained model reaches 9: a guess among 256 tokens has a loss of 5.545 …
 """
