@@ -252,34 +252,24 @@ class OperandCertificate:
         return not self.disagreements and all(one.cause in HARMLESS for one in self.differences)
 
 
-def work(claim: Claim, draws: int) -> int:
-    """Count the tensors that ``certify`` will measure: the length of a progress bar."""
-    return len(KINDS) * len(claim.operands) * draws
-
-
 @torch.no_grad()
+@one_thread()
 def certify(
-    claim: Claim, *, draws: int, seed: int = 0, done: Callable[[int], None] = lambda _: None
-) -> tuple[OperandCertificate, ...]:
-    """Certify each operand of a claim.
+    claim: Claim, operand: ClaimedOperand, *, draws: int, seed: int = 0,
+    done: Callable[[int], None] = lambda _: None,
+) -> OperandCertificate:  # fmt: skip
+    """Certify an operand of a claim on made-up tensors of each kind, then on the corner cases.
 
     Args:
         claim: the recipe or function.
+        operand: one of its operands.
         draws: tensors of each kind, at least 8; each is quantised twice where rounding is random.
         seed: of the made-up tensors and of the randomness.
-        done: called with the number of tensors measured since the last call.
+        done: called with 1 for each tensor measured.
 
     Raises:
         UserError: a function that cannot be called.
     """
-    with one_thread():
-        return tuple(_operand(claim, operand, draws, seed, done) for operand in claim.operands)
-
-
-def _operand(
-    claim: Claim, operand: ClaimedOperand, draws: int, seed: int, done: Callable[[int], None]
-) -> OperandCertificate:
-    """Quantise made-up tensors of each kind, then the corner cases."""
     policy, axis, is_function = operand.policy, operand.axis, claim.is_function
     counted: dict[str, Differences] = {}
     # A recipe and its definition draw the same words; a function draws its own.

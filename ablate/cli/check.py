@@ -224,7 +224,8 @@ def _quantiser(
     seed: int,
     **claimed: Any,
 ) -> int:
-    from ablate.check.certificate import certify, claim_of, work
+    from ablate.backends.testing.inputs import KINDS
+    from ablate.check.certificate import certify, claim_of
 
     names, backend = claimed.pop("names"), known_backend(claimed.pop("backend") or "auto")
     if len(names) > 1:
@@ -232,8 +233,11 @@ def _quantiser(
     where, _ = chosen_device(device)
     claim = claim_of(subject, arm=names[0] if names else None, backend=backend, device=where, **claimed)
     try:
-        with click.progressbar(length=work(claim, draws), label="tensors", hidden=as_json) as bar:
-            found = certify(claim, draws=draws, seed=seed, done=bar.update)
+        length = len(KINDS) * len(claim.operands) * draws
+        with click.progressbar(length=length, label="tensors", hidden=as_json) as bar:
+            found = tuple(
+                certify(claim, one, draws=draws, seed=seed, done=bar.update) for one in claim.operands
+            )
     except ValueError as error:  # a back end that cannot do this recipe here
         raise UserError(f"{subject}: {error} (another --backend or --device?)") from None
     holds, operands = all(one.holds for one in found), []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
@@ -27,7 +28,7 @@ from ablate.store import END_STATES
 from ablate.store.plan_file import DroppedCell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
@@ -147,20 +148,20 @@ def search_recipes(
         return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe}
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        runs.store.write_plan(tried_plan(found, found.grid.read(storage)))
+        runs.store.write_plan(tried_plan(found, chain.from_iterable(found.grid.read(storage))))
         first, last = asked[0].trial, asked[-1].trial
         budget = first.user_attrs["tokens"]
         say(
             f"Round {first.user_attrs['round'] + 1} at {short_tokens(budget)} tokens: trials "
             f"{first.number + 1}–{last.number + 1} of {asked[0].group.num_trials}"
         )
-        names = [candidate_of(one.trial) for one in asked]
-        runs.train(asked, _plan_of(found, [(budget, name) for name in names]))
+        runs.train(asked, tried_plan(found, (one.trial for one in asked)))
         if runs.outcome.interrupted:
             raise StoppedError("Stopped. Trials that have ended are kept")
         states = [runs.states(one)[0] for one in asked]
         if runs.outcome.problem or not {*END_STATES, "failed"}.issuperset(states):
             raise StoppedError(runs.outcome.problem or "A run has no result")
+        names = [candidate_of(one.trial) for one in asked]
         results = [result_of(found, runs.store, budget, name) for name in names]
         for name, result in zip(names, results, strict=True):
             if result.failed is not None:
@@ -172,25 +173,20 @@ def search_recipes(
     search_grid(found.grid, storage, run, describe)
 
 
-def tried_plan(found: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Plan:
-    """Plan the trials so far, given by budget; without any, the baseline at the first budget."""
-    tried = [
-        (budget, candidate_of(trial))
-        for budget, trials in zip(found.grid.search.budgets, budgets, strict=False)
-        for trial in trials
-    ]
-    return _plan_of(found, tried or [(found.grid.search.budgets[0], found.baseline)])
+def tried_plan(found: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:
+    """Plan some trials, in their order; without any, the baseline at the first budget.
 
-
-def _plan_of(found: SearchPlan, tried: Sequence[tuple[int, str]]) -> Plan:
-    """Keep the order of ``tried``; if the search has several budgets, arms have theirs in their names."""
+    If the search has several budgets, arms have theirs in their names.
+    """
+    budgets = found.grid.search.budgets
 
     def name_at(budget: int, name: str) -> str:
-        return name if len(found.grid.search.budgets) == 1 else f"{name} @ {short_tokens(budget)}"
+        return name if len(budgets) == 1 else f"{name} @ {short_tokens(budget)}"
 
-    arms = tuple(replace(found.arm(budget, name), name=name_at(budget, name)) for budget, name in tried)
-    baseline = name_at(found.grid.search.budgets[0], found.baseline)
-    return replace(found.plans[0], baseline=baseline, arms=arms, folded=())
+    first = (budgets[0], found.baseline)
+    tried = [(trial.user_attrs["tokens"], candidate_of(trial)) for trial in trials] or [first]
+    arms = tuple(replace(found.arm(*one), name=name_at(*one)) for one in tried)
+    return replace(found.plans[0], baseline=name_at(*first), arms=arms, folded=())
 
 
 def check_same(found: SearchPlan, store: StudyStore) -> None:

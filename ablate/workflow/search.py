@@ -10,6 +10,7 @@ pages of the results so far.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ def _go_on(
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
     corpora = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=where.address is None)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
-    store.write_plan(tried_plan(planned, before))
+    store.write_plan(tried_plan(planned, itertools.chain.from_iterable(before)))
     is_done = plan.is_done(before)
     if not is_done:
         listener.say(f"Starting Ray {where.cluster} …")

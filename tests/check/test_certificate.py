@@ -7,7 +7,7 @@ import torch
 
 from ablate.base.errors import UserError
 from ablate.check import certificate
-from ablate.check.certificate import ClaimedOperand, certify, claim_of, of_function, work
+from ablate.check.certificate import ClaimedOperand, certify, claim_of, of_function
 from ablate.check.differences import defined
 from ablate.recipes import OperandPolicy
 
@@ -27,15 +27,14 @@ def operand(policy, axis=1):
 
 def quick(function, policy, monkeypatch, **options):
     monkeypatch.setattr(certificate, "SIDE", 128)
-    (one,) = certify(of_function("it", function, operand(policy, **options)), draws=16)
-    return one
+    claim = of_function("it", function, operand(policy, **options))
+    return certify(claim, claim.operands[0], draws=16)
 
 
 def gaussian(policy, monkeypatch):
     """Certify one policy on Gaussian data alone."""
     monkeypatch.setattr(certificate, "KINDS", ("Gaussian",))
-    subject = replace(claim("mxfp4"), operands=(operand(policy),))
-    (one,) = certify(subject, draws=24)
+    one = certify(claim("mxfp4"), operand(policy), draws=24)
     assert one.holds
     return one.figures["Gaussian"]
 
@@ -119,15 +118,17 @@ def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed(m
 def test_the_work_is_counted(monkeypatch):
     monkeypatch.setattr(certificate, "SIDE", 128)
     subject, told = claim("{gemms: [wgrad], stabiliser: sr}"), []
-    assert certify(subject, draws=8, done=told.append)[0].holds
-    assert sum(told) == work(subject, 8) == 4 * 8
-    assert [one.names for one in subject.operands] == [("wgrad.dy", "wgrad.x")]
+    (one,) = subject.operands
+    assert certify(subject, one, draws=8, done=told.append).holds
+    assert sum(told) == 4 * 8
+    assert one.names == ("wgrad.dy", "wgrad.x")
 
 
 @pytest.mark.parametrize("recipe", ["alto", "quartet2"])
 def test_what_a_call_draws_for_both_operands_is_shared_by_two_draws(recipe, monkeypatch):
     monkeypatch.setattr(certificate, "SIDE", 128)
-    for one in certify(claim(recipe), draws=8):
+    subject = claim(recipe)
+    for one in (certify(subject, each, draws=8) for each in subject.operands):
         assert one.figures["Gaussian"].gain.value == pytest.approx(1.0, abs=0.02)
 
 
@@ -176,5 +177,5 @@ def test_each_fault_is_one_line(subject, options, fault, tmp_path):
 )
 def test_a_function_that_cannot_be_called_so(function, fault):
     with pytest.raises(UserError) as caught:
-        certify(of_function("it", function, operand(MXFP4)), draws=8)
+        certify(of_function("it", function, operand(MXFP4)), operand(MXFP4), draws=8)
     assert fault in str(caught.value.problems[0])
