@@ -37,9 +37,10 @@ from ablate.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from ablate.reports.words.format import Table
+    from ablate.reports.findings.compare import Comparison
+
 
 _ENDED = ("finished", "diverged", "failed", "stopped")
 _LONGEST_VALUE = 60
@@ -183,8 +184,10 @@ def compare(
             raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
         known[path] = study
     from ablate.reports import analyse, load_frames
-    from ablate.reports.pages import compare as pages
-    from ablate.reports.pages.document import comparison_document, trend_document
+    from ablate.reports.findings.compare import compare as compare_two
+    from ablate.reports.findings.compare import trend
+    from ablate.reports.pages.compare import write_comparison
+    from ablate.reports.pages.document import comparison_document
     from ablate.reports.read.rebase import read_against, target_after
 
     frames = [load_frames(store) for store in stores]
@@ -198,48 +201,29 @@ def compare(
     names = [one.plan.study for one in analyses]
     if len(set(names)) < len(names):
         names = [str(store.path) for store in stores]
-    write: Callable[[Any, Path], tuple[Path, ...]]
-    if len(studies) == 2:
-        from ablate.reports.findings.compare import compare as compare_two
-
-        found: Any = compare_two(analyses[0], analyses[1], (frames[0], frames[1]), (names[0], names[1]))
-        write, document, lines = pages.write_comparison, comparison_document(found), _lines_of_two
-    else:
-        from ablate.reports.findings.compare import trend
-
-        found = trend(analyses, frames, names)
-        write, document, lines = pages.write_trend, trend_document(found), _lines_of_more
+    found = (compare_two if len(studies) == 2 else trend)(analyses, frames, names)
     if out is not None:
         with writing_to(out):
-            written = write(found, out)
+            written = write_comparison(found, out)
         for path in written:
             click.echo(str(path), err=as_json)
-    deliver(document, partial(lines, found), as_json=as_json)
+    deliver(comparison_document(found), partial(_comparison_lines, found), as_json=as_json)
 
 
-def _lines_of_two(found: Any) -> Iterator[str]:
+def _comparison_lines(found: Comparison) -> Iterator[str]:
     from ablate.reports.findings.compare import cut
-    from ablate.reports.words.compare import compare_table
-
-    if all(arm.left is None or arm.right is None for arm in found.arms):
-        yield "No arm is in both studies, by name."
-    yield from _table_lines(compare_table(found))
-    if found.differs:
-        yield "\nThe studies differ in"
-        rows = [(key, *(cut(value, _LONGEST_VALUE) for value in pair)) for key, pair in found.differs.items()]
-        yield format_table(("", found.left, found.right), rows)
-
-
-def _lines_of_more(found: Any) -> Iterator[str]:
     from ablate.reports.words import compare as words
 
-    for _, table in words.trend_tables(found):
-        yield from (*_table_lines(table), "")
-    yield from (*words.trend_sentences(found), *words.differences_text(found))
-
-
-def _table_lines(table: Table) -> tuple[str, str]:
-    return table_text(table), f"\n{' '.join(table.caption.split())}"
+    if not found.axis and all(arm.cost and None in arm.cost.points for arm in found.arms):
+        yield "No arm is in both studies, by name."
+    for _, table in words.compare_tables(found):
+        yield from (table_text(table), f"\n{' '.join(table.caption.split())}\n")
+    if found.axis:
+        yield from (*words.trend_sentences(found), *words.differences_text(found))
+    elif found.differs:
+        yield "The studies differ in"
+        rows = [(key, *(cut(value, _LONGEST_VALUE) for value in pair)) for key, pair in found.differs.items()]
+        yield format_table(("", *(study.name for study in found.studies)), rows)
 
 
 @click.command(

@@ -59,28 +59,30 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
 def draw_comparison(found: Comparison) -> canvas.Picture | None:
     """Draw the arms whose cost has an estimate in either study, both studies in a pair; None without one."""
     arms = [
-        arm for arm in found.arms if any(one and one.estimate is not None for one in (arm.left, arm.right))
+        (arm.name, arm.cost.points)
+        for arm in found.arms
+        if arm.cost is not None and any(one and one.estimate is not None for one in arm.cost.points)
     ]
     if not arms:
         return None
-    names = (found.left, found.right)
+    names = [study.name for study in found.studies]
     style = canvas.looks(("", *names))
     figure, axis = _draw(
-        [arm.name for arm in arms],
+        [name for name, _ in arms],
         [
             (row + offset, one, style[name], cost(one))
-            for row, arm in enumerate(arms)
-            for offset, name, one in zip((-0.16, 0.16), names, (arm.left, arm.right), strict=True)
+            for row, (_, points) in enumerate(arms)
+            for offset, name, one in zip((-0.16, 0.16), names, points, strict=True)
         ],
         f"token cost [{coverage(*found.rules)}]",
     )
     axis.set_xlabel("token cost against the study's own baseline")
     canvas.legend(figure, {name: style[name] for name in names})
     caption = (
-        f"Token cost of each arm, in {found.left} (squares, above) and {found.right} (triangles), each "
+        f"Token cost of each arm, in {names[0]} (squares, above) and {names[1]} (triangles), each "
         f"against its own study's baseline; bars: {coverage(*found.rules)} intervals."
     )
-    rows = "; ".join(f"{arm.name} {cost(arm.left)} and {cost(arm.right)}" for arm in arms)
+    rows = "; ".join(f"{name} {' and '.join(map(cost, points))}" for name, points in arms)
     return figure, caption, f"Forest plot of token costs in two studies. {rows}."
 
 

@@ -25,7 +25,7 @@ from ablate.results.losses import difference_bands
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ablate.reports.findings.compare import Line, Trend
+    from ablate.reports.findings.compare import Comparison, Line
     from ablate.reports.findings.results import Analysis
     from ablate.results.losses import Band, Curve
 
@@ -129,7 +129,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
 
 
 @canvas.drawing("trend", "Token cost over size or budget")
-def draw_trend(found: Trend) -> canvas.Picture | None:
+def draw_trend(found: Comparison) -> canvas.Picture | None:
     """Draw the token cost of every arm with a line over parameters or budget; None without such an arm."""
     lines = {arm.name: arm.cost for arm in found.arms if arm.cost is not None}
     if not lines:
@@ -175,7 +175,7 @@ def draw_trend(found: Trend) -> canvas.Picture | None:
     return figure, caption, f"Small charts of token cost over {UNITS[found.axis]}, one an arm. {told}."
 
 
-def _known(found: Trend, line: Line) -> list[tuple[int, Any]]:
+def _known(found: Comparison, line: Line) -> list[tuple[int, Any]]:
     """Pair each study's place with its cost, only for studies with an estimate."""
     pairs = zip(found.places, line.points, strict=True)
     return [(place, one) for place, one in pairs if isinstance(one, Cost) and one.log_ratio is not None]

@@ -8,43 +8,32 @@ from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.forest import draw_comparison
 from ablate.reports.figures.panels import draw_trend
 from ablate.reports.figures.search import draw_front
-from ablate.reports.pages.document import comparison_document, search_document, trend_document
+from ablate.reports.pages.document import comparison_document, search_document
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search
 from ablate.reports.words.format import make_table, tokens
 from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ablate.reports.findings.compare import Comparison, Trend
+    from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.search import Found
-    from ablate.reports.words.format import Table
 
 CONFIRM = "confirm.yaml"
 
 
 def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
-    """Write ``compare.json``, ``.md`` and ``.html`` of two studies, and the figure; return the three."""
-    values = {
-        "title": f"{found.left} and {found.right}",
-        "sentences": (),
-        "studies": None,
-        "tables": [("Token cost", compare.compare_table(found))],
-        "differences": _differences(found.differs, (found.left, found.right)),
-    }
-    return write_pages(folder, "compare", values, comparison_document(found), [draw_comparison(found)])
-
-
-def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
-    """Write ``compare.json``, ``.md`` and ``.html`` of a trend, and the figure; return the three."""
-    values = {
-        "title": f"{len(found.studies)} studies from {tokens(found.places[0])} to "
-        f"{tokens(found.places[-1])} {compare.UNITS[found.axis]}",
-        "sentences": tuple(compare.trend_sentences(found)),
-        "tables": compare.trend_tables(found),
-        "studies": make_table(
+    """Write ``compare.json``, ``.md`` and ``.html`` of studies, and the figure; return the three."""
+    names = [study.name for study in found.studies]
+    title, drawn, studies = " and ".join(names), draw_comparison, None
+    if found.axis:
+        drawn = draw_trend
+        title = (
+            f"{len(names)} studies from {tokens(found.places[0])} to {tokens(found.places[-1])} "
+            f"{compare.UNITS[found.axis]}"
+        )
+        studies = make_table(
             "Parameters of the baseline's model, all of them, and its budget in tokens; the target that "
             "costs are read at.",
             [
@@ -58,17 +47,19 @@ def write_trend(found: Trend, folder: Path) -> tuple[Path, ...]:
                 for study in found.studies
             ],
             {1, 2},
-        ),
-        "differences": _differences(found.differs, [study.name for study in found.studies]),
-    }
-    return write_pages(folder, "compare", values, trend_document(found), [draw_trend(found)])
-
-
-def _differences(differs: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
-    return make_table(
+        )
+    differences = make_table(
         "What the studies differ in, as their files say it.",
-        [{"Key": key, **dict(zip(names, each, strict=True))} for key, each in differs.items()],
+        [{"Key": key, **dict(zip(names, each, strict=True))} for key, each in found.differs.items()],
     )
+    values = {
+        "title": title,
+        "sentences": tuple(compare.trend_sentences(found)),
+        "tables": compare.compare_tables(found),
+        "studies": studies,
+        "differences": differences,
+    }
+    return write_pages(folder, "compare", values, comparison_document(found), [drawn(found)])
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:

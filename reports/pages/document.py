@@ -112,7 +112,7 @@ from ablate.results.intervals import Interval
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.compare import Comparison, Line, Trend
+    from ablate.reports.findings.compare import Comparison, Line
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import Found
@@ -216,7 +216,7 @@ def plain(value: Any) -> Any:
     """Convert data classes, mappings and sequences to types that JSON has, with the keys of the files."""
     if isinstance(value, Sweep):
         pairs = zip(value.targets, value.costs, strict=True)
-        return [{"val_loss": at, **_interval(one)} for at, one in pairs]
+        return [{"val_loss": at, **_parts(one, *_ENDS)} for at, one in pairs]
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -240,39 +240,33 @@ def plain(value: Any) -> Any:
     return found
 
 
-def _interval(value: Any) -> dict[str, Any]:
-    return _parts(value, *_ENDS)
-
-
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Collect ``compare.json`` of two studies; costs and ratios are fractions."""
-    return {
-        "studies": [found.left, found.right],
-        "differ_in": plain(found.differs),
-        "arms": [
-            {
-                "name": arm.name,
-                "token_cost": [one and _interval(one) | {"kind": one.kind} for one in (arm.left, arm.right)],
-                "ratio": vars(arm.ratio),
-            }
-            for arm in found.arms
-        ],
-    }
+    """Collect ``compare.json``; costs and ratios are fractions."""
+    if not found.axis:
+        pairs = [(arm.name, arm.cost) for arm in found.arms if arm.cost is not None]
+        return {
+            "studies": [study.name for study in found.studies],
+            "differ_in": plain(found.differs),
+            "arms": [
+                {
+                    "name": name,
+                    "token_cost": [one and _parts(one, *_ENDS, "kind") for one in line.points],
+                    "ratio": vars(line.change),
+                }
+                for name, line in pairs
+            ],
+        }
 
-
-def trend_document(found: Trend) -> dict[str, Any]:
-    """Collect ``compare.json`` of more studies; costs are fractions."""
-
-    def line(one: Line | None) -> dict[str, Any] | None:
+    def told(one: Line | None) -> dict[str, Any] | None:
         if one is None:
             return None
-        points = [point and _interval(point) for point in one.points]
+        points = [point and _parts(point, *_ENDS) for point in one.points]
         return _parts(one, "intercept", "slope") | {"points": points, "per_tenfold": vars(one.change)}
 
     return _parts(found, "studies", "left_out", over="axis", differ_in="differs") | {
         "coverage": coverage(*found.rules).replace(NBSP, " "),
         "arms": [
-            {"name": arm.name, "token_cost": line(arm.cost), "loss_gap": line(arm.gap)} for arm in found.arms
+            {"name": arm.name, "token_cost": told(arm.cost), "loss_gap": told(arm.gap)} for arm in found.arms
         ],
     }
 

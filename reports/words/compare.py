@@ -11,7 +11,7 @@ from ablate.results.intervals import Interval
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ablate.reports.findings.compare import Comparison, Line, Trend
+    from ablate.reports.findings.compare import Comparison, Line
     from ablate.reports.words.format import Table
 
 _LONGEST_VALUE = 60
@@ -19,45 +19,38 @@ UNITS = {"parameters": "parameters", "tokens": "training tokens"}
 """Units on a trend's axis."""
 
 
-def compare_table(found: Comparison) -> Table:
-    """Make the table of a comparison, one row an arm."""
-    return make_table(
-        f"Token cost of each arm in both studies, with its {coverage(*found.rules)} interval, and the ratio "
-        f"of (1 + token cost) in {found.right} over {found.left}, minus one: above zero the arm costs more "
-        "there.",
-        [
-            {
-                "Arm": arm.name,
-                found.left: cost(arm.left),
-                found.right: cost(arm.right),
-                "Ratio": percents(arm.ratio),
-            }
-            for arm in found.arms
-        ],
-        range(1, 4),
-    )
+def compare_tables(found: Comparison) -> tuple[tuple[str, Table], ...]:
+    """Make the tables of token costs and, in a trend, of loss gaps, with titles, one row an arm.
 
-
-def trend_tables(found: Trend) -> tuple[tuple[str, Table], ...]:
-    """Make the tables of token costs and of loss gaps, with titles; a table without rows is left out."""
-    heads = [
-        f"{study.name} ({tokens(place)})" for study, place in zip(found.studies, found.places, strict=True)
-    ]
+    A trend's table without rows is left out.
+    """
+    heads, last = [study.name for study in found.studies], "Ratio"
     captions = {
-        "Token cost": f"Token cost over {found.against} in each study, at the study's own target; and what "
-        "(1 + token cost) changes by: above zero the cost grows.",
-        "Loss gap": f"Validation loss (nats/token) minus that of {found.against} in each study, at the last "
-        "evaluation that all runs of both have; and what it changes by.",
+        "Token cost": f"Token cost of each arm in both studies, with its {coverage(*found.rules)} interval, "
+        f"and the ratio of (1 + token cost) in {heads[1]} over {heads[0]}, minus one: above zero the arm "
+        "costs more there.",
     }
+    if found.axis:
+        heads = [f"{name} ({tokens(place)})" for name, place in zip(heads, found.places, strict=True)]
+        last = "Change per tenfold"
+        about = (
+            f"The change is for each tenfold of {UNITS[found.axis]}, an average slope: its interval holds "
+            "the error of the runs, not that of the straight line, so see whether the points follow it. "
+            f"Brackets: {coverage(*found.rules)} intervals, each for its own comparison."
+        )
+        captions = {
+            "Token cost": f"Token cost over {found.against} in each study, at the study's own target; and "
+            f"what (1 + token cost) changes by: above zero the cost grows. {about}",
+            "Loss gap": f"Validation loss (nats/token) minus that of {found.against} in each study, at the "
+            f"last evaluation that all runs of both have; and what it changes by. {about}",
+        }
     tables = {
         title: make_table(
-            f"{caption} The change is for each tenfold of {UNITS[found.axis]}, an average slope: its "
-            f"interval holds the error of the runs, not that of the straight line, so see whether the points "
-            f"follow it. Brackets: {coverage(*found.rules)} intervals, each for its own comparison.",
+            caption,
             [
                 {"Arm": name}
                 | {head: point and tell(point) for head, point in zip(heads, line.points, strict=True)}
-                | {"Change per tenfold": tell(line.change)}
+                | {last: tell(line.change)}
                 for name, figure, line, tell in _lines(found)
                 if figure == title.lower()
             ],
@@ -65,10 +58,10 @@ def trend_tables(found: Trend) -> tuple[tuple[str, Table], ...]:
         )
         for title, caption in captions.items()
     }
-    return tuple((title, table) for title, table in tables.items() if table.rows)
+    return tuple((title, table) for title, table in tables.items() if table.rows or not found.axis)
 
 
-def _lines(found: Trend) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]]:
+def _lines(found: Comparison) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]]:
     """Yield the arm's name, the figure's name, its line, and the format of its points and change."""
     for arm in found.arms:
         if arm.cost is not None:
@@ -77,8 +70,13 @@ def _lines(found: Trend) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]
             yield arm.name, "loss gap", arm.gap, lambda value: interval(value, signed)
 
 
-def trend_sentences(found: Trend) -> Iterator[str]:
-    """Say which figures grow or shrink, which trends are not settled, and what limits the result."""
+def trend_sentences(found: Comparison) -> Iterator[str]:
+    """Say which figures grow or shrink, which trends are not settled, and what limits the result.
+
+    Of two studies nothing is said.
+    """
+    if not found.axis:
+        return
     noun = "size" if found.axis == "parameters" else "budget"
     unsettled, without = [], []
     for name, figure, line, tell in _lines(found):
@@ -108,7 +106,7 @@ def trend_sentences(found: Trend) -> Iterator[str]:
         yield f"The {noun}s span a factor of {span:.3g}: a tenfold lies beyond them."
 
 
-def differences_text(found: Trend) -> tuple[str, ...]:
+def differences_text(found: Comparison) -> tuple[str, ...]:
     """Say what the studies differ in besides model or budget: first their targets, then the rest, if any."""
     targets = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
     differs = (f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items())

@@ -229,7 +229,9 @@ def test_costs_of_another_origin_are_not_compared_nor_pooled(study, tmp_path):
             ("p", 128, {"target": {"value": TARGET}}),
         )
     )
-    ratios = {arm.name: arm.ratio for arm in compare(analyse(small), analyse(plain), (small, plain)).arms}
+    ratios = {
+        arm.name: arm.cost.change for arm in compare([analyse(small), analyse(plain)], [small, plain]).arms
+    }
     assert ratios["forked"].note == "counted from different places: not one question"
     assert ratios["whole"].estimate is not None
     found = trend([analyse(small), analyse(large)], [small, large])

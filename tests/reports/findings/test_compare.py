@@ -26,8 +26,9 @@ from ablate.reports.findings.compare import (
     trend,
 )
 from ablate.reports.read.rebase import target_after
-from ablate.reports.words.compare import compare_table, differences_text, trend_sentences, trend_tables
+from ablate.reports.words.compare import compare_tables, differences_text, trend_sentences
 from ablate.results.intervals import Interval, difference, mean_estimate
+from ablate.results.losses import LossDifference
 from ablate.store.plan_file import Settled, StopRule
 
 WIDTHS = (32, 64, 128)
@@ -70,7 +71,7 @@ def read(*stores):
 
 def both(left, right):
     analyses, frames = read(left, right)
-    return compare(*analyses, tuple(frames))
+    return compare(analyses, frames)
 
 
 def logs(store):
@@ -103,11 +104,14 @@ def test_the_ratio_has_welchs_interval_over_all_four_samples(tmp_path):
     variances = np.array([sample.var(ddof=1) / 5 for sample in (a_base, a_arm, b_base, b_arm)])
     degrees = variances.sum() ** 2 / (variances**2 / 4).sum()
     ends = stats.t.interval(0.95, degrees, middle, math.sqrt(variances.sum()))
-    ratio = found["fp4"].ratio
+    ratio = found["fp4"].cost.change
     assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx(tuple(np.expm1([middle, *ends])))
-    assert (found["only here"].right, found["only here"].ratio.note) == (None, "in one study only")
+    assert (found["only here"].cost.points[1], found["only here"].cost.change.note) == (
+        None,
+        "in one study only",
+    )
     never = build_study(tmp_path, {"bf16": [line(3, 2, 1)] * 2, "fp4": [line(3, 2.9, 2.8)] * 2}, study="c")
-    assert both(left, never).arms[0].ratio.note == "no estimate in one of the studies"
+    assert both(left, never).arms[0].cost.change.note == "no estimate in one of the studies"
 
 
 def test_with_seeds_until_settled_intervals_of_two_and_of_more_are_repeated_ones(tmp_path):
@@ -116,9 +120,9 @@ def test_with_seeds_until_settled_intervals_of_two_and_of_more_are_repeated_ones
     def told():
         found, two = trend(*read(*stores)), both(*stores[:2])
         return (
-            compare_table(two),
-            two.arms[0].ratio,
-            dict(trend_tables(found))["Token cost"],
+            dict(compare_tables(two))["Token cost"],
+            two.arms[0].cost.change,
+            dict(compare_tables(found))["Token cost"],
             found.arms[0].cost.change,
         )
 
@@ -140,7 +144,7 @@ def test_what_two_studies_differ_in_is_named(tmp_path):
         for name, one in (("a", {"width": 64}), ("b", {"width": 64}), ("c", own), ("d", hf))
     )
     alike = both(a, b)
-    assert (alike.differs, alike.arms[0].ratio.estimate) == ({}, 0.0)
+    assert (alike.differs, alike.arms[0].cost.change.estimate) == ({}, 0.0)
     foreign = both(a, c).differs
     assert foreign["model.width"] == ("64", NOT_TOLD)  # a foreign model has no width of the built-in one
     assert foreign["model.function"] == ("null", "mine.py:build")
@@ -158,8 +162,8 @@ def test_runs_that_count_in_both_studies_make_no_ratio_and_no_trend(tmp_path, sh
         shutil.copytree(left.run(run.id).path, right.run(run.id).path)
     right.write_plan(replace(right.plan(), arms=tuple(arms)))
     (found,) = both(left, right).arms
-    assert found.ratio.note == "runs in common: the two costs are not independent"
-    assert found.right.estimate is not None
+    assert found.cost.change.note == "runs in common: the two costs are not independent"
+    assert found.cost.points[1].estimate is not None
     if shared:  # else the two have one size
         assert "w32 and w64 have runs in common" in refusal(lambda: trend(*read(left, right)))
 
@@ -236,7 +240,7 @@ def test_the_slope_and_its_interval_are_those_reckoned_by_hand(tmp_path):
         assert line_found.intercept + line_found.slope * x.mean() == pytest.approx(np.mean(values))
     without = [replace(frame, plan=replace(frame.plan, target=None)) for frame in read(*stores)[1]]
     bare = trend([analyse(frame) for frame in without], without)
-    assert [title for title, _ in trend_tables(bare)] == ["Loss gap"]
+    assert [title for title, _ in compare_tables(bare)] == ["Loss gap"]
 
 
 @pytest.mark.parametrize("places", [(10**5, 10**6, 10**7), (10**5, 2 * 10**5, 10**8)])
@@ -249,7 +253,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(places, spreads):
         for size, spread in zip(places, spreads, strict=True):
             arm, base = rng.normal(0.5 + slope * math.log10(size), spread, 5), rng.normal(0.0, 0.01, 5)
             results.append(difference(mean_estimate(arm), mean_estimate(base)))
-        found = line_through([], results, places, 0.05).change
+        found = line_through([LossDifference(figure=one) for one in results], places, 0.05).change
         held += found.low <= slope <= found.high
     # By Satterthwaite's way it is 94.5 to 95.5 % here; the normal quantile would hold it in 89 to 93 %.
     error = 3 * math.sqrt(0.05 * 0.95 / repeats)
@@ -265,7 +269,7 @@ def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
     ]
     found = trend(*read(*stores))
     assert (found.axis, found.places, found.differs) == ("tokens", (1_000_000, 2_000_000, 4_000_000), {})
-    assert dict(trend_tables(found))["Token cost"].columns[1] == "b1000000 (1\u00a0M)"
+    assert dict(compare_tables(found))["Token cost"].columns[1] == "b1000000 (1\u00a0M)"
 
 
 FP4 = {"fp4": 0.1}
@@ -346,7 +350,7 @@ def test_arms_that_some_studies_lack_or_cannot_tell(tmp_path):
         [False, True, True, False],
     )
     assert (
-        next(row for row in dict(trend_tables(found))["Token cost"].rows if row[0] == "late")[2] == NOT_TOLD
+        next(row for row in dict(compare_tables(found))["Token cost"].rows if row[0] == "late")[2] == NOT_TOLD
     )
     assert found.left_out == {
         "wide": "it changes the model itself",

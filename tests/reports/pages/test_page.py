@@ -14,7 +14,7 @@ from synthetic_study import build_study, ladder_study, smooth_curve
 
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.compare import compare, trend
-from ablate.reports.pages.compare import write_comparison, write_search, write_trend
+from ablate.reports.pages.compare import write_comparison, write_search
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import format as words
 from ablate.store import StudyStore
@@ -190,8 +190,8 @@ def beside(tmp_path_factory):
         for size in (64, 128, 256)
     ]
     return {
-        "compare": write_comparison(compare(left, right, frames, ("a", "bb")), folder / "compare")[-1],
-        "trend": write_trend(trend([analyse(frame) for frame in sizes], sizes), folder / "trend")[-1],
+        "compare": write_comparison(compare((left, right), frames, ("a", "bb")), folder / "compare")[-1],
+        "trend": write_comparison(trend([analyse(frame) for frame in sizes], sizes), folder / "trend")[-1],
         "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
         "wide search": write_search(wide_search(), folder / "wide", "name: s\n")[-1],
     }
