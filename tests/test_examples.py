@@ -14,6 +14,7 @@ import torch
 from ablate.base.files import append_line
 from ablate.data import load, open_tokens
 from ablate.execute import driver
+from ablate.execute.queue import ExecutionEnd
 from ablate.store import Status
 from ablate.train import train
 from tests.workflow.fakes import without_mlflow
@@ -43,7 +44,7 @@ def trained(monkeypatch):
             run.write_status(Status(state=state, attempt=1))
             ids.append(request.run_id)
         states = dict.fromkeys((run.run_id for run in runs), "finished")
-        return driver.ExecutionEnd(states=states, interrupted=False)
+        return ExecutionEnd(states=states, interrupted=False)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
     without_mlflow(monkeypatch)

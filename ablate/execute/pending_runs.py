@@ -4,7 +4,7 @@ A run's id is a hash of the configuration that can change its result. So a resul
 storage is copied, with its ledger and diagnostics, if it comes from the same sources, the same kind and
 number of devices and, on a CPU, the same arithmetic.
 
-Several runs may begin with the same steps (``Prefixes``): one trains them, the others wait for its state. A
+Several runs may begin with the same steps (a prefix): one trains them, the others wait for its state. A
 prefix is kept in ``<study>/prefixes/<key>``. The key is a hash of all that its steps use and of the code that
 trains them, so it does not matter which run has put it there, and when.
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ablate.plan import Plan
     from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
-    from ablate.run.schedule import Prefix
 
 DEFAULT_TRAINER = "ablate.train:train"
 _DRAFT = ".taken"
@@ -50,8 +49,9 @@ class RunRequest:
 
     ``keep_weights``: leave the final weights in the run's folder. The driver sets the fields from ``run_dir``
     on, for the worker; their paths are on the shared storage. ``given_up``: the attempt whose holder was
-    found dead, or 0. ``prefix``: folder and step of the state that a fresh run starts from. ``prefixes``: the
-    folders for states that other runs start from, by the number of tokens before the state.
+    found dead, or 0. ``prefix``: folder and step of the state that a fresh run starts from; ``holder``: the
+    run that trains it. ``prefixes``: the folders for states that other runs start from, by the number of
+    tokens before the state.
     """
 
     run_id: str
@@ -68,6 +68,7 @@ class RunRequest:
     trainer: str = DEFAULT_TRAINER
     given_up: int = 0
     prefix: tuple[Path, int] | None = None
+    holder: str | None = None
     prefixes: Mapping[int, Path] = field(default_factory=dict)
 
 
@@ -162,15 +163,24 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
         return bool(Leases(store.run(run_id).attempts).latest())
 
     fresh = {run.run_id: run for run in missing if not run.keep_weights and not has_begun(run.run_id)}
-    taken = {}
-    for run_id, neighbour in find_elsewhere(
-        store, {run_id: run.resources for run_id, run in fresh.items()}
-    ).items():
-        source, request = neighbour.run(run_id), fresh[run_id]
-        alike = request.resources.gpus or source.environment().get("fingerprints") == [fingerprint("cpu")]
-        # Another process may have begun the run during the copies.
-        if alike and not has_begun(run_id) and _copy(source, store.run(run_id), request):
-            taken[run_id] = neighbour.path.name
+    wanted = {run_id: run.resources for run_id, run in fresh.items()}
+    taken, drafts = {}, store.path / "runs" / _DRAFT
+    shutil.rmtree(drafts, ignore_errors=True)  # left by a killed driver
+    try:
+        for run_id, neighbour in find_elsewhere(store, wanted).items():
+            source, target, draft = neighbour.run(run_id), store.run(run_id), RunDir(drafts / run_id)
+            if not wanted[run_id].gpus and source.environment().get("fingerprints") != [fingerprint("cpu")]:
+                continue
+            shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
+            # It may be altered since it was found, and another process may have begun the run.
+            if draft.state() in END_STATES and not has_begun(run_id):
+                draft.create(asdict(fresh[run_id].config))  # the data may have other paths here
+                draft.write_status(draft.status())
+                shutil.rmtree(target.path, ignore_errors=True)  # requested before, but never begun
+                draft.path.rename(target.path)
+                taken[run_id] = neighbour.path.name
+    finally:
+        shutil.rmtree(drafts, ignore_errors=True)
     return taken
 
 
@@ -193,93 +203,79 @@ def _would_be_ours(run: RunDir, resources: ResourcesConfig) -> bool:
         return False
 
 
-def _copy(source: RunDir, target: RunDir, request: RunRequest) -> bool:
-    """Copy a result; return False if it was not whole."""
-    draft = RunDir(target.path.parent / _DRAFT / target.run_id)
-    shutil.rmtree(draft.path.parent, ignore_errors=True)  # left by a killed driver
-    try:
-        shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
-        if draft.state() not in END_STATES:
-            return False  # altered since it was found
-        draft.create(asdict(request.config))  # the data may have other paths here
-        draft.write_status(draft.status())
-        shutil.rmtree(target.path, ignore_errors=True)  # the run was requested before, but never begun
-        draft.path.rename(target.path)
-        return True
-    finally:
-        shutil.rmtree(draft.path.parent, ignore_errors=True)
+def share_prefixes(
+    store: StudyStore,
+    runs: Sequence[RunRequest],
+    planned: Sequence[tuple[str, RunConfig, ResourcesConfig]] = (),
+) -> tuple[list[RunRequest], dict[str, str]]:
+    """Fill in the prefixes that runs start from and keep; return also the key of each run's prefix.
+
+    ``planned``: runs that may follow later, with configuration and resources.
+    """
+    folder, here = store.prefixes.resolve(), {run.run_id for run in runs}
+    everyone = [(run.run_id, run.config, run.resources) for run in runs]
+    everyone += [one for one in planned if one[0] not in here]
+    changes = any(config.fork is not None or config.recipe.later for _, config, _ in everyone)
+    # Which layers are diagnosed depends on the whole recipe, even before its later phases begin.
+    if not changes or any(run.diagnostics is not None for run in runs):
+        return list(runs), {}
+    found = shared_prefixes(
+        everyone,
+        salt=code_digest(),
+        is_there=lambda key: (folder / key).exists(),
+        can_hold=lambda run_id, step: run_id in here and newest_step(store.run(run_id).checkpoints) < step,
+    )
+    found = {run_id: prefix for run_id, prefix in found.items() if _is_open(store, run_id)}
+    kept: dict[str, dict[int, Path]] = {}
+    for prefix in found.values():
+        kept.setdefault(prefix.holder, {})[prefix.tokens] = folder / prefix.key
+    filled = [
+        replace(
+            run,
+            prefix=None if (own := found.get(run.run_id)) is None else (folder / own.key, own.step),
+            holder=None if own is None else own.holder,
+            prefixes=kept.get(run.run_id, {}),
+        )
+        for run in runs
+    ]
+    return filled, {run_id: prefix.key for run_id, prefix in found.items()}
 
 
-class Prefixes:
-    """The prefixes of ``runs``, which are executed now, and of ``planned`` runs, which may follow later."""
+def clean_prefixes(store: StudyStore, keys: Mapping[str, str]) -> None:
+    """Keep the prefixes that runs without a result start from, by run id; remove the others."""
+    needed = {key for run_id, key in keys.items() if _is_open(store, run_id)}
+    for path in store.prefixes.glob("*") if needed else [store.prefixes]:
+        if path.name not in needed:
+            shutil.rmtree(path, ignore_errors=True)
 
-    def __init__(
-        self,
-        store: StudyStore,
-        runs: Sequence[RunRequest],
-        planned: Sequence[tuple[str, RunConfig, ResourcesConfig]] = (),
-    ) -> None:
-        self._store, self._folder = store, store.prefixes.resolve()
-        self._configs = {run.run_id: run.config for run in runs}
-        here = [(run.run_id, run.config, run.resources) for run in runs]
-        everyone = [*here, *(one for one in planned if one[0] not in self._configs)]
-        self._found: dict[str, Prefix] = {}
-        changes = any(config.fork is not None or config.recipe.later for _, config, _ in everyone)
-        # Which layers are diagnosed depends on the whole recipe, even before its later phases begin.
-        if changes and all(run.diagnostics is None for run in runs):
-            found = shared_prefixes(
-                everyone,
-                salt=code_digest(),
-                is_there=lambda key: (self._folder / key).exists(),
-                can_hold=lambda run_id, step: run_id in self._configs and self._step(run_id) < step,
-            )
-            self._found = {run_id: prefix for run_id, prefix in found.items() if self._is_open(run_id)}
-        self._kept: dict[str, dict[int, Path]] = {}
-        for prefix in self._found.values():
-            self._kept.setdefault(prefix.holder, {})[prefix.tokens] = self._folder / prefix.key
-        self._begun = {run_id for run_id in self._found if self._step(run_id)}
 
-    def _is_open(self, run_id: str) -> bool:
-        return self._store.run(run_id).status().state not in END_STATES
+def _is_open(store: StudyStore, run_id: str) -> bool:
+    return store.run(run_id).status().state not in END_STATES
 
-    def _step(self, run_id: str) -> int:
-        return newest_step(self._store.run(run_id).checkpoints)
 
-    def filled_in(self, run: RunRequest) -> RunRequest:
-        """Fill in the prefix that the run starts from, and those that it keeps for other runs."""
-        prefix = self._found.get(run.run_id)
-        begins_with = None if prefix is None else (self._folder / prefix.key, prefix.step)
-        return replace(run, prefix=begins_with, prefixes=self._kept.get(run.run_id, {}))
+def _has_state(run: RunRequest) -> bool:
+    """Whether the run can go on, from its prefix or its own checkpoint."""
+    checkpoints = RunDir(run.run_dir).checkpoints
+    return (run.prefix is not None and run.prefix[0].exists()) or newest_step(checkpoints) > 0
 
-    def waits_for(self, run_id: str) -> str | None:
-        """Return the id of the run to wait for, or None."""
-        prefix = self._found.get(run_id)
-        if prefix is None or run_id in self._begun or (self._folder / prefix.key).exists():
-            return None
-        return prefix.holder
 
-    def why_it_cannot_begin(self, run_id: str) -> str | None:
-        """Say why a fork cannot begin: its parent diverged or failed before the fork. None if it can."""
-        config, prefix = self._configs[run_id], self._found.get(run_id)
-        if config.parent is None or config.fork is None or self._step(run_id):
-            return None
-        if prefix is not None and (self._folder / prefix.key).exists():
-            return None
-        forked = id_of(config.parent)
-        status = self._store.run(forked).status()
-        step = max(status.step, self._step(forked))
-        # Without a prefix the fork trains the parent's steps itself, and may succeed where the parent failed.
-        final = ("diverged",) if prefix is None else ("diverged", "failed")
-        if (
-            status.state not in final
-            or step * plan_steps(config.training).tokens_per_step > config.fork.tokens
-        ):
-            return None
-        return f"the run that it forks from, {forked}, {status.state} before the fork: {status.message}"
+def waits_for(run: RunRequest) -> str | None:
+    """Return the id of the run that trains the prefix, unless this run can begin or go on."""
+    return None if run.holder is None or _has_state(run) else run.holder
 
-    def clean(self) -> None:
-        """Keep the prefixes that runs without a result start from; remove the others."""
-        needed = {prefix.key for run_id, prefix in self._found.items() if self._is_open(run_id)}
-        for path in self._folder.glob("*") if needed else [self._folder]:
-            if path.name not in needed:
-                shutil.rmtree(path, ignore_errors=True)
+
+def why_it_cannot_begin(run: RunRequest) -> str | None:
+    """Say why a fork cannot begin: its parent diverged or failed before the fork. None if it can."""
+    fork, parent = run.config.fork, run.config.parent
+    if fork is None or parent is None or _has_state(run):
+        return None
+    forked = RunDir(run.run_dir.with_name(id_of(parent)))
+    status = forked.status()
+    tokens = (
+        max(status.step, newest_step(forked.checkpoints)) * plan_steps(run.config.training).tokens_per_step
+    )
+    # Without a prefix the fork trains the parent's steps itself, and may succeed where the parent failed.
+    final = ("diverged",) if run.prefix is None else ("diverged", "failed")
+    if status.state not in final or tokens > fork.tokens:
+        return None
+    return f"the run that it forks from, {forked.run_id}, {status.state} before the fork: {status.message}"

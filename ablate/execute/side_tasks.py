@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ablate.store.checkpoints import Checkpoint
-    from ablate.store.leases import Lease
+    from ablate.store.leases import Leases
     from ablate.store.metrics import MetricsWriter
     from ablate.train import Snapshot
     from ablate.train.group import Group
@@ -63,7 +63,7 @@ class Watch(contextlib.ExitStack):
     returns. The next attempt resumes from the last checkpoint.
     """
 
-    def __init__(self, lease: Lease, hang_after_sec: float) -> None:
+    def __init__(self, lease: Leases, hang_after_sec: float) -> None:
         super().__init__()
         self._lease, self._hang_after_sec = lease, hang_after_sec
         self._progress_sec = time.monotonic()
@@ -152,7 +152,7 @@ class Keeper:
     folder: Path
     rows: Sequence[MetricsWriter]
     start: Checkpoint | None
-    lease: Lease | None = None
+    lease: Leases | None = None
     _: KW_ONLY
     group: Group
     every_sec: float
@@ -190,17 +190,17 @@ class Keeper:
         """Write a checkpoint with the rows before it, unless the run was taken over."""
         if not self.group.first(self.lease is None or self.lease.is_mine()):
             return  # the checkpoints belong to another attempt
-        started, step = time.monotonic(), snapshot.step
+        started, step, part = time.monotonic(), snapshot.step, {}
         tensors: dict[str, Tensor] = dict(snapshot.tensors)  # type: ignore[arg-type]  # one's own are never stored
-        part, fault = None, ""
+        fault = ""
         try:
             part = save_part(self.folder, step, tensors, index=self.group.rank, count=self.group.size)
         except OSError as error:
             fault = str(error)
         parts, faults = zip(*self.group.gathered((part, fault)), strict=True)
         fault = next(filter(None, faults), "")
-        try:
-            if self.rows and not fault:
+        if self.rows and not fault:
+            try:
                 save_manifest(
                     self.folder,
                     step,
@@ -211,8 +211,8 @@ class Keeper:
                     sharded=snapshot.sharded,
                     prefix=self._prefix,
                 )
-        except OSError as error:
-            fault = str(error)
+            except OSError as error:
+                fault = str(error)
         if fault:
             print(f"checkpoint after step {step} not written: {fault}", flush=True)
         self._last = time.monotonic()

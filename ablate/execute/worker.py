@@ -13,20 +13,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import threading
 import time
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
 from ablate.execute.pending_runs import DEFAULT_TRAINER
 from ablate.store import END_STATES, RunDir, State, Status
-from ablate.store.checkpoints import begin_with, drop_checkpoints, load_newest
+from ablate.store.checkpoints import load_newest
 from ablate.store.leases import Leases
 from ablate.store.metrics import MetricsWriter
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.store.checkpoints import Checkpoint
-    from ablate.store.leases import Lease
     from ablate.train.group import Group
 
     Begin = Callable[[int], Group]
@@ -48,18 +48,14 @@ LOST_PEER = "another process of the run is gone"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnd:
-    """The end of a task. ``state``: the run's, or ``elsewhere`` if another process executes the run.
+    """The end of a task. ``state``: the run's; ``running`` if another process executes it.
 
     ``transient``: the fault is not the run's own, and a retry may help.
     """
 
-    state: State | Literal["elsewhere"]
+    state: State
     transient: bool = False
     message: str | None = None
-
-
-class _TakenOverError(Exception):
-    """Another process executes the run now: this attempt must not write any more."""
 
 
 def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
@@ -72,70 +68,62 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     end_with_this_process()
     run = RunDir(task.run_dir)
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
-        drop_checkpoints(run.checkpoints)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
         return TaskEnd(state=state)
     lease = Leases(run.attempts).claim(task.given_up)
     if lease is None:
-        return TaskEnd(state="elsewhere")
+        return TaskEnd(state="running")
     # Another process may have ended the run between the check and the claim.
     if (state := run.state()) in END_STATES:
         lease.end("superfluous")
         return TaskEnd(state=state)
     try:
         return _attempt(task, run, lease, begin)
-    except _TakenOverError:
-        return TaskEnd(state="elsewhere")
     except (OSError, KeyboardInterrupt) as error:
         # The status could not be written, or the task was cancelled before it trained: the next attempt
         # continues from the files.
-        is_fault = isinstance(error, OSError)
-        message = end_of(error).message if isinstance(error, OSError) else "interrupted"
+        end = replace(end_of(error), state="interrupted", transient=isinstance(error, OSError))
         with contextlib.suppress(OSError):
-            lease.end("interrupted", message)
-        return TaskEnd(state="interrupted", transient=is_fault, message=message)
+            lease.end("interrupted", end.message)
+        return end
 
 
-def _attempt(task: RunRequest, run: RunDir, lease: Lease, begin: Begin | None) -> TaskEnd:
-    started = run.status().started_unix or time.time()
-    status = Status(state="running", attempt=lease.record.attempt, started_unix=started)
+def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) -> TaskEnd:
+    attempt, started = lease.record.attempt, run.status().started_unix or time.time()
+    status = Status(state="running", attempt=attempt, started_unix=started)
     run.write_status(status)
     transient, broken_gpu = False, False
     with (
-        run.attempt_log(status.attempt).open("w", encoding="utf-8") as file,
+        run.attempt_log(attempt).open("w", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
         try:
             status, transient = _train(task, run, lease, status, begin)
-        except _TakenOverError:
-            print("another worker has taken this run over")
-            raise
-        except KeyboardInterrupt:
-            status = replace(status, state="interrupted", message="interrupted")
-        except Exception as error:  # any exception of a trainer fails this run, not the study
+        except (Exception, KeyboardInterrupt) as error:  # a trainer's exception fails its run alone
             if isinstance(error, UserError) and error.__cause__ is None:
                 print(error)
             else:
                 traceback.print_exc()
             end, broken_gpu = end_of(error), _is_gpu_fault(error)
-            transient = end.transient
-            status = replace(status, state="interrupted" if transient else "failed", message=end.message)
-    if not lease.is_mine():
-        raise _TakenOverError
+            status, transient = replace(status, state=end.state, message=end.message), end.transient
+        if not lease.is_mine():
+            print("another worker has taken this run over")
+            return TaskEnd(state="running")
     if status.state == "interrupted" and (reason := run.stop_reason()) is not None:
         status, transient = replace(status, state="stopped", message=reason), False
     run.write_status(replace(status, ended_unix=time.time()), status.files)
     lease.end(status.state, status.message)
     run.stop_path.unlink(missing_ok=True)
     if status.state in END_STATES:
-        drop_checkpoints(run.checkpoints)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
     if broken_gpu:
         os._exit(EXIT_GPU)
     return TaskEnd(state=status.state, transient=transient, message=status.message)
 
 
 def _train(
-    task: RunRequest, run: RunDir, lease: Lease, status: Status, begin: Begin | None
+    task: RunRequest, run: RunDir, lease: Leases, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether SIGTERM interrupted it."""
     from ablate.execute.side_tasks import Watch, sampled
@@ -170,11 +158,13 @@ def _train(
         # Before our own first work, which would count too. Emulated timing is never valid.
         others = other_work(task.device) if overall_mode(choices) == "native" else None
         tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
-        start = _newest(task, run)
+        start, told = load_newest(run.checkpoints, task.prefix)
+        for line in told:
+            print(line, flush=True)
         step, before = (start.step, start.fingerprints) if start else (0, ())
         own = fingerprint(task.device)
         fingerprints = (*(one for one in before if one != own), own)
-        lease.note(own, step)
+        lease.note(fingerprint=own, resumed_from_step=step)
         if step:
             print(f"going on from the checkpoint after step {step}", flush=True)
         if len(fingerprints) > 1:
@@ -203,8 +193,6 @@ def _train(
             diagnosed=partial(write, diagnoses[0]) if diagnoses else None,
         )
         hashes = {writer.name: writer.sync()[1] for writer in rows}
-    if result.state == "interrupted" and watch.lost:
-        raise _TakenOverError
     preempted = result.state == "interrupted" and terminated.is_set()
     ended = replace(
         status,
@@ -215,22 +203,6 @@ def _train(
         files=hashes,
     )
     return ended, preempted
-
-
-def _newest(task: RunRequest, run: RunDir) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None. A fresh run first takes over its prefix, if any."""
-    start, passed_over = load_newest(run.checkpoints)
-    if start is None and task.prefix is not None:
-        folder, step = task.prefix
-        try:
-            begin_with(folder, step, run.path)
-            print(f"its first {step} steps are those of other runs: taken from {folder.name}")
-            start, _ = load_newest(run.checkpoints)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            passed_over.append(f"prefix {folder.name}: {error}")
-    for line in passed_over:
-        print(line)
-    return start
 
 
 def follow_run(task: RunRequest, group: Group, step: int) -> None:
@@ -266,7 +238,7 @@ def _call_trainer(
     start: Checkpoint | None,
     *,
     rows: Sequence[MetricsWriter] = (),
-    lease: Lease | None = None,
+    lease: Leases | None = None,
     fingerprints: Sequence[str] = (),
     diagnosed: Callable[[dict[str, Any]], None] | None = None,
     **options: Any,
@@ -278,21 +250,10 @@ def _call_trainer(
     from ablate.train import train
 
     name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)
-    call: Callable[..., Any] = partial(own_trainer.call, name, follows=lease is None)
-    if name == DEFAULT_TRAINER:
-        from ablate.train.group import Layout
-
-        call = train
-        options["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
-        if (settings := task.diagnostics) is not None and diagnosed is not None:
-            from ablate.diagnose.recorder import Recorder
-
-            options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
-    result = call(
-        task.config,
-        tokens=open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
-        device=task.device,
-        checkpoints=Keeper(
+    options |= {
+        "tokens": open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
+        "device": task.device,
+        "checkpoints": Keeper(
             run.checkpoints,
             rows,
             start,
@@ -303,8 +264,18 @@ def _call_trainer(
             every_tokens=resources.checkpoint_every_tokens,
             prefixes=task.prefixes,
         ),
-        **options,
-    )
+    }
+    if name == DEFAULT_TRAINER:
+        from ablate.train.group import Layout
+
+        options["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
+        if (settings := task.diagnostics) is not None and diagnosed is not None:
+            from ablate.diagnose.recorder import Recorder
+
+            options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
+        result = train(task.config, **options)
+    else:
+        result = own_trainer.call(name, task.config, follows=lease is None, **options)
     if task.keep_weights and result.trainee is not None and group.first(lease is None or lease.is_mine()):
         from ablate.train.snapshot import save_weights
 
@@ -331,23 +302,22 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PASSING = (*_FULL, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR)
 
 
-def _is_gpu_fault(error: Exception) -> bool:
+def _is_gpu_fault(error: BaseException) -> bool:
     return any(word in str(error) for word in ("CUDA error", "HIP error", "CUDA driver", "NVML"))
 
 
-def end_of(error: Exception) -> TaskEnd:
+def end_of(error: BaseException) -> TaskEnd:
     """Turn an error of a process into the end of its task; the message names the usual remedy, if any.
 
     Faults of the storage, the GPU or another process are ``transient``; a bug or too little memory is not.
     """
+    if isinstance(error, KeyboardInterrupt):
+        return TaskEnd(state="interrupted", message="interrupted")
     from torch import distributed
 
     from ablate.backends.select import UnfitDeviceError
 
-    message, name = first_line(error), type(error).__name__
-    may_pass = False
-    lost_peer = distributed.is_available() and isinstance(error, distributed.DistError)
-    lost_peer = lost_peer or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+    message, name, may_pass = first_line(error), type(error).__name__, False
     if isinstance(error, OSError):
         may_pass = error.errno in _PASSING
         if error.errno in _FULL:
@@ -356,7 +326,9 @@ def end_of(error: Exception) -> TaskEnd:
             message = f"{name}: {message}"
     elif name == "OutOfMemoryError":
         message = f"out of GPU memory ({message}); a smaller training.micro_batch_size needs less"
-    elif lost_peer:
+    elif (distributed.is_available() and isinstance(error, distributed.DistError)) or (
+        isinstance(error, RuntimeError) and "gloo/transport" in str(error)
+    ):
         may_pass, message = True, LOST_PEER
     elif _is_gpu_fault(error):
         may_pass, message = True, f"the GPU failed: {message}; `ablate check cuda` tests it"

@@ -6,7 +6,7 @@ confirm a crossing, so that one lucky evaluation does not count. Where training 
 it, a local fit of the curve gives the crossing, because two evaluations alone carry all their noise.
 
 A run that never crosses has no crossing; a run whose first evaluation is already at or under the target
-crossed at an unknown earlier point (``left_bound``).
+crossed at an unknown earlier point.
 
 ``LocalFit`` is locally weighted regression (LOWESS; Cleveland 1979, JASA 74) of the loss on x = ln tokens: at
 each place a straight line with the weights (1 − |Δx / h|³)³, h = 0.3 or wide enough for four evaluations, and
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -41,14 +40,6 @@ _CUT = 6.0
 _PLACES = 250
 _BLOCK = 1 << 20
 _STEPS = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crossing:
-    """Tokens to target. ``left_bound``: the run reached the target at or before these tokens."""
-
-    tokens: float
-    left_bound: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +79,10 @@ class Outcome:
 
 def find_crossing(
     tokens: ArrayLike, loss: ArrayLike, target: float, rule: Rule = "confirmed"
-) -> Crossing | None:
-    """Return the point where a validation curve crosses the target, or None.
+) -> tuple[float, float] | None:
+    """Return the range in which a validation curve crosses the target, in tokens; None if it does not.
+
+    Both ends are equal if the place is known; the first one is 0 if the curve was never above the target.
 
     ``confirmed``: the first evaluation at or under the target that the next evaluation confirms, or that is
     the last one; interpolated in ln tokens between it and the one before, because loss curves are nearly
@@ -106,21 +99,21 @@ def find_crossing(
         at, index = np.unique(at[::-1], return_index=True)
         value = value[::-1][index]
     under = value <= target
-    if rule == "first_eval":
-        first = np.flatnonzero(under)
-        return Crossing(tokens=float(at[first[0]])) if len(first) else None
     # The last evaluation has no successor and confirms itself.
-    confirmed = np.flatnonzero(under & np.append(under[1:], True)[: len(under)])
-    if not len(confirmed):
+    counts = under if rule == "first_eval" else under & np.append(under[1:], True)[: len(under)]
+    if not counts.any():
         return None
-    i = int(confirmed[0])
-    if i == 0:
-        return Crossing(tokens=float(at[0]), left_bound=True)
-    # value[i - 1] > target: otherwise evaluation i would have confirmed evaluation i - 1.
-    share = (value[i - 1] - target) / (value[i - 1] - value[i])
-    if at[i - 1] <= 0:  # 0 has no logarithm
-        return Crossing(tokens=float(share * at[i]))
-    return Crossing(tokens=float(at[i - 1] * (at[i] / at[i - 1]) ** share))
+    i = int(counts.argmax())
+    if rule == "first_eval":
+        place = at[i]
+    elif i == 0:
+        return 0.0, float(at[0])
+    else:
+        # value[i - 1] > target: otherwise evaluation i would have confirmed evaluation i - 1.
+        share = (value[i - 1] - target) / (value[i - 1] - value[i])
+        # 0 has no logarithm.
+        place = at[i - 1] * (at[i] / at[i - 1]) ** share if at[i - 1] > 0 else share * at[i]
+    return float(place), float(place)
 
 
 def outcome(
@@ -161,23 +154,21 @@ def outcomes(
     crossings = [find_crossing(tokens, loss, target, rule) for target in targets]
     fitted = np.full(len(targets), np.nan)
     if fit is not None and rule == "confirmed":
-        near = [
-            np.nan if one is None or one.left_bound or one.tokens <= 0 else one.tokens for one in crossings
-        ]
+        near = [np.nan if one is None or one[0] <= 0 else one[1] for one in crossings]
         fitted = fit.crossings(near, targets)
     last = float(np.max(np.asarray(tokens, dtype=float)))
     found = []
-    for one, value in zip(crossings, map(float, fitted), strict=True):
-        if one is None:  # censored at the last evaluation: the rest was not observed
+    for crossing, value in zip(crossings, map(float, fitted), strict=True):
+        if crossing is None:  # censored at the last evaluation: the rest was not observed
             found.append(Outcome(seed=seed, end="censored", low=last))
-        elif one.left_bound:
-            found.append(Outcome(seed=seed, end="hit", low=0.0, high=one.tokens))
-        else:
-            by_fit = value if math.isfinite(value) else None
-            at = one.tokens if by_fit is None else by_fit
-            found.append(
-                Outcome(seed=seed, end="hit", low=at, high=at, interpolated=one.tokens, fitted=by_fit)
-            )
+            continue
+        low, high = crossing
+        end = Outcome(seed=seed, end="hit", low=low, high=high)
+        if 0 < low == high:
+            end = replace(end, interpolated=high)
+            if math.isfinite(value):
+                end = replace(end, low=value, high=value, fitted=value)
+        found.append(end)
     return found
 
 
@@ -185,62 +176,57 @@ class LocalFit:
     """The loss curve (nats per token) of one run over the spans of tokens in which training is steady."""
 
     def __init__(self, tokens: ArrayLike, loss: ArrayLike, spans: Iterable[tuple[float, float]]) -> None:
-        tokens, loss = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)
-        self._spans = [_Span(tokens, loss, *span) for span in spans]
+        self._at, self._loss = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)
+        self._spans = list(spans)
+        self._curves: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def crossings(self, near: ArrayLike, targets: ArrayLike) -> np.ndarray:
         """Return the tokens at which the fit crosses each target close to ``near``; NaN where it does not."""
         near, targets = np.asarray(near, dtype=float), np.asarray(targets, dtype=float)
-        found = np.full(len(near), np.nan)
-        wide = math.exp(WIDTH)
-        for span in self._spans:
-            within = (span.start <= near / wide) & (near * wide <= span.end)
-            if within.any():
-                found[within] = span.crossings(near[within], targets[within])
-        return found
-
-
-class _Span:
-    def __init__(self, tokens: np.ndarray, loss: np.ndarray, start: float, end: float) -> None:
-        inside = (tokens >= max(start, 1.0)) & (tokens <= end) & np.isfinite(loss)
-        self.start, self.end = start, end
-        self._x, self._y = np.log(tokens[inside]), loss[inside]
-
-    def crossings(self, near: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        found = np.full(len(near), np.nan)
-        if len(self._x) <= _NEIGHBOURS:
-            return found
-        first = np.log(near)
-        at, left = first.copy(), np.arange(len(near))
-        for _ in range(_STEPS):
-            value, slope = _lines(self._x, self._y, self._weights, at[left])
-            step = (targets[left] - value) / np.where(slope < 0, slope, np.nan)
-            at[left] += np.clip(step, -WIDTH / 3, WIDTH / 3)
-            # Beyond the last evaluation nothing was seen.
-            inside = (np.abs(at[left] - first[left]) <= WIDTH) & (at[left] <= self._x[-1])
-            done = inside & (np.abs(step) < 1e-9)
-            found[left[done]] = np.exp(at[left[done]])
-            left = left[inside & ~done]
+        first, found = np.log(near), np.full(len(near), np.nan)
+        at, wide = first.copy(), math.exp(WIDTH)
+        for span, (start, end) in enumerate(self._spans):
+            left = np.flatnonzero((start <= near / wide) & (near * wide <= end))
             if not len(left):
-                break
+                continue
+            x, y, weights = self._curve(span)
+            for _ in range(_STEPS if len(x) > _NEIGHBOURS else 0):
+                value, slope = _lines(x, y, weights, at[left])
+                step = (targets[left] - value) / np.where(slope < 0, slope, np.nan)
+                at[left] += np.clip(step, -WIDTH / 3, WIDTH / 3)
+                # Beyond the last evaluation nothing was seen.
+                inside = (np.abs(at[left] - first[left]) <= WIDTH) & (at[left] <= x[-1])
+                done = inside & (np.abs(step) < 1e-9)
+                found[left[done]] = np.exp(at[left[done]])
+                left = left[inside & ~done]
+                if not len(left):
+                    break
         return found
 
-    @cached_property
-    def _weights(self) -> np.ndarray:
-        """How much each evaluation counts: bisquare weights by its own distance from the fit."""
-        weights = np.ones(len(self._x))
-        # The fit is smooth: even for very many evaluations, a few places with straight lines between will do.
-        count = len(self._x)
-        places = self._x[np.linspace(0, count - 1, min(count, _PLACES)).round().astype(int)]
-        for _ in range(_PASSES):
-            blocks = np.array_split(places, 1 + len(places) * count // _BLOCK)
-            fitted = np.concatenate([_lines(self._x, self._y, weights, block)[0] for block in blocks])
-            residual = np.abs(self._y - np.interp(self._x, places, fitted))
-            scale = _CUT * float(np.median(residual))
-            if not scale > 1e-12 * float(np.abs(self._y).max()):  # the fit is exact
-                break
-            weights = np.clip(1 - (residual / scale) ** 2, 0, None) ** 2
-        return weights
+    def _curve(self, span: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ln tokens and loss of a span's evaluations, and how much each of them counts.
+
+        The weights are bisquare weights by an evaluation's own distance from the fit.
+        """
+        if span in self._curves:
+            return self._curves[span]
+        start, end = self._spans[span]
+        inside = (self._at >= max(start, 1.0)) & (self._at <= end) & np.isfinite(self._loss)
+        x, y = np.log(self._at[inside]), self._loss[inside]
+        count, weights = len(x), np.ones(len(x))
+        if count > _NEIGHBOURS:
+            # The fit is smooth: even for very many evaluations, a few places with lines between will do.
+            places = x[np.linspace(0, count - 1, min(count, _PLACES)).round().astype(int)]
+            for _ in range(_PASSES):
+                blocks = np.array_split(places, 1 + len(places) * count // _BLOCK)
+                fitted = np.concatenate([_lines(x, y, weights, block)[0] for block in blocks])
+                residual = np.abs(y - np.interp(x, places, fitted))
+                scale = _CUT * float(np.median(residual))
+                if not scale > 1e-12 * float(np.abs(y).max()):  # the fit is exact
+                    break
+                weights = np.clip(1 - (residual / scale) ** 2, 0, None) ** 2
+        self._curves[span] = x, y, weights
+        return self._curves[span]
 
 
 def _lines(

@@ -29,8 +29,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
-from ablate.execute.driver import ExecutionEnd
 from ablate.execute.pending_runs import find_todo
+from ablate.execute.queue import ExecutionEnd
 from ablate.run.schedule import divergence_bound
 
 if TYPE_CHECKING:

@@ -204,13 +204,13 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
     path = store.path / LOCK
     try:
         there = read_record(path)
-    except ValueError as error:
-        raise UserError(f"{path}: {error} (remove it to go on with the search as the file is now)") from None
-    except OSError:
+    except FileNotFoundError:
         if (store.path / "runs").exists():
             raise UserError(f"{store.path} holds a study of this name (give the search another)") from None
         write_record(path, content)
         return
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error} (remove it to go on with the search as the file is now)") from None
     plain = json.loads(json.dumps(content))
     if others := [key for key in plain if there.get(key) != plain[key]]:
         raise UserError(
@@ -240,7 +240,7 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
 
     def tokens_to_target(curve: Curve) -> float | None:
         crossing = find_crossing(list(curve), list(curve.values()), target.val_loss, target.crossing)
-        return None if crossing is None else crossing.tokens
+        return None if crossing is None else crossing[1]
 
     against = tokens_to_target(losses_of(store.run(found.arm(budget, found.baseline).runs[0].id)))
     if against is None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from optuna.trial import FrozenTrial
 
-    from ablate.execute.driver import ExecutionEnd
+    from ablate.execute.queue import ExecutionEnd
     from ablate.plan import Plan
     from ablate.search.engine import Asked, TrialRuns
     from ablate.store import StudyStore

@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 FORMAT = 3
 KEPT = 2
 _FOLDER = "checkpoints"
+_BAD = (OSError, ValueError, KeyError, TypeError)
+"""Errors of a checkpoint that is missing or damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor in a checkpoint's files. Of several files each holds the next rows."""
+    """A tensor in a checkpoint's files. ``pieces``: each file with its rows, which follow one another."""
 
     name: str
-    files: tuple[Path, ...]
     shape: tuple[int, ...]
-    rows_of_files: tuple[int, ...]
+    pieces: tuple[tuple[Path, int], ...]
 
     def read(self, rows: slice) -> Tensor:
         """Read the given rows; a tensor without dimensions is read whole."""
@@ -55,20 +56,20 @@ class StoredTensor:
         from safetensors import safe_open
 
         if not self.shape:
-            with safe_open(self.files[0], framework="pt") as file:
+            with safe_open(self.pieces[0][0], framework="pt") as file:
                 return file.get_tensor(self.name)  # type: ignore[no-any-return]
         first, last, _ = rows.indices(self.shape[0])
-        wanted, before = [], 0
-        for path, count in zip(self.files, self.rows_of_files, strict=True):
-            start, stop = max(first - before, 0), min(last - before, count)
+        wanted = []
+        for path, count in self.pieces:
+            start, stop = max(first, 0), min(last, count)
+            first, last = first - count, last - count
             if start < stop:
                 wanted.append((path, start, stop))
-            before += count
-        pieces = []
-        for path, start, stop in wanted or [(self.files[0], 0, 0)]:
+        found = []
+        for path, start, stop in wanted or [(self.pieces[0][0], 0, 0)]:
             with safe_open(path, framework="pt") as file:
-                pieces.append(file.get_slice(self.name)[start:stop])
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                found.append(file.get_slice(self.name)[start:stop])
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,17 +181,6 @@ def save_manifest(
             path.unlink(missing_ok=True)
 
 
-def begin_with(prefix: Path, step: int, run: Path) -> None:
-    """Give a run's folder the rows and the checkpoint of a prefix, as if it had trained these steps.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError: the prefix is missing or damaged.
-    """
-    load_step(prefix / _FOLDER, step)
-    manifest = read_record(prefix / _FOLDER / f"{step:012d}.json")
-    _copy_state(prefix / _FOLDER, manifest, run)
-
-
 def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
     """Copy a checkpoint and the rows before it into another run's folder, the manifest last."""
     (target / _FOLDER).mkdir(parents=True, exist_ok=True)
@@ -207,15 +197,28 @@ def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
     write_record(target / _FOLDER / f"{manifest['step']:012d}.json", manifest)
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Load the newest good checkpoint, or None; also return a line for each newer one that was skipped."""
-    passed_over: list[str] = []
+def load_newest(folder: Path, prefix: tuple[Path, int] | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """Load the newest good checkpoint, or None; also return a line for each newer one that was skipped.
+
+    ``prefix``: folder and step of a state with which a run begins that has no good checkpoint of its own. Its
+    rows and its checkpoint are copied to the run, as if it had trained these steps.
+    """
+    told: list[str] = []
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
-            return load_step(folder, int(path.stem)), passed_over
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            passed_over.append(f"checkpoint {path.name}: {error}")
-    return None, passed_over
+            return load_step(folder, int(path.stem)), told
+        except _BAD as error:
+            told.append(f"checkpoint {path.name}: {error}")
+    if prefix is not None:
+        source, step = prefix[0] / _FOLDER, prefix[1]
+        try:
+            load_step(source, step)
+            _copy_state(source, read_record(source / f"{step:012d}.json"), folder.parent)
+            told.append(f"its first {step} steps are those of other runs: taken from {prefix[0].name}")
+            return load_step(folder, step), told
+        except _BAD as error:
+            told.append(f"prefix {prefix[0].name}: {error}")
+    return None, told
 
 
 def newest_step(folder: Path) -> int:
@@ -233,26 +236,11 @@ def checkpointed_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
     for path in sorted(folder.glob("*.json"), reverse=True):
         try:
             known = read_record(path)["rows"].get(name, (0, hash_of(b"")))
-        except FileNotFoundError:  # the run is at work, and has just removed it
-            continue
-        except (OSError, ValueError, KeyError) as error:
-            faults.append(f"{path}: {error}")
-            continue
-        try:
             return _rows_before(path, known, name), faults
-        except (OSError, ValueError, TypeError) as error:
-            faults.append(f"{path}: {error}")
+        except _BAD as error:
+            if path.exists():  # else the run is at work, and has just removed it
+                faults.append(f"{path}: {error}")
     return b"", faults
-
-
-def drop_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints of a run that has its result; files that cannot be removed stay."""
-    for pattern in ("*.json", "*.safetensors", ".*"):
-        for path in folder.glob(pattern):
-            with contextlib.suppress(OSError):
-                path.unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def load_step(folder: Path, step: int) -> Checkpoint:
@@ -272,7 +260,7 @@ def load_step(folder: Path, step: int) -> Checkpoint:
     rows = {name: len(_rows_before(path, known, name)) for name, known in manifest["rows"].items()}
     return Checkpoint(
         step=int(manifest["step"]),
-        tensors=_stored(files, frozenset(manifest["sharded"])),
+        tensors=_stored(files, manifest["sharded"]),
         numbers=dict(manifest["numbers"]),
         rows=rows,
         fingerprints=tuple(manifest["fingerprints"]),
@@ -291,25 +279,19 @@ def _rows_before(manifest: Path, known: tuple[int, str], name: str) -> bytes:
     return content
 
 
-def _stored(files: list[Path], sharded: frozenset[str]) -> dict[str, StoredTensor]:
-    from safetensors import SafetensorError, safe_open
+def _stored(files: list[Path], sharded: Sequence[str]) -> dict[str, StoredTensor]:
+    from safetensors import safe_open
 
     shapes: list[dict[str, tuple[int, ...]]] = []
-    try:
+    with as_os_error():
         for path in files:
             with safe_open(path, framework="pt") as file:
                 shapes.append({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
     found = {}
     for name, shape in shapes[0].items():
-        rows = tuple(one[name][0] for one in shapes) if name in sharded else shape[:1] or (1,)
-        found[name] = StoredTensor(
-            name=name,
-            files=tuple(files[: len(rows)]),
-            shape=(sum(rows), *shape[1:]) if shape else (),
-            rows_of_files=rows,
-        )
+        rows = [one[name][0] for one in shapes] if name in sharded else [*shape[:1]] or [1]
+        whole = (sum(rows), *shape[1:]) if shape else ()
+        found[name] = StoredTensor(name=name, shape=whole, pieces=tuple(zip(files, rows, strict=False)))
     return found
 
 

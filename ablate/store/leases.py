@@ -21,6 +21,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ablate.base.files import read_record, write_record
 from ablate.store.records import Text, Time, Whole, checked
@@ -51,10 +52,14 @@ class Attempt:
 
 @dataclass
 class Leases:
-    """A run's attempts, seen from one process that may want to execute it."""
+    """A run's attempts, seen from one process that may want to execute it.
+
+    ``record``: of the attempt that ``claim`` has claimed; only then it is there.
+    """
 
     folder: Path
     stale_sec: float = STALE_SEC
+    record: Attempt = field(init=False)
     _seen: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By attempt: the file's time (ns), and the monotonic time (s) when it was first seen."""
 
@@ -66,10 +71,14 @@ class Leases:
             return 0
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
+    def path(self, attempt: int) -> Path:
+        """Return the path of an attempt's record."""
+        return self.folder / f"{attempt}.json"
+
     def read(self, attempt: int) -> Attempt | None:
         """Read an attempt's record, None if it is missing or damaged."""
         try:
-            return checked(Attempt, read_record(self.folder / f"{attempt}.json"))
+            return checked(Attempt, read_record(self.path(attempt)))
         except (OSError, ValueError):
             return None
 
@@ -81,8 +90,7 @@ class Leases:
         latest = self.latest() if attempt is None else attempt
         if not latest:
             return False
-        record = self.read(latest)
-        if record is not None:
+        if record := self.read(latest):
             if record.outcome is not None:
                 return False
             if record.machine == this_machine():
@@ -92,8 +100,8 @@ class Leases:
                     return record.owner in _held
         return not self.stands_still(latest)
 
-    def claim(self, given_up: int = 0) -> Lease | None:
-        """Claim the next attempt; None if the run is held or another worker was faster.
+    def claim(self, given_up: int = 0) -> Leases | None:
+        """Claim the next attempt and return this object; None if another worker holds the run or was faster.
 
         ``given_up``: an attempt on another machine that the caller has already found dead. A new ``Leases``
         cannot know that from its first look.
@@ -101,9 +109,8 @@ class Leases:
         latest = self.latest()  # looked up once: the claim must follow the very attempt that was checked
         if latest != given_up and self.is_held(latest):
             return None
-        number = latest + 1
-        record = Attempt(
-            attempt=number,
+        self.record = Attempt(
+            attempt=latest + 1,
             owner=uuid.uuid4().hex,
             host=platform.node(),
             machine=this_machine(),
@@ -112,21 +119,21 @@ class Leases:
             started_unix=time.time(),
         )
         self.folder.mkdir(parents=True, exist_ok=True)
-        draft = self.folder / f".{number}.{record.owner}"
-        write_record(draft, asdict(record))
+        draft = self.folder / f".{latest + 1}.{self.record.owner}"
+        write_record(draft, asdict(self.record))
         try:
-            _create_whole(draft, self.folder / f"{number}.json")
+            _create_whole(draft, self.path(latest + 1))
         except FileExistsError:
             return None
         finally:
             draft.unlink(missing_ok=True)
-        _held.add(record.owner)
-        return Lease(self, record)
+        _held.add(self.record.owner)
+        return self
 
     def stands_still(self, attempt: int) -> bool:
         """Whether an attempt's file is gone, or unchanged for ``stale_sec`` since it was first seen so."""
         try:
-            mtime_ns = (self.folder / f"{attempt}.json").stat().st_mtime_ns
+            mtime_ns = self.path(attempt).stat().st_mtime_ns
         except FileNotFoundError:
             return True
         now = time.monotonic()
@@ -136,52 +143,40 @@ class Leases:
             return False
         return now - since >= self.stale_sec
 
-
-def end_holder(folder: Path, attempt: int, message: str) -> bool:
-    """Kill the process that holds an attempt, if it is on this machine, and record why.
-
-    The process is not asked first: it may be stopped, or never return to Python. Returns False if the attempt
-    has ended, or its record is damaged or of another machine.
-    """
-    record = Leases(folder).read(attempt)
-    if record is None or record.outcome is not None or record.machine != this_machine():
-        return False
-    if _process_started(record.pid) == record.process_started:
-        ended = replace(record, outcome="interrupted", message=message, ended_unix=time.time())
-        write_record(folder / f"{attempt}.json", asdict(ended))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(record.pid, signal.SIGKILL)
-    return True
-
-
-class Lease:
-    """An attempt that this process holds."""
-
-    def __init__(self, leases: Leases, record: Attempt) -> None:
-        self._leases = leases
-        self._path = leases.folder / f"{record.attempt}.json"
-        self._next = leases.folder / f"{record.attempt + 1}.json"
-        self.record = record
-
     def is_mine(self) -> bool:
-        """Whether no later attempt has been claimed."""
-        return not self._next.exists()
+        """Whether nobody has claimed an attempt after this one's."""
+        return not self.path(self.record.attempt + 1).exists()
 
     def beat(self) -> None:
         """Show that the holder lives; errors of the storage are ignored, since they may pass."""
         with contextlib.suppress(OSError):
-            os.utime(self._path)
+            os.utime(self.path(self.record.attempt))
 
-    def note(self, fingerprint: str, step: int) -> None:
-        """Record the attempt's arithmetic, and the step from which it resumes (0: the beginning)."""
-        self.record = replace(self.record, fingerprint=fingerprint, resumed_from_step=step)
-        write_record(self._path, asdict(self.record))
+    def note(self, **changes: Any) -> None:
+        """Change fields of the attempt's record."""
+        self.record = replace(self.record, **changes)
+        write_record(self.path(self.record.attempt), asdict(self.record))
 
     def end(self, outcome: str, message: str | None = None) -> None:
         """Release the run and record how the attempt ended."""
         _held.discard(self.record.owner)
-        self.record = replace(self.record, outcome=outcome, message=message, ended_unix=time.time())
-        write_record(self._path, asdict(self.record))
+        self.note(outcome=outcome, message=message, ended_unix=time.time())
+
+
+def end_holder(folder: Path, attempt: int, message: str) -> None:
+    """Kill the process that holds an attempt, if it is on this machine, and record why.
+
+    The process is not asked first: it may be stopped, or never return to Python.
+    """
+    leases = Leases(folder)
+    record = leases.read(attempt)
+    if record is None or record.outcome is not None or record.machine != this_machine():
+        return
+    if _process_started(record.pid) == record.process_started:
+        leases.record = record
+        leases.end("interrupted", message)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGKILL)
 
 
 _held: set[str] = set()

@@ -99,22 +99,17 @@ class MetricsWriter(AbstractContextManager["MetricsWriter"]):
         if keep_bytes:
             with path.open("rb") as file:
                 kept = file.read(keep_bytes)
+        self.name, self.bytes, self._hash = path.name, 0, hashlib.blake2b(digest_size=16)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._file = temporary.open("xb", buffering=0)
         try:
-            rest = memoryview(kept)
-            while rest:  # a nearly full disk takes a part
-                rest = rest[os.write(handle, rest) :]
-            os.fsync(handle)
+            self._write(kept)
+            self.sync()
             temporary.replace(path)
         except BaseException:
-            os.close(handle)
+            self._file.close()
             temporary.unlink(missing_ok=True)
             raise
-        self._handle = handle
-        self.name = path.name
-        self._hash = hashlib.blake2b(kept, digest_size=16)
-        self.bytes = len(kept)
 
     def append(self, row: dict[str, Any]) -> None:
         """Append one row.
@@ -125,20 +120,23 @@ class MetricsWriter(AbstractContextManager["MetricsWriter"]):
         """
         line = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
-            written = os.write(self._handle, line)
-            if written < len(line):  # a disk that is almost full takes only a part
-                written += os.write(self._handle, line[written:])
+            self._write(line)
         except OSError:
-            os.ftruncate(self._handle, self.bytes)
-            os.lseek(self._handle, self.bytes, os.SEEK_SET)
+            self._file.seek(self.bytes)
+            self._file.truncate()
             raise
-        self._hash.update(line)
-        self.bytes += len(line)
+
+    def _write(self, content: bytes) -> None:
+        rest = memoryview(content)
+        while rest:  # a disk that is almost full takes only a part
+            rest = rest[os.write(self._file.fileno(), rest) :]
+        self._hash.update(content)
+        self.bytes += len(content)
 
     def sync(self) -> tuple[int, str]:
         """Sync the rows to disk; return their size in bytes and their hash."""
-        os.fsync(self._handle)
+        os.fsync(self._file.fileno())
         return self.bytes, self._hash.hexdigest()
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+        self._file.close()

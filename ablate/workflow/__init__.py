@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ablate.execute.driver import ExecutionEnd
+    from ablate.execute.queue import ExecutionEnd
     from ablate.plan import Plan
     from ablate.reports import ReportPaths
     from ablate.store import StudyStore

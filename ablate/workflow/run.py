@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.data import TokenFiles
-    from ablate.execute.driver import ExecutionEnd
     from ablate.execute.pending_runs import RunRequest, Todo
+    from ablate.execute.queue import ExecutionEnd
     from ablate.search.engine import TrialRuns
     from ablate.store import State
     from ablate.workflow import Where
@@ -160,11 +160,12 @@ def _execute(
 ) -> ExecutionEnd:
     """Execute what ``find`` says that the requested runs lack: all at once, or in waves of seeds."""
     from ablate.execute.cluster import connection
-    from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
+    from ablate.execute.driver import execute_study, stop_request
     from ablate.execute.pending_runs import taken_text
+    from ablate.execute.queue import ExecutionEnd
 
     states: dict[str, State] = {}
-    cancellation = None
+    is_stop_requested = stop_request(store.path)
     with contextlib.ExitStack() as ray:
         for wave, seeds in enumerate(_waves(store, plan)):
             begun = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
@@ -178,10 +179,9 @@ def _execute(
                 continue
             if not states:
                 listener.say(f"Starting Ray {where.cluster} …")
-                if seeds is not None:  # between two waves Ray stays up, and a request to stop is noticed
+                if seeds is not None:  # between two waves Ray stays up
                     ray.enter_context(connection(where.address, listener.say))
-                    cancellation = Cancellation(store.path)
-            elif cancellation is not None and cancellation.requested:
+            elif is_stop_requested():
                 return ExecutionEnd(states=states, interrupted=True)
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
                 ended = execute_study(
@@ -273,14 +273,15 @@ def trial_runs(
     retry_failed: bool,
 ) -> TrialRuns:
     """Make the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
-    from ablate.execute.driver import Cancellation, ExecutionEnd, execute_study
+    from ablate.execute.driver import execute_study, stop_request
     from ablate.execute.pending_runs import requests_of
+    from ablate.execute.queue import ExecutionEnd
     from ablate.search.engine import TrialRuns
 
-    cancellation = Cancellation(store.path)
+    is_stop_requested = stop_request(store.path)
 
     def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> ExecutionEnd:
-        if cancellation.requested:  # between two rounds
+        if is_stop_requested():  # between two rounds
             return ExecutionEnd(states={}, interrupted=True)
         with listener.executing(store, [run.run_id for run in todo]) as on_poll:
             return execute_study(store, todo, address=where.address, on_poll=on_poll, unneeded=unneeded)

@@ -33,7 +33,7 @@ class TrainedRun:
     with every default.
     """
 
-    state: Literal["finished", "diverged", "interrupted"]
+    state: Literal["finished", "diverged"]
     tokens: int
     message: str | None
     evaluations: pd.DataFrame
@@ -102,7 +102,7 @@ def train_run(
     losses = [name for name in evaluations.columns.astype(str) if name.startswith("val_loss")] or ["val_loss"]
     trained = [training_row(row) for row in rows if row["kind"] == "train"]
     return TrainedRun(
-        state=result.state,
+        state="diverged" if result.state == "diverged" else "finished",
         tokens=result.tokens,
         message=result.message,
         evaluations=evaluations.reindex(columns=["tokens", "step", *losses]),

@@ -36,7 +36,7 @@ def store(tmp_path):
     run.attempt_log(1).write_text("first\n")
     first.end("interrupted", "preempted (SIGTERM)")
     second = Leases(run.attempts).claim()
-    second.note("a1b2", 40)
+    second.note(fingerprint="a1b2", resumed_from_step=40)
     run.attempt_log(2).write_text("second\x1b[31m\n")
     row = {"kind": "eval", "tokens": 10, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5}
     append_line(run.metrics_path, row)

@@ -14,7 +14,7 @@ from ablate.base.errors import UserError
 from ablate.cli.display import ConsoleListener
 from ablate.cli.run import conclude
 from ablate.data.tokenise import train_bpe
-from ablate.execute.driver import ExecutionEnd
+from ablate.execute.queue import ExecutionEnd
 from ablate.plan import build_plan
 from ablate.store import Status, StudyStore
 from ablate.study import load_study

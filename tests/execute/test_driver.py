@@ -18,7 +18,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
-from ablate.execute import driver, queue
+from ablate.execute import queue
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.pending_runs import find_todo
 from ablate.execute.progress import ProgressReader, count_states
@@ -39,7 +39,7 @@ local = pytest.mark.usefixtures("local_ray")
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(driver, "PAUSES_SEC", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(queue, "PAUSES_SEC", (0.1, 0.1, 0.1))
 
 
 def execute(study, trainer, requests=None, **options):
@@ -277,10 +277,10 @@ NODES = """
     from ray.cluster_utils import Cluster
 
     from ablate.run.config import ResourcesConfig
-    from ablate.execute import driver
+    from ablate.execute import queue
     from ablate.execute.driver import execute_study
 
-    driver.PAUSES_SEC = (0.5, 0.5, 0.5)
+    queue.PAUSES_SEC = (0.5, 0.5, 0.5)
     store, requests = requests_of(Path({storage!r}))
     cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0, "include_dashboard": False}})
     first = cluster.add_node(num_cpus=2, resources={{"mi355x": 2}})

@@ -1,13 +1,13 @@
 """A result is taken from a neighbour only where it is the one that would be made here."""
 
 import json
+import shutil
 from dataclasses import asdict, replace
 
 import pytest
 from four_runs import requests_of
 
 from ablate.base.files import append_line, write_record
-from ablate.execute import pending_runs
 from ablate.execute.environment import code_digest, fingerprint
 from ablate.execute.pending_runs import copy_results, find_elsewhere, find_todo, stop_unneeded
 from ablate.run.config import ResourcesConfig
@@ -98,13 +98,13 @@ def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
     run = here.run(requests[0].run_id)
     run.create(asdict(requests[0].config))
     Leases(run.attempts).claim().end("interrupted")
-    copy, held = pending_runs._copy, []
+    copy, held = shutil.copytree, []
 
-    def copy_and_lose_the_next(source, target, request):
+    def copy_and_lose_the_next(*paths, **options):
         held.append(Leases(here.run(requests[2].run_id).attempts).claim())
-        return copy(source, target, request)
+        return copy(*paths, **options)
 
-    monkeypatch.setattr(pending_runs, "_copy", copy_and_lose_the_next)
+    monkeypatch.setattr(shutil, "copytree", copy_and_lose_the_next)
     kept = replace(requests[3], keep_weights=True)  # its weights are nowhere else
     assert list(copy_results(here, [*requests[:3], kept])) == [requests[1].run_id]
     assert held[0].is_mine()

@@ -9,7 +9,14 @@ from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
 
 from ablate.data import prepare
 from ablate.execute.driver import execute_study
-from ablate.execute.pending_runs import Prefixes, RunRequest, copy_results
+from ablate.execute.pending_runs import (
+    RunRequest,
+    clean_prefixes,
+    copy_results,
+    share_prefixes,
+    waits_for,
+    why_it_cannot_begin,
+)
 from ablate.execute.worker import execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
@@ -48,17 +55,21 @@ class Here:
     """A store with these runs, executed one by one without Ray."""
 
     def __init__(self, storage, name, runs, planned=()):
-        self.storage, self.store, self.runs = storage, StudyStore(storage / name), runs
+        self.storage, self.store = storage, StudyStore(storage / name)
+        tokens = prepare(data(), storage / "tokens").folder
+        runs = [
+            replace(
+                run, tokens_dir=tokens, run_dir=self.store.run(run.run_id).path.resolve(),
+                stop_path=storage / "stop",
+            )
+            for run in runs
+        ]  # fmt: skip
         for run in runs:
             self.store.run(run.run_id).create(asdict(run.config))
-        self.tokens = prepare(data(), storage / "tokens").folder
-        self.prefixes = Prefixes(self.store, runs, planned)
+        self.runs, self.keys = share_prefixes(self.store, runs, planned)
 
     def task(self, run):
-        return replace(
-            self.prefixes.filled_in(run), tokens_dir=self.tokens,
-            run_dir=self.store.run(run.run_id).path.resolve(), stop_path=self.storage / "stop",
-        )  # fmt: skip
+        return next(one for one in self.runs if one.run_id == run.run_id)
 
     def execute(self, run):
         end = execute_run(self.task(run))
@@ -84,25 +95,25 @@ def apart(arms, tmp_path_factory):
 def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(storage, arms, apart):
     here = Here(storage, "together", list(arms.values()))
     holder = arms["bf16"].run_id
-    assert [here.prefixes.waits_for(run.run_id) for run in here.runs] == [None, holder, holder]
+    assert [waits_for(run) for run in here.runs] == [None, holder, holder]
     for name, run in arms.items():
         assert here.execute(run) == apart[name]
         assert here.began_at(run) == (0 if name == "bf16" else FORK - 1)
-        assert here.prefixes.waits_for(run.run_id) is None
+        assert waits_for(here.task(run)) is None
         assert here.store.run(run.run_id).state() == "finished"
     assert apart["forked"] != apart["bf16"]
-    here.prefixes.clean()
+    clean_prefixes(here.store, here.keys)
     assert not here.store.prefixes.exists()
-    diagnosed = [replace(run, diagnostics=Diagnostics()) for run in here.runs]
-    prefixes = Prefixes(StudyStore(storage / "diagnosed"), diagnosed)
-    assert {prefixes.filled_in(run).prefix for run in diagnosed} == {None}  # they share nothing
+    diagnosed = [replace(run, diagnostics=Diagnostics()) for run in arms.values()]
+    found, _ = share_prefixes(StudyStore(storage / "diagnosed"), diagnosed)
+    assert {run.prefix for run in found} == {None}  # they share nothing
 
 
 def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(storage, arms, monkeypatch):
     planned = [(one.run_id, one.config, one.resources) for one in arms.values()]
     here = Here(storage, "study", [arms["bf16"]], planned)
     here.execute(arms["bf16"])
-    here.prefixes.clean()
+    clean_prefixes(here.store, here.keys)
     assert here.store.prefixes.exists()
     for name, code, began in (("late", "other", 0), ("forked", None, FORK - 1)):
         with monkeypatch.context() as patch:
@@ -148,24 +159,27 @@ def test_killed_at_any_operation_it_ends_with_the_same_rows(storage, arms, apart
 def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(storage, arms):
     here = Here(storage, "study", [arms["forked"]])
     parent = here.store.run(arms["bf16"].run_id)
-    parent.path.mkdir(parents=True)
+    parent.path.mkdir(parents=True, exist_ok=True)
 
-    def reason(runs=(arms["forked"],), **status):
+    def forked(*names):
+        return Here(storage, "study", [arms[name] for name in names]).task(arms["forked"])
+
+    def reason(*names, **status):
         parent.write_status(Status(**status))
-        return Prefixes(here.store, runs).why_it_cannot_begin(arms["forked"].run_id)
+        return why_it_cannot_begin(forked(*names or ["forked"]))
 
     said = f"the run that it forks from, {parent.run_id}, "
     assert reason(state="pending") is None
     assert reason(state="diverged", step=3, message="bad loss") == f"{said}diverged before the fork: bad loss"
     assert reason(state="diverged", step=7) is None  # after the fork: it trains the common steps itself
     assert reason(state="failed", message="full") is None  # alone it does not wait for it
-    both = arms["bf16"], arms["forked"]
-    assert reason(both, state="failed", message="full") == f"{said}failed before the fork: full"
+    both = "bf16", "forked"
+    assert reason(*both, state="failed", message="full") == f"{said}failed before the fork: full"
     parent.write_status(Status())
     parent.checkpoints.mkdir()
     for step, holder in ((FORK - 2, parent.run_id), (FORK - 1, None)):  # past the place it holds nothing
         (parent.checkpoints / f"{step:012d}.json").touch()
-        assert Prefixes(here.store, both).waits_for(arms["forked"].run_id) == holder
+        assert waits_for(forked(*both)) == holder
 
 
 def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, arms, monkeypatch):
@@ -188,7 +202,7 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, 
 @pytest.mark.usefixtures("local_ray")
 def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage, arms, apart):
     here = Here(storage, "study", list(arms.values()))
-    whole, forked, late = (replace(run, tokens_dir=here.tokens) for run in here.runs)
+    whole, forked, late = here.runs
     assert set(execute_study(here.store, [forked, whole, late]).states.values()) == {"finished"}
     assert [here.began_at(run) for run in (forked, whole, late)] == [0, FORK - 1, FORK - 1]
     assert not here.store.prefixes.exists()

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
-from ablate.execute import driver
-from ablate.execute.driver import ExecutionEnd, drive
-from ablate.execute.queue import Queue
+from ablate.execute import queue
+from ablate.execute.queue import PAUSES_SEC, ExecutionEnd, Queue
 from ablate.execute.worker import TaskEnd
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status
 from ablate.store.leases import Leases
 
-PAUSES = (1.0, 5.0, 30.0)
 FINISHED = TaskEnd(state="finished")
 LOST = TaskEnd(state="interrupted", transient=True, message="worker lost")
-ELSEWHERE = TaskEnd(state="elsewhere")
+ELSEWHERE = TaskEnd(state="running")
 GANG = ResourcesConfig(devices_per_run=2)
+NONE = MappingProxyType({})
 
 
 class Fake:
     """A queue of four runs, and workers that write down what they are asked to do."""
 
-    def __init__(self, study, gangs=(), **options):
+    def __init__(self, study, gangs=(), holders=NONE, **options):
         store, requests = study
-        self.done, self.holders, self.reasons = [], {}, {}
+        self.done = []
         self.stop_path = store.path / "stop"
         self.dirs = {name: store.run(run.run_id) for name, run in zip("abcd", requests, strict=True)}
         self.names = {run.run_id: name for name, run in self.dirs.items()}
         for run in self.dirs.values():
             run.attempts.mkdir(parents=True)
-        workers = SimpleNamespace(
+        self.workers = SimpleNamespace(
             start=lambda run: self.done.append(f"start {self.names[run.run_id]} {run.given_up}"),
             cancel=lambda run_id: self.done.append(f"cancel {self.names[run_id]}"),
-        )
-        prefixes = SimpleNamespace(
-            waits_for=lambda run_id: self.holders.get(self.names[run_id]),
-            why_it_cannot_begin=lambda run_id: self.reasons.get(self.names[run_id]),
         )
         runs = [
             replace(
@@ -47,10 +42,12 @@ class Fake:
                 run_dir=self.dirs[name].path,
                 stop_path=self.stop_path,
                 resources=GANG if name in gangs else run.resources,
+                prefix=(self.stop_path, 1) if name in holders else None,
+                holder=holders.get(name),
             )
             for name, run in zip("abcd", requests, strict=True)
         ]
-        self.queue = Queue(runs, workers, prefixes, pauses_sec=PAUSES, **options)
+        self.queue = Queue(runs, self.workers, **options)
 
     def move(self, now=0.0):
         """Return what is done at a time."""
@@ -87,7 +84,7 @@ def fake(study):
 
 def test_what_may_pass_is_tried_again_after_growing_pauses_and_then_given_up(fake):
     now = 100.0
-    for pause in PAUSES:
+    for pause in PAUSES_SEC:
         fake.take("a", LOST, now)
         assert fake.move(now + pause - 0.01) == []
         now += pause
@@ -102,7 +99,7 @@ def test_what_may_pass_is_tried_again_after_growing_pauses_and_then_given_up(fak
         (checkpoint := fake.dirs["b"].checkpoints / f"{step:012d}.json").parent.mkdir(exist_ok=True)
         checkpoint.touch()
         fake.take("b", LOST, now)
-        now += PAUSES[0]
+        now += PAUSES_SEC[0]
         assert fake.started(now) == "b"
 
 
@@ -123,10 +120,12 @@ def test_two_gangs_at_once_where_there_is_room(study):
     assert Fake(study, gangs="abcd", gangs_at_once=2).started() == "ab"
 
 
-def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end(study):
-    fake = Fake(study)
-    holder = fake.dirs["a"].run_id
-    fake.holders, fake.reasons = {"b": holder, "c": holder, "d": "of another study"}, {"c": "no parent"}
+def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end(study, monkeypatch):
+    holder = study[1][0].run_id
+    fake = Fake(study, holders={"b": holder, "c": holder, "d": "of another study"})
+    monkeypatch.setattr(
+        queue, "why_it_cannot_begin", lambda run: {"c": "no parent"}.get(fake.names[run.run_id])
+    )
     assert (fake.started(), fake.started()) == ("ad", "")  # nobody here trains what d begins with
     fake.take("a", TaskEnd(state="failed"))
     assert fake.started() == "b"
@@ -142,10 +141,8 @@ def test_a_run_that_somebody_else_executes_is_waited_for_or_taken_over(fake):
     fake.mark("finished", "a")
     leases["b"].end("interrupted")
     assert fake.move(11.9) == []  # not looked at all the time
-    assert fake.move(12.0) == []
     assert fake.move(12.0) == ["start b 1"]
     assert fake.states == {"a": "finished"}
-    assert fake.queue.is_open
 
 
 def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(study):
@@ -162,7 +159,6 @@ def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(study):
     fake.take("a", FINISHED)  # a result that came before the stop is kept
     assert fake.states == {"a": "finished"} | dict.fromkeys("bcd", "stopped")
     assert {fake.dirs[name].status().message for name in "bcd"} == {"it is settled"}
-    assert not fake.queue.is_open
     assert fake.move(1e3) == []
 
 
@@ -176,17 +172,19 @@ def test_a_stop_takes_back_what_has_not_begun_and_tries_nothing_again(study):
     assert fake.done == ["cancel c"]
     fake.take("a", LOST)
     fake.take("c", TaskEnd(state="pending"))
-    assert not fake.queue.is_open
     assert fake.states == {"b": "pending", "d": "pending", "a": "interrupted", "c": "pending"}
+    fake.done = []
+    assert fake.move(1e3) == []
 
 
 @pytest.mark.parametrize("again", [True, False])
 def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(study, monkeypatch, again):
     if not again:
-        monkeypatch.setattr(driver, "_STOP_GRACE_SEC", 0.0)
+        monkeypatch.setattr(queue, "_STOP_GRACE_SEC", 0.0)
 
     def interrupted():
         raise KeyboardInterrupt
 
-    end = drive(Fake(study).queue, interrupted, lambda: None)
-    assert end == ExecutionEnd(states={}, interrupted=True)
+    fake = Fake(study)
+    fake.workers.collect = interrupted
+    assert fake.queue.run(lambda: None) == ExecutionEnd(states={}, interrupted=True)

@@ -47,7 +47,7 @@ def mlperf(folder, target=3.3):
         run = read_mllog(path, [])
         if run and (crossing := find_crossing(*zip(*run.evals, strict=True), target)):
             own = logs.setdefault(str(path.parent), {})
-            own[len(own)] = float(np.log(crossing.tokens))
+            own[len(own)] = float(np.log(crossing[1]))
     return [(logs, baseline) for baseline in logs]
 
 

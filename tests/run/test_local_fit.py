@@ -19,7 +19,7 @@ def curve(tokens=TOKENS, noise=0.0, seed=0):
 
 
 def crossing(loss, target=1.5, tokens=TOKENS, spans=ALWAYS):
-    near = find_crossing(tokens, loss, target).tokens
+    near = find_crossing(tokens, loss, target)[1]
     return float(LocalFit(tokens, loss, spans).crossings([near], [target])[0])
 
 
@@ -83,7 +83,7 @@ def test_an_outcome_has_both_and_takes_the_fit():
     fit = LocalFit(TOKENS, loss, ALWAYS)
     run = outcome(**told, rule="confirmed", fit=fit)
     assert run.high == run.low == run.fitted == crossing(loss) != run.interpolated
-    assert run.interpolated == find_crossing(TOKENS, loss, 1.5).tokens
+    assert run.interpolated == find_crossing(TOKENS, loss, 1.5)[1]
     assert outcome(**told, rule="confirmed").high == run.interpolated
     assert outcome(**told, rule="first_eval", fit=fit).fitted is None
     targets, near = [1.5, 1.6, 1.45], [1e5, 7e4, 2e5]

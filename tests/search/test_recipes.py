@@ -12,7 +12,7 @@ from ablate.base.files import append_line
 from ablate.modelled.speed import LLAMA_8B, token_time
 from ablate.recipes import PRESETS, Recipe
 from ablate.search.halving import DIVERGED
-from ablate.search.recipes import check_same, confirm_study, plan_search, result_of
+from ablate.search.recipes import LOCK, check_same, confirm_study, plan_search, result_of
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
 
@@ -186,6 +186,11 @@ def test_another_search_of_the_name_is_refused(planned, store):
     ):
         with pytest.raises(UserError, match=f"with other {said}"):
             check_same(planned((old, new)), store)
+    lock = store.path / LOCK
+    lock.unlink()
+    lock.mkdir()  # it cannot be read, which is not the same as gone
+    with pytest.raises(UserError, match=f"^{lock}: .*remove it to go on"):
+        check_same(planned(), store)
 
 
 HEAD = """\

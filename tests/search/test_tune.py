@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 
 from ablate.base.files import append_line
-from ablate.execute.driver import ExecutionEnd
 from ablate.execute.pending_runs import RunRequest
+from ablate.execute.queue import ExecutionEnd
 from ablate.plan import build_plan
 from ablate.search.engine import TrialRuns
 from ablate.search.tune import tune_arms

@@ -73,7 +73,7 @@ def test_attempts_follow_one_another(folder):
     first = Leases(folder).claim()
     assert first.record.attempt == 1
     assert Leases(folder).claim() is None
-    first.note("a1b2", 40)
+    first.note(fingerprint="a1b2", resumed_from_step=40)
     first.end("interrupted", "preempted")
     record = Leases(folder).read(1)
     assert (record.outcome, record.message, record.resumed_from_step) == ("interrupted", "preempted", 40)

@@ -9,6 +9,7 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.execute import driver
+from ablate.execute.queue import ExecutionEnd
 from ablate.store import Status
 from ablate.track.cursor import MirrorReport
 
@@ -64,7 +65,7 @@ class Executor:
         for request in todo:
             if len(self.ran) >= self.stops_after:
                 interrupted = self.problem is None
-                return driver.ExecutionEnd(states=states, interrupted=interrupted, problem=self.problem)
+                return ExecutionEnd(states=states, interrupted=interrupted, problem=self.problem)
             run, every = store.run(request.run_id), request.config.training.tokens // 20
             run.create(asdict(request.config))
             for step in range(1, 21):
@@ -75,7 +76,7 @@ class Executor:
             states[request.run_id] = self.end(request)
             run.write_status(Status(state=states[request.run_id], attempt=1, message="no such luck"))
             self.calls[-1].append((request.arm, request.config.seed))
-        return driver.ExecutionEnd(states=states, interrupted=False)
+        return ExecutionEnd(states=states, interrupted=False)
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def module_of(frame):
 
 def test_the_way_of_a_study_from_the_command_to_the_driver(tmp_path, monkeypatch):
     from ablate.execute import driver
+    from ablate.execute.queue import ExecutionEnd
 
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "tiny.yaml").write_text(STUDY)
@@ -71,7 +72,7 @@ def test_the_way_of_a_study_from_the_command_to_the_driver(tmp_path, monkeypatch
     def execute_study(_store, runs, **_options):
         trace.stops.append("ablate.execute.driver")
         asked.extend(runs)
-        return driver.ExecutionEnd(states={}, interrupted=True)
+        return ExecutionEnd(states={}, interrupted=True)
 
     monkeypatch.setattr(driver, "execute_study", execute_study)
     sys.setprofile(trace)
