@@ -165,7 +165,6 @@ def _execute(
     from ablate.execute.queue import ExecutionEnd
 
     states: dict[str, State] = {}
-    is_stop_requested = stop_request(store.path)
     with contextlib.ExitStack() as ray:
         for wave, seeds in enumerate(_waves(store, plan)):
             begun = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
@@ -179,8 +178,9 @@ def _execute(
                 continue
             if not states:
                 listener.say(f"Starting Ray {where.cluster} …")
-                if seeds is not None:  # between two waves Ray stays up
+                if seeds is not None:  # between two waves Ray stays up, and a request to stop is noticed
                     ray.enter_context(connection(where.address, listener.say))
+                    is_stop_requested = stop_request(store.path)
             elif is_stop_requested():
                 return ExecutionEnd(states=states, interrupted=True)
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
