@@ -22,17 +22,13 @@ JSON object, a line without the text field; too little text.
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import hashlib
-import io
-import mmap
 import re
 import zlib
 from array import array
 from contextlib import nullcontext
 from functools import partial
-from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +39,7 @@ from ablate.data.identity import held_out_size
 from ablate.data.sources import text_of, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -60,8 +56,7 @@ LONG_LINE_BYTES = 32
 
 _BLOCK = 1 << 20
 _LONGEST_LINE = 1 << 28
-"""Bytes. A line that is larger than the memory can come from some kilobytes of gzip."""
-_GZIP_BUFFER = 1 << 15  # at most this many bytes before a damaged place are lost, and their lines not counted
+"""A line that is larger than the memory can come from some kilobytes of gzip."""
 _ONE_A_LINE = "expected one JSON object a line"
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
@@ -71,10 +66,9 @@ def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
     if text_field is not None:
         yield from _json_lines(file, text_field)
         return
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     buffer, is_long = "", False
     for _, block in _read(file, by_line=False):
-        buffer += decoder.decode(block)
+        buffer += block
         is_long = is_long or len(buffer) > WHOLE_CHARACTERS
         start = 0
         while is_long and len(buffer) - start > PIECE_CHARACTERS[1]:
@@ -82,7 +76,6 @@ def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
             yield buffer[start:end]
             start = end
         buffer = buffer[start:]
-    buffer += decoder.decode(b"", final=True)
     if buffer:
         yield buffer
 
@@ -97,11 +90,11 @@ def _cut(text: str, start: int) -> int:
 
 def _json_lines(file: SourceFile, text_field: str) -> Iterator[str]:
     for number, line in _read(file, by_line=True):
-        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        content = line.removeprefix("\ufeff") if number == 1 else line  # a byte order mark
         if not content.strip():
             continue
         try:
-            row = parse_json(content.decode("utf-8", "replace"))
+            row = parse_json(content)
         except ValueError:
             row = None
         if not isinstance(row, dict):
@@ -109,20 +102,19 @@ def _json_lines(file: SourceFile, text_field: str) -> Iterator[str]:
         yield text_of(row, text_field, file.path, number)
 
 
-def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, bytes]]:
+def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:
     """Yield the content in lines or blocks, each with the number of its first line."""
     line = 0
+    opened = gzip.open if file.path.endswith(".gz") else open
     try:
-        with open(file.path, "rb") as raw:  # noqa: PTH123
-            is_packed = file.path.endswith(".gz")
-            content = io.BufferedReader(gzip.GzipFile(fileobj=raw), _GZIP_BUFFER) if is_packed else raw
+        with opened(file.path, "rt", encoding="utf-8", errors="replace", newline="\n") as content:
             read = partial(content.readline, _LONGEST_LINE + 1) if by_line else partial(content.read, _BLOCK)
-            for chunk in iter(read, b""):
+            for chunk in iter(read, ""):
                 if len(chunk) > _LONGEST_LINE:
-                    what = f"a line of over {_LONGEST_LINE:,} bytes"
+                    what = f"a line of over {_LONGEST_LINE:,} characters"
                     raise UserError(what, file=file.path, line=line + 1, hint=_ONE_A_LINE)
                 yield line + 1, chunk
-                line += chunk.count(b"\n")
+                line += chunk.count("\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         hint = "the download or copy is incomplete; fetch the file again"
         what = f"gzip data is damaged after this line: {error}" if line else f"gzip data is damaged: {error}"
@@ -147,39 +139,38 @@ def encoded(documents: Iterable[str], max_bytes: int | None) -> Iterator[bytes]:
             return
 
 
-def hash_all(texts: Iterable[bytes]) -> Hashes:
-    """Hash each text; unlike Python's ``hash``, the result is the same in every process."""
-    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
+def content_hash(text: bytes) -> int:
+    """Hash a text without surrounding white space; every process gives the same result."""
+    return int.from_bytes(hashlib.blake2b(text.strip(), digest_size=8).digest(), "big")
 
 
 class Documents:
     """The ``hashes`` and ``lengths`` (bytes) of documents, both [documents], and with a path also the texts.
 
-    Hashes ignore surrounding white space. The texts are in the file ``path``, because validation text is
-    needed in another order than the source's, and twice: as tokens and line by line. A document takes
-    16 bytes of memory.
+    The texts are in the file ``path``: text from the hub must not be fetched twice, and validation text is
+    needed in another order than the source's. A document takes 16 bytes of memory.
     """
 
     def __init__(self, texts: Iterable[bytes], path: Path | None = None) -> None:
-        digests, lengths = bytearray(), array("q")
+        hashes, lengths = array("Q"), array("q")
         with path.open("wb") if path else nullcontext() as file:
             for text in texts:
-                digests += hashlib.blake2b(text.strip(), digest_size=8).digest()
+                hashes.append(content_hash(text))
                 lengths.append(len(text))
                 if file:
                     file.write(text)
-        self.hashes: Hashes = np.frombuffer(bytes(digests), dtype=">u8").astype(np.uint64)
+        self.hashes: Hashes = np.array(hashes, dtype=np.uint64)
         self.lengths: NDArray[np.int64] = np.array(lengths, dtype=np.int64)
         self._path = path
 
     def texts(self, indices: Iterable[int]) -> Iterator[bytes]:
         """Yield documents in the order of ``indices``; needs the path."""
-        ends = np.cumsum(self.lengths).tolist()
+        starts = np.cumsum(self.lengths) - self.lengths
         assert self._path is not None
-        with self._path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        with self._path.open("rb") as file:
             for index in indices:
-                yield view[ends[index] - self.lengths[index] : ends[index]]
+                file.seek(starts[index])
+                yield file.read(self.lengths[index])
 
 
 def hold_out(hashes: Hashes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -200,38 +191,31 @@ def hold_out(hashes: Hashes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class ValidationSide:
-    """What training text must not repeat: sorted hashes of validation documents and of their long lines."""
+    """What training text must not repeat: validation documents and their long lines, by their hashes."""
 
     def __init__(self, validation: Documents) -> None:
-        self.documents: Hashes = np.unique(validation.hashes)
-        lines = (hash_all(_long_lines(text)) for text in validation.texts(range(len(validation.lengths))))
-        self.lines: Hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *lines]))
+        self._documents = set(validation.hashes.tolist())
+        texts = validation.texts(range(len(validation.lengths)))
+        self._lines = {content_hash(line) for text in texts for line in _long_lines(text)}
 
-    def leave_out(self, texts: Sequence[bytes]) -> tuple[list[bytes], int]:
+    def leave_out(self, texts: Iterable[bytes]) -> tuple[list[bytes], int]:
         """Return the training documents among ``texts``, and the number of near copies left out.
 
         At least half of a near copy's long lines, by bytes, are in validation text.
         """
-        known = _is_among(hash_all(text.strip() for text in texts), self.documents)
-        others = list(compress(texts, ~known))
-        lines = [(number, line) for number, text in enumerate(others) for line in set(_long_lines(text))]
-        owners = np.array([number for number, _ in lines], dtype=np.int64)
-        lengths = np.array([len(line) for _, line in lines], dtype=np.float64)
-        shared = _is_among(hash_all(line for _, line in lines), self.lines)
-        total_bytes, shared_bytes = (
-            np.bincount(owners, weights, minlength=len(others)) for weights in (lengths, lengths * shared)
-        )
-        near = shared_bytes >= NEAR_COPY * np.maximum(total_bytes, 1)
-        return list(compress(others, ~near)), int(near.sum())
+        kept: list[bytes] = []
+        near_copies = 0
+        for text in texts:
+            if content_hash(text) in self._documents:
+                continue
+            lines = _long_lines(text)
+            shared = sum(len(line) for line in lines if content_hash(line) in self._lines)
+            if shared and shared >= NEAR_COPY * sum(map(len, lines)):
+                near_copies += 1
+            else:
+                kept.append(text)
+        return kept, near_copies
 
 
-def _is_among(hashes: Hashes, sorted_hashes: Hashes) -> NDArray[np.bool_]:
-    if not len(sorted_hashes):
-        return np.zeros(len(hashes), dtype=np.bool_)
-    places = np.minimum(np.searchsorted(sorted_hashes, hashes), len(sorted_hashes) - 1)
-    return np.asarray(sorted_hashes[places] == hashes)
-
-
-def _long_lines(text: bytes) -> Iterator[bytes]:
-    stripped = (line.strip() for line in text.split(b"\n"))
-    return (line for line in stripped if len(line) >= LONG_LINE_BYTES)
+def _long_lines(text: bytes) -> set[bytes]:
+    return {line for line in map(bytes.strip, text.split(b"\n")) if len(line) >= LONG_LINE_BYTES}

@@ -4,8 +4,7 @@ A data set is streamed: ``paths: [name]`` or ``paths: [name, configuration]``. H
 download all of it, so its commit represents its content: the one pinned by ``name@commit``, else the hub's
 current one. A pinned data set can be planned offline. A local folder is hashed like any other and never uses
 the network; it holds files that ``load_dataset`` reads, or the output of ``save_to_disk``. The training text
-is the split ``train``; ``validation_paths`` may name another. ``fetch`` writes the stream as JSON lines, to
-be read again like other files.
+is the split ``train``; ``validation_paths`` may name another.
 
 Planning needs a tokeniser's vocabulary size and a hash. Both come from its ``tokenizer.json``, so the
 ``tokenizers`` package is not imported here. The end-of-text token is the ``eos_token`` of
@@ -22,9 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
-import math
-import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,14 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
-from ablate.data.sources import SourceFile, content_hashes, find_files, stat_file, text_of, unreadable
+from ablate.data.sources import SourceFile, content_hashes, find_files, text_of, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ablate.run.config import DataConfig, ModelConfig
-
-FETCHED_FIELD = "text"
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -103,11 +97,10 @@ def find_data_set(data: DataConfig) -> HubSource:
     )
 
 
-def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> Iterator[str]:
-    """Stream the texts of one split, without its first ``skip`` rows."""
+def documents(source: HubSource, split: str, text_field: str) -> Iterator[str]:
+    """Stream the texts of one split."""
     try:
-        rows = _rows(source, split)
-        for number, row in enumerate(rows.skip(skip) if skip else rows, start=skip + 1):
+        for number, row in enumerate(_rows(source, split), start=1):
             yield text_of(row, text_field, source.name, number)
     except UserError:
         raise
@@ -116,61 +109,23 @@ def documents(source: HubSource, split: str, text_field: str, skip: int = 0) -> 
         raise _unusable(source.name, error, hint) from error
 
 
-def fetch(source: HubSource, data: DataConfig, folder: Path, report: Callable[[int], None]) -> SourceFile:
-    """Write the training split as JSON lines with the field ``FETCHED_FIELD``; return the file.
-
-    ``report`` receives the bytes of text so far. Complete lines of an earlier attempt are kept, and skipped
-    in the stream.
-    """
-    path, partial = folder / "fetched.jsonl", folder / "fetched.part"
-    limit = data.max_bytes or math.inf
-    rows = size = end = 0
-
-    def count(text: str) -> None:
-        nonlocal rows, size
-        rows += 1
-        if text.strip():  # as ``max_bytes`` counts it
-            size += len(text.encode("utf-8", "replace"))
-        report(size)
-
-    if not path.exists():
-        with partial.open("a+b") as file:
-            file.seek(0)
-            with suppress(ValueError, KeyError, TypeError):
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    count(parse_json(line)[FETCHED_FIELD])
-                    end += len(line)
-            file.truncate(end)
-            if size < limit:
-                for text in documents(source, "train", data.text_field, rows):
-                    file.write(json.dumps({FETCHED_FIELD: text}).encode() + b"\n")
-                    count(text)
-                    if size >= limit:
-                        break
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    return stat_file(str(path.absolute()), path.name)
-
-
 def _rows(source: HubSource, split: str) -> Any:
     import datasets
 
-    has_splits = (Path(source.name) / "dataset_dict.json").is_file()
-    whole = all((Path(source.name) / name).is_file() for name in ("state.json", "dataset_info.json"))
+    folder = Path(source.name)
+    has_splits = (folder / "dataset_dict.json").is_file()
+    whole = all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
     if not source.files or not (has_splits or whole):
         return datasets.load_dataset(
             source.name, source.configuration, split=split, streaming=True, revision=source.commit
         )
     if source.configuration is not None:
-        what, hint = "what save_to_disk wrote has no configurations", f"paths: [{source.name}]"
-        raise UserError(what, file=source.name, hint=hint)
+        what, hint = "what save_to_disk wrote has no configurations", f"paths: [{folder}]"
+        raise UserError(what, file=folder, hint=hint)
     saved = datasets.load_from_disk(source.name)
     splits = dict(saved) if has_splits else {"train": saved}
     if split not in splits:
-        raise UserError(f"has no split '{split}'", file=source.name, hint=f"splits here: {', '.join(splits)}")
+        raise UserError(f"has no split '{split}'", file=folder, hint=f"splits here: {', '.join(splits)}")
     return splits[split]
 
 
@@ -178,8 +133,11 @@ def _unusable(name: str, error: Exception, hint: str) -> UserError:
     return UserError(f"hub data set '{name}' cannot be read: {first_line(error)}", hint=hint)
 
 
-def _from_hub(name: str, what: str, needed: Sequence[str], optional: Sequence[str], hint: str) -> Path:
+def _from_hub(name: str, key: str, needed: Sequence[str], optional: Sequence[str]) -> Path:
     """Find the folder with these files of a repository in the local hub cache, or else download them."""
+    if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
+        what = f"{key}: no such file or folder {name}"
+        raise UserError(what, hint="relative paths start at the study file")
     from huggingface_hub import snapshot_download
 
     repository, _, revision = name.partition("@")
@@ -199,7 +157,8 @@ def _from_hub(name: str, what: str, needed: Sequence[str], optional: Sequence[st
             if not missing:
                 return Path(found)
             fault = f"it has no {', '.join(missing)}"
-    raise UserError(f"{what}, nor to be had from the hub: {fault}", hint=hint)
+    what = f"{key} '{name}' is neither a path nor cached, nor to be had from the hub: {fault}"
+    raise UserError(what, hint="check the name and the connection, or give a local path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,12 +184,7 @@ def find_tokenizer(name: str) -> HfTokenizer:
     """
     path = Path(name).expanduser()
     if not path.exists():
-        if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
-            what, hint = "no such tokenizer file or folder", "relative paths start at the study file"
-            raise UserError(what, file=name, hint=hint)
-        what = f"tokenizer '{name}' is neither a path"
-        hint = "check the name and the connection, or give the path of a tokenizer.json"
-        path = _from_hub(name, what, ["tokenizer.json"], ["tokenizer_config.json"], hint)
+        path = _from_hub(name, "tokenizer", ["tokenizer.json"], ["tokenizer_config.json"])
     json_path = path / "tokenizer.json" if path.is_dir() else path
     try:
         content = json_path.read_bytes()
@@ -282,11 +236,7 @@ def config_folder(name: str, *, weights: bool = False) -> Path:
             if not any(folder.glob(pattern)):
                 raise UserError(f"model.hf: no {pattern} in {name}", hint=hint)
         return folder
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"model.hf: no such folder {name}", hint="relative paths start at the study file")
-    what = f"model.hf '{name}' is neither a folder nor cached"
-    hint = "check the name and the connection, or fetch it with `hf download` where there is one"
-    return _from_hub(name, what, list(needed), ["*.safetensors.index.json"] if weights else [], hint)
+    return _from_hub(name, "model.hf", list(needed), ["*.safetensors.index.json"] if weights else [])
 
 
 def hf_digest(model: ModelConfig) -> str:

@@ -4,9 +4,8 @@ The folder is written under a temporary name and renamed when it is complete, so
 complete folder or none. A file lock makes a second process wait instead of repeating the work. On a file
 system without locks both work, and the first rename wins. A damaged folder is replaced.
 
-An interrupted preparation of text leaves its finished pieces in ``<cache>/.<digest>.<host>/``, and the next
-one of the same corpus on this host continues from there. Without locks nothing is kept, because another
-process might be at work there.
+An interrupted preparation starts again. What a killed one left in ``<cache>/.<digest>.<host>/`` goes when the
+same corpus is prepared on that host, unless there are no locks: another process might be at work there.
 
 ``meta.json`` is written last: a folder without it is not prepared, and one whose files do not have its hashes
 is damaged. Files are hashed when they are first opened on a machine, and again when their times change. A
@@ -94,7 +93,9 @@ def prepare(
             cache_dir.mkdir(parents=True, exist_ok=True)
             lock = cache_dir / f".{folder.name}.lock"
             with locked(lock, lambda: report(0.0, "another process prepares these tokens")) as is_alone:
-                files = _ready(folder, corpus) or _make(data, corpus, folder, report, keep=is_alone)
+                mine = socket.gethostname() if is_alone else uuid.uuid4().hex
+                partial = folder.with_name(f".{folder.name}.{mine}")
+                files = _ready(folder, corpus) or _make(data, corpus, partial, folder, report)
         except OSError as error:
             hint = "check free space and rights, or choose another --storage"
             what = f"cannot write the token cache: {error.strerror or error}"
@@ -184,17 +185,14 @@ def _ready(folder: Path, corpus: Corpus, notice: Callable[[str], None] = lambda 
     return None if is_moved or files.digest != corpus.identity.digest else files
 
 
-def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress, *, keep: bool) -> TokenFiles:
-    """Make the folder under a temporary name first; with ``keep`` continue from an earlier attempt."""
-    mine = "" if keep else f".{uuid.uuid4().hex[:8]}"
-    partial = folder.with_name(f".{folder.name}.{socket.gethostname()}{mine}")
-    partial.mkdir(exist_ok=True)
-    (partial / _META).unlink(missing_ok=True)
+def _make(data: DataConfig, corpus: Corpus, partial: Path, folder: Path, progress: OnProgress) -> TokenFiles:
+    """Make the folder, first under the name ``partial``."""
+    from ablate.data import tokenise
+
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
     try:
-        if data.source == "tokens":
-            from ablate.data.pretokenised import prepare_tokens as write
-        else:
-            from ablate.data.tokenise import prepare_text as write
+        write = tokenise.prepare_tokens if data.source == "tokens" else tokenise.prepare_text
         meta = write(data, corpus, partial, progress)
         if not (corpus.hub and corpus.hub.commit) and resolve(data).identity != corpus.identity:
             raise UserError("the corpus changed while it was read (run again when nothing writes to it)")
@@ -202,8 +200,9 @@ def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress, 
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         hashes = {path.name: hash_file(str(path)) for path in sorted(partial.iterdir())}
-        of_corpus = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
-        write_record(partial / _META, {"format": _FORMAT, "hashes": hashes, **of_corpus, **meta})
+        identity = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
+        meta |= {"format": _FORMAT, "hashes": hashes, "validation": "validation.bin", **identity}
+        write_record(partial / _META, meta)
         if folder.exists() and _ready(folder, corpus) is None:  # damaged
             aside = partial.with_name(f"{partial.name}.damaged")
             folder.rename(aside)
@@ -214,9 +213,7 @@ def _make(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress, 
             if _ready(folder, corpus) is None:
                 raise
     finally:
-        left = partial.glob("scratch/[ft]*")  # fetched text, finished pieces
-        if not keep or not any(path.stat().st_size for path in left):
-            shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return load(folder)
 
 

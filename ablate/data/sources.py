@@ -28,7 +28,7 @@ from ablate.base.errors import Problem, UserError, likely
 from ablate.base.files import cache_folder, read_record, write_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 TEXT_SUFFIXES = (
     ".txt", ".text", ".md", ".rst", ".tex", ".py", ".pyi",
@@ -104,54 +104,52 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
         return files
     if os.path.lexists(path):
         return [stat_file(path, os.path.basename(path))]  # noqa: PTH119
-    if numbers := _RANGE.search(path):
-        return _expand_range(text, path, numbers, suffixes)
-    relative = "relative paths start at the study file"
-    if glob.has_magic(path):
-        base = _fixed_part(path, glob.has_magic)
-        files = [
-            stat_file(match, os.path.relpath(match, base))
-            for match in glob.iglob(path, recursive=True)  # noqa: PTH207
-            if os.path.isfile(match)  # noqa: PTH113
-        ]
-        if not files:
-            raise UserError("no file matches", file=text, hint=relative)
+    shards = _shards(text, path)
+    varies = _RANGE.search if len(shards) > 1 else glob.has_magic
+    # The folder above the first part that varies: names are relative to it.
+    base = Path(*itertools.takewhile(lambda part: not varies(part), Path(path).parts))
+    files, missing = [], []
+    for shard in shards:
+        before = len(files)
+        for match in [shard] if os.path.lexists(shard) else glob.iglob(shard, recursive=True):  # noqa: PTH207
+            if os.path.isfile(match):  # noqa: PTH113
+                files.append(stat_file(match, os.path.relpath(match, base)))
+            elif match == shard:
+                files += (
+                    replace(file, name=os.path.relpath(file.path, base)) for file in _walk(shard, suffixes)
+                )
+        if len(files) == before:
+            missing.append(os.path.relpath(shard, base))
+    if not missing:
         return files
-    folder, name = os.path.split(path)
-    siblings = os.listdir(folder) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
-    raise UserError("no such file or folder", file=text, hint=likely(name, siblings, relative))
+    hint = "relative paths start at the study file"
+    if len(shards) > 1:
+        shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
+        what = f"{len(missing)} of the {len(shards)} shards are missing: {shown}"
+        hint = "fetch them, or name a range that is there"
+    elif glob.has_magic(path):
+        what = "no file matches"
+    else:
+        what, (folder, name) = "no such file or folder", os.path.split(path)
+        siblings = os.listdir(folder) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
+        hint = likely(name, siblings, hint)
+    raise UserError(what, file=text, hint=hint)
 
 
-def _fixed_part(path: str, varies: Callable[[str], object]) -> Path:
-    """Find the folder above the first part of a pattern that varies."""
-    return Path(*itertools.takewhile(lambda part: not varies(part), Path(path).parts))
-
-
-def _expand_range(text: str, path: str, found: re.Match[str], suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """Expand the first range of a path as a shell does; each number must exist."""
+def _shards(text: str, path: str) -> list[str]:
+    """Expand all ranges of a path as a shell does."""
+    if (found := _RANGE.search(path)) is None:
+        return [path]
     first, last = int(found[1]), int(found[2])
     if not first <= last < first + _LONGEST_RANGE:
         what, hint = f"{found[0]} is no range of shards", "the first number, then the last, as {00000..00255}"
         raise UserError(what, file=text, hint=hint)
     width = len(found[1]) if found[1].startswith("0") else 1
-    base = _fixed_part(path, _RANGE.search)
-    files: list[SourceFile] = []
-    missing: list[str] = []
-    for number in range(first, last + 1):
-        member = f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}"
-        try:
-            members = _expand(member, suffixes)
-        except UserError:
-            if _RANGE.search(member) or os.path.lexists(member):  # the original error says more
-                raise
-            missing.append(f"{number:0{width}}")
-        else:
-            files += (replace(file, name=os.path.relpath(file.path, base)) for file in members)
-    if missing:
-        shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
-        what = f"{len(missing)} of the {last - first + 1} shards are missing: {shown}"
-        raise UserError(what, file=text, hint="fetch them, or name a range that is there")
-    return files
+    return [
+        shard
+        for number in range(first, last + 1)
+        for shard in _shards(text, f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}")
+    ]
 
 
 def _walk(root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()) -> Iterator[SourceFile]:

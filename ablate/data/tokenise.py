@@ -1,37 +1,44 @@
-"""Convert files of text to the two token files: list the documents, split, learn the tokeniser, encode.
+"""Convert a corpus to its two token files: from text (list, split, learn, encode) or from tokens.
 
-``prepare`` manages the folder; this module fills it. Each of these steps reads the text again: that takes a
-thirtieth of the tokenising time, and a second copy of a large corpus would not fit on many disks. The
-tokeniser uses all cores by threads of its own; while it works, other threads read and look for near copies.
-Training tokens are written in the order of the source, in pieces, so an interrupted preparation continues
-after the last complete piece. The tokeniser learns from training documents only: merges learnt on validation
+``prepare`` manages the folder; this module fills it.
+
+Text is read again for each step: that takes a thirtieth of the tokenising time, and a second copy of a large
+corpus would not fit on many disks. Only text of the hub is written down. The tokeniser uses all cores by
+threads of its own; while it works, other threads read and look for near copies. Training tokens are written
+in the order of the source. The tokeniser learns from training documents only: merges learnt on validation
 text would lower the validation loss unfairly.
 
 A tokeniser is bytes, a BPE trained on the training text, or one of Hugging Face. Every document is followed
 by the end-of-text token. For bytes that is byte 0, so the vocabulary is 256; a NUL inside a text becomes
 U+FFFD. The others have a special token that text cannot produce: its literal spelling in a document is
 tokenised as ordinary text.
+
+Token files of the user are flat little-endian uint16 or uint32, without a header. A single training file is
+used in place by memory map and never copied, because it may be hundreds of GB; several are joined. Without
+validation files the last part is held out, by the same shares as text, and training ends before it. Every id
+is checked once against the vocabulary, because an id that is too large would crash in the middle of a run (on
+a GPU by an illegal memory access).
+
+How it fails: ``UserError`` for too little text or too few tokens, an id outside the vocabulary (with file and
+position), or a NumPy ``.npy`` file (its header would be read as tokens).
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from itertools import islice
+from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ablate.base.errors import UserError
-from ablate.base.files import append_line, parse_json
 from ablate.data import hub
 from ablate.data.documents import Documents, ValidationSide, encoded, file_documents, hold_out
-from ablate.data.sources import stat_file
+from ablate.data.identity import AT_LEAST_TOKENS, held_out_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,35 +47,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ablate.data.identity import Corpus
+    from ablate.data.sources import SourceFile
     from ablate.run.config import DataConfig
 
     OnProgress = Callable[[float, str], None]
-    Encoded = tuple[bytes, dict[str, int]]
+    Encode = Callable[[Sequence[bytes]], NDArray[Any]]
 
-# Progress at the end of each stage: a stream waits for the network; tokenising takes most of the rest.
-_FETCHED, _READ, _HELD_OUT, _LEARNT = 0.3, 0.4, 0.45, 0.5
-
-PIECE_BYTES = 16 << 20
-"""Bytes of text in a piece: a kill can lose that much, which is some seconds of a core's work."""
 _BATCH_BYTES = 1 << 19
 _AT_ONCE = 3
 _CHECK_PATHS = "check data.paths and data.validation_paths"
-
+_CHUNK_TOKENS = 1 << 22
 
 END_OF_TEXT = "<|endoftext|>"
 BPE_SAMPLE_BYTES = 64 << 20
 """Merges are learnt from this many bytes at the start of the training text: more would change few of them."""
 
-_NUL_INSTEAD = "\N{REPLACEMENT CHARACTER}".encode()
 
-
-class ByteTokenizer:
-    """A tokeniser whose ids are the byte values."""
-
-    def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
-        """Join the bytes of all texts as uint8, each text followed by 0."""
-        joined = b"".join(text.replace(b"\0", _NUL_INSTEAD) + b"\0" for text in texts)
-        return np.frombuffer(joined, dtype=np.uint8)
+def encode_bytes(texts: Sequence[bytes]) -> NDArray[Any]:
+    """Join the bytes of all texts as uint8, each text followed by 0."""
+    nul_instead = "\N{REPLACEMENT CHARACTER}".encode()
+    joined = b"".join(text.replace(b"\0", nul_instead) + b"\0" for text in texts)
+    return np.frombuffer(joined, dtype=np.uint8)
 
 
 class JsonTokenizer:
@@ -85,20 +84,14 @@ class JsonTokenizer:
 
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
         """Join the ids of all texts as uint32, each text followed by the end-of-text token."""
-        encodings = self._tokenizer.encode_batch_fast(
-            [text.decode("utf-8", "replace") for text in texts], add_special_tokens=False
-        )
-        end = [self._end_id]
-        return np.concatenate([np.array(ids + end, dtype=np.uint32) for ids in (e.ids for e in encodings)])
+        decoded = [text.decode("utf-8", "replace") for text in texts]
+        encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+        ids = (np.array([*encoding.ids, self._end_id], dtype=np.uint32) for encoding in encodings)
+        return np.concatenate([np.empty(0, dtype=np.uint32), *ids])
 
-    def save(self, folder: Path) -> Path:
-        """Write ``tokenizer.json``, which decodes the tokens, beside them; return its path."""
-        path = folder / "tokenizer.json"
-        self._tokenizer.save(str(path))
-        return path
-
-
-Tokenizer = ByteTokenizer | JsonTokenizer
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json``, which decodes the tokens, beside them."""
+        self._tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
@@ -106,10 +99,9 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
 
     A small corpus can run out of pairs before ``vocab_size``; the remaining ids then never occur.
     """
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    backend = Backend(models.BPE())
+    backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -125,44 +117,33 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
 
 def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
     """Open a ``tokenizer.json`` of a BPE, or one found by ``hub.find_tokenizer``."""
-    from tokenizers import Tokenizer as Backend
+    from tokenizers import Tokenizer
 
-    return JsonTokenizer(Backend.from_file(str(path)), end_of_text)
+    return JsonTokenizer(Tokenizer.from_file(str(path)), end_of_text)
 
 
 def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress) -> dict[str, Any]:
-    """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``.
+    """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``."""
 
-    Continues from what an interrupted attempt left in ``scratch/``, which is removed at the end.
-    """
-    scratch = folder / "scratch"
-    scratch.mkdir(exist_ok=True)
-    text_field = data.text_field if data.source == "jsonl" else None
-    files, validation_files = list(corpus.train), list(corpus.validation)
-    if corpus.hub:
-        size = max(1, corpus.identity.num_bytes)
+    def documents(files: Iterable[SourceFile], split: str) -> Iterator[bytes]:
+        text_field = data.text_field if data.source == "jsonl" else None
+        if text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
+            files = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
+        if corpus.hub:
+            return encoded(hub.documents(corpus.hub, split, data.text_field), data.max_bytes)
+        return encoded(
+            chain.from_iterable(file_documents(file, text_field) for file in files), data.max_bytes
+        )
 
-        def report_fetched(done: int) -> None:
-            progress(_FETCHED * min(1.0, done / size), "reading the data set")
-
-        files = [hub.fetch(corpus.hub, data, scratch, report_fetched)]
-        text_field = hub.FETCHED_FIELD
-    elif text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
-        for mixed in (files, validation_files):
-            mixed.sort(key=lambda file: hashlib.sha256(file.name.encode()).digest())
+    progress(0.0, "reading text")
+    fetched, spool = folder / "fetched.txt", folder / "validation.txt"
+    listed = Documents(documents(corpus.train, "train"), fetched if corpus.hub else None)
 
     def training_text() -> Iterator[bytes]:
-        return encoded((text for file in files for text in file_documents(file, text_field)), data.max_bytes)
+        return listed.texts(range(len(listed.lengths))) if corpus.hub else documents(corpus.train, "train")
 
-    progress(_FETCHED, "reading text")
-    listed = Documents(training_text())
-    spool = scratch / "validation.txt"
-    progress(_READ, "reading validation text" if data.validation_paths else "holding out validation text")
     if data.validation_paths:
-        own: Iterable[str] = (text for file in validation_files for text in file_documents(file, text_field))
-        if corpus.hub:
-            own = hub.documents(corpus.hub, data.validation_paths[0], data.text_field)
-        validation = Documents(encoded(own, data.max_bytes), spool)
+        validation = Documents(documents(corpus.validation, data.validation_paths[0]), spool)
         order = list(range(len(validation.lengths)))
         if not order:
             raise UserError("there is no validation text", hint=_CHECK_PATHS)
@@ -173,77 +154,68 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
         order = np.argsort(validation.hashes).tolist()
     side = ValidationSide(validation)
 
-    tokenizer: Tokenizer = ByteTokenizer()
-    description, tokenizer_json = "bytes", b""
+    tokenizer: JsonTokenizer | None = None
+    description = "bytes"
     if hf := corpus.hf:
         tokenizer = open_json(hf.json_path, hf.end_of_text)
         description = f"{hf.name}, {hf.vocab_size} tokens"
     elif data.tokenizer == "bpe":
-        progress(_HELD_OUT, "learning the BPE")
+        progress(0.0, "learning the BPE")
         tokenizer = _learn_bpe(training_text(), side, corpus.identity.vocab_size)
         description = f"byte-level BPE, {tokenizer.vocab_size} tokens"
-    if isinstance(tokenizer, JsonTokenizer):
-        tokenizer_json = tokenizer.save(folder).read_bytes()
+    if tokenizer is not None:
+        tokenizer.save(folder)
+    encode: Encode = encode_bytes if tokenizer is None else tokenizer.encode
 
     dtype = np.dtype("<u2" if corpus.identity.vocab_size <= 1 << 16 else "<u4")
     validation_bytes = int(validation.lengths.sum())
-    total = validation_bytes + int(listed.lengths.sum())
+    total = max(1, validation_bytes + int(listed.lengths.sum()))
+    counts = Counter[str]()
 
-    def report(done: int) -> None:
-        progress(_LEARNT + (1 - _LEARNT) * min(1.0, done / total), "tokenising")
+    def encode_training(texts: Sequence[bytes]) -> tuple[bytes, dict[str, int]]:
+        training, near_copies = side.leave_out(texts)
+        tokens = encode(training)
+        said = {"tokens": len(tokens), "documents": len(training), "bytes": sum(map(len, training))}
+        said |= {"read": sum(map(len, texts)), "near copies": near_copies}
+        return tokens.astype(dtype).tobytes(), said
 
-    validation_tokens = done = 0
+    progress(0.0, "tokenising")
     with (folder / "validation.bin").open("wb") as file:
         for batch in _batches(validation.texts(order)):
-            ids = tokenizer.encode(batch)
-            ids.astype(dtype).tofile(file)
-            validation_tokens += len(ids)
-            done += sum(map(len, batch))
-            report(done)
-    key = hashlib.sha256(tokenizer_json + side.documents.tobytes() + side.lines.tobytes()).hexdigest()
-    train = Pieces(folder / "train.bin", scratch / "train.pieces", key)
-    made, counts = bytearray(), Counter[str]()
-
-    def write_piece() -> None:
-        for file in files:  # pieces made from files that changed since they were hashed would be kept
-            now = stat_file(file.path, file.name)
-            if (now.size, now.mtime_ns) != (file.size, file.mtime_ns):
-                hint = "run again when nothing writes to it"
-                raise UserError("the corpus changed while it was read", file=file.path, hint=hint)
-        train.append(bytes(made), **counts)
-        made.clear()
-        counts.clear()
-
-    unread = islice(training_text(), train.totals["read"], None)
-    for tokens, more in _in_threads(partial(_encode_training, tokenizer, side, dtype), _batches(unread)):
-        made += tokens
-        counts.update(more)
-        report(done + train.totals["read_bytes"] + counts["read_bytes"])
-        if counts["read_bytes"] >= PIECE_BYTES:
-            write_piece()
-    if counts:
-        write_piece()
-    documents, near = train.totals["documents"], train.totals["near_copies"]
-    if not documents:
-        what = "all training text is nearly the same as" if near else "there is no training text but"
+            tokens = encode(batch)
+            tokens.astype(dtype).tofile(file)
+            counts.update({"validation tokens": len(tokens), "read": sum(map(len, batch))})
+    with (folder / "train.bin").open("wb") as file, ThreadPoolExecutor(_AT_ONCE) as pool:
+        waiting: deque[Future[tuple[bytes, dict[str, int]]]] = deque()
+        # The empty batches at the end are never waited for: they let the others out of the queue.
+        for batch in chain(_batches(training_text()), [[]] * _AT_ONCE):
+            waiting.append(pool.submit(encode_training, batch))
+            if len(waiting) > _AT_ONCE:
+                content, said = waiting.popleft().result()
+                file.write(content)
+                counts.update(said)
+                progress(min(1.0, counts["read"] / total), "tokenising")
+    documents_left, near_copies = counts["documents"], counts["near copies"]
+    if not documents_left:
+        what = "all training text is nearly the same as" if near_copies else "there is no training text but"
         raise UserError(f"{what} validation text", hint=_CHECK_PATHS)
-    shutil.rmtree(scratch)
-    own_sides = documents + near + (0 if data.validation_paths else len(order))
+    spool.unlink()
+    fetched.unlink(missing_ok=True)
+    own_sides = documents_left + near_copies + (0 if data.validation_paths else len(order))
     return {
         "train": "train.bin",
-        "validation": "validation.bin",
         "in_place": None,
         "dtype": dtype.name,
-        "train_tokens": train.totals["bytes"] // dtype.itemsize,
-        "validation_tokens": validation_tokens,
+        "train_tokens": counts["tokens"],
+        "validation_tokens": counts["validation tokens"],
         "tokenizer": description,
-        "validation_bytes_per_token": validation_bytes / validation_tokens,
-        "train_bytes": train.totals["text_bytes"],
+        "validation_bytes_per_token": validation_bytes / counts["validation tokens"],
+        "train_bytes": counts["bytes"],
         "validation_bytes": validation_bytes,
-        "train_documents": documents,
+        "train_documents": documents_left,
         "validation_documents": len(order),
         "copies_left_out": len(listed.lengths) - own_sides,
-        "near_copies_left_out": near,
+        "near_copies_left_out": near_copies,
     }
 
 
@@ -282,61 +254,55 @@ def _learn_bpe(texts: Iterator[bytes], side: ValidationSide, vocab_size: int) ->
     return learnt.result()
 
 
-def _encode_training(
-    tokenizer: Tokenizer, side: ValidationSide, dtype: np.dtype[Any], texts: Sequence[bytes]
-) -> Encoded:
-    """Return the tokens of the training documents among ``texts`` as bytes, and what ``Pieces`` counts."""
-    training, near_copies = side.leave_out(texts)
-    counts = {"read": len(texts), "read_bytes": sum(map(len, texts)), "documents": len(training)}
-    counts |= {"text_bytes": sum(map(len, training)), "near_copies": near_copies}
-    return tokenizer.encode(training).astype(dtype).tobytes() if training else b"", counts
+def prepare_tokens(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress) -> dict[str, Any]:
+    """Check the user's token files, write the files that are needed, return their part of ``meta.json``."""
+    dtype = np.dtype(data.token_dtype).newbyteorder("<")
+    vocab_size = corpus.identity.vocab_size
+    total = sum(file.size for file in corpus.train) // dtype.itemsize
+    if data.max_bytes is not None:
+        total = min(total, max(1, data.max_bytes // dtype.itemsize))
+    held_out = 0 if corpus.validation else held_out_size(total, AT_LEAST_TOKENS)
+    if total - held_out < 1 or (held_out < 1 and not corpus.validation):
+        hint = "add tokens to data.paths, or name others in data.validation_paths"
+        raise UserError(f"too few tokens for a validation set: {total}", file=corpus.train[0].path, hint=hint)
+    progress(0.0, "checking tokens")
 
+    def write(name: str | None, files: Sequence[SourceFile], start: int, stop: int) -> int:
+        """Check the tokens ``start`` to ``stop`` of the concatenated files; count and write them."""
+        count = before = 0
+        with (folder / name).open("wb") if name else nullcontext() as written:
+            for file in files:
+                tokens = np.memmap(file.path, dtype, "r") if file.size else np.empty(0, dtype)
+                if tokens[:4].tobytes().startswith(b"\x93NUMPY"):
+                    hint = "write the bare numbers with array.tofile"
+                    raise UserError("is a NumPy file with a header", file=file.path, hint=hint)
+                high = min(stop - before, len(tokens))
+                for at in range(max(start - before, 0), high, _CHUNK_TOKENS):
+                    chunk = tokens[at : min(at + _CHUNK_TOKENS, high)]
+                    if int(chunk.max()) >= vocab_size:
+                        where = int(np.argmax(chunk >= vocab_size))
+                        what = f"token {at + where} has id {chunk[where]}, but vocab_size is {vocab_size}"
+                        raise UserError(what, file=file.path, hint="check vocab_size and token_dtype")
+                    if written:
+                        chunk.tofile(written)
+                    count += len(chunk)
+                before += len(tokens)
+        return count
 
-def _in_threads(
-    encode: Callable[[list[bytes]], Encoded], batches: Iterable[list[bytes]]
-) -> Iterator[Encoded]:
-    """Encode a few batches at once; yield the results in the order of the batches."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        waiting: deque[Future[Encoded]] = deque()
-        for batch in batches:
-            waiting.append(pool.submit(encode, batch))
-            if len(waiting) > _AT_ONCE:
-                yield waiting.popleft().result()
-        for future in waiting:
-            yield future.result()
-
-
-class Pieces:
-    """A file that grows piece by piece, so that an interrupted preparation continues after the last piece.
-
-    A journal beside it records each piece's size and hash. When the file is opened again, it is cut after the
-    last piece that agrees with the journal and was written under the same ``key``. ``totals`` sums the
-    records' counts.
-    """
-
-    def __init__(self, path: Path, journal: Path, key: str) -> None:
-        self.totals = Counter[str]()
-        self._path, self._journal, self._key = path, journal, key
-        known = journal.read_bytes().splitlines() if journal.exists() else []
-        journal.unlink(missing_ok=True)
-        with path.open("a+b") as file, suppress(ValueError, KeyError, TypeError):
-            file.seek(0)
-            for line in known:
-                record = parse_json(line)
-                piece = file.read(record["counts"]["bytes"])
-                if record["key"] != key or record["sha256"] != hashlib.sha256(piece).hexdigest():
-                    break
-                self._note(record)
-        with path.open("r+b") as file:
-            file.truncate(self.totals["bytes"])
-
-    def append(self, piece: bytes, **counts: int) -> None:
-        """Write one piece and its record."""
-        with self._path.open("ab") as file:
-            file.write(piece)
-        counts |= {"bytes": len(piece), "pieces": 1}
-        self._note({"key": self._key, "sha256": hashlib.sha256(piece).hexdigest(), "counts": counts})
-
-    def _note(self, record: dict[str, Any]) -> None:
-        append_line(self._journal, record)
-        self.totals.update(record["counts"])
+    in_place = len(corpus.train) == 1
+    train_tokens = write(None if in_place else "train.bin", corpus.train, 0, total - held_out)
+    if corpus.validation:
+        validation_tokens = write("validation.bin", corpus.validation, 0, 1 << 62)
+    else:
+        validation_tokens = write("validation.bin", corpus.train, total - held_out, total)
+    if not validation_tokens:
+        raise UserError("no tokens", file=corpus.validation[0].path, hint="check the file")
+    return {
+        "train": corpus.train[0].path if in_place else "train.bin",
+        "in_place": [corpus.train[0].size, corpus.train[0].mtime_ns] if in_place else None,
+        "dtype": data.token_dtype,
+        "train_tokens": train_tokens,
+        "validation_tokens": validation_tokens,
+        "tokenizer": f"tokens as given, {vocab_size} ids",
+        "validation_bytes_per_token": None,
+    }

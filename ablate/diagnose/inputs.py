@@ -21,7 +21,7 @@ from ablate.data.batches import batch, sequence_starts
 from ablate.data.documents import file_documents
 from ablate.data.identity import BYTES_VOCABULARY
 from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
-from ablate.data.tokenise import ByteTokenizer, Tokenizer, open_json
+from ablate.data.tokenise import encode_bytes, open_json
 from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, read_recipe, resolve
 from ablate.run.architecture import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
@@ -133,10 +133,10 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
         train, _ = open_tokens(prepare(config.data, subject.prepared))
         return batch(train, sequence_starts(config.seed, 0, sequences, seq_len, len(train)), seq_len)
     data, count = config.data, sequences * seq_len + 1
-    tokenizer: Tokenizer = ByteTokenizer()
+    encode: Any = encode_bytes
     if data.tokenizer_path is not None:
         found = hub.find_tokenizer(data.tokenizer_path)
-        tokenizer = open_json(found.json_path, found.end_of_text)
+        encode = open_json(found.json_path, found.end_of_text).encode
     is_json = data.source == "jsonl"
     files = (
         stdlib_files()
@@ -146,7 +146,7 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     tokens = np.zeros(0, dtype=np.int64)
     text_field = data.text_field if is_json else None
     for document in chain.from_iterable(file_documents(file, text_field) for file in files):
-        tokens = np.append(tokens, tokenizer.encode([document.encode()]).astype(np.int64))
+        tokens = np.append(tokens, encode([document.encode()]).astype(np.int64))
         if len(tokens) >= count:
             break
     if len(tokens) <= sequences * seq_len:

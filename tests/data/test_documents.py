@@ -102,7 +102,7 @@ def test_a_damaged_gzip_is_named_with_the_last_good_line(tmp_path):
 def test_a_line_that_no_memory_could_hold_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_LONGEST_LINE", 1 << 20)
     packed = gzip.compress(b'{"text": "fine"}\n' + b" " * (64 << 20))
-    with pytest.raises(UserError, match=r"a\.jsonl\.gz:2: a line of over 1,048,576 bytes"):
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz:2: a line of over 1,048,576 characters"):
         read(tmp_path / "a.jsonl.gz", packed)
 
 

@@ -1,7 +1,8 @@
 import json
-import os
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 
 from ablate.base.errors import UserError
 from ablate.data import open_tokens, prepare, tokenise
-from ablate.data.tokenise import END_OF_TEXT, ByteTokenizer, Pieces, train_bpe
+from ablate.data.tokenise import END_OF_TEXT, encode_bytes, train_bpe
 from ablate.run.config import DataConfig
 
 
@@ -83,14 +84,15 @@ def test_the_embedded_default_has_text_enough_to_evaluate_on(tmp_path):
 
 
 def test_bytes_end_with_zero_and_hold_no_other():
-    ids = ByteTokenizer().encode([b"ab", b"", "c\0é".encode()])
+    ids = encode_bytes([b"ab", b"", "c\0é".encode()])
     assert ids.tolist() == [97, 98, 0, 0, 99, 0xEF, 0xBF, 0xBD, 0xC3, 0xA9, 0]
 
 
 def test_bpe_gives_the_text_back_and_text_cannot_spell_the_end_token(texts, tmp_path):
     documents = [*(text.encode() for text in texts), "Ünseen <|endoftext|> 終 🙂\n".encode()]
     tokenizer = train_bpe(documents[:-1], 300)
-    backend = Tokenizer.from_file(str(tokenizer.save(tmp_path)))
+    tokenizer.save(tmp_path)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     ids = tokenizer.encode(documents)
     pieces = np.split(ids, np.flatnonzero(ids == backend.token_to_id(END_OF_TEXT)) + 1)[:-1]
     assert [backend.decode(piece[:-1].tolist()).encode() for piece in pieces] == documents
@@ -137,129 +139,65 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(jsonl, tmp_path, texts):
     assert two.tolist() == four.tolist()
 
 
-# After an interruption
+# Reading again
 
 
 @pytest.fixture
 def shards(tmp_path, write_json, texts, monkeypatch):
-    """Return a folder of five shards with copies and near copies; every 20 KB of them are a piece."""
-    monkeypatch.setattr(tokenise, "PIECE_BYTES", 20_000)
+    """Return a folder of five shards with copies and near copies, in small batches."""
     monkeypatch.setattr(tokenise, "_BATCH_BYTES", 4_000)
-    folder = tmp_path / "corpus"
     near = [f"Posted again by {n}\n{text}" for n, text in enumerate(texts)]
     documents = [*texts, "", *texts[:20], *near, " \n"]
     for n in range(5):
-        write_json(folder / f"train.{n:05}-of-00005.json.gz", documents[n::5])
-    write_json(folder / "validation.json.gz", texts[40:46])
-    return folder
+        write_json(tmp_path / f"corpus/train.{n:05}-of-00005.json.gz", documents[n::5])
+    validation = write_json(tmp_path / "corpus/validation.json.gz", texts[40:46])
+    paths = [str(tmp_path / "corpus/train.*.json.gz")]
+    return DataConfig(source="jsonl", paths=paths, validation_paths=[str(validation)])
 
 
-def configs(folder):
-    held_out = DataConfig(source="jsonl", paths=[str(folder / "train.*.json.gz")])
-    own = replace(held_out, validation_paths=[str(folder / "validation.json.gz")])
-    return {
-        "own": own,
-        "bpe": replace(own, tokenizer="bpe", vocab_size=320),
-        "cut": replace(held_out, max_bytes=60_000),
-        "text": replace(own, source="text"),
-    }
+def test_tokens_are_in_the_order_of_the_source_though_batches_are_made_at_once(shards, tmp_path, monkeypatch):
+    whole = prepare(shards, tmp_path / "whole")
+    real, slow = tokenise.encode_bytes, threading.Event()
+
+    def encode(texts):
+        if threading.current_thread() is not threading.main_thread() and not slow.is_set():
+            slow.set()
+            time.sleep(0.2)  # the first batch is ready last
+        return real(texts)
+
+    monkeypatch.setattr(tokenise, "encode_bytes", encode)
+    again = prepare(shards, tmp_path / "again")
+    assert slow.is_set()
+    assert again.train.read_bytes() == whole.train.read_bytes()
 
 
-def contents(files):
-    return {path.name: path.read_bytes() for path in files.folder.iterdir()}
-
-
-def folders(cache):
-    return [path for path in cache.iterdir() if path.is_dir()]
-
-
-def stop_after(count, data, cache):
-    """Prepare, but stop as by Ctrl-C when so many pieces are written; return what is left."""
-    real = Pieces.append
-
-    def append(self, piece, **said):
-        if self.totals["pieces"] == count:
-            raise KeyboardInterrupt
-        real(self, piece, **said)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pieces, "append", append)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(data, cache)
-    return folders(cache)
-
-
-@pytest.mark.parametrize(("name", "count"), [("own", 2), ("bpe", 1), ("cut", 1), ("text", 1)])
-def test_an_interrupted_preparation_goes_on_behind_the_last_piece(shards, tmp_path, name, count, monkeypatch):
-    made, real = [], tokenise._encode_training
-    monkeypatch.setattr(tokenise, "_encode_training", lambda *args: made.append(len(args[-1])) or real(*args))
-    data = configs(shards)[name]
-    whole = contents(prepare(data, tmp_path / "whole"))
-    all_read = sum(made)
-    assert stop_after(0, data, tmp_path / "cache") == []  # nothing to go on from
-    (left,) = stop_after(count, data, tmp_path / "cache")
-    assert whole["train.bin"].startswith((left / "train.bin").read_bytes())
-    made.clear()
-    assert contents(prepare(data, tmp_path / "cache")) == whole
-    assert 0 < sum(made) < all_read
-    assert not left.exists()
-
-
-@pytest.mark.parametrize("damage", ["a bit", "cut", "more", "journal"])
-def test_pieces_that_were_damaged_meanwhile_are_made_again(shards, tmp_path, damage):
-    data = configs(shards)["own"]
-    whole = contents(prepare(data, tmp_path / "whole"))
-    (left,) = stop_after(3, data, tmp_path / "cache")
-    path = left / ("scratch/train.pieces" if damage == "journal" else "train.bin")
-    content = path.read_bytes()
-    middle = len(content) // 2
-    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-    path.write_bytes({"a bit": flipped, "more": content + b"half"}.get(damage, content[:-30]))
-    assert contents(prepare(data, tmp_path / "cache")) == whole
-
-
-def test_a_killed_preparation_goes_on(shards, tmp_path):
-    data = configs(shards)["bpe"]
-    whole = contents(prepare(data, tmp_path / "whole"))
+def test_a_killed_preparation_starts_again(shards, tmp_path):
+    whole = prepare(shards, tmp_path / "whole")
     program = f"""
 import os
 from pathlib import Path
 from ablate.run.config import DataConfig
 from ablate.data import prepare, tokenise
-tokenise.PIECE_BYTES, tokenise._BATCH_BYTES = 20_000, 4_000
-real = tokenise.Pieces.append
-def append(self, piece, **said):
-    if self.totals["pieces"] == 2:
+tokenise._BATCH_BYTES = 4_000
+def progress(done, what):
+    if done > 0.5:
         os.kill(os.getpid(), 9)
-    real(self, piece, **said)
-tokenise.Pieces.append = append
-prepare(DataConfig(**{vars(data)!r}), Path({str(tmp_path / "cache")!r}))
+prepare(DataConfig(**{vars(shards)!r}), Path({str(tmp_path / "cache")!r}), progress=progress)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    (left,) = folders(tmp_path / "cache")
-    assert whole["train.bin"].startswith((left / "train.bin").read_bytes())
-    assert contents(prepare(data, tmp_path / "cache")) == whole
+    (left,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert {path.name for path in left.iterdir()} >= {"train.bin", "validation.bin"}
+    files = prepare(shards, tmp_path / "cache")
+    assert not left.exists()
+    for name in ("train.bin", "validation.bin"):
+        assert (files.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
 def test_a_damaged_shard_is_one_line_unless_it_is_behind_the_limit(shards, tmp_path):
-    data = configs(shards)["own"]
-    bad = shards / "train.00003-of-00005.json.gz"
+    bad = tmp_path / "corpus/train.00003-of-00005.json.gz"
     bad.write_bytes(bad.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"train\.00003-of-00005\.json\.gz.*gzip data is damaged") as error:
-        prepare(data, tmp_path / "cache")
+        prepare(shards, tmp_path / "cache")
     assert len(error.value.problems) == 1
-    assert not folders(tmp_path / "cache")
-    prepare(replace(data, max_bytes=5_000), tmp_path / "cache")
-
-
-def test_nothing_is_kept_of_a_shard_that_changes_between_two_readings(shards, tmp_path, monkeypatch):
-    real = tokenise.ValidationSide
-
-    def meddle(*arguments):
-        os.utime(shards / "train.00001-of-00005.json.gz", (1, 1))
-        return real(*arguments)
-
-    monkeypatch.setattr(tokenise, "ValidationSide", meddle)
-    with pytest.raises(UserError, match=r"train\.00001.*: the corpus changed while it was read \(run again"):
-        prepare(configs(shards)["own"], tmp_path / "cache")
-    assert not folders(tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    prepare(replace(shards, max_bytes=5_000), tmp_path / "cache")

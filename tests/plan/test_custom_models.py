@@ -75,7 +75,7 @@ MISNAMED = (
         ("my_model.py:build", "my_model.py:other", "s.yaml:5:21: {tmp}/my_model.py:other: my_model.py"),
         ("my_model.py:build", "my_model.py", "s.yaml:5:21: '{tmp}/my_model.py' names no function"),
         ("my_model.py:build", "no_such_module:build", "s.yaml:5:21: no_such_module:build: no module"),
-        ("{function: my_model.py:build}", "{hf: ./nowhere}", "s.yaml:5:15: model.hf: no such folder"),
+        ("{function: my_model.py:build}", "{hf: ./nowhere}", "s.yaml:5:15: model.hf: no such file or folder"),
         ("my_model.py:build}", "my_model.py:build, options: {wide: 3}}", "s.yaml:5:21: model.function"),
         (
             "my_model.py:build}",
