@@ -25,7 +25,7 @@ import pandas as pd
 
 from ablate.results.losses import Curve
 from ablate.run.config import Setting, configured
-from ablate.run.outcome import End, LocalFit, Outcome, outcome
+from ablate.run.outcome import LocalFit, Outcome, outcome
 from ablate.run.schedule import steady_spans
 from ablate.store.records import Environment, RecordedConfig
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class RunResult(Outcome):
     """One run: its ``state``, its curve, and how it ended with regard to the target.
 
     ``tokens``: trained, of the ``budget``, which is in tokens as well.
@@ -45,10 +45,8 @@ class RunResult:
 
     run_id: str
     arm: str
-    seed: int
     state: str
     curve: Curve
-    outcome: Outcome
     tokens: int
     budget: int
     message: str | None
@@ -58,29 +56,14 @@ class RunResult:
     backend_mode: str | None
 
     @property
-    def end(self) -> End:
-        """How the run ended with regard to the target."""
-        return self.outcome.end
-
-    @property
     def tokens_to_target(self) -> float | None:
         """None without a hit."""
-        return self.outcome.high if self.end == "hit" else None
-
-    @property
-    def interpolated(self) -> float | None:
-        """The crossing between two evaluations, in tokens."""
-        return self.outcome.interpolated
-
-    @property
-    def fitted(self) -> float | None:
-        """The crossing of the local fit, in tokens."""
-        return self.outcome.fitted
+        return self.high if self.end == "hit" else None
 
     @property
     def left_bound(self) -> bool:
         """Whether the run reached the target at or before its first evaluation."""
-        return self.end == "hit" and not self.outcome.exact
+        return self.end == "hit" and not self.exact
 
     @property
     def last_loss(self) -> float | None:
@@ -122,9 +105,9 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
         started, ended = number_in(row["started_unix"]), number_in(row["ended_unix"])
         environment = frames.environments.get(run_id)
         yield RunResult(
+            **vars(end),
             run_id=run_id,
             arm=arm,
-            seed=seed,
             state=state,
             curve=Curve(
                 run_id=run_id,
@@ -136,7 +119,6 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
                 fit=fit,
                 origin=origin,
             ),
-            outcome=end,
             # The status is written at the end of an attempt; a killed attempt may have later evaluations.
             tokens=max(int(row["tokens"]), int(tokens[-1]) if len(tokens) else 0),
             budget=int(whole_steps[arm] or budget),

@@ -43,7 +43,7 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], orig
         return {arm: one.figure for arm, one in found.items() if one.figure is not None}
 
     return decide(
-        {arm: [run.outcome for run in own] for arm, own in runs.items()},
+        runs,
         plan.stop,
         baseline=plan.baseline,
         never=frozenset(arm.name for arm in plan.arms if arm.again),
@@ -58,7 +58,7 @@ def is_unused(place: int, run: RunResult, stop: Stopped | None) -> bool:
     """Tell whether the run at this place in its arm does not count, because the arm was stopped."""
     if stop is None:
         return False
-    return run.outcome.end == "missing" if stop.seeds is None else place >= stop.seeds
+    return run.end == "missing" if stop.seeds is None else place >= stop.seeds
 
 
 class Unneeded:

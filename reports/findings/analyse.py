@@ -119,7 +119,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         matrices=find_matrices(once, free=plan.tuning.fields if plan.tuning else ()),
         # Both arms of a step have the same fork, as they differ in one GEMM only.
         steps=find_steps(once, lambda one, other: between(one, compared[other].counted_from)[other]),
-        resolution=_resolution(arms, base.outcomes),
+        resolution=_resolution(arms, base.used),
         timing=timing,
         throughput=throughput,
         environments=tuple((same[0], len(same)) for same in alike.values()),
@@ -140,7 +140,7 @@ def _with_figures(
 ) -> ArmResult:
     """Add an arm's own figures. ``base``: the baseline, with the seeds of the look that stopped the arm."""
     is_baseline, target, margin = arm.name == plan.baseline, plan.target, plan.margin
-    cost, difference, mean = arm.token_cost, arm.difference, mean_tokens(arm.outcomes, arm.alpha)
+    cost, difference, mean = arm.token_cost, arm.difference, mean_tokens(arm.used, arm.alpha)
     # Logs do not say the budget of a run that ended at its hit.
     if cost.kind == "interval" and timing.kind != "logged":
         late = [
@@ -166,7 +166,7 @@ def _with_figures(
         figure, limit = asked(cost, difference.figure, margin)
         of_margin = (figure, limit) if figure is not None and figure.variance else None
     if not is_baseline and arm.stopped is None:
-        figures["power"] = power_of(cost, arm.outcomes, base.outcomes, of_margin, arm.alpha)
+        figures["power"] = power_of(cost, arm.used, base.used, of_margin, arm.alpha)
     if arm.config is not None:
         figures["fp4_share"] = share_in_fp4(arm.config)
         figures["published"] = published_for(arm.config.recipe)
@@ -188,7 +188,7 @@ def _measured(
     """Prefer the speed timed alone to that in the runs; None without valid timing."""
     if throughput is not None and arm.name in throughput.tokens_per_sec:
         rates, base_rates = (throughput.tokens_per_sec[name] for name in (arm.name, plan.baseline))
-        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(arm.outcomes), alpha=arm.alpha)
+        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(arm.used), alpha=arm.alpha)
     if timing.kind != "native" and (timing.kind != "logged" or arm.name in timing.untold):
         return None
     found = measured_speed(
@@ -208,10 +208,10 @@ def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resol
     for run in (run for arm in arms for run in arm.used if len(run.curve.tokens) > 1):
         # The interval in which the run crossed the target; the last one if it did not.
         place = last = len(run.curve.tokens) - 2
-        if run.outcome.interpolated is not None:
-            at = run.outcome.interpolated + run.curve.origin
+        if run.interpolated is not None:
+            at = run.interpolated + run.curve.origin
             place = min(max(int(np.searchsorted(run.curve.tokens, at, side="left")) - 1, 0), last)
-        elif run.outcome.end == "hit":
+        elif run.end == "hit":
             place = 0
         steps.append(float(np.diff(run.curve.tokens)[place]))
     interval = max(steps, default=None)

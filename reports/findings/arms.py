@@ -58,7 +58,7 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
         arms[entry.name] = ArmResult(
             planned=entry,
             runs=tuple(
-                replace(run, outcome=Outcome(seed=run.seed, end="unused")) if is_unused(i, run, stop) else run
+                replace(run, **vars(Outcome(seed=run.seed, end="unused"))) if is_unused(i, run, stop) else run
                 for i, run in enumerate(own)
             ),
             config=configs.get(entry.name),
@@ -71,7 +71,7 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
         if arm is not base and arm.stopped is None:
             # A failed run gives no result unless somebody starts it again.
             ended = all(run.state in ("finished", "diverged", "failed") for run in (*arm.runs, *base.runs))
-            level = alpha_of(arm.outcomes, base.outcomes, plan.stop, ended=ended)
+            level = alpha_of(arm.used, base.used, plan.stop, ended=ended)
             arms[name] = replace(arm, alpha=level)
     return arms
 
@@ -89,7 +89,7 @@ def _pools(base: str, arms: Mapping[str, ArmResult]) -> Iterator[tuple[list[str]
     }
 
     def went_on(arm: ArmResult, n: int) -> bool:
-        ends = [run.end for run in arm.outcomes[:n]]
+        ends = [run.end for run in arm.used[:n]]
         return (arm.seeds or n) >= n == len(ends) and "missing" not in ends
 
     for n in dict.fromkeys(counts.values()):
@@ -117,7 +117,7 @@ def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> di
 
     def compare(sides: Sides) -> dict[str, Cost]:
         return token_costs(
-            {name: (own.outcomes, right.outcomes) for name, (own, right) in sides.items()},
+            {name: (own.used, right.used) for name, (own, right) in sides.items()},
             alpha={name: min(own.alpha, other.alpha) for name, (own, _) in sides.items()},
             paired=is_paired(plan, other.counted_from),
             moderated=plan.is_moderated,
@@ -163,9 +163,7 @@ def compare_arms(
             {name: (arm.curves, base.first(arm.seeds).curves) for name, arm in others.items()},
             {name: arm.alpha for name, arm in others.items()},
             plan.target.val_loss,
-            lost={
-                name: [run for run in arm.outcomes if run.end == "diverged"] for name, arm in others.items()
-            },
+            lost={name: [run for run in arm.used if run.end == "diverged"] for name, arm in others.items()},
             rule=plan.target.crossing,
             paired=is_paired(plan, base.counted_from),
             moderated=plan.is_moderated,
@@ -254,9 +252,7 @@ def _tokens_alone(
     sides = []
     for one in (arm, base):
         pairs = [
-            (run.outcome, second[run.run_id].outcome)
-            for run in one.used
-            if run.run_id in second and run.end != "missing"
+            (run, second[run.run_id]) for run in one.used if run.run_id in second and run.end != "missing"
         ]
         if not pairs:
             return Interval(note="no results")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.results.losses import Curve
     from ablate.results.stop_rule import Stopped
     from ablate.run.config import RunConfig
-    from ablate.run.outcome import End, Outcome
+    from ablate.run.outcome import End
     from ablate.store.plan_file import GroupTuning, LockedArm, LockedPlan, LockedTuning
 
 
@@ -87,11 +87,6 @@ class ArmResult:
     def used(self) -> list[RunResult]:
         """The runs that count."""
         return [run for run in self.runs if run.end != "unused"]
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """How the runs that count ended."""
-        return [run.outcome for run in self.used]
 
     @property
     def curves(self) -> list[Curve]:

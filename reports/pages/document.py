@@ -141,7 +141,7 @@ _KEYS = {
 }
 """Fields that have another key in the files."""
 _LEFT_OUT = {
-    "budget", "config", "curve", "devices", "fingerprint", "log_ratio", "moderated", "moved", "outcome",
+    "budget", "config", "curve", "devices", "fingerprint", "log_ratio", "moderated", "moved",
     "planned", "unused",
 }  # fmt: skip
 """Fields that are left out, or written in another form."""
@@ -150,7 +150,7 @@ _COMPUTED: dict[type, tuple[str, ...]] = {
         "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
         "sweep",
     ),
-    RunResult: ("end", "tokens_to_target", "interpolated", "fitted", "left_bound", "last_loss"),
+    RunResult: ("tokens_to_target", "left_bound", "last_loss"),
 }  # fmt: skip
 """Properties that are written besides the fields of a class."""
 
@@ -224,6 +224,8 @@ def plain(value: Any) -> Any:
     if not is_dataclass(value):
         return value
     names = {*vars(value), *_COMPUTED.get(type(value), ())} - _LEFT_OUT
+    if isinstance(value, RunResult):
+        names -= {"low", "high", "lost"}
     found = _parts(value, **{_KEYS.get(name, name): name for name in sorted(names)})
     if isinstance(value, Interval):
         found.pop("figure", None)

@@ -54,8 +54,8 @@ def timed(pairs):
     nothing = Curve(run_id="", arm="a", seed=0, end="hit", tokens=np.empty(0), loss=np.empty(0))
     return [
         RunResult(
-            run_id=f"{end.seed}", arm="a", seed=end.seed, state="finished", curve=nothing, outcome=end,
-            tokens=20, budget=20, message=None, seconds=None, tokens_per_sec=speed, devices=1,
+            **vars(end), run_id=f"{end.seed}", arm="a", state="finished", curve=nothing, tokens=20,
+            budget=20, message=None, seconds=None, tokens_per_sec=speed, devices=1,
             backend_mode="native",
         )
         for end, (_, speed) in zip(hits(*(tokens for tokens, _ in pairs)), pairs, strict=True)
