@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import optuna
 import pytest
@@ -18,6 +13,7 @@ from made_up import SEARCHES, go_grid, go_rates, groups, train_all
 
 from ablate.base.errors import UserError
 from ablate.search.engine import JOURNAL, TrialResult, open_storage, open_study, search
+from tests.exhaustive import rest_exhaustive
 
 BOTH = pytest.mark.parametrize("go", SEARCHES.values(), ids=SEARCHES)
 in_memory = optuna.storages.InMemoryStorage
@@ -66,16 +62,9 @@ def dies(go, whole, at):
 
 
 @BOTH
-@pytest.mark.parametrize("at", [1, 17, 60])
+@pytest.mark.parametrize("at", rest_exhaustive(range(1, 92, 3), lambda at: at in (1, 16, 61)))
 def test_a_search_that_ends_at_a_write_loses_nothing(go, whole, at):
     assert dies(go, whole, at)
-
-
-@pytest.mark.exhaustive
-@BOTH
-def test_a_search_that_ends_at_any_third_write_loses_nothing(go, whole):
-    survived = list(itertools.takewhile(lambda at: dies(go, whole, at), itertools.count(2, 3)))
-    assert len(survived) > 20
 
 
 @pytest.fixture(params=["journal", "sqlite", "grpc"])
@@ -135,33 +124,6 @@ def test_a_trial_without_an_end_is_run_again(go, whole):
             break
         assert "RUNNING" in {trial[3] for one in trials for trial in one[-4:]}
     assert go(storage) == whole[go]
-
-
-@pytest.mark.exhaustive
-@BOTH
-@pytest.mark.parametrize("first", [1, 4, 9, 14, 26, 39, 57, 70])
-def test_killed_anywhere_and_resumed_it_is_the_same(go, whole, tmp_path, first):
-    """Killed at a write to the journal and again at a later one: the trials are as if nothing was."""
-    name = next(name for name in SEARCHES if SEARCHES[name] is go)
-    program = Path(__file__).parent / "killed_search.py"
-    kills = 0
-    for operation in (first, first + 43, 0):
-        done = subprocess.run(
-            [sys.executable, program, name, tmp_path, str(operation)],
-            stdout=subprocess.PIPE, check=False, env=os.environ | {"PYTHONHASHSEED": str(operation)},
-        )  # fmt: skip
-        if done.returncode == 0:
-            break
-        assert done.returncode == -9
-        kills += 1
-        # A lock that a killed process leaves behind is broken by Optuna after 30 s: not waited for here.
-        for lock in tmp_path.glob("optuna.log.lock*"):
-            lock.unlink()
-    assert kills > 0
-    assert json.loads(done.stdout) == whole[go]
-    ran = (tmp_path / "ran.txt").read_text().splitlines()
-    assert len(set(ran)) == sum(map(len, whole[go]))
-    assert len(ran) <= len(set(ran)) + 4 * kills  # what was killed in the middle is run again, nothing else
 
 
 def test_a_round_is_of_its_size_and_runs_all_groups_together(tmp_path):

@@ -101,7 +101,10 @@ def test_each_arm_gets_its_own_rate(searching):
     lock = executor.store.plan()
     assert [arm.name for arm in lock.arms][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
     pruned = []
+    first, second = ([trial.values for trial in group.trials[:4]] for group in found.tuning.groups)
+    assert first == second  # spread over the space, after the study's own
     for group in found.tuning.groups:
+        assert group.trials[0].values == group.shared
         assert BEST[group.name] / 1.5 < group.chosen["learning_rate"] < BEST[group.name] * 1.5
         assert len(group.trials) == 6
         pruned += [trial for trial in group.trials if trial.state == "pruned"]

@@ -83,7 +83,7 @@ def test_both_errors_are_in_the_end_to_end_speed_of_runs(paired):
 
 def test_never_over_the_hits_alone_nor_over_the_runs_that_were_timed():
     first, *rest = timed(ARM)
-    late = replace(first, outcome=Outcome(seed=0, end="censored", low=20))
+    late = replace(first, end="censored", low=20.0, high=math.inf)
     found = measured_speed([late, *rest], timed(BASE), paired=False)
     assert (found.end_to_end.estimate, found.hours.estimate) == (None, None)
     assert found.throughput.estimate is not None
