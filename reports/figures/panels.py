@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +101,16 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
 @canvas.drawing("sweep", "Other targets")
 def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token cost over the target; None if no arm has a range in common with the baseline."""
-    sweeps = {arm.name: arm.sweep for arm in analysis.others if arm.sweep is not None}
+    moved = {arm.name: arm.moved for arm in analysis.others if arm.moved is not None}
+    sweeps = {name: pairs for name, one in moved.items() if (pairs := one.sweep) is not None}
     if not sweeps or analysis.plan.target is None:
         return None
     figure, axes = canvas.small_multiples(
-        {name: (one.targets, map(_ENDS, one.costs), counts(one)) for name, one in sweeps.items()},
+        {
+            name: (targets, map(_ENDS, costs), counts(replace(costs[0], pairs=None)))
+            for name, pairs in sweeps.items()
+            for targets, costs in [zip(*pairs, strict=True)]
+        },
         canvas.looks_of(analysis),
         "target (nats/token)",
         "token cost",
@@ -123,7 +129,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     without = ", ".join(arm.name for arm in analysis.others if arm.name not in sweeps)
     if without:
         caption += f" No range in common, or diverged: {without}."
-    ends = (f"{name} {percent(sweep.costs[-1].estimate)}" for name, sweep in sweeps.items())
+    ends = (f"{name} {percent(pairs[-1][1].estimate)}" for name, pairs in sweeps.items())
     alt = f"Small line charts of token cost over the target loss. At the last target: {', '.join(ends)}."
     return figure, caption, alt
 

@@ -17,7 +17,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ablate.recipes import GEMMS, Gemm, Recipe
+from ablate.recipes import GEMMS, PRESETS, Gemm, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -106,8 +106,6 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
     return RecipeKind(formats.pop(), low, "+".join(words) or PLAIN, size)
 
 
-_F, _FD, _DW = GEMMS[:1], GEMMS[:2], GEMMS[1:]
-_FEW, _MORE = "8–9 % more tokens", "10–11 % more tokens"
 _AMD = "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"
 _TSENG = "GPT on Wikipedia, against BF16; one run (Tseng et al., arXiv 2502.20586)"
 _NVIDIA = "12B hybrid, 10T tokens, against FP8; one run (NVIDIA, arXiv 2509.25149)"
@@ -115,34 +113,29 @@ _MLPERF = (
     "Llama 3.1 8B, MLPerf Training v5.1, batch 16, against FP8; 110 and 30 runs (public logs, ± one "
     "standard error)"
 )
+_PLAIN_BACKWARD = RecipeKind("mxfp4", GEMMS[1:], PLAIN, 0)
 _PUBLISHED = (
-    (RecipeKind("mxfp4", _F, "none", 0), _FEW, _AMD),
-    (RecipeKind("mxfp4", _FD, "none", 0), _MORE, _AMD),
-    (RecipeKind("mxfp4", GEMMS, "none", 0), "26–27 % more tokens", _AMD),
-    (RecipeKind("mxfp4", _F, "sr", 0), _FEW, _AMD),
-    (RecipeKind("mxfp4", _FD, "sr", 0), _MORE, _AMD),
-    (RecipeKind("mxfp4", GEMMS, "sr", 0), "does not converge", _AMD),
-    (RecipeKind("mxfp4", _F, "rht", 16), _FEW, _AMD),
-    (RecipeKind("mxfp4", _FD, "rht", 16), _MORE, _AMD),
-    (RecipeKind("mxfp4", GEMMS, "rht", 16), "does not converge", _AMD),
-    (RecipeKind("mxfp4", GEMMS, "dht", 16), _FEW, _AMD),
-    (RecipeKind("mxfp4", GEMMS, "dht", 32), _FEW, _AMD),
-    (RecipeKind("mxfp4", _DW, "none", 0), "+0.11 nats (345M)", _TSENG),
-    (RecipeKind("mxfp4", _DW, "rht", 64), "+0.02 nats (345M)", _TSENG),
-    (RecipeKind("mxfp4", _DW, "sr+rht", 64), "+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)", _TSENG),
-    (
-        RecipeKind("nvfp4", GEMMS, "sr*+rht*", 16),
-        "relative loss error under 1 %, about 1.5 % in the decay",
-        _NVIDIA,
-    ),
-    (RecipeKind("nvfp4", GEMMS, "sr*+rht*", 16), "9.0 % ± 0.6 more tokens", _MLPERF),
+    ("amd-f amd-f-sr amd-f-rht16 amd-fdw-dht16 amd-fdw-dht32", "8–9 % more tokens", _AMD),
+    ("amd-fd amd-fd-sr amd-fd-rht16", "10–11 % more tokens", _AMD),
+    ("amd-fdw", "26–27 % more tokens", _AMD),
+    ("amd-fdw-sr amd-fdw-rht16", "does not converge", _AMD),
+    ("", "+0.11 nats (345M)", _TSENG),
+    ("tseng-rht", "+0.02 nats (345M)", _TSENG),
+    ("tseng", "+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)", _TSENG),
+    ("nvidia-nvfp4", "relative loss error under 1 %, about 1.5 % in the decay", _NVIDIA),
+    ("nvidia-nvfp4", "9.0 % ± 0.6 more tokens", _MLPERF),
 )
+"""The presets of a figure (none: ``_PLAIN_BACKWARD``), the figure, and the source's setting."""
 
 
 def published_for(recipe: Recipe) -> tuple[Published, ...]:
     """Return the published figures for recipes of the same kind; empty without any."""
     own = kind_of(recipe)
-    return tuple(Published(figure, setting) for kind, figure, setting in _PUBLISHED if kind == own)
+    return tuple(
+        Published(figure, setting)
+        for presets, figure, setting in _PUBLISHED
+        if own in ([kind_of(PRESETS[name].recipe) for name in presets.split()] or [_PLAIN_BACKWARD])
+    )
 
 
 def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str], Cost]) -> tuple[Step, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.gemms import Matrix, Published, Step
     from ablate.reports.findings.power import Power
     from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
-    from ablate.reports.findings.targets import Moved, Sweep
+    from ablate.reports.findings.targets import Moved
     from ablate.results.cost import Standing
     from ablate.results.ends import RunResult, SetApart
     from ablate.results.losses import Curve
@@ -156,11 +156,6 @@ class ArmResult:
     def tokens_saved(self) -> int:
         """The budget of the runs that were not needed, minus the tokens they had trained."""
         return sum(max(0, run.budget - run.tokens) for run in self.runs if run.end == "unused")
-
-    @property
-    def sweep(self) -> Sweep | None:
-        """The token cost over the target; None without a range in common with the baseline."""
-        return None if self.moved is None else self.moved.sweep
 
     @property
     def break_even(self) -> Interval:

@@ -26,16 +26,6 @@ MOST_TARGETS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """Token cost at each target (validation loss in nats per token, falling), without bounds."""
-
-    targets: tuple[float, ...]
-    costs: tuple[Cost, ...]
-    n: int
-    n_baseline: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Moved:
     """One arm if another loss were the target: ``targets`` in nats per token, falling, the same for all arms.
 
@@ -49,21 +39,11 @@ class Moved:
     base_ends: tuple[tuple[Outcome, ...], ...]
 
     @property
-    def sweep(self) -> Sweep | None:
-        """From the first to the last target with an estimate; None without two of them."""
-        exact = [i for i, cost in enumerate(self.costs) if cost.estimate is not None]
-        if len(exact) < 2:
-            return None
-        inside = slice(exact[0], exact[-1] + 1)
-        return Sweep(
-            targets=self.targets[inside],
-            # A bound is no estimate and does not belong in a band of intervals.
-            costs=tuple(
-                cost if cost.estimate is not None else Cost(kind="none") for cost in self.costs[inside]
-            ),
-            n=len(self.ends[exact[0]]),
-            n_baseline=len(self.base_ends[exact[0]]),
-        )
+    def sweep(self) -> tuple[tuple[float, Cost], ...] | None:
+        """Targets with costs, from the first to the last that has an estimate; None without two of them."""
+        pairs = tuple(zip(self.targets, self.costs, strict=True))
+        exact = [i for i, (_, cost) in enumerate(pairs) if cost.estimate is not None]
+        return pairs[exact[0] : exact[-1] + 1] if len(exact) > 1 else None
 
 
 def move_target(

@@ -101,7 +101,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ablate.reports.findings.results import ArmResult
-from ablate.reports.findings.targets import Sweep
 from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.format import NBSP, cost, coverage, interval, tokens
@@ -135,7 +134,6 @@ _KEYS = {
     "net": "net_speed",
     "run_id": "id",
     "speed": "step_speed_over_baseline",
-    "sweep": "target_sweep",
     "throughput": "throughput_over_baseline",
     "to_arm": "to",
 }
@@ -148,7 +146,6 @@ _LEFT_OUT = {
 _COMPUTED: dict[type, tuple[str, ...]] = {
     ArmResult: (
         "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
-        "sweep",
     ),
     RunResult: ("tokens_to_target", "left_bound", "last_loss"),
 }  # fmt: skip
@@ -214,9 +211,6 @@ def _parts(value: Any, /, *names: str, **renamed: str) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Convert data classes, mappings and sequences to types that JSON has, with the keys of the files."""
-    if isinstance(value, Sweep):
-        pairs = zip(value.targets, value.costs, strict=True)
-        return [{"val_loss": at, **_parts(one, *_ENDS)} for at, one in pairs]
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -234,6 +228,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, ArmResult):
         mean = found["final_loss"].pop("estimate")
         found["final_loss"] |= {"mean": mean, "difference": found.pop("difference")}
+        sweep = value.moved and value.moved.sweep
+        found["target_sweep"] = sweep and [{"val_loss": at, **_parts(one, *_ENDS)} for at, one in sweep]
         if value.stopped:
             found["stopped"] |= _parts(value, "tokens_saved", runs_unused="unused")
         found |= _parts(value.planned, "description", "differs", "folded", "fork", baseline_again="again")

@@ -123,14 +123,6 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
                     f"{whole.begins:,}: is it the rest of a resumed run? (put a run into one file, or name "
                     "its run or seed; if they are runs of their own: --waive beginning)"
                 )
-    alike: dict[str, list[str]] = {}
-    for arm in arms:
-        alike.setdefault(arm.casefold(), []).append(arm)
-    said = [
-        f"arms {' and '.join(names)} differ in case alone: taken as several"
-        for names in alike.values()
-        if len(names) > 1
-    ]
     every = [run.seed for runs in arms.values() for run in runs]
     free = (number for number in itertools.count() if number not in every)
     texts = sorted({seed for seed in every if isinstance(seed, str)})
@@ -140,7 +132,7 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
         for arm, runs in arms.items()
     }
     told = ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
-    return numbered, said + [f"seeds {told}"] * bool(numbers)
+    return numbered, [f"seeds {told}"] * bool(numbers)
 
 
 def write_study(
@@ -262,21 +254,19 @@ def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -
 
 def _check_pairs(arms: Arms, baseline: str) -> None:
     """Raise UserError if a run has no seed, two runs of an arm have the same one, or no arm has a pair."""
-    seeds: dict[str, Counter[int | str | None]] = {}
     for name, runs in arms.items():
-        seeds[name] = Counter(run.seed for run in runs)
         for run in runs:
             if run.seed is None:
                 raise UserError(
                     f"--paired: {run.source} (arm '{name}') tells no seed, so it has no pair: name the "
                     "column or group that holds it (seed), or leave --paired out"
                 )
-            if seeds[name][run.seed] > 1:
-                raise UserError(
-                    f"--paired: arm '{name}' has several runs of seed {run.seed} (leave --paired out)"
-                )
+        seed, count = Counter(run.seed for run in runs).most_common(1)[0]
+        if count > 1:
+            raise UserError(f"--paired: arm '{name}' has several runs of seed {seed} (leave --paired out)")
+    seeds = {name: {run.seed for run in runs} for name, runs in arms.items()}
     own = seeds.pop(baseline)
-    if seeds and not any(own & others for others in seeds.values()):
+    if seeds and own.isdisjoint(set().union(*seeds.values())):
         raise UserError(
             f"--paired: no arm has a seed of '{baseline}', so it pairs nothing (leave --paired out)"
         )

@@ -149,15 +149,11 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
             raise UserError(f"--pattern: '{text}' is no regular expression: {error}") from None
     groups = {name for pattern in found for name in pattern.groupindex}
     counts, times = groups & set(_COUNTS), groups & set(_TIMES)
-    what = {
-        "a group of another name": groups - set(_GROUPS),
-        "no group val_loss": "val_loss" not in groups,
-        "groups for step and for tokens": len(counts) > 1,
-        "a time, and neither step nor tokens to hold it against": times and not counts,
-    }
-    for fault, found_it in what.items():
-        if found_it:
-            raise UserError(f"--pattern: {fault} (expected (?P<NAME>…) of {', '.join(_GROUPS)})")
+    if "val_loss" not in groups or groups - set(_GROUPS) or len(counts) > 1 or (times and not counts):
+        raise UserError(
+            f"--pattern: expected groups (?P<NAME>…) of {', '.join(_GROUPS)}: val_loss, either step or "
+            f"tokens, and a time only beside one of these; got {', '.join(sorted(groups)) or 'none'}"
+        )
     return tuple(found)
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import ArmResult
     from ablate.reports.findings.speed import RunTiming, Throughput
-    from ablate.reports.findings.targets import Sweep
     from ablate.results.cost import Cost
     from ablate.results.intervals import Interval
     from ablate.results.losses import Band, LossDifference
@@ -113,7 +112,7 @@ def ends(arm: ArmResult) -> str:
     return f"{arm.hit} / {arm.censored} / {arm.diverged}"
 
 
-def counts(value: Cost | Band | Sweep | LossDifference) -> str:
+def counts(value: Cost | Band | LossDifference) -> str:
     """Say how many results or pairs a comparison has; one number if both sides have as many results."""
     pairs = getattr(value, "pairs", None)
     if pairs is not None:

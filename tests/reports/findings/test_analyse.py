@@ -176,7 +176,7 @@ def test_the_cost_from_a_fork_is_the_paired_ratio_of_the_tokens_after_it(study, 
     assert [run.tokens_to_target for run in arms["forked"].runs] == pytest.approx(list(after["forked"]))
     assert [run.tokens_to_target for run in arms["bf16"].runs] == pytest.approx(list(after["bf16"] + AT))
     assert arms["forked"].difference.tokens == TOKENS[-1]
-    for one in arms["forked"].sweep.costs:
+    for _, one in arms["forked"].moved.sweep:
         assert one.estimate is None or abs(one.estimate - 0.21) < 0.03
     # Whole arms are what they are without it.
     whole = {name: CURVES[name] for name in ("bf16", "whole")}

@@ -166,6 +166,7 @@ ALL = list(FDW)
         ({"preset": "te-hybrid-fp8"}, []),
         ({"gemms": ALL, "deoscillate": {}}, []),
         ({"gemms": ["wgrad"]}, []),
+        ({"gemms": ["dgrad", "wgrad"]}, ["+0.11 nats (345M)"]),
         ({"gemms": ALL, "stabiliser": "dht", "hadamard_size": 64}, []),
     ],
 )  # fmt: skip

@@ -32,14 +32,15 @@ def target_sweep(arm, base):
 def test_a_stretched_axis_costs_the_same_at_every_target_and_a_lag_in_loss_more_and_more():
     base = [curve(seed, 1.0 + 0.001 * seed) for seed in range(3)]
     sweep = target_sweep([curve(seed, 1.2 * (1.0 + 0.001 * seed)) for seed in range(3)], base)
-    assert len(sweep.targets) > 10
-    assert np.all(np.diff(sweep.targets) < 0)
+    targets, costs = zip(*sweep, strict=True)
+    assert len(targets) > 10
+    assert np.all(np.diff(targets) < 0)
     # Interpolation is linear on a curve: off by a little, and by less where it is flat.
-    assert np.allclose([cost.estimate for cost in sweep.costs], 0.2, atol=0.02)
-    assert all(cost.low < cost.estimate < cost.high for cost in sweep.costs)
-    assert (sweep.n, sweep.n_baseline) == (3, 3)
+    assert np.allclose([cost.estimate for cost in costs], 0.2, atol=0.02)
+    assert all(cost.low < cost.estimate < cost.high for cost in costs)
+    assert {(cost.n, cost.n_baseline) for cost in costs} == {(3, 3)}
     lagging = target_sweep([replace(one, loss=one.loss + 0.05) for one in base], base)
-    known = [cost.estimate for cost in lagging.costs if cost.estimate is not None]
+    known = [cost.estimate for _, cost in lagging if cost.estimate is not None]
     assert known[-1] > 1.3 * known[len(known) // 3] > 0
 
 
@@ -47,16 +48,16 @@ def test_each_target_is_read_as_the_studys_own():
     arm = [curve(seed, 1.15, noise=0.004) for seed in (3, 4, 5)]
     base = [curve(seed, noise=0.004) for seed in (0, 1, 2)]
     sweep = target_sweep(arm, base)
-    i = len(sweep.targets) // 2
+    target, cost = sweep[len(sweep) // 2]
     ends = [
         [
             outcome(seed=one.seed, state="finished", tokens=one.tokens, loss=one.loss,
-                    target=sweep.targets[i], rule="confirmed", budget_tokens=40_000)
+                    target=target, rule="confirmed", budget_tokens=40_000)
             for one in runs
         ]
         for runs in (arm, base)
     ]  # fmt: skip
-    assert sweep.costs[i] == token_cost(*ends)
+    assert cost == token_cost(*ends)
 
 
 HIGH = replace(curve(1, points=3), loss=np.full(3, 9.0), end="censored")
@@ -100,7 +101,6 @@ def test_order_and_unit_of_tokens_do_not_matter_and_many_evaluations_are_thinned
     other = target_sweep(*([replace(runs[i], tokens=runs[i].tokens * unit) for i in side] for side in sides))
     assert (one is None) == (other is None)
     if one is not None:
-        assert len(one.targets) <= MOST_TARGETS
-        assert np.allclose(one.targets, other.targets)
-        known = [[cost.estimate for cost in sweep.costs] for sweep in (one, other)]
+        assert len(one) <= MOST_TARGETS
+        known = [[(target, cost.estimate) for target, cost in sweep] for sweep in (one, other)]
         assert np.allclose(*(np.array(values, float) for values in known), rtol=1e-6, equal_nan=True)

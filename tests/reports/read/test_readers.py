@@ -184,10 +184,10 @@ def test_large_files_are_read_in_little_memory(tmp_path):
     ("patterns", "line"),
     [
         ([r"val_loss:(?P<val_loss>\S+"], r"--pattern: '.*' is no regular expression: missing \)"),
-        ([r"(?P<loss>\S+)"], "--pattern: a group of another name .expected"),
-        ([r"step:(?P<step>\d+)"], "--pattern: no group val_loss"),
-        ([r"(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms"], "--pattern: a time, and neither step nor tokens"),
-        ([STEP, r"tokens (?P<tokens>\d+)"], "--pattern: groups for step and for tokens"),
+        ([r"(?P<val_loss>\S+) (?P<loss>\S+)"], "expected groups .* got loss, val_loss$"),
+        ([r"step:(?P<step>\d+)"], "got step$"),
+        ([r"(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms"], "got ms, val_loss$"),
+        ([STEP, r"tokens (?P<tokens>\d+)"], "got step, tokens, val_loss$"),
     ],
 )
 def test_a_pattern_that_cannot_work_is_one_line(patterns, line):
