@@ -176,6 +176,8 @@ def cost_places(storage: Path, study: str, baseline: str | None, after: str) -> 
         for place, target in zip(places, targets, strict=True)
     )
     return Table(
+        name="targets",
+        title="Targets",
         caption=(
             f"Token cost over {found[0].baseline}, with its 95 % interval, at the loss (nats/token, in "
             "brackets) that the study's baseline reaches after so many tokens. The same runs in all columns."
@@ -195,6 +197,8 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
         row = next(row for row in table.rows if row[0] == name)
         rows.append((name, parent, row[cost], row[loss]))
     return Table(
+        name="pairs",
+        title="Pairs of arms",
         caption=(
             "Token cost and final loss (nats/token) of an arm over those of the arm beside it. "
             "Brackets: 95 % intervals over pairs of seeds, each for its own comparison."

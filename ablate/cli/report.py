@@ -216,7 +216,7 @@ def _comparison_lines(found: Comparison) -> Iterator[str]:
 
     if not found.axis and all(arm.cost and None in arm.cost.points for arm in found.arms):
         yield "No arm is in both studies, by name."
-    for _, table in words.compare_tables(found):
+    for table in words.compare_tables(found):
         yield from (table_text(table), f"\n{' '.join(table.caption.split())}\n")
     if found.axis:
         yield from (*words.trend_sentences(found), *words.differences_text(found))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,15 +23,16 @@ import numpy as np
 from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ablate.reports.findings.results import Analysis
 
-T = TypeVar("T")
 Look = dict[str, Any]
 """How an arm is drawn in every figure: matplotlib's arguments for colour, line and marker."""
 Picture = tuple[Any, str, str]
 """A figure, its caption, and its alternative text."""
+T = TypeVar("T")
+Draw = Callable[[Any], T | None]
 
 INK = "#1b1f24"
 FAINT = "#6a737d"
@@ -63,7 +65,7 @@ _RC: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Drawing:
     """A finished figure. ``alt``: its alternative text.
 
@@ -77,20 +79,18 @@ class Drawing:
     alt: str
     svg: bytes
     png: bytes
-    axes: tuple[dict[str, tuple[float, ...]], ...]
+    axes: list[dict[str, list[float]]]
 
 
-def drawing(
-    name: str, title: str
-) -> Callable[[Callable[[T], Picture | None]], Callable[[T], Drawing | None]]:
+def drawing(name: str, title: str) -> Callable[[Draw[Picture]], Draw[Drawing]]:
     """Decorate a function that returns a figure, its caption and its ``alt``, or None, to make a ``Drawing``.
 
     The style applies inside the function only: no global setting changes. SVG and PNG hold no dates.
     """
 
-    def decorate(draw: Callable[[T], Picture | None]) -> Callable[[T], Drawing | None]:
+    def decorate(draw: Draw[Picture]) -> Draw[Drawing]:
         @wraps(draw)
-        def drawn(found: T) -> Drawing | None:
+        def drawn(found: Any) -> Drawing | None:
             svg = io.BytesIO()
             with mpl.rc_context(_RC | {"svg.hashsalt": name}):
                 picture = draw(found)
@@ -98,11 +98,8 @@ def drawing(
                     return None
                 figure, caption, alt = picture
                 figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-                axes = tuple(_scales(axis) for axis in figure.axes)
-                png = to_png(figure)
-            return Drawing(
-                name=name, title=title, caption=caption, alt=alt, svg=svg.getvalue(), png=png, axes=axes
-            )
+                axes, png = [*map(_scales, figure.axes)], to_png(figure)
+            return Drawing(name, title, caption, alt, svg.getvalue(), png, axes)
 
         return drawn
 
@@ -116,12 +113,11 @@ def to_png(figure: Any) -> bytes:
     return png.getvalue()
 
 
-def _scales(axis: Any) -> dict[str, tuple[float, ...]]:
+def _scales(axis: Any) -> dict[str, list[float]]:
     width, height = 72 * axis.figure.get_size_inches()
-    (x0, y0), (x1, y1) = axis.get_position().get_points().tolist()
-    edges = (x0 * width, (1 - y1) * height, x1 * width, (1 - y0) * height)
-    box = tuple(round(float(edge), 3) for edge in edges)
-    return {"box": box} | {x: tuple(map(float, getattr(axis, f"get_{x}lim")())) for x in "xy"}
+    (left, bottom), (right, top) = axis.get_position().get_points()
+    box = np.round([left * width, (1 - top) * height, right * width, (1 - bottom) * height], 3)
+    return {"box": box.tolist(), "x": [*map(float, axis.get_xlim())], "y": [*map(float, axis.get_ylim())]}
 
 
 def looks_of(analysis: Analysis) -> dict[str, Look]:
@@ -146,26 +142,6 @@ def sheet(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(names: Collection[str], across: str, up: str) -> tuple[Any, dict[str, Any]]:
-    """Make a figure of small panels with shared scales; also return the axes by name.
-
-    ``across``, ``up``: labels of the x and y axes.
-    """
-    count = len(names)
-    columns = min(count, 3 if count <= 6 else 4)
-    rows = -(-count // columns)
-    figure = sheet(11 if columns > 1 else 6, 0.75 + 2.05 * rows)
-    places = np.arange(rows * columns).reshape(rows, columns)
-    places[places >= count] = -1
-    axes = figure.subplot_mosaic(places.tolist(), sharex=True, sharey=True, empty_sentinel=-1)
-    figure.supylabel(up, fontsize=9)
-    figure.supxlabel(across, fontsize=9)
-    for i, name in enumerate(names):
-        axes[i].set_title(short(name, 30))
-        axes[i].tick_params(labelbottom=i + columns >= count)
-    return figure, dict(zip(names, axes.values(), strict=True))
-
-
 def small_multiples(
     lines: Mapping[str, tuple[Any, Iterable[tuple[Any, ...]], str]],
     looks: Mapping[str, Look],
@@ -173,40 +149,45 @@ def small_multiples(
     up: str,
     *,
     least: float,
-    drawstyle: str | None = "default",
+    bars: bool = False,
     mixed: Collection[str] = (),
 ) -> tuple[Any, dict[str, Any]]:
-    """Draw a panel for each line, over its pointwise band; also return the axes by name.
+    """Draw a panel for each line, over its pointwise band, on shared scales; also return the axes by name.
 
-    ``lines``: x; estimate, low and high at each x; and the text at the top. ``drawstyle``: matplotlib's, or
-    None for points with bars. ``mixed``: lines without a band. The y scale follows the later part of all
-    other lines and spans at least ``least``.
+    ``lines``: x; estimate, low and high at each x; and the text at the top. ``across``, ``up``: labels of the
+    axes. ``bars``: points with bars. ``mixed``: lines without a band. The y scale follows the later part of
+    all other lines and spans at least ``least``.
     """
-    figure, axes = panels(lines, across, up)
+    columns = min(len(lines), 3)
+    rows = -(-len(lines) // columns)
+    figure = sheet(11 if columns > 1 else 6, 0.75 + 2.05 * rows)
+    figure.supxlabel(across, fontsize=9)
+    figure.supylabel(up, fontsize=9)
+    places = [*figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat]
+    for place in places[len(lines) :]:
+        place.remove()
+    axes = dict(zip(lines, places, strict=False))
     points, edges = [0.0], []
-    for name, axis in axes.items():
-        look, (x, rows, text) = looks[name], lines[name]
-        middle, low, high = np.array([*rows], dtype=float).T
+    for i, (name, axis) in enumerate(axes.items()):
+        look, (x, band, text) = looks[name], lines[name]
+        middle, low, high = np.array([*band], dtype=float).T
+        axis.set_title(short(name, 30))
+        axis.tick_params(labelbottom=i + columns >= len(lines))
         axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
-        if drawstyle is None:
+        if bars:
             axis.vlines(x, low, high, color=look["color"], linewidth=1.8)
             axis.plot(x, middle, look["marker"], color=look["color"], markersize=5)
         else:
-            every = max(1, len(x) // 6)
-            axis.plot(x, middle, **look, drawstyle=drawstyle, markersize=3.8, markevery=every, zorder=3)
-        step = "post" if drawstyle == "steps-post" else None
-        if drawstyle and name not in mixed:
-            axis.fill_between(x, low, high, step=step, color=look["color"], alpha=0.22, linewidth=0)
-        place, side = (0.015, "left") if step else (0.985, "right")
-        axis.text(
-            place, 0.965, text.replace(NBSP, " "), transform=axis.transAxes, ha=side, va="top", fontsize=8,
-            color=FAINT,
-        )  # fmt: skip
-        late = slice(len(x) // 4, None)
+            axis.plot(x, middle, **look, markersize=3.8, markevery=max(1, len(x) // 6), zorder=3)
+        at_top = {"transform": axis.transAxes, "ha": "right", "va": "top"}
+        axis.text(0.985, 0.965, text.replace(NBSP, " "), fontsize=8, color=FAINT, **at_top)
         if name not in mixed:
+            if not bars:
+                axis.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0)
+            late = slice(len(x) // 4, None)
             points += middle[late].tolist()
             edges += [*low[late], *high[late]]
-    next(iter(axes.values())).set_ylim(limits(points, edges, least))
+    places[0].set_ylim(limits(points, edges, least))
     return figure, axes
 
 
@@ -226,11 +207,10 @@ def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tup
 
     Near: no further out than the range of the points, or than ``least`` if that is larger.
     """
-    known, near = ([value for value in values if np.isfinite(value)] for values in (points, edges))
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    extent = max(high - low, least)
-    low, high = max(min([low, *near]), low - extent), min(max([high, *near]), high + extent)
-    return low - 0.1 * extent, high + 0.2 * extent
+    known = [value for value in points if np.isfinite(value)] or [0.0]
+    extent = max(max(known) - min(known), least)
+    near = np.clip([*known, *edges], min(known) - extent, max(known) + extent)
+    return float(np.nanmin(near)) - 0.1 * extent, float(np.nanmax(near)) + 0.2 * extent
 
 
 def short(name: str, length: int = 26) -> str:

@@ -1,7 +1,7 @@
 """Forest plots: token costs with their intervals on one scale, of the arms of one study or of two.
 
-How it fails: an interval much longer than the others is cut at the scale, with an arrow; an arm without an
-estimate has its bound as an open triangle, or a dash if it has no bound.
+How it fails: an interval much longer than the others is cut at the scale; an arm without an estimate has its
+bound as an open triangle, or a dash if it has no bound.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis
     from ablate.results.cost import Cost
-
-_CUT = "cut"
-"""Id, in the SVG, of the arrows at intervals that are cut at the scale."""
 
 
 @canvas.drawing("token-cost", "Token cost")
@@ -47,10 +44,8 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         f"baseline's, minus one. Points: estimates; bars: {coverage(analysis.plan.stop)} intervals; "
         "open triangles: bounds, where not every run reached the target (no estimate). n: results of the "
         f"arm, and how they ended. Grey band: one evaluation interval ({share(band)}), below which a cost "
-        f"rests on interpolation.{forked(arms)}"
+        f"rests on interpolation. The scale follows the points: longer bars are cut.{forked(arms)}"
     )
-    if any(line.get_gid() == _CUT for line in axis.lines):
-        caption += " An arrow: the interval goes on beyond the scale."
     rows = "; ".join(f"{arm.name} {cost(arm.token_cost)}" for arm in arms)
     return figure, caption, f"Forest plot of token costs. {rows}."
 
@@ -103,7 +98,7 @@ def _draw(
     for row, one, look, _ in marks:
         bounds = [] if one is None else [value for value in (one.low, one.high) if value is not None]
         if one is not None and one.estimate is not None:
-            axis.plot([one.estimate], [row], color=look["color"], marker=look["marker"], markersize=7)
+            axis.plot(one.estimate, row, color=look["color"], marker=look["marker"], markersize=7)
             axis.plot(bounds, [row] * len(bounds), color=look["color"], linewidth=2.2)
             points.append(one.estimate)
             edges += bounds
@@ -111,15 +106,7 @@ def _draw(
             marker = "<" if one.low is None else ">"
             axis.plot(bounds[0], row, color=look["color"], marker=marker, markersize=8, fillstyle="none")
             points.append(bounds[0])
-    low, high = canvas.limits(points, edges, least=0.05)
-    axis.set_xlim(low, high)
-    for row, one, look, _ in marks:
-        if one is not None and one.low is not None and one.high is not None:
-            for edge, is_cut, marker in ((low, one.low < low, "<"), (high, one.high > high, ">")):
-                if is_cut:
-                    axis.plot(
-                        edge, row, color=look["color"], marker=marker, markersize=6, clip_on=False, gid=_CUT
-                    )
+    axis.set_xlim(canvas.limits(points, edges, least=0.05))
     axis.locator_params("x", nbins=7)
     canvas.percent_ticks(axis.xaxis)
     beside = axis.secondary_yaxis("right")

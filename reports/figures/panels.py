@@ -152,7 +152,7 @@ def draw_trend(found: Comparison) -> canvas.Picture | None:
         UNITS[found.axis],
         "token cost",
         least=0.01,
-        drawstyle=None,
+        bars=True,
     )
     for name, axis in axes.items():
         line, look = lines[name], looks[name]

@@ -12,7 +12,6 @@ from ablate.reports.pages.document import comparison_document, search_document
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search
 from ablate.reports.words.format import make_table, tokens
-from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +33,8 @@ def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
             f"{compare.UNITS[found.axis]}"
         )
         studies = make_table(
+            "studies",
+            "The studies",
             "Parameters of the baseline's model, all of them, and its budget in tokens; the target that "
             "costs are read at.",
             [
@@ -48,18 +49,16 @@ def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
             ],
             {1, 2},
         )
+    rows = [{"Key": key, **dict(zip(names, each, strict=True))} for key, each in found.differs.items()]
     differences = make_table(
-        "What the studies differ in, as their files say it.",
-        [{"Key": key, **dict(zip(names, each, strict=True))} for key, each in found.differs.items()],
+        "differences",
+        "What else the studies differ in",
+        "As their files say it.",
+        rows or [{"Key": "Nothing that their files tell"}],
     )
-    values = {
-        "title": title,
-        "sentences": tuple(compare.trend_sentences(found)),
-        "tables": compare.compare_tables(found),
-        "studies": studies,
-        "differences": differences,
-    }
-    return write_pages(folder, "compare", values, comparison_document(found), [drawn(found)])
+    values = {"title": f"Side by side: {title}", "sentences": [*compare.trend_sentences(found)]}
+    parts = (*compare.compare_tables(found), drawn(found), studies, differences)
+    return write_pages(folder, "compare", values, comparison_document(found), parts)
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:
@@ -67,22 +66,24 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
 
     ``confirm``: the text of a study that confirms the front, for ``confirm.yaml``; None removes that file.
     """
-    values = {
-        "found": found,
-        "sentences": search.search_sentences(found),
-        "front": search.front_table(found),
-        "importances": search.importance_table(found),
-        "trials": [
-            (f"{short_tokens(rung.tokens)} tokens", search.trials_table(found, rung)) for rung in found.rungs
-        ],
-        "dropped": make_table(
-            "Cells of the grid and arms that are no candidates.",
-            [{"Name": name, "Why": why} for name, why in found.dropped],
-        ),
-        "confirm": None if confirm is None else str(folder / CONFIRM),
-    }
+    sentences = [found.description or "", *search.search_sentences(found)]
     if confirm is None:
         (folder / CONFIRM).unlink(missing_ok=True)
     else:
         write_bytes_atomic(folder / CONFIRM, confirm.encode())
-    return write_pages(folder, "search", values, search_document(found), [draw_front(found)])
+        sentences.append(f"To confirm: ablate run {folder / CONFIRM}")
+    dropped = make_table(
+        "dropped",
+        "What was no candidate",
+        "Cells of the grid and arms that are no candidates.",
+        [{"Name": name, "Why": why} for name, why in found.dropped],
+    )
+    parts = (
+        search.front_table(found),
+        draw_front(found),
+        search.importance_table(found),
+        *(search.trials_table(found, rung) for rung in found.rungs),
+        dropped,
+    )
+    values = {"title": f"A search over recipes: {found.name}", "sentences": sentences}
+    return write_pages(folder, "search", values, search_document(found), parts)

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from ablate._version import __version__
 from ablate.base.errors import safe_text
 from ablate.base.files import write_bytes_atomic
-from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE
+from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE, Drawing
 from ablate.reports.findings.compare import target_text
 from ablate.reports.words import format as words
 from ablate.results.stop_rule import levels_of
@@ -30,7 +30,6 @@ from ablate.results.stop_rule import levels_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ablate.reports.figures.canvas import Drawing
     from ablate.reports.findings.results import Analysis
     from ablate.reports.words.format import Table
 
@@ -53,30 +52,38 @@ def write_pages(
     name: str,
     values: Mapping[str, Any],
     document: Mapping[str, Any],
-    drawings: Iterable[Drawing | None],
+    parts: Iterable[Table | Drawing | None],
     *,
+    template: str = "beside",
     figures: str = "",
 ) -> tuple[Path, Path, Path]:
-    """Write drawings, then ``NAME.json``, ``.md`` and ``.html``; return these three in that order.
+    """Write the drawings, then ``NAME.json``, ``.md`` and ``.html``; return these three in that order.
 
-    The templates of that name get ``values`` and the ``drawings`` by name, the HTML one also ``pictures``, as
-    inline SVG. ``figures``: subfolder of the drawings. A page with ``live`` in its values has a script, which
+    The templates get ``values`` and the ``parts`` of the page; tables without rows are left out.
+    ``figures``: the drawings' subfolder, with a slash. A page with ``live`` in its values has a script, which
     the content policy allows by the hash of its text.
     """
-    drawn = {one.name: one for one in drawings if one is not None}
+    parts = [one for one in parts if isinstance(one, Drawing) or (one and one.rows)]
+    drawn = [one for one in parts if isinstance(one, Drawing)]
     # The browser hashes the text between the tags, so the file is inserted unchanged.
     script = (_TEMPLATES / "report.js").read_bytes()
-    seen = {"drawings": drawn, "version": __version__, "live": None, **values}
-    seen["script"] = Markup(script.decode())  # noqa: S704  no user's word is in it
-    seen["script_hash"] = base64.b64encode(hashlib.sha256(script).digest()).decode()
-    pictures = {name: inline_svg(one) for name, one in drawn.items()}
+    seen = {
+        "parts": parts,
+        "figures": figures,
+        "version": __version__,
+        "live": None,
+        "script": Markup(script.decode()),  # noqa: S704  no user's word is in it
+        "script_hash": base64.b64encode(hashlib.sha256(script).digest()).decode(),
+        "pictures": {one.name: inline_svg(one) for one in drawn},
+        **values,
+    }
     html, plain = (_environment(autoescape=html) for html in (True, False))
     files = {
         f"{name}.json": json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
-        f"{name}.md": plain.get_template(f"{name}.md.j2").render(seen),
-        f"{name}.html": html.get_template(f"{name}.html.j2").render(seen | {"pictures": pictures}),
+        f"{name}.md": plain.get_template(f"{template}.md.j2").render(seen),
+        f"{name}.html": html.get_template(f"{template}.html.j2").render(seen),
     }
-    for one in drawn.values():
+    for one in drawn:
         write_bytes_atomic(folder / figures / f"{one.name}.svg", one.svg)
         write_bytes_atomic(folder / figures / f"{one.name}.png", one.png)
     for file, body in files.items():
@@ -98,9 +105,9 @@ def definitions(analysis: Analysis) -> list[tuple[str, str]]:
     return [(term, meaning.strip()) for term, _, meaning in lines]
 
 
-def latex(table: Table, label: str) -> str:
-    """Write a table for LaTeX's ``booktabs`` package, with its caption and a label."""
-    return _environment(autoescape=False).get_template("table.tex.j2").render(table=table, label=label)
+def latex(table: Table) -> str:
+    """Write a table for LaTeX's ``booktabs`` package, with its caption and label."""
+    return _environment(autoescape=False).get_template("table.tex.j2").render(table=table)
 
 
 def escape_markdown(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.base.files import parse_json, write_bytes_atomic
-from ablate.reports.figures import draw_figures, drawn_arms
+from ablate.reports.figures import Drawing, draw_figures, drawn_arms
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import target_text
@@ -26,7 +26,8 @@ from ablate.reports.pages.render import definitions, latex, write_pages
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import caveats, tables
 from ablate.reports.words import format as words
-from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
+from ablate.reports.words.diagnoses import diagnosis_table
+from ablate.reports.words.format import Table
 from ablate.reports.words.verdict import Verdict, write_verdict
 from ablate.results.cost import mean_tokens
 from ablate.results.frames import load_frames
@@ -35,10 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ablate.reports.figures.canvas import Drawing
-    from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.words.format import Table
     from ablate.run.outcome import Outcome
     from ablate.store import StudyStore
 
@@ -46,17 +44,6 @@ if TYPE_CHECKING:
 _MOST_POINTS = 200
 _QUESTION = ("baseline", "target", "paired_seeds", "intervals")
 """Keys of ``report.json``: two reports answer the same question if all these values are equal."""
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """A section of the page: a table or a figure, and sentences. ``name``: also of the table's LaTeX file."""
-
-    name: str
-    title: str
-    table: Table | None = None
-    drawing: Drawing | None = None
-    sentences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +94,28 @@ def write_report(
     verdict, notices = write_verdict(analysis), tuple(caveats.notices(analysis))
     warnings = caveats.warnings(analysis, faults)
     matrices = tables.matrix_tables(analysis, verdict.findings)
-    sections = _sections(analysis, diagnosed, prices or {})
-    curves = next((one.drawing for one in sections if one.name == "convergence"), None)
+    parts = (
+        tables.arms_table(analysis),
+        tables.stop_table(analysis),
+        tables.step_table(analysis),
+        tables.power_table(analysis),
+        tables.evaluation_table(analysis),
+        tables.tuning_table(analysis),
+        *draw_figures(analysis),
+        *draw_diagnoses(diagnosed),
+        diagnosis_table(diagnosed),
+        tables.measured_table(analysis, prices or {}),
+        tables.modelled_table(analysis, prices or {}),
+        tables.published_table(analysis),
+        tables.run_table(analysis),
+    )
+    curves = next((one for one in parts if isinstance(one, Drawing) and one.name == "convergence"), None)
     values = {
         "analysis": analysis,
         "verdict": verdict,
         "notices": notices,
         "warnings": warnings,
         "matrices": matrices,
-        "sections": sections,
         "live": curves and _live_data(drawn_arms(analysis), curves),
         "refresh_sec": refresh_sec,
         "arms": tables.design_table(analysis),
@@ -130,14 +130,13 @@ def write_report(
         "runs.csv": csv_text(run_frame(analysis)),
         "evaluations.csv": csv_text(frames.evals),
     }
-    texts |= {f"{one.name}.tex": latex(one.table, one.name) for one in sections if one.table}
-    for i, table in enumerate(matrices, 1):
-        file = "matrix" if i == 1 else f"matrix-{i}"
-        texts[f"{file}.tex"] = latex(table, file)
+    named = [*matrices, *(one for one in parts if isinstance(one, Table) and one.rows)]
+    texts |= {f"{table.name}.tex": latex(table) for table in named}
     for name, body in texts.items():
         write_bytes_atomic(folder / "tables" / name, body.encode())
-    drawings = [section.drawing for section in sections]
-    data, markdown, html = write_pages(folder, "report", values, document, drawings, figures="figures")
+    data, markdown, html = write_pages(
+        folder, "report", values, document, parts, template="report", figures="figures/"
+    )
     return ReportPaths(
         html=html,
         markdown=markdown,
@@ -207,28 +206,3 @@ def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
         "own": min(range(len(targets)), key=lambda i: abs(targets[i] - own), default=0),
         "moved": moved,
     }
-
-
-def _sections(
-    analysis: Analysis, diagnosed: Sequence[ArmDiagnosis], prices: Mapping[str, float]
-) -> tuple[PageSection, ...]:
-    drawings = (*draw_figures(analysis), *draw_diagnoses(diagnosed))
-    measured = tables.measured_table(analysis, prices)
-    modelled = tables.modelled_table(analysis, prices)
-    diagnosed_table = diagnosis_table(diagnosed)
-    sentences = tuple(sentence for arm in diagnosed for sentence in diagnosis_sentences(arm))
-    found = (
-        PageSection("arms", "Arms against the baseline", tables.arms_table(analysis)),
-        PageSection("stopped", "Stopped early", tables.stop_table(analysis)),
-        PageSection("steps", "What each further GEMM adds", tables.step_table(analysis)),
-        PageSection("power", "What the seeds could show", tables.power_table(analysis)),
-        PageSection("evaluation", "Learnt or inferred", tables.evaluation_table(analysis)),
-        PageSection("tuning", "Tuning", tables.tuning_table(analysis)),
-        *(PageSection(one.name, one.title, drawing=one) for one in drawings),
-        PageSection("diagnostics", "What the diagnostics found", diagnosed_table, sentences=sentences),
-        PageSection("measured", "Cost and break-even: measured speed", measured),
-        PageSection("modelled", "Cost and break-even: modelled speed", modelled),
-        PageSection("published", "Published figures beside ours", tables.published_table(analysis)),
-        PageSection("runs", "Every run", tables.run_table(analysis)),
-    )
-    return tuple(one for one in found if one.drawing or (one.table and one.table.rows))

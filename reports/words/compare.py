@@ -19,8 +19,8 @@ UNITS = {"parameters": "parameters", "tokens": "training tokens"}
 """Units on a trend's axis."""
 
 
-def compare_tables(found: Comparison) -> tuple[tuple[str, Table], ...]:
-    """Make the tables of token costs and, in a trend, of loss gaps, with titles, one row an arm.
+def compare_tables(found: Comparison) -> tuple[Table, ...]:
+    """Make the tables of token costs and, in a trend, of loss gaps, one row an arm.
 
     A trend's table without rows is left out.
     """
@@ -44,8 +44,10 @@ def compare_tables(found: Comparison) -> tuple[tuple[str, Table], ...]:
             "Loss gap": f"Validation loss (nats/token) minus that of {found.against} in each study, at the "
             f"last evaluation that all runs of both have; and what it changes by. {about}",
         }
-    tables = {
-        title: make_table(
+    tables = [
+        make_table(
+            title.replace(" ", "-"),
+            title,
             caption,
             [
                 {"Arm": name}
@@ -57,8 +59,8 @@ def compare_tables(found: Comparison) -> tuple[tuple[str, Table], ...]:
             range(1, len(heads) + 2),
         )
         for title, caption in captions.items()
-    }
-    return tuple((title, table) for title, table in tables.items() if table.rows or not found.axis)
+    ]
+    return tuple(table for table in tables if table.rows or not found.axis)
 
 
 def _lines(found: Comparison) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]]:

@@ -37,6 +37,8 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
         return ", ".join(f"{name} {share(value)}" for name, value in known if value is not None) or DASH
 
     return make_table(
+        "diagnostics",
+        "What the diagnostics found",
         f"Means over layers, steps and then runs, with 95{NBSP}% intervals over runs. Relative error: norm "
         "of the error of the GEMM's output over that of the exact product. Gain: slope of the output on the "
         "exact one. Bias: share of the error's energy that all draws of the recipe's randomness have in "
@@ -58,6 +60,7 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
             for gemm in arm.gemms
         ],
         range(1, 8),
+        sentences=tuple(sentence for arm in arms for sentence in diagnosis_sentences(arm)),
     )
 
 

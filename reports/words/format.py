@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -174,30 +174,38 @@ def coverage(*rules: StopRule | None) -> str:
 class Table:
     """Text in cells. The first column names the row; ``numeric``: indices of right-aligned columns.
 
-    ``tones``: by (row, column), what was found there, by which a page colours the cell.
+    ``name``: of its file and its place on a page. ``tones``: by (row, column), what was found there, by which
+    a page colours the cell. ``sentences``: the same in words.
     """
 
+    name: str
+    title: str
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: Collection[int] = ()
     tones: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    sentences: tuple[str, ...] = ()
 
 
 def make_table(
+    name: str,
+    title: str,
     caption: str,
     rows: Iterable[Mapping[str, object]],
     numeric: Collection[int] = (),
-    tones: Mapping[tuple[int, int], str] | None = None,
+    **more: Any,
 ) -> Table:
     """Make a table of rows, each head → cell, all with the same heads. Without rows it has no columns."""
     cells = [{head: DASH if cell is None else str(cell) for head, cell in row.items()} for row in rows]
     return Table(
+        name=name,
+        title=title,
         caption=caption,
-        columns=tuple(cells[0]) if cells else (),
+        columns=tuple(*cells[:1]),
         rows=tuple(tuple(row.values()) for row in cells),
         numeric=numeric,
-        tones=tones or {},
+        **more,
     )
 
 

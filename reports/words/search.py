@@ -38,6 +38,8 @@ def front_table(found: Found) -> Table:
         return signed(point.value - base) if found.objective == "loss" else percent(point.value - base)
 
     return make_table(
+        "front-table",
+        "Recipes on the front",
         f"Recipes that no other tried at {short_tokens(rung.tokens)} tokens beats in both. One run each, so "
         f"no intervals. Step time over that of {found.baseline}: modelled on {found.hardware} at "
         f"{found.shapes}, not measured. Loss, if given: on the validation text at the end, nats/token.",
@@ -63,8 +65,10 @@ def trials_table(found: Found, rung: Rung) -> Table:
     """Make the table of a budget's trials, in the order tried."""
     factors = [factor.removeprefix("recipe.") for factor in found.factors]
     return make_table(
-        f"Trials at {short_tokens(rung.tokens)} tokens in the order in which they were picked; "
-        f"{IRRELEVANT}: the factor means nothing for the recipe. Run: its folder, and its name in MLflow.",
+        f"trials-{rung.tokens}",
+        f"Trials at {short_tokens(rung.tokens)} tokens",
+        f"In the order in which they were picked; {IRRELEVANT}: the factor means nothing for the recipe. "
+        "Run: its folder, and its name in MLflow.",
         [
             {
                 "Recipe": one.name + " (started from)" * one.started_from,
@@ -82,9 +86,11 @@ def trials_table(found: Found, rung: Rung) -> Table:
 
 
 def importance_table(found: Found) -> Table:
-    """Make the table of each factor's importance for both objectives; no rows if there are too few trials."""
+    """Make the table of each factor's importance for both objectives."""
     value, time = found.importances
     return make_table(
+        "importances",
+        "Which factors mattered",
         f"Share of each factor in what tells the best trials, by PED-ANOVA over the {found.weighed} trials "
         "of the first budget that have a level and a result. With so few trials, picked where results were "
         "good, the shares are rough: a guide, no test.",
@@ -96,7 +102,8 @@ def importance_table(found: Found) -> Table:
             }
             for factor in found.factors
             if value or time
-        ],
+        ]
+        or [{"Factor": "Too few trials, or one factor alone: there is nothing to weigh"}],
         {1, 2},
     )
 

@@ -88,7 +88,7 @@ def arms_table(analysis: Analysis) -> Table:
         caption += f" Margin: {margin(within)}; two one-sided tests at 5{NBSP}%."
     if any(arm.counted_from for arm in analysis.arms):
         caption += " From … on: counted from the fork, as the baseline's are; not those of whole runs."
-    return make_table(caption, map(row, analysis.arms), range(2, 9))
+    return make_table("arms", "Arms against the baseline", caption, map(row, analysis.arms), range(2, 9))
 
 
 def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Table, ...]:
@@ -96,7 +96,7 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Tabl
     if analysis.plan.target is None:  # there is no token cost
         return ()
     tones = {finding.arm: finding.tone for finding in findings}
-    return tuple(_matrix_table(matrix, analysis, tones) for matrix in analysis.matrices)
+    return tuple(_matrix_table(i, one, analysis, tones) for i, one in enumerate(analysis.matrices, 1))
 
 
 def gemms_text(gemms: Sequence[Gemm]) -> str:
@@ -104,7 +104,7 @@ def gemms_text(gemms: Sequence[Gemm]) -> str:
     return f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)
 
 
-def _matrix_table(matrix: Matrix, analysis: Analysis, tones: dict[str, Tone]) -> Table:
+def _matrix_table(number: int, matrix: Matrix, analysis: Analysis, tones: dict[str, Tone]) -> Table:
     arms = {arm.name: arm for arm in analysis.arms}
 
     def cell(name: str | None) -> str | None:
@@ -137,6 +137,8 @@ def _matrix_table(matrix: Matrix, analysis: Analysis, tones: dict[str, Tone]) ->
     if left:
         caption += f" Not in this table: {', '.join(left)}."
     return make_table(
+        "matrix" if number == 1 else f"matrix-{number}",
+        f"Token cost by GEMMs and stabiliser {number}",
         caption,
         [
             {"GEMMs in FP4": gemms_text(gemms), **dict(zip(heads, map(cell, names), strict=True))}
@@ -154,6 +156,8 @@ def _matrix_table(matrix: Matrix, analysis: Analysis, tones: dict[str, Tone]) ->
 def stop_table(analysis: Analysis) -> Table:
     """List the arms that were stopped early, with the reason and what it saved."""
     return make_table(
+        "stopped",
+        "Stopped early",
         "Arms whose other runs were not needed. Seeds: those that count, of this arm and of "
         f"{analysis.baseline}; what other runs had come to by then is left out. Nominal level: of the "
         f"arm's interval, so that all looks together err in 5{NBSP}% of studies. An arm that was stopped "
@@ -177,6 +181,8 @@ def stop_table(analysis: Analysis) -> Table:
 def step_table(analysis: Analysis) -> Table:
     """Show what each further GEMM costs, one row for each pair of arms that differ only in it."""
     return make_table(
+        "steps",
+        "What each further GEMM adds",
         "What one more GEMM in FP4 adds, all else equal: pairs of arms that differ in nothing else. Token "
         f"cost of the second arm over the first, with its {coverage(analysis.plan.stop)} interval.",
         [
@@ -196,6 +202,8 @@ def step_table(analysis: Analysis) -> Table:
 def power_table(analysis: Analysis) -> Table:
     """Show the noise of each comparison, and what its seeds could have shown."""
     return make_table(
+        "power",
+        "What the seeds could show",
         "Noise and power. Spread: the standard deviation of log tokens to target over seeds, of the arm, of "
         f"{analysis.baseline}, and of the differences between runs of one seed. Smallest cost: what these "
         f"seeds would have shown with a chance of 80{NBSP}% (5{NBSP}% level, two-sided), compared as the "
@@ -226,6 +234,8 @@ def design_table(analysis: Analysis) -> Table:
         return "; ".join(f"{key}: {_plain(old)} → {_plain(new)}" for key, (old, new) in found)
 
     return make_table(
+        "design",
+        "The arms",
         "The arms: what differs from the baseline, as study file keys (baseline → arm).",
         [
             {
@@ -257,6 +267,8 @@ def run_table(analysis: Analysis) -> Table:
             "arm that forks from the fork on."
         )
     return make_table(
+        "runs",
+        "Every run",
         caption,
         [
             {
@@ -291,6 +303,8 @@ def evaluation_table(analysis: Analysis) -> Table:
         }
 
     return make_table(
+        "evaluation",
+        "Learnt or inferred",
         "Each arm evaluated in bf16, with the same weights on the same batches as by its own Fprop, on which "
         f"all other figures rest. In bf16: what it learnt worse than {analysis.baseline}. Evaluation alone: "
         "what its own forward pass adds; 1 + token cost is 1 + cost in bf16, times 1 + evaluation alone. "
@@ -312,6 +326,8 @@ def tuning_table(analysis: Analysis) -> Table | None:
         return text if value is None else f"{text} (loss {loss(value)})"
 
     return make_table(
+        "tuning",
+        "Tuning",
         f"What was found for each arm in {tuning.plan.trials} trials of {tokens(tuning.plan.tokens)} "
         f"tokens ({tuning.plan.sampler}), and the token cost at the study's own values beside the one at the "
         "values found, each against the baseline at the same kind of values. Trials: complete / pruned / "
@@ -341,6 +357,8 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     record = analysis.throughput
     alone = "" if record is None else f" (`ablate check STUDY --steps`: {timed_alone(record)})"
     return make_table(
+        "measured",
+        "Cost and break-even: measured speed",
         f"Throughput and end-to-end speed over {analysis.baseline}'s, the latter the ratio of the times to "
         "target, which is throughput / (1 + token cost): above 1 the arm pays. Intervals "
         f"({coverage(analysis.plan.stop)}) on logs, with the errors of throughput and of token cost both in "
@@ -370,6 +388,8 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
 def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     """Show the modelled speed on named hardware. ``prices``: USD for a device-hour, by hardware."""
     return make_table(
+        "modelled",
+        "Cost and break-even: modelled speed",
         f"Modelled, not measured: step speed over {analysis.baseline}'s at this study's own shapes, on one "
         "device, by a roofline of the shares of published peaks that public measurements reach, without "
         f"launches and communication. Intervals: 95{NBSP}%, from the model's errors on those measurements. "
@@ -405,6 +425,8 @@ def _hours(value: Interval, price: float | None = None) -> str:
 def published_table(analysis: Analysis) -> Table:
     """Show published figures beside those of the arms whose recipes match."""
     return make_table(
+        "published",
+        "Published figures beside ours",
         f"Published figures beside ours (against {analysis.baseline}). They are others' and of other "
         "models, data and baselines: to compare with, and no part of any estimate here. Matched by "
         "format, GEMMs in FP4, rounding and Hadamard.",

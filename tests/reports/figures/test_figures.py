@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 from synthetic_study import line
 
 from ablate.reports import figures
-from ablate.reports.figures import draw_figures, forest
+from ablate.reports.figures import draw_figures
 from ablate.reports.figures.canvas import SHADE, limits, looks, shade_decay, short
 from ablate.reports.findings.analyse import analyse
-from ablate.results.cost import Cost
 from ablate.results.frames import load_frames
 
 
@@ -93,11 +92,3 @@ def test_of_very_many_arms_the_baseline_and_the_cheapest_are_drawn(ladder, monke
     left_out = "Not drawn: 3 arms of higher or unknown token cost."
     in_both = replace(analysis, curves_in_bf16=analysis.curves)
     assert all(left_out in drawing.caption for drawing in draw_figures(in_both))
-
-
-def test_an_interval_beyond_the_scale_ends_in_an_arrow():
-    look = {"color": "k", "marker": "s"}
-    costs = [Cost(kind="interval", estimate=0.1, low=low, high=high) for low, high in ((0, 0.2), (-9, 9))]
-    _, axis = forest._draw(["a", "b"], [(row, one, look, "") for row, one in enumerate(costs)], "cost")
-    arrows = [(line.get_ydata()[0], line.get_marker()) for line in axis.lines if line.get_marker() in "<>"]
-    assert arrows == [(1, "<"), (1, ">")]

@@ -66,8 +66,8 @@ def test_names_are_escaped_in_every_form():
 
 
 def test_a_table_in_latex():
-    table = make_table("Arms.", [{"Arm": "fp8", "n": 3}, {"Arm": "a&b", "n": None}], {1})
-    assert latex(table, "arms") == (
+    table = make_table("arms", "The arms", "Arms.", [{"Arm": "fp8", "n": 3}, {"Arm": "a&b", "n": None}], {1})
+    assert latex(table) == (
         "\\begin{table}\n  \\centering\n  \\caption{Arms.}\n  \\label{tab:arms}\n  \\begin{tabular}{lr}\n"
         "    \\toprule\nArm & n \\\\\n    \\midrule\nfp8 & 3 \\\\\na\\&b & -- \\\\\n"
         "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
