@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ablate.backends.device import Device
     from ablate.check.certificate import Claim, OperandCertificate
 
 _EXAMPLES = """\b
@@ -137,55 +136,18 @@ def command(
     context.exit(run(subject or "", out, as_json=as_json, **{name: options[name] for name in takes}))
 
 
-def _here(_: str, out: Path | None, *, as_json: bool, details: bool) -> int:
-    from ablate.backends.select import quick_self_test
-
-    where, device = chosen_device(None)
-    content = _support(device)
-    if not as_json:
-        click.echo("\n".join(_support_lines(content, details=details)))
-    used = dict.fromkeys(
-        row["backend"] for row in content["backends"] if row["mode"] not in ("no", "reference")
-    )
-    tests = [test for name in used for test in quick_self_test(name, where)]
-    content["self_tests"] = tests
-
-    def lines() -> Iterator[str]:
-        for name in used:
-            own = [test for test in tests if test["backend"] == name]
-            failed = [f"{test['check']}: {test['detail']}" for test in own if not test["passed"]]
-            said = f"FAILED: {'; '.join(failed)}" if failed else f"{len(own)} checks passed"
-            yield f"self-test of {name}: {said}"
-
-    deliver(content, lines, as_json=as_json, out=out)
-    return int(not all(test["passed"] for test in tests))
-
-
-def _device(device: str, out: Path | None, *, as_json: bool, minutes: float) -> int:
-    from ablate.check.__main__ import main
-
-    return main(device, minutes, str(out or OUT), as_json=as_json)
-
-
-def _architecture(arch: str, out: Path | None, *, as_json: bool, details: bool) -> int:
-    from ablate.check.__main__ import compiled_for
-
-    content = _support(device_of_arch(arch), here=False)
-    if not as_json:
-        click.echo("\n".join(_support_lines(content, details=details)))
-    compiled, code = compiled_for(arch, (lambda _: None) if as_json else click.echo)
-    deliver(content | compiled, lambda: (), as_json=as_json, out=out)
-    return code
-
-
-def _support(device: Device, *, here: bool = True) -> dict[str, Any]:
-    """Return what each back end does on a device, one row a format; the three GEMMs are alike."""
+def _machine(arch: str, out: Path | None, *, as_json: bool, details: bool) -> int:
+    """Show what back ends do on this machine and test them; or, with the kernels compiled, on ``arch``."""
     from ablate.backends.protocol import Support
-    from ablate.backends.select import Selection, load_backend
+    from ablate.backends.select import Selection, load_backend, quick_self_test
     from ablate.backends.testing.suite import both
     from ablate.recipes import OperandPolicy
 
+    where, device = ("", device_of_arch(arch)) if arch else chosen_device(None)
     gemms = {fmt: both(OperandPolicy(format=fmt)) for fmt in FORMATS}  # type: ignore[arg-type]
+    say: Callable[[str], None] = (lambda _: None) if as_json else click.echo
+    auto = {fmt: Selection("auto").choose(gemm, device)[0].name for fmt, gemm in gemms.items()}
+    modes: dict[str, dict[str, str]] = {}
     rows = []
     for name in backend_names():
         for fmt, gemm in gemms.items() if name != "auto" else ():
@@ -194,24 +156,35 @@ def _support(device: Device, *, here: bool = True) -> dict[str, Any]:
             except ValueError as error:
                 support = Support(mode="no", detail=str(error))
             rows.append({"backend": name, "format": fmt, "gemm": "all", **asdict(support)})
-    auto = {fmt: Selection("auto").choose(gemm, device)[0].name for fmt, gemm in gemms.items()}
-    where = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": here}
-    return {"device": where, "backends": rows, "auto": auto}
+            modes.setdefault(name, {})[fmt] = support.mode
+    say(f"{device.name} ({device.arch}){', not here: as its support is known' * bool(arch)}\n")
+    table = [(fmt, name, *(mode[fmt] for mode in modes.values())) for fmt, name in auto.items()]
+    say(format_table(("format", "auto", *modes), table) + "\n")
+    shown = "\n".join("{backend:<13} {format:<11} {mode}: {detail}".format(**row) for row in rows)
+    say(f"{shown if details else '--details says how, and why not.'}\n")
+    if arch:
+        from ablate.check.__main__ import compiled_for
 
-
-def _support_lines(content: dict[str, Any], *, details: bool) -> Iterator[str]:
-    device, rows = content["device"], content["backends"]
-    elsewhere = "" if device["here"] else ", not here: as its support is known"
-    yield f"{device['name']} ({device['arch']}){elsewhere}\n"
-    names = list(dict.fromkeys(row["backend"] for row in rows))
-    modes = {(row["backend"], row["format"]): row["mode"] for row in rows}
-    table = [(fmt, auto, *(modes[name, fmt] for name in names)) for fmt, auto in content["auto"].items()]
-    yield format_table(("format", "auto", *names), table) + "\n"
-    if details:
-        yield from ("{backend:<13} {format:<11} {mode}: {detail}".format(**row) for row in rows)
+        found, code = compiled_for(arch, say)
     else:
-        yield "--details says how, and why not."
-    yield ""
+        used = (name for name, mode in modes.items() if {*mode.values()} - {"no", "reference"})
+        tests: list[dict[str, Any]] = []
+        for name in used:
+            own = quick_self_test(name, where)
+            failed = [f"{test['check']}: {test['detail']}" for test in own if not test["passed"]]
+            said = f"FAILED: {'; '.join(failed)}" if failed else f"{len(own)} checks passed"
+            say(f"self-test of {name}: {said}")
+            tests += own
+        found, code = {"self_tests": tests}, int(not all(test["passed"] for test in tests))
+    about = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": not arch}
+    deliver({"device": about, "backends": rows, "auto": auto, **found}, tuple, as_json=as_json, out=out)
+    return code
+
+
+def _device(device: str, out: Path | None, **options: Any) -> int:
+    from ablate.check.__main__ import main
+
+    return main(device, out=str(out or OUT), **options)
 
 
 def _quantiser(
@@ -241,12 +214,9 @@ def _quantiser(
     except ValueError as error:  # a back end that cannot do this recipe here
         raise UserError(f"{subject}: {error} (another --backend or --device?)") from None
     holds, operands = all(one.holds for one in found), []
-    for one in found:
-        own = asdict(one)
+    for own, one in zip(map(asdict, found), found, strict=True):
         operand = own.pop("operand")
-        operands.append(
-            {"operands": operand["names"], "policy": operand["policy"], "holds": one.holds, **own}
-        )
+        operands.append({"operands": operand["names"], "policy": operand["policy"], "holds": one.holds} | own)
     content = {
         "format": 1, "subject": claim.name, "backend": claim.backend, "device": claim.device,
         "draws": draws, "seed": seed, "holds": holds, "notes": claim.notes, "operands": operands,
@@ -319,9 +289,9 @@ def _named(one: OperandCertificate) -> str:
 
 
 _CHECKS: dict[str, tuple[Callable[..., int], set[str]]] = {
-    "this machine": (_here, {"details"}),
+    "this machine": (_machine, {"details"}),
     "a device": (_device, {"minutes"}),
-    "an architecture": (_architecture, {"details"}),
+    "an architecture": (_machine, {"details"}),
     "--time": (time_gemms, {"names", "tokens", "repeats", "device", "backend"}),
     "--steps": (time_steps, {"steps", "names", "repeats", "device", "storage"}),
     "a quantiser": (_quantiser, {"held_against", "names", "draws", "seed", "device", "backend"}),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ablate.execute.progress import RunProgress
     from ablate.store import StudyStore
 
 _LOOK_SEC = 0.3
@@ -63,14 +64,15 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     from ablate.execute.progress import ProgressReader, count_states, seconds_to_end
     from ablate.store.runs import is_running
 
+    def read(of: StudyStore) -> tuple[bool | None, list[RunProgress]]:
+        running = is_running(of.path)
+        return running, ProgressReader(of, executor_alive=running, examines_files=True).read()
+
     store = find_study(storage, study)
-    running = is_running(store.path)
-    reader = ProgressReader(store, executor_alive=running, examines_files=True)
-    runs, trials = reader.read(), _trials_of(store)
+    (running, runs), trials = read(store), _trials_of(store)
     tuning, seconds_left = None, seconds_to_end(runs)
     if trials is not None:
-        trials_run = is_running(trials.path)
-        tried = ProgressReader(trials, executor_alive=trials_run, examines_files=True).read()
+        trials_run, tried = read(trials)
         tuning = {"study": trials.path.name, "states": count_states(tried)}
     now = datetime.now().astimezone()
     ends = None if seconds_left is None else now + timedelta(seconds=seconds_left)
@@ -85,7 +87,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
 
     def lines() -> Iterator[str]:
         yield arms_table(runs) if len(runs) > _MOST_RUNS and not all_runs else runs_table(runs)
-        end = end_text(runs, at_most=reader.may_end_sooner) or _RUN_NOW[running]
+        end = end_text(runs, at_most=store.plan().stop is not None) or _RUN_NOW[running]
         yield f"{store.path.name}: {summary(runs)} · {end}"
         if trials is not None:
             yield f"{trials.path.name}: {summary(tried)} · {_RUN_NOW[trials_run]}, of the trials asked so far"
@@ -132,30 +134,23 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
         }
         click.echo(safe_text(", ".join(str(part) for part, said in parts.items() if said)))
     click.echo()
-    place = _print_from(found.attempt_log(chosen), 0)
-    if not place and not follow:
-        click.echo(f"Attempt {chosen} printed nothing.")
-    while follow:
-        record = leases.read(chosen)
-        place = _print_from(found.attempt_log(chosen), place)
-        if record is not None and record.outcome is not None:
-            return
+    place = 0
+    while True:
+        record, log = leases.read(chosen), found.attempt_log(chosen)
+        if log.exists():
+            with log.open("rb") as file:
+                file.seek(place)
+                content = file.read()
+            click.echo(safe_text(content.decode("utf-8", errors="replace"), keep="\n\t"), nl=False)
+            place += len(content)
+        if not follow or (record is not None and record.outcome is not None):
+            break
         if leases.latest() > chosen:
             click.echo(f"-- attempt {chosen} ended without a word; another has begun --")
             chosen, place = leases.latest(), 0
         time.sleep(_LOOK_SEC)
-
-
-def _print_from(log: Path, place: int) -> int:
-    """Print a log from a byte on; return the byte after what was printed."""
-    try:
-        with log.open("rb") as file:
-            file.seek(place)
-            content = file.read()
-    except FileNotFoundError:
-        return place
-    click.echo(safe_text(content.decode("utf-8", errors="replace"), keep="\n\t"), nl=False)
-    return place + len(content)
+    if not place:
+        click.echo(f"Attempt {chosen} printed nothing.")
 
 
 @click.command("cancel", epilog="Example:  ablate cancel my-study")
@@ -207,7 +202,9 @@ def clean(study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, s
             click.echo("Nothing to remove.")
             return
         for path, why in found.items():
-            click.echo(f"{path}  ({why}, {_size(path) / 2**20:.1f} MiB)")
+            files = (one for one in [path, *path.rglob("*")] if not one.is_dir())
+            size = sum(one.lstat().st_size for one in files)
+            click.echo(f"{path}  ({why}, {size / 2**20:.1f} MiB)")
         if dry_run:
             return
         if not yes and not click.confirm(f"Remove these ({len(found)})?"):
@@ -224,16 +221,12 @@ def _whole(store: StudyStore) -> dict[Path, str]:
     """Return the study's folder; refuse one with files that are not ablate's, hidden ones included."""
     if store.path.is_symlink():
         raise UserError(f"{store.path} is a link: remove it by hand")
-    odd = [path for path in _entries(store.path) if path.name not in _OF_A_STUDY and not _is_stop(path)]
-    odd += [path for path in _entries(store.path / "runs") if not _is_run(path)]
-    odd += [path for path in _entries(store.path / "report") if path.name not in _OF_A_REPORT]
+    odd = [path for path in store.path.glob("*") if path.name not in _OF_A_STUDY and not _is_stop(path)]
+    odd += [path for path in store.path.glob("runs/*") if not _is_run(path)]
+    odd += [path for path in store.path.glob("report/*") if path.name not in _OF_A_REPORT]
     if odd:
         raise UserError(f"{odd[0]} is not ablate's: move it away first")
     return {store.path: "the study with all its results"}
-
-
-def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _is_run(path: Path) -> bool:
@@ -246,11 +239,12 @@ def _is_stop(path: Path) -> bool:
 
 
 def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
-    ended = ("finished", "diverged")
-    planned = {run.id: store.run(run.id).state() in ended for _, run in store.plan().runs()}
+    from ablate.store import END_STATES
+
+    planned = {run.id: store.run(run.id).state() in END_STATES for _, run in store.plan().runs()}
     killed = "left by an executor that was killed"
-    found: dict[Path, str] = {}
-    for path in filter(_is_run, _entries(store.path / "runs")):
+    found = dict.fromkeys(filter(_is_stop, sorted(store.path.glob("*"))), killed)
+    for path in filter(_is_run, sorted(store.path.glob("runs/*"))):
         if path.name not in planned:
             found[path] = "a run that the plan no longer has"
             continue
@@ -260,14 +254,8 @@ def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
         found[run.stop_path] = killed
         if weights:
             found[run.weights] = "the weights of a run"
-        drafts = (left for left in _entries(path) if left.name.startswith(_DRAFTS))
+        drafts = (left for left in path.glob(".*") if left.name.startswith(_DRAFTS))
         found |= dict.fromkeys(drafts, "left by a write that was cut off")
     if all(planned.values()):
         found[store.prefixes] = "states that runs had in common, which have ended"
-    found |= dict.fromkeys(filter(_is_stop, _entries(store.path)), killed)
     return {path: why for path, why in found.items() if path.exists() and not path.is_symlink()}
-
-
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files if not file.is_dir())

@@ -101,6 +101,7 @@ def report(
     store = find_study(storage, study)
     if out is None and not (reading["baseline"] is None and reading["target"] is None):
         raise UserError("--baseline and --target write another report (give it a folder with --out)")
+    from ablate.execute.progress import ProgressReader, RunProgress
     from ablate.reports import write_report
     from ablate.study import load_study
 
@@ -116,14 +117,13 @@ def report(
             f"adopt the file with: {run}",
             err=True,
         )
-    code, seen = 0, None
+    code = 0
+    seen: list[RunProgress] = []
     with writing_to(store.path / "report" if out is None else out):
         try:
-            while watch:  # write again whenever the run store has changed, until every run has ended
-                runs = [store.run(entry.id) for _, entry in store.plan().runs()]
-                sizes = (run.metrics_path.stat().st_size if run.metrics_path.exists() else 0 for run in runs)
-                now = [(run.status().state, size) for run, size in zip(runs, sizes, strict=True)]
-                ended = sum(state in _ENDED for state, _ in now)
+            while watch:  # write again whenever a run has moved, until every run has ended
+                now = ProgressReader(store).read()
+                ended = sum(run.state in _ENDED for run in now)
                 if ended == len(now):
                     break
                 if now != seen:
