@@ -8,15 +8,15 @@ How it fails: ``UserError`` for a malformed name, a missing module or file, or a
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import importlib.util
+import symtable
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,14 +38,15 @@ def code_digest(reference: str) -> str:
     path, name = _locate(reference)
     try:
         source = path.read_bytes()
-        tree = ast.parse(source)
+        names = symtable.symtable(source, str(path), "exec").get_symbols()
     except OSError as error:
         what = f"{reference}: cannot read: {error.strerror or error}"
         raise UserError(what, hint="check the file") from None
     except (SyntaxError, ValueError) as error:
         what, line = f"is not Python: {getattr(error, 'msg', error)}", getattr(error, "lineno", None)
         raise UserError(what, file=path, line=line) from None
-    if not any(_defines(node, name) for node in tree.body):
+    defined = {one.get_name() for one in names if one.is_assigned() or one.is_imported()}
+    if name not in defined and b"import *" not in source:
         raise UserError(f"{reference}: {path.name} defines no '{name}'", hint=f"expected {_FORMS}")
     return hashlib.sha256(source).hexdigest()
 
@@ -69,8 +70,7 @@ def load_function(reference: str) -> Callable[..., Any]:
         else:
             module = importlib.import_module(reference.partition(":")[0])
     except Exception as error:  # the user's own code may raise anything
-        first = (str(error).strip().splitlines() or [""])[0]
-        what = f"{reference} cannot be imported: {type(error).__name__}: {first}"
+        what = f"{reference} cannot be imported: {type(error).__name__}: {first_line(error)}"
         raise UserError(what, hint="run it with python first") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -96,13 +96,3 @@ def _locate(reference: str) -> tuple[Path, str]:
         hint = "install it beside ablate, or name its file: path/to/file.py:function"
         raise UserError(f"{reference}: no module '{place}' in this Python", hint=hint)
     return Path(spec.origin), name
-
-
-def _defines(node: ast.stmt, name: str) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return node.name == name
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return any((alias.asname or alias.name) in (name, "*") for alias in node.names)
-    if isinstance(node, ast.Assign):
-        return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-    return False

@@ -1,23 +1,18 @@
-"""What a person sees while a study runs: a live table on a terminal, plain lines anywhere else.
-
-Both use ``ProgressReader`` alone, so that they show what is stored.
-"""
+"""What a person sees while a study runs, by ``ProgressReader`` alone: what is stored is shown."""
 
 from __future__ import annotations
 
 import math
-import shutil
-import sys
 import time
 from collections import defaultdict
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from ablate.base.errors import safe_text
-from ablate.cli.common import count_text, table_of, verdict_lines
+from ablate.cli.common import count_text, verdict_lines
 from ablate.execute.progress import ProgressReader, RunProgress, count_states, seconds_to_end
 from ablate.plan.estimate import duration_text
 from ablate.store import STATES, State
@@ -26,47 +21,13 @@ from ablate.workflow import Listener
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rich.live import Live
     from rich.progress import TaskID
-    from rich.text import Text
 
     from ablate.reports import ReportPaths
     from ablate.store import StudyStore
 
 _LINE_EVERY_SEC = 30.0
 _REFRESH_SEC = 0.5
-# Running runs come first: a terminal has few lines, and a study may have thousands of runs.
-_STYLES: dict[State, str] = {
-    "running": "bold", "failed": "red", "damaged": "red", "diverged": "magenta", "interrupted": "yellow",
-    "stopped": "cyan", "finished": "green", "pending": "dim",
-}  # fmt: skip
-_ORDER = list(_STYLES)
-
-
-_RUNS = {
-    "run": "{of.run_id:.8}", "arm": "{of.arm}", "seed": "{of.seed}", "state": "{of.state}",
-    "tokens": "{of.tokens:count}/{of.budget:count}", "train": "{of.loss:.4f}", "val": "{of.val_loss:.4f}",
-    "tok/s": "{of.tokens_per_sec:count}", "left": "{of.seconds_left:time}",
-}  # fmt: skip
-"""The first letters of an id are enough for ``ablate logs``; losses are in nats per token."""
-_ARMS = {"arm": "{arm}", "runs": "{runs}", "tokens": "{tokens:count}/{budget:count}"}
-
-
-def runs_table(runs: Iterable[RunProgress]) -> str:
-    """Return a table with a line for each run."""
-    return safe_text(table_of(_RUNS, ({"of": run} for run in runs)), keep="\n")
-
-
-def arms_table(runs: Iterable[RunProgress]) -> str:
-    """Return a table with a line for each arm: its runs by state, and its tokens."""
-    by_arm: dict[str, list[RunProgress]] = defaultdict(list)
-    for run in runs:
-        by_arm[run.arm].append(run)
-    rows = []
-    for arm, own in by_arm.items():
-        tokens, budget = sum(run.tokens for run in own), sum(run.budget for run in own)
-        rows.append({"arm": arm, "runs": summary(own), "tokens": tokens, "budget": budget})
-    return safe_text(table_of(_ARMS, rows), keep="\n")
 
 
 def summary(runs: list[RunProgress]) -> str:
@@ -125,28 +86,23 @@ class ConsoleListener(Listener):
 
     @contextmanager
     def executing(self, store: StudyStore, run_ids: Sequence[str]) -> Iterator[Callable[[], None]]:
-        """Show these runs: as a live table on a terminal, else a line for each change of a state."""
+        """Say each change of a run; how far they are, twice a minute or, on a terminal, all the time."""
+        from rich.console import Console
+        from rich.markup import escape
+
         reader, started = ProgressReader(store), time.monotonic()
         states: dict[str, State] = {}
-        drawn = told = -math.inf
-        live: Live | None = None
-        if (sys.stderr if self.err else sys.stdout).isatty():
-            from rich.console import Console
-            from rich.live import Live
+        looked = told = -math.inf
+        console = Console(stderr=self.err)
 
-            live = Live(console=Console(stderr=self.err), auto_refresh=False, transient=True)
-
-        def draw() -> None:
-            nonlocal drawn, told
-            drawn = time.monotonic()
+        def look() -> None:
+            nonlocal looked, told
+            looked = time.monotonic()
             runs = reader.read(run_ids)
             whole = reader.read() if reader.in_waves else runs  # the next wave is not asked for yet
-            clock = f"[{timedelta(seconds=round(drawn - started))}]"
+            clock = f"[{timedelta(seconds=round(looked - started))}]"
             end = end_text(whole, at_most=reader.may_end_sooner)
             line = " · ".join(filter(None, (f"{clock} {summary(runs)}", end)))
-            if live is not None:
-                live.update(_live_table(line, runs), refresh=True)
-                return
             changed = [run for run in runs if states.get(run.run_id, "pending") != run.state]
             for run in changed:
                 states[run.run_id] = run.state
@@ -154,28 +110,17 @@ class ConsoleListener(Listener):
                 detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
                 detail += f": {run.message}" if run.message else ""
                 self.say(safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}"))
-            if changed or drawn - told >= _LINE_EVERY_SEC:
-                told = drawn
+            status.update(escape(line))
+            if not console.is_terminal and (changed or looked - told >= _LINE_EVERY_SEC):
+                told = looked
                 self.say(line)
 
         def poll() -> None:
-            if time.monotonic() - drawn >= _REFRESH_SEC:
-                draw()
+            if time.monotonic() - looked >= _REFRESH_SEC:
+                look()
 
-        with live or nullcontext():
+        with console.status("", refresh_per_second=1) as status:
             try:
                 yield poll
             finally:
-                draw()
-
-
-def _live_table(line: str, runs: list[RunProgress]) -> Text:
-    """Show as many runs as fit the terminal's lines, running ones first."""
-    from rich.text import Text
-
-    room = max(4, shutil.get_terminal_size().lines - 7)
-    shown = sorted(runs, key=lambda run: _ORDER.index(run.state))[:room]
-    text = Text(f"{line}\n{runs_table(shown)}", no_wrap=True, overflow="ellipsis")
-    for state, style in _STYLES.items():
-        text.highlight_words([state], style)
-    return text
+                look()

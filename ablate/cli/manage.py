@@ -7,13 +7,14 @@ import shutil
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, deliver, find_run, find_study, json_option, storage_option
+from ablate.cli.common import AT_LEAST_1, deliver, find_run, find_study, json_option, storage_option, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 _LOOK_SEC = 0.3
 _MOST_RUNS = 40
 """A study with more runs is shown arm by arm."""
+_RUNS = {
+    "run": "{of.run_id:.8}", "arm": "{of.arm}", "seed": "{of.seed}", "state": "{of.state}",
+    "tokens": "{of.tokens:count}/{of.budget:count}", "train": "{of.loss:.4f}", "val": "{of.val_loss:.4f}",
+    "tok/s": "{of.tokens_per_sec:count}", "left": "{of.seconds_left:time}",
+}  # fmt: skip
+"""The first letters of an id are enough for ``ablate logs``; losses are in nats per token."""
+_ARMS = {"arm": "{arm}", "runs": "{runs}", "tokens": "{tokens:count}/{budget:count}"}
 _RUN_NOW = {True: "being run now", False: "not being run", None: "whether it is being run cannot be seen"}
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
@@ -60,7 +68,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
 
     A large study is shown arm by arm.
     """
-    from ablate.cli.display import arms_table, end_text, runs_table, summary
+    from ablate.cli.display import end_text, summary
     from ablate.execute.progress import ProgressReader, count_states, seconds_to_end
     from ablate.store.runs import is_running
 
@@ -86,7 +94,15 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     }
 
     def lines() -> Iterator[str]:
-        yield arms_table(runs) if len(runs) > _MOST_RUNS and not all_runs else runs_table(runs)
+        if all_runs or len(runs) <= _MOST_RUNS:
+            yield table_of(_RUNS, ({"of": run} for run in runs))
+        else:
+            rows = []
+            for arm, group in groupby(runs, key=lambda run: run.arm):
+                own = list(group)
+                tokens, budget = sum(run.tokens for run in own), sum(run.budget for run in own)
+                rows.append({"arm": arm, "runs": summary(own), "tokens": tokens, "budget": budget})
+            yield table_of(_ARMS, rows)
         end = end_text(runs, at_most=store.plan().stop is not None) or _RUN_NOW[running]
         yield f"{store.path.name}: {summary(runs)} · {end}"
         if trials is not None:
