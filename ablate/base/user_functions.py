@@ -38,7 +38,8 @@ def code_digest(reference: str) -> str:
     path, name = _locate(reference)
     try:
         source = path.read_bytes()
-        names = symtable.symtable(source, str(path), "exec").get_symbols()
+        # Bytes say their own encoding.
+        names = symtable.symtable(source, str(path), "exec").get_symbols()  # type: ignore[arg-type]
     except OSError as error:
         what = f"{reference}: cannot read: {error.strerror or error}"
         raise UserError(what, hint="check the file") from None
