@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from ablate.recipes import LayerRecipe, Preset
 
+_SHOWN = ("format", "scale", "block", "rounding")
+
 
 @click.command(
     "recipes",
@@ -84,18 +86,9 @@ def _lines(preset: Preset) -> Iterator[str]:
 
 def _operands(recipe: LayerRecipe) -> str:
     rows = []
-    for gemm, operand, p in recipe.operands():
-        scale = p.scale if p.block == "none" else f"{p.scale} {p.block}"
-        rounding = p.rounding if p.prescale == 1.0 else f"{p.rounding} × {p.prescale:g}"
-        hadamard = {f"H{p.hadamard}": p.hadamard, f"signs: {p.signs}": p.signs != "none"}
-        others = {
-            "permuted": p.permute,
-            "rotated in bf16": p.rotated_bf16,
-            "prescale undone on the operand": p.undo == "operand",
-            "from the quantised forward": p.source == "forward",
-            "from the quantised forward, in bf16": p.source == "forward_bf16",
-            "gradient masked": p.mask,
-        }
-        rotation, rest = (" ".join(w for w, holds in told.items() if holds) for told in (hadamard, others))
-        rows.append((gemm, operand, p.format, scale, rounding, rotation, rest))
-    return format_table(("GEMM", "operand", "format", "scale", "rounding", "Hadamard", ""), rows)
+    for gemm, operand, policy in recipe.operands():
+        values = asdict(policy)
+        shown = [values.pop(key) for key in _SHOWN]
+        others = (f"{key} {value}" for key, value in values.items() if value != getattr(type(policy), key))
+        rows.append((gemm, operand, *shown, ", ".join(others)))
+    return format_table(("GEMM", "operand", *_SHOWN, "and"), rows)

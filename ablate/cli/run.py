@@ -80,20 +80,20 @@ def command(
 
 def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     """Show failed runs with their last lines, and ``again``, the command to resume; return the exit code."""
-    for run in end.failed:
-        say(f"\nFailed: {run.arm} seed {run.seed}: {run.message}  (log: {run.log})")
-        log = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
-        for line in log.splitlines()[-_LOG_LINES:]:
+    for sentence, log in end.failed.items():
+        say(f"\nFailed: {sentence}  (log: {log})")
+        printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        for line in printed.splitlines()[-_LOG_LINES:]:
             say(f"    {safe_text(line)}")
-    if end.problem:
-        say(f"\n{end.problem}; what it ran goes on from its checkpoints.")
-    if end.interrupted:
+    if end.outcome.problem:
+        say(f"\n{end.outcome.problem}; what it ran goes on from its checkpoints.")
+    if end.outcome.interrupted:
         say(f"\nStopped. Finished runs are kept; go on with: {again}")
         return 130
-    if end.num_failed:
-        say(f"\nFailed runs: {end.num_failed}; try again with: {again} --retry-failed")
-    if end.num_missing:
-        say(f"\nRuns without a result: {end.num_missing}; go on with: {again}")
+    if failed := end.states.count("failed"):
+        say(f"\nFailed runs: {failed}; try again with: {again} --retry-failed")
+    if missing := sum(state not in ("finished", "diverged", "failed") for state in end.states):
+        say(f"\nRuns without a result: {missing}; go on with: {again}")
     return 0 if end.is_done else 1
 
 

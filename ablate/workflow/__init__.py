@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ablate.execute.queue import ExecutionEnd
     from ablate.plan import Plan
     from ablate.reports import ReportPaths
-    from ablate.store import StudyStore
+    from ablate.store import State, StudyStore
     from ablate.track.cursor import MirrorReport
 
     Prepared = Callable[[str, float, str], None]
@@ -73,37 +73,24 @@ class Listener:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailedRun:
-    """A run that failed in this call; ``log`` is the file that its last attempt printed to."""
-
-    arm: str
-    seed: int
-    message: str | None
-    log: Path
-
-
-@dataclass(frozen=True, kw_only=True)
 class StudyEnd:
-    """The end of a call.
+    """The end of a call: ``outcome``, that of its runs; ``states``, of the runs that were asked for.
 
-    ``failed``: the runs that failed in this call. ``num_failed`` and ``num_missing`` count, of the runs that
-    were asked for, those that have failed at any time and those that have not ended. ``problem``: why the
-    call ended early, in one line. ``report``: the report's page, if one was written. ``is_tuned``: False if
-    the study's arms must be tuned first and that is not done; then the numbers are those of the trials.
+    ``failed``: the runs that failed in this call, each as a sentence, with the file that it printed to.
+    ``report``: the report's page, if one was written. ``is_tuned``: False if the study's arms must be tuned
+    first and that is not done; then all else is of the trials.
     """
 
-    failed: tuple[FailedRun, ...]
-    num_failed: int
-    num_missing: int
-    interrupted: bool
-    problem: str | None
-    report: Path | None = None
-    is_tuned: bool = True
+    outcome: ExecutionEnd
+    states: list[State]
+    failed: dict[str, Path]
+    report: Path | None
+    is_tuned: bool
 
     @property
     def is_done(self) -> bool:
         """Whether every run that was asked for has a result."""
-        return self.is_tuned and not (self.interrupted or self.num_failed or self.num_missing)
+        return self.is_tuned and not self.outcome.interrupted and END_STATES.issuperset(self.states)
 
 
 def end_of(
@@ -116,23 +103,14 @@ def end_of(
     is_tuned: bool = True,
 ) -> StudyEnd:
     """Summarise how an execution ended. ``asked``: ids of the runs that were asked for."""
-    planned = {run.id: (arm.name, run.seed) for arm, run in plan.runs()}
-    failed = []
-    for run_id in (run_id for run_id, state in outcome.states.items() if state == "failed"):
-        (arm, seed), run = planned[run_id], store.run(run_id)
-        status = run.status()
-        log = run.attempt_log(status.attempt)
-        failed.append(FailedRun(arm=arm, seed=seed, message=status.message, log=log))
+    failed = {}
+    for arm, planned in plan.runs():
+        if outcome.states.get(planned.id) == "failed":
+            run = store.run(planned.id)
+            status = run.status()
+            failed[f"{arm.name} seed {planned.seed}: {status.message}"] = run.attempt_log(status.attempt)
     states = [store.run(run_id).state() for run_id in asked]
-    return StudyEnd(
-        failed=tuple(failed),
-        num_failed=states.count("failed"),
-        num_missing=sum(state not in {*END_STATES, "failed"} for state in states),
-        interrupted=outcome.interrupted,
-        problem=outcome.problem,
-        report=report,
-        is_tuned=is_tuned,
-    )
+    return StudyEnd(outcome=outcome, states=states, failed=failed, report=report, is_tuned=is_tuned)
 
 
 def say_mirror(left: MirrorReport, uri: str, name: str, where: Where, listener: Listener) -> None:

@@ -64,16 +64,13 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
         return {"source": "stdlib", "tokenizer": "bytes"}
     if place.startswith("hub:") or place.lower().endswith(TOKEN_SUFFIXES):
         raise UserError(f"{place} is no text", hint="write the section data by hand, see docs/data.md")
-    names = [name.lower() for _, _, files in os.walk(Path(place).expanduser()) for name in files]
-    names = names or [place.lower()]
-    is_text = any(name.endswith(TEXT_SUFFIXES) for name in names)
-    is_json = not is_text and any(name.endswith(JSON_SUFFIXES) for name in names)
     try:
-        find_files([place], JSON_SUFFIXES if is_json else TEXT_SUFFIXES)
+        files = find_files([place], TEXT_SUFFIXES + JSON_SUFFIXES)
     except UserError as error:  # drop a hint that is for study files only
         raise UserError(
             *(replace(one, hint=None) if "study file" in str(one.hint) else one for one in error.problems)
         ) from None
+    is_json = all(file.path.lower().endswith(JSON_SUFFIXES) for file in files)
     return {"source": "jsonl" if is_json else "text", "paths": [_from(place, folder)], "tokenizer": "bytes"}
 
 

@@ -246,15 +246,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
         say_mirror(left, mirror.tracking_uri, tuning.study, where, listener)
         return end_of(store, found.plan, found.open_runs, found.outcome, is_tuned=False)
     for group in found.tuning.groups:
-        assert group.chosen is not None
-        losses = {
-            values_text(trial.values): f"{trial.loss:.4f}" for trial in group.trials if trial.loss is not None
-        }
-        chosen, own = values_text(group.chosen), values_text(group.shared)
-        listener.say(
-            f"  {group.name}: {chosen} (loss {losses.get(chosen, '–')}); the study's own {own} "
-            f"(loss {losses.get(own, '–')})"
-        )
+        listener.say(f"  {group.name}: {values_text(group.chosen or {})}")
     return tuned_plan(plan, found.tuning)
 
 

@@ -26,12 +26,12 @@ def where(tmp_path):
 def test_a_plain_call_says_nothing_and_returns_how_it_ended(executor, where, capfd):
     end = run_study("tiny.yaml", where, only=["fp4"])
     assert executor.calls[0] == [("fp4", 0), ("fp4", 7)]
-    assert [(run.arm, run.seed, run.message) for run in end.failed] == [("fp4", 7, "no such luck")]
-    assert (end.num_failed, end.num_missing, end.is_done) == (1, 0, False)
+    assert [*end.failed] == ["fp4 seed 7: no such luck"]
+    assert (sorted(end.states), end.is_done) == (["failed", "finished"], False)
     assert end.report == where.storage / "tiny/report/report.html"
     end = run_study("tiny.yaml", where, seeds=[0])
     assert executor.calls[1] == [("bf16", 0)]
-    assert (end.failed, end.is_done) == ((), True)
+    assert (end.failed, end.is_done) == ({}, True)
     run_study("tiny.yaml", where, only=["fp4"])
     assert len(executor.calls) == 2  # nothing was left to run
     run_study("tiny.yaml", where, only=["fp4"], retry_failed=True)
