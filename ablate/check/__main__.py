@@ -46,7 +46,7 @@ def main(device: str | None, minutes: float, out: str, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(asdict(record), indent=1))
     say(f"{record}. Record: {path}, with a page in Markdown. The same command goes on with what was not run.")
-    return int(bool(record.failed))
+    return int(record.failed)
 
 
 def compiled_for(arch: str, say: Callable[[str], None]) -> tuple[dict[str, Any], int]:

@@ -95,9 +95,9 @@ class ProofRecord:
     begun: tuple[Text, Text, Text] | None = None
 
     @property
-    def failed(self) -> tuple[tuple[Part, Finding], ...]:
-        """Every failure, with its part."""
-        return tuple((part, one) for part in self.parts for one in part.findings if one.result == "failed")
+    def failed(self) -> bool:
+        """Whether any check failed."""
+        return any(part.state == "failed" for part in self.parts)
 
     def __str__(self) -> str:
         """Count the parts by state, in a few words."""
@@ -116,34 +116,36 @@ def read_proof(path: Path) -> ProofRecord:
 
 
 def page(record: ProofRecord) -> str:
-    """Render the page in Markdown: what was tested, the parts, the failures, then every finding."""
+    """Render the page in Markdown: what was tested, the parts, then every finding, the failures first."""
     machine, device = record.machine, record.machine.device
     versions = ", ".join(f"{name} {found}" for name, found in machine.versions.items() if found is not None)
     day = datetime.fromtimestamp(record.measured_unix, UTC).strftime("%Y-%m-%d")
+    findings = [(part.name, one) for part in record.parts for one in part.findings]
+    beside = [
+        f"Other work in {part}: {one.detail}. Times may be too long.\n"
+        for part, one in findings
+        if one.check == OTHER_WORK and one.detail != NO_WORK
+    ]
+    parts = [
+        (part.name, ": ".join(filter(None, (part.state, part.why))), str(len(part.findings)),
+         f"{sum(one.seconds for one in part.findings):.1f}")
+        for part in record.parts
+    ]  # fmt: skip
+    findings.sort(key=lambda found: found[1].result != "failed")
     lines = [
         f"# {machine.name}\n",
         f"`ablate check` on {device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
         f"threads: {machine.threads}. {versions}. Code {record.code}.\n",
         f"{record}. What each part tests is in docs/native.md.\n",
+        *beside,
+        *_table(("part", "result", "checks", "seconds"), parts),
+        "",
+        *_table(
+            ("part", "check", "back end", "result", "detail"),
+            [(part, one.check, one.backend, one.result, detail_of(one)) for part, one in findings],
+        ),
     ]
-    parts, sections = [], []
-    for part in record.parts:
-        rows = [(one.check, one.backend, one.result, detail_of(one)) for one in part.findings]
-        if rows:
-            sections += [f"\n## {part.name[0].upper()}{part.name[1:]}\n"]
-            sections += _table(("check", "back end", "result", "detail"), rows)
-        beside = [one for one in part.findings if one.check == OTHER_WORK and one.detail != NO_WORK]
-        lines += [f"Other work in {part.name}: {one.detail}. Times may be too long.\n" for one in beside]
-        state = f"{part.state}: {part.why}" if part.why else part.state
-        seconds = sum(one.seconds for one in part.findings)
-        parts.append((part.name, state, str(len(rows)), f"{seconds:.1f}"))
-    lines += _table(("part", "result", "checks", "seconds"), parts)
-    if record.failed:
-        lines += ["\n## Failures\n"]
-        lines += [
-            f"- {part.name}, {one.check} {one.backend}: {detail_of(one)}" for part, one in record.failed
-        ]
-    return "\n".join(lines + sections) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def detail_of(one: Finding) -> str:

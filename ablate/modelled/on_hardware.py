@@ -34,14 +34,14 @@ from ablate.modelled.speed import (
     workload_of,
 )
 from ablate.models.arithmetic import model_size
-from ablate.recipes import GEMMS, Recipe, row_group
+from ablate.recipes import Recipe, row_group
 from ablate.recipes.place import phases_of
 from ablate.run.architecture import HEAD, layer_places, linear_layers
 from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:
     from ablate.modelled.hardware import Peaks
-    from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
+    from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy
     from ablate.run.config import ArmConfig, ModelConfig, ResourcesConfig
 
 Part = Literal["loss", "blocks", "embedding"]
@@ -314,51 +314,51 @@ def _gemm_moments(
 
     ``at_use``: bytes per element of the weight as the layer receives it.
     """
-    native = {name: peaks is not None and has_unit(recipe.gemm(name), peaks) for name in GEMMS}
+    fprop, dgrad, wgrad = recipe.fprop, recipe.dgrad, recipe.wgrad
 
-    def copy(gemm: Gemm, policy: OperandPolicy, elements: int) -> int:
+    def copy(gemm: GemmPolicy, policy: OperandPolicy, elements: int) -> int:
         """Bytes of an operand's copy for its GEMM, and of its mask."""
         if policy.is_untouched:
             return 0
-        emulated = _FP32 if policy.is_fp32 else _BF16
-        return round(((operand_bytes(policy) if native[gemm] else emulated) + policy.mask) * elements)
+        each = _FP32 if policy.is_fp32 else _BF16
+        if peaks is not None and has_unit(gemm, peaks):
+            return round((operand_bytes(policy) + policy.mask) * elements)
+        return (each + policy.mask) * elements
 
-    def scratch(gemm: Gemm, elements: int) -> int:
+    def scratch(gemm: GemmPolicy, elements: int) -> int:
         """Bytes of an emulated GEMM's result before a factor is applied; on a GPU also after it."""
-        sides = (recipe.gemm(gemm).left, recipe.gemm(gemm).right)
-        if native[gemm]:
+        sides = (gemm.left, gemm.right)
+        if peaks is not None and has_unit(gemm, peaks):
             return 0
         if any(side.has_tensor_scale for side in sides):
             return (_BF16 if peaks is None else 2 * _FP32) * elements
-        is_scaled = any(side.prescale != 1 and side.undo == "accumulator" for side in sides)
-        return _BF16 * is_scaled * elements
+        return _BF16 * elements * any(side.prescale != 1 and side.undo == "accumulator" for side in sides)
 
-    def back(forward: OperandPolicy, *, doubly: bool) -> int:
-        """Bytes per element for taking a gradient back through a forward operand's quantiser."""
-        masked = _BF16 + 1 if forward.mask else 0
+    def back(forward: OperandPolicy, elements: int, *, doubly: bool) -> int:
+        """Bytes for taking a gradient back through a forward operand's quantiser."""
+        each = _BF16 + 1 if forward.mask else 0
         rotated = doubly and forward.hadamard
         if peaks is None:
-            return masked + (_BF16 if forward.mask or rotated else 0)
-        return masked + (4 * _FP32 if rotated else 0)
+            each += _BF16 if forward.mask or rotated else 0
+        elif rotated:
+            each += 4 * _FP32
+        return each * elements
 
     cast = 0 if at_use == _BF16 else _BF16 * n * k
-    dgrad, wgrad, fprop = recipe.dgrad, recipe.wgrad, recipe.fprop
     dx, dw = _BF16 * m * k, _BF16 * n * k
-
-    doubly = dgrad.right.source != "high_precision"
-    copies = copy("dgrad", dgrad.left, m * n) + (copy("fprop", fprop.right, n * k) if doubly else 0)
-    in_dgrad = Memory(weights=cast, quantised=copies, activations=dx)
+    # If an operand of the backward pass was quantised in the forward pass, its copy is made again.
+    w_again, x_again = (gemm.right.source != "high_precision" for gemm in (dgrad, wgrad))
+    w_copy = copy(fprop, fprop.right, n * k) if w_again else 0
+    x_copy = copy(fprop, fprop.left, m * k) if x_again else 0
+    in_dgrad = Memory(weights=cast, quantised=copy(dgrad, dgrad.left, m * n) + w_copy, activations=dx)
+    kept = w_copy if fprop.right.mask else 0
+    copies = copy(wgrad, wgrad.left, m * n) + x_copy + kept
+    in_wgrad = Memory(quantised=copies, activations=dx, gradients=dw)
     moments = [
-        in_dgrad + Memory(quantised=copy("dgrad", dgrad.right, n * k), activations=scratch("dgrad", m * k)),
-        in_dgrad + Memory(activations=back(fprop.left, doubly=doubly) * m * k),
-    ]
-    kept = copy("fprop", fprop.right, n * k) if doubly and fprop.right.mask else 0
-    doubly = wgrad.right.source != "high_precision"
-    copies = copy("wgrad", wgrad.left, m * n) + (copy("fprop", fprop.left, m * k) if doubly else 0)
-    in_wgrad = Memory(quantised=copies + kept, activations=dx, gradients=dw)
-    moments += [
-        in_wgrad + Memory(quantised=copy("wgrad", wgrad.right, m * k), gradients=scratch("wgrad", n * k)),
-        in_wgrad + Memory(weights=cast, gradients=back(fprop.right, doubly=doubly) * n * k),
+        in_dgrad + Memory(quantised=copy(dgrad, dgrad.right, n * k), activations=scratch(dgrad, m * k)),
+        in_dgrad + Memory(activations=back(fprop.left, m * k, doubly=w_again)),
+        in_wgrad + Memory(quantised=copy(wgrad, wgrad.right, m * k), gradients=scratch(wgrad, n * k)),
+        in_wgrad + Memory(weights=cast, gradients=back(fprop.right, n * k, doubly=x_again)),
     ]
     if at_use != _BF16:
         moments.append(in_wgrad + Memory(weights=cast, gradients=at_use * n * k))

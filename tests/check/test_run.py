@@ -61,7 +61,7 @@ def test_the_record_says_what_was_found_and_how_long_it_took(prove):
     assert read_proof(path) == record
     text = path.with_suffix(".md").read_text()
     assert "Parts: 2 passed." in text
-    assert "| b | emulated | told | measured; clock_MHz 2000 |" in text
+    assert "| first | b | emulated | told | measured; clock_MHz 2000 |" in text
 
 
 def test_what_does_not_fit_the_time_is_named_and_run_by_the_next_call(prove):
@@ -107,8 +107,9 @@ def test_a_failure_stops_no_other_part(prove):
     }
     assert states(record) == {"first": ("failed", None), "second": ("skipped", "one device")}
     tensors = record.parts[0].findings[1].tensors
-    line = f"- first, b emulated: 1 of 32 values differ; [tensors]({tensors})"
-    assert line in path.with_suffix(".md").read_text()
+    line = f"| first | b | emulated | failed | 1 of 32 values differ; [tensors]({tensors}) |"
+    failures = path.with_suffix(".md").read_text().partition("| detail |")[2].splitlines()[2:4]
+    assert line in failures  # in front of all else
     saved = torch.load(path.with_name(tensors), weights_only=True)
     assert torch.equal(saved["tensors"]["x"], torch.ones(1, 16))
 
