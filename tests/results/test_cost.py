@@ -9,22 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs_in_words import rows_of, runs_of
 from scipy import stats
-from synthetic_study import hits, missing, token_cost
+from synthetic_study import hits, token_cost
 
 from ablate.results.cost import Cost, mean_tokens, standing
 from ablate.results.intervals import Estimate, Interval, mean_estimate
-from ablate.run.outcome import Outcome
 from ablate.store.plan_file import Margin
 
 ARM = (120.0, 131.0, 118.0, 126.0, 122.0)
 BASE = (100.0, 104.0, 97.0)
 FIVE = Margin(kind="cost", value=0.05)
 samples = st.lists(st.floats(1e3, 1e9), min_size=2, max_size=12, unique=True)
-
-
-def never(end, budget):
-    return Outcome(seed=9, end=end, low=budget)
 
 
 def test_the_welch_interval_is_that_of_scipy():
@@ -54,36 +50,35 @@ def test_the_paired_interval_is_that_of_scipy_over_the_seeds_in_common():
     assert "unpaired" in apart.reason
 
 
-BELOW = Outcome(seed=0, end="hit", low=0.0, high=50.0)
-"""At the target by its first evaluation, which was after 50 tokens."""
+WITHOUT = """
+118           | 100       | point | 118 / 100 | | | n = 1
+118 118       | 100 100   | point | 118 / 100 | | | same figure
+# The mean over the hits alone would say that this arm saves tokens.
+95 96 c200 x300 | 100 101 | bound | | 95 96 200 300 / 100 101 | | of 4 runs 1 ended before the target and 1 diverged
+120 130       | 100 c200  | bound | | | 120 130 / 100 200 | the baseline: of 2 runs
+c200          | c200      | none  | | | | this arm: of 1 runs
+<50 60        | 100 100   | bound | | | 50 60 / 100 | of 2 runs 1 was at the target by the first
+<50 60        | <50 60    | none  | | | | ; the baseline: of 2 runs
+<0 120 131    | 100 104   | none  | | | | of 3 runs 1 was
+118 -         | 100       | point | 118 / 100 | | | n = 1
+-             | 100       | none  | | | | no result of this arm yet
+"""
 
 
-@pytest.mark.parametrize(
-    ("arm", "base", "kind", "estimate", "low", "high", "reason"),
-    [
-        (hits(118), hits(100), "point", 0.18, None, None, "n = 1"),
-        (hits(118, 118), hits(100, 100), "point", 0.18, None, None, "same figure"),
-        # The mean over the hits alone would say that this arm saves tokens.
-        ([*hits(95, 96), never("censored", 200), never("diverged", 300)], hits(100, 101), "bound", None,
-         stats.gmean([95, 96, 200, 300]) / stats.gmean([100, 101]) - 1, None,
-         "this arm: of 4 runs 1 ended before the target and 1 diverged"),
-        (hits(120, 130), [*hits(100), never("censored", 200)], "bound", None, None,
-         stats.gmean([120, 130]) / stats.gmean([100, 200]) - 1, "the baseline: of 2 runs"),
-        ([never("censored", 200)], [never("censored", 200)], "none", None, None, None, "this arm: "),
-        ([BELOW, *hits(60)], hits(100, 100), "bound", None, None, stats.gmean([50, 60]) / 100 - 1,
-         "of 2 runs 1 was at the target by the first evaluation"),
-        ([BELOW, *hits(60)], [BELOW, *hits(60)], "none", None, None, None, "; the baseline: "),
-        ([replace(BELOW, high=0.0), *hits(*ARM)], hits(*BASE), "none", None, None, None, "of 6 runs 1 was"),
-        ([*hits(118), *missing(1, 5)], hits(100), "point", 0.18, None, None, "n = 1"),
-        (missing(1), hits(100), "none", None, None, None, "no result of this arm yet"),
-    ],
-)  # fmt: skip
+def cost_of(text):
+    """Read a cost: ``95 96 / 100`` is the geometric mean over another one, minus one."""
+    sides = [list(map(float, side.split())) for side in text.split("/")]
+    return stats.gmean(sides[0]) / stats.gmean(sides[1]) - 1 if text else None
+
+
+@pytest.mark.parametrize(("arm", "base", "kind", "estimate", "low", "high", "reason"), rows_of(WITHOUT))
 def test_without_an_interval_there_is_what_is_known_and_the_reason(
     arm, base, kind, estimate, low, high, reason
 ):
-    cost = token_cost(arm, base)
-    assert (cost.kind, cost.n) == (kind, sum(run.end != "missing" for run in arm))
-    assert (cost.estimate, cost.low, cost.high) == pytest.approx((estimate, low, high))
+    cost = token_cost(runs_of(arm), runs_of(base))
+    assert (cost.kind, cost.n) == (kind, sum(run.end != "missing" for run in runs_of(arm)))
+    expected = tuple(map(cost_of, (estimate, low, high)))
+    assert (cost.estimate, cost.low, cost.high) == pytest.approx(expected)
     assert reason in cost.reason
 
 
@@ -92,7 +87,7 @@ def test_one_side_with_spread_is_enough_for_an_interval():
 
 
 def test_a_bound_has_the_interval_of_runs_cut_at_the_budget_and_a_mean_its_least():
-    arm = [*hits(120, 130), never("censored", 200)]
+    arm = runs_of("120 130 c200")
     cost = token_cost(arm, hits(100, 100, 101))
     assert cost.restricted.low < cost.restricted.estimate < cost.restricted.high
     assert cost.restricted.estimate == pytest.approx(cost.low)
@@ -103,7 +98,7 @@ def test_a_bound_has_the_interval_of_runs_cut_at_the_budget_and_a_mean_its_least
         pytest.approx(stats.gmean([120, 130, 200])),
         None,
     )
-    assert mean_tokens([]).estimate is mean_tokens([BELOW]).estimate is None
+    assert mean_tokens([]).estimate is mean_tokens(runs_of("<50")).estimate is None
 
 
 @given(
