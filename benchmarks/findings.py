@@ -126,7 +126,7 @@ def fill_pages(options: argparse.Namespace, storage: Path) -> int:
         files[page] = BLOCK.sub(fill, page.read_text(encoding="utf-8")).encode()
     for path in [] if options.pages else sorted((FOLDER / "data").glob("*.csv")):
         frames = load_frames(StudyStore(storage / path.stem))
-        ended = frames.runs.loc[frames.runs["state"].isin(["finished", "diverged"]), "run_id"]
+        ended = [run_id for run_id, run in frames.runs.items() if run.has_result]
         files[path] = csv_text(frames.evals[frames.evals["run_id"].isin(ended)]).encode()
     changed = [path for path, body in files.items() if not path.exists() or path.read_bytes() != body]
     for path in changed:

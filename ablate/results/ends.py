@@ -18,10 +18,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
-import pandas as pd
 
 from ablate.results.losses import Curve
 from ablate.run.config import Setting, configured
@@ -71,11 +70,6 @@ class RunResult(Outcome):
         return float(self.curve.loss[-1]) if len(self.curve.loss) else None
 
 
-def number_in(value: Any) -> float | None:
-    """Return the number in a data frame's cell, None if it is empty."""
-    return None if value is None or pd.isna(value) else float(value)
-
-
 def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> Iterator[RunResult]:
     """Yield how each run has ended, in the order of the plan; runs ``apart`` do not count as results.
 
@@ -86,48 +80,40 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
     whole_steps = {arm.name: arm.tokens for arm in frames.plan.arms}
     evals = frames.evals[frames.evals["tokens"] >= origin]
     of_run = {str(run_id): group for run_id, group in evals.groupby("run_id", sort=False)}
-    for row in frames.runs.to_dict("records"):
-        run_id, arm, state, seed = str(row["run_id"]), str(row["arm"]), str(row["state"]), int(row["seed"])
+    for run_id, ran in frames.runs.items():
+        status, environment = ran.status, frames.environments.get(run_id)
         group = of_run.get(run_id, evals.iloc[:0])
         tokens, loss = group["tokens"].to_numpy(dtype=np.int64), group["val_loss"].to_numpy(dtype=float)
-        fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in steady.get(arm, ())])
-        budget = number_in(row["budget_tokens"]) or 0.0
+        fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in steady.get(ran.arm, ())])
         end = outcome(
-            seed=seed,
-            state="set apart" if run_id in apart else state,
+            seed=ran.seed,
+            state="set apart" if run_id in apart else status.state,
             tokens=tokens,
             loss=loss,
             target=None if target is None else target.val_loss,
             rule="confirmed" if target is None else target.crossing,
-            budget_tokens=budget,
+            budget_tokens=float(ran.budget or 0),
             fit=fit,
         ).after(origin)
-        started, ended = number_in(row["started_unix"]), number_in(row["ended_unix"])
-        environment = frames.environments.get(run_id)
+        started, ended = status.started_unix, status.ended_unix
         yield RunResult(
             **vars(end),
             run_id=run_id,
-            arm=arm,
-            state=state,
+            arm=ran.arm,
+            state=status.state,
             curve=Curve(
-                run_id=run_id,
-                arm=arm,
-                seed=seed,
-                end=end.end,
-                tokens=tokens,
-                loss=loss,
-                fit=fit,
+                run_id=run_id, arm=ran.arm, seed=ran.seed, end=end.end, tokens=tokens, loss=loss, fit=fit,
                 origin=origin,
             ),
             # The status is written at the end of an attempt; a killed attempt may have later evaluations.
-            tokens=max(int(row["tokens"]), int(tokens[-1]) if len(tokens) else 0),
-            budget=int(whole_steps[arm] or budget),
-            message=row["message"] if isinstance(row["message"], str) else None,
+            tokens=max(status.tokens, int(tokens[-1]) if len(tokens) else 0),
+            budget=whole_steps[ran.arm] or ran.budget or 0,
+            message=status.message,
             seconds=None if started is None or ended is None else ended - started,
-            tokens_per_sec=number_in(row["tokens_per_sec"]),
+            tokens_per_sec=ran.tokens_per_sec,
             devices=(environment and environment.world_size) or 1,
             backend_mode=None if environment is None else environment.backend_mode,
-        )
+        )  # fmt: skip
 
 
 def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
@@ -190,7 +176,7 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
     return replace(
         frames,
         plan=replace(plan, arms=tuple(arms), baseline=names[plan.baseline]),
-        runs=frames.runs[frames.runs["run_id"].isin(wanted)],
+        runs={key: value for key, value in frames.runs.items() if key in wanted},
         evals=frames.evals[frames.evals["run_id"].isin(wanted)],
         configs={
             arm: config.with_training(**usual)
@@ -222,11 +208,11 @@ class SetApart:
 
 def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[SetApart, ...]:
     """Find the runs with a result that must not be pooled, each with the first setting it differs in."""
-    results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
     unknown, nowhere = RecordedConfig(), Environment()
     marks = {
-        run_id: _marks(frames.configs.get(arm, unknown), frames.environments.get(run_id, nowhere))
-        for run_id, arm in zip(results["run_id"], results["arm"], strict=True)
+        run_id: _marks(frames.configs.get(ran.arm, unknown), frames.environments.get(run_id, nowhere))
+        for run_id, ran in frames.runs.items()
+        if ran.has_result
     }
     others = _marks(frames.configs.get(frames.plan.baseline, unknown), nowhere)
     of_most: tuple[Setting, ...] = ("code", "device", "arithmetic", "world_size")
@@ -234,9 +220,9 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
         counts = Counter(value for own in marks.values() if (value := own[setting]) is not None)
         others[setting] = counts.most_common(1)[0][0] if counts else None
     found = []
-    for run_id, arm in zip(results["run_id"], results["arm"], strict=True):
+    for run_id, own in marks.items():
         for setting in get_args(Setting):
-            mine, theirs = marks[run_id][setting], others[setting]
+            mine, theirs, arm = own[setting], others[setting], frames.runs[run_id].arm
             if setting not in waived and mine is not None and theirs is not None and mine != theirs:
                 found.append(SetApart(run=run_id, arm=arm, setting=setting, own=mine, others=theirs))
                 break

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ablate.store import StudyStore
+    from ablate.store import Status, StudyStore
     from ablate.store.leases import Attempt
     from ablate.store.plan_file import LockedPlan
 
@@ -39,16 +39,29 @@ TRAINING = {
 """Keys of a training row in ``metrics.jsonl``, and the names of their columns."""
 
 _OF_RUN = ["run_id", "arm", "seed"]
-_OF_STATUS = ["state", "attempt", "tokens", "message", "started_unix", "ended_unix"]
-_RUN_COLUMNS = [*_OF_RUN, *_OF_STATUS, "budget_tokens", "tokens_per_sec", "backend_mode"]
 _SECOND = "val_loss_bf16"
+
+
+class Ran(NamedTuple):
+    """A run of the plan: its status, its budget in tokens, and the median tokens/s of its training."""
+
+    arm: str
+    seed: int
+    status: Status
+    budget: int | None
+    tokens_per_sec: float | None
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it has come to its end, or diverged."""
+        return self.status.state in ("finished", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFrames:
     """A study as plain data.
 
-    ``runs`` has one row for each run of the plan, ``evals`` one for each evaluation (``val_loss`` in nats
+    ``runs`` has every run of the plan by id, ``evals`` a row for each evaluation (``val_loss`` in nats
     per token, ordered by run and tokens, each token count once). If any run was also evaluated in bf16, there
     is a column ``val_loss_bf16``, NaN for evaluations without it. ``configs`` maps an arm to the resolved
     configuration of its first run that has one; ``environments`` maps a run id to what it ran on, and
@@ -57,7 +70,7 @@ class StudyFrames:
     """
 
     plan: LockedPlan
-    runs: pd.DataFrame
+    runs: dict[str, Ran]
     evals: pd.DataFrame
     configs: dict[str, RecordedConfig]
     environments: dict[str, Environment]
@@ -75,7 +88,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
     """
     plan = store.plan()
     faults: list[str] = []
-    runs, evals = [], []
+    runs: dict[str, Ran] = {}
+    evals = []
     configs: dict[str, RecordedConfig] = {}
     environments: dict[str, Environment] = {}
     attempts: dict[str, Attempt] = {}
@@ -101,21 +115,19 @@ def load_frames(store: StudyStore) -> StudyFrames:
         who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
         lines = lines_of(content)
         evals += [who | row for row in _evaluations(run.metrics_path, lines, faults)]
-        runs.append(
-            who
-            | {name: getattr(status, name) for name in _OF_STATUS}
-            | {
-                "budget_tokens": ((config and config.training) or plan.training).get("tokens"),
-                "tokens_per_sec": _throughput(lines, (arm.fork and arm.fork.tokens) or 0),
-                "backend_mode": environment and environment.backend_mode,
-            }
+        runs[entry.id] = Ran(
+            arm=arm.name,
+            seed=entry.seed,
+            status=status,
+            budget=((config and config.training) or plan.training).get("tokens"),
+            tokens_per_sec=_throughput(lines, (arm.fork and arm.fork.tokens) or 0),
         )
     columns = [*_OF_RUN, "tokens", "step", "val_loss"]
     if any(row[_SECOND] is not None for row in evals):
         columns.append(_SECOND)
     return StudyFrames(
         plan=plan,
-        runs=pd.DataFrame(runs, columns=_RUN_COLUMNS),
+        runs=runs,
         evals=pd.DataFrame(evals, columns=columns).astype({_SECOND: float} if _SECOND in columns else {}),
         configs=configs,
         environments=environments,

@@ -31,7 +31,7 @@ from ablate.reports.findings.speed import (
 )
 from ablate.reports.findings.tuning import tuned
 from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
-from ablate.results.ends import comparisons, find_set_apart, is_paired, number_in, origins
+from ablate.results.ends import comparisons, find_set_apart, is_paired, origins
 from ablate.results.intervals import Interval
 from ablate.results.losses import final_loss
 
@@ -129,7 +129,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         ),
         set_apart=set_apart,
         waived=waived,
-        last_ended_unix=max(filter(None, map(number_in, frames.runs["ended_unix"])), default=None),
+        last_ended_unix=max(
+            (run.status.ended_unix for run in frames.runs.values() if run.status.ended_unix), default=None
+        ),
         curves=tuple(curve for arm in from_place[0].values() for curve in arm.curves),
         curves_in_bf16=tuple(run.curve for run in second[0].values()),
     )

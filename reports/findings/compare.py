@@ -212,7 +212,7 @@ def trend(
         )
     owners: dict[str, str] = {}
     for study, frame in zip(studies, frames, strict=True):
-        for run_id in frame.runs["run_id"]:
+        for run_id in frame.runs:
             if (owner := owners.setdefault(run_id, study.name)) != study.name:
                 raise UserError(
                     f"{owner} and {study.name} have runs in common: what they show is not independent "

@@ -191,8 +191,7 @@ def judge_throughput(
     if record is None:
         return None
     timed = {one.arm: one for one in record.arms}
-    results = frames.runs[frames.runs["state"].isin(("finished", "diverged"))]
-    pooled = {str(run_id) for run_id in results["run_id"]} - set(left_out)
+    pooled = {run_id for run_id, run in frames.runs.items() if run.has_result} - set(left_out)
 
     def why_not(arm: str, ids: Sequence[str]) -> str | None:
         one = timed.get(arm)

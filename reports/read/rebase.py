@@ -71,9 +71,13 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
         UserError: the baseline has no losses, or not all of these runs have evaluations on both sides.
     """
     plan = frames.plan
-    counted = (frames.runs["arm"] == plan.baseline) & (frames.runs["state"] != "diverged")
-    curves = [frames.evals[frames.evals["run_id"] == run] for run in frames.runs.loc[counted, "run_id"]]
-    curves = [curve for curve in curves if len(curve)]
+    counted = [
+        run_id
+        for run_id, run in frames.runs.items()
+        if run.arm == plan.baseline and run.status.state != "diverged"
+    ]
+    evals = frames.evals[frames.evals["run_id"].isin(counted)]
+    curves = [curve for _, curve in evals.groupby("run_id", sort=False)]
     if not curves:
         raise UserError(f"--after: '{plan.baseline}' in study '{plan.study}' has no losses yet")
     first = max(int(curve["tokens"].iloc[0]) for curve in curves)

@@ -54,7 +54,7 @@ WITHOUT = """
 118           | 100       | point | 118 / 100 | | | n = 1
 118 118       | 100 100   | point | 118 / 100 | | | same figure
 # The mean over the hits alone would say that this arm saves tokens.
-95 96 c200 x300 | 100 101 | bound | | 95 96 200 300 / 100 101 | | of 4 runs 1 ended before the target and 1 diverged
+95 96 c200 x300 | 100 101 | bound | | 95 96 200 300 / 100 101 | | 1 ended before the target and 1 diverged
 120 130       | 100 c200  | bound | | | 120 130 / 100 200 | the baseline: of 2 runs
 c200          | c200      | none  | | | | this arm: of 1 runs
 <50 60        | 100 100   | bound | | | 50 60 / 100 | of 2 runs 1 was at the target by the first

@@ -23,18 +23,19 @@ def test_runs_and_evaluations(make_study):
         states={("b", 1): "pending"},
     )
     frames = load_frames(store)
-    assert frames.runs[["arm", "seed", "state"]].to_numpy().tolist() == [
-        ["a", 0, "finished"], ["a", 1, "finished"], ["b", 0, "finished"], ["b", 1, "pending"],
+    runs = list(frames.runs.values())
+    assert [(run.arm, run.seed, run.status.state) for run in runs] == [
+        ("a", 0, "finished"), ("a", 1, "finished"), ("b", 0, "finished"), ("b", 1, "pending"),
     ]  # fmt: skip
     assert frames.evals["val_loss"].tolist() == [3, 2, 3, 1, 4, 3]
     assert frames.evals["tokens"].tolist() == [100, 200] * 3
-    assert frames.runs["tokens_per_sec"].tolist()[:3] == [31000.0] * 3
-    assert frames.runs["budget_tokens"].tolist() == [1_000_000] * 4
+    assert [run.tokens_per_sec for run in runs[:3]] == [31000.0] * 3
+    assert {run.budget for run in runs} == {1_000_000}
     assert frames.faults == ()
     assert set(frames.configs) == {"a", "b"}
     (first_run(store).path / "status.json").write_text("{")
     frames = load_frames(store)
-    assert frames.runs["state"][0] == "damaged"
+    assert next(iter(frames.runs.values())).status.state == "damaged"
     assert "status.json: altered or cut" in frames.faults[0]
 
 
@@ -102,10 +103,11 @@ def test_nothing_of_a_damaged_run_is_a_number(make_study, file, damage):
     else:
         path.write_bytes(content[:-2] if damage == "cut" else content.replace(b"1", b"7", 1))
     frames = load_frames(store)
-    assert frames.runs["state"].tolist() == ["damaged", "finished"]
-    assert frames.evals["run_id"].tolist() == [frames.runs["run_id"][1]] * 2
+    (_, damaged), (other, finished) = frames.runs.items()
+    assert (damaged.status.state, finished.status.state) == ("damaged", "finished")
+    assert frames.evals["run_id"].tolist() == [other] * 2
     assert run.run_id not in {*frames.environments, *frames.attempts}
-    assert frames.runs["tokens"].tolist() == [0, 200]
+    assert (damaged.status.tokens, finished.status.tokens) == (0, 200)
     (fault,) = frames.faults
     assert fault.startswith(f"{run.path}: {file}")
 

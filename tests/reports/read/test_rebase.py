@@ -86,8 +86,10 @@ def test_the_target_that_the_baseline_reaches_after_so_many_tokens(frames, make_
     for outside in (11, 29):
         with pytest.raises(UserError, match=f"--after: {outside} tokens is outside .*from 12 to 28"):
             target_after(frames, outside)
-    runs = frames.runs.copy()
-    runs.loc[runs["run_id"] == runs.loc[runs["arm"] == "bf16", "run_id"].iloc[0], "state"] = "diverged"
-    assert target_after(replace(frames, runs=runs), 20) == 2.2  # the run that did not diverge
+    first, run = next((run_id, run) for run_id, run in frames.runs.items() if run.arm == "bf16")
+    diverged = {first: run._replace(status=replace(run.status, state="diverged"))}
+    assert (
+        target_after(replace(frames, runs=frames.runs | diverged), 20) == 2.2
+    )  # the run that did not diverge
     with pytest.raises(UserError, match=r"'bf16' in study .* has no losses yet"):
         target_after(load_frames(make_study({"bf16": [[]], "all": [[(10, 3.0)]]})), 10)
