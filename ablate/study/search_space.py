@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from ablate.store.plan_file import LockedTuning
-from ablate.study.sections import SearchSection
+from ablate.study.sections import RangeSection, SearchSection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 _DIGITS = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
+@dataclass(frozen=True, kw_only=True)
+class Range(RangeSection):
     """Numbers from ``low`` to ``high``, spread evenly in the logarithm if ``log``; ``whole``: integers."""
 
-    low: float
-    high: float
-    log: bool = False
     whole: bool = False
 
     @property

@@ -36,17 +36,22 @@ if TYPE_CHECKING:
 
 FIRST_TRIAL_SEED = 1_000_000
 """Far from the seeds that people choose: a study that gets more seeds keeps its tuned values."""
-_NOT_OF_A_SEARCH: dict[Path, str] = {
-    **dict.fromkeys(
-        [
-            ("paired_seeds",), ("intervals",), ("baseline_again",), ("tune",), ("stop",), ("diagnostics",),
-            ("keep_weights",), ("base", "fork"),
-        ],
-        "it belongs to a study",
-    ),
-    ("seeds",): "search.seed is the seed of its runs",
-    ("base", "training", "tokens"): "search.budgets says it",
-}  # fmt: skip
+_NOT_OF_A_SEARCH = {
+    "seeds": "search.seed is the seed of its runs",
+    "base.training.tokens": "search.budgets says it",
+} | dict.fromkeys(
+    [
+        "paired_seeds",
+        "intervals",
+        "baseline_again",
+        "tune",
+        "stop",
+        "diagnostics",
+        "keep_weights",
+        "base.fork",
+    ],
+    "it belongs to a study",
+)
 
 
 # ---- tune ---------------------------------------------------------------------------------------------
@@ -72,7 +77,10 @@ def check_tune(file: StudyFile, found: Arms) -> Tune | None:
     groups = _groups(found, section)
     if faults.any_within("tune"):
         return None
-    _check_arms(fields, groups, found)
+    own = {
+        name: {field: getattr(arm.training, field) for field in fields} for name, arm in found.arms.items()
+    }
+    _check_arms(fields, groups, own, found)
     _check_budget(section, found)
     first = max(file.every_seed) + 1
     used = {*file.every_seed, *(range(first, first + len(file.every_seed)) if file.baseline_again else ())}
@@ -89,15 +97,11 @@ def check_tune(file: StudyFile, found: Arms) -> Tune | None:
         budget=section.tokens,
         seeds=tuple(itertools.islice(free, section.seeds)),
         groups=tuple(
-            GroupTuning(name=name, arms=arms, shared=_own(fields, found, arms[0]), trials=(), chosen=None)
+            GroupTuning(name=name, arms=arms, shared=own[arms[0]], trials=(), chosen=None)
             for name, arms in groups.items()
         ),
         tuned={},
     )
-
-
-def _own(fields: Space, found: Arms, arm: str) -> dict[str, Any]:
-    return {name: getattr(found.arms[arm].training, name) for name in fields}
 
 
 def _values(name: str, values: RangeSection | list[Any], faults: Faults) -> Range | Choices:
@@ -136,7 +140,9 @@ def _groups(found: Arms, section: TuneSection) -> dict[str, tuple[str, ...]]:
     return groups
 
 
-def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms) -> None:
+def _check_arms(
+    fields: Space, groups: dict[str, tuple[str, ...]], own: dict[str, dict[str, Any]], found: Arms
+) -> None:
     """Check that tuned names are free, that arms' own values may be tried, and that arms differ otherwise."""
     faults, blank = found.faults, {name: getattr(TrainingConfig(), name) for name in fields}
     first: dict[tuple[str, ...], str] = {}
@@ -144,9 +150,9 @@ def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms) 
         if tuned_name(arm.name) in found.arms:
             what = f"an arm of the name '{tuned_name(arm.name)}' is there already"
             faults.add(("tune",), what, f"'{arm.name}' at the values found for it takes that name")
-        for name, own in _own(fields, found, arm.name).items():
-            if own not in fields[name]:
-                what = f"the study's own {name}, {own}, is not among the values"
+        for name, value in own[arm.name].items():
+            if value not in fields[name]:
+                what = f"the study's own {name}, {value}, is not among the values"
                 hint = "it is always tried, so that tuning can only gain"
                 faults.add(("tune", "fields", name), what, hint, arm=arm.name)
         content = content_of(replace(arm, training=replace(arm.training, **blank)))
@@ -154,8 +160,7 @@ def _check_arms(fields: Space, groups: dict[str, tuple[str, ...]], found: Arms) 
             what = f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"
             faults.add(("tune", "fields", KEY), what, "tuned, they would be one arm")
     for group, arms in groups.items():
-        start = _own(fields, found, arms[0])
-        for other in [arm for arm in arms if _own(fields, found, arm) != start][:1]:
+        for other in [arm for arm in arms if own[arm] != own[arms[0]]][:1]:
             what = f"arms '{arms[0]}' and '{other}' of one group start from other values"
             faults.add(("tune", "groups", group), what, "give each a group of its own")
 
@@ -168,16 +173,12 @@ def _check_budget(section: TuneSection, found: Arms) -> None:
             found.faults.add(("tune", "tokens"), what, "trials are shorter than runs", arm=arm.name)
             return
     at: Path = ("tune", "fields")
-    for end, key in enumerate(("low", "high")):
+    for end in (min, max):
         tried: list[tuple[Path, Path]] = [(("tune", "tokens"), ("training", "tokens"))]
-        for name, values in found.faults.source.items(*at):
-            place: str | int = key
-            if isinstance(values, list):
-                rising = sorted(
-                    range(len(values)), key=lambda one: -math.inf if values[one] is None else values[one]
-                )
-                place = rising[-end]
-            tried.append(((*at, name, place), ("training", name)))
+        for name in section.fields:
+            entries = [one for one in found.faults.source.entries(*at, name) if one[0] != "log"]
+            key, _ = end(entries, key=lambda one: -math.inf if one[1] is None else one[1])
+            tried.append(((*at, name, key), ("training", name)))
         for arm in found.arms.values():
             layers = (*arm.layers, tuple(tried))
             training, _ = found.sections.build("training", layers)
@@ -193,7 +194,8 @@ def check_search(file: StudyFile | None, found: Arms) -> Search | None:
     faults, source = found.faults, found.faults.source
     if "search" not in source.data:
         return None
-    for path, hint in _NOT_OF_A_SEARCH.items():
+    for name, hint in _NOT_OF_A_SEARCH.items():
+        path = tuple(name.split("."))
         if source.get(*path) is not None:
             faults.add((*path, KEY), f"a search has no '{path[-1]}'", hint)
     arms = dict(source.items("arms"))

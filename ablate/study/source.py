@@ -197,6 +197,9 @@ def _compose(yaml: YAML, text: str, shown: str) -> Any:
         raise _error(shown, "not valid YAML", f"{type(error).__name__}: {first_line(error)}"[:80]) from None
 
 
+_NOUNS = {"bool": "a yes or no", "int": "a number", "float": "a number"}
+
+
 def _kind(node: Any) -> str:
     return str(node.tag).removeprefix(_TAG)
 
@@ -211,25 +214,32 @@ class _Builder:
 
     def build(self, node: Any, path: Path, depth: int = 0) -> Any:
         self._num_nodes += 1
+        kind, is_scalar, mark = _kind(node), isinstance(node, ScalarNode), node.start_mark
         if self._num_nodes > MAX_NODES or depth > MAX_DEPTH:
             what = f"more than {MAX_NODES} values or {MAX_DEPTH} levels; are there nested aliases?"
-            raise _error(self._source.file, what, mark=node.start_mark)
-        is_scalar, mark = isinstance(node, ScalarNode), node.start_mark
+            raise _error(self._source.file, what, mark=mark)
+        # YAML 1.2's core schema has no dates and no '=': both are text.
+        scalars = ("str", "null", "timestamp", "value", "merge", *_NOUNS)
+        if kind not in (scalars if is_scalar else ("seq",) if isinstance(node, SequenceNode) else ("map",)):
+            tag = str(node.tag).replace(_TAG, "!!")
+            self._add(node, path, f"the tag {tag} has no meaning here", "leave it out")
         text = str(node.value) if is_scalar else ""
         self._source.places[path] = Place(mark.line + 1, mark.column + 1, text)
-        if is_scalar:
-            return self._scalar(node, path, text)
-        is_list = isinstance(node, SequenceNode)
-        self._refuse_tag(node, path, "seq" if is_list else "map")
-        if is_list:
+        if isinstance(node, SequenceNode):
             return [self.build(item, (*path, index), depth + 1) for index, item in enumerate(node.value)]
-        return self._mapping(node, path, depth + 1)
+        if not is_scalar:
+            return self._mapping(node, path, depth + 1)
+        if kind in _NOUNS:
+            try:
+                return getattr(self._constructor, f"construct_yaml_{kind}")(node)
+            except (ValueError, KeyError, IndexError):
+                self._add(node, path, f"{text[:40]!r} is not {_NOUNS[kind]} that can be read")
+        return None if kind == "null" else text
 
     def _mapping(self, node: MappingNode, path: Path, depth: int) -> dict[str, Any]:
-        pairs = [(key, value, _kind(key) == "merge") for key, value in node.value]
         merged: list[Any] = []
-        for _, value, is_merge in pairs:
-            if is_merge:
+        for key_node, value in node.value:
+            if _kind(key_node) == "merge":
                 merged += value.value if isinstance(value, SequenceNode) else [value]
         found: dict[str, Any] = {}
         for source in reversed(merged):  # the mapping's own keys win, then the source named first
@@ -240,45 +250,24 @@ class _Builder:
             else:
                 self._add(source, (*path, "<<"), "expected an alias of a mapping")
         own: dict[str, int] = {}
-        for key_node, value_node, is_merge in pairs:
-            key, mark = str(key_node.value), key_node.start_mark
-            if is_merge:
+        for key_node, value in node.value:
+            key, mark, kind = str(key_node.value), key_node.start_mark, _kind(key_node)
+            if kind == "merge":
                 continue
             if not isinstance(key_node, ScalarNode):
                 self._add(key_node, (*path, "?"), "a key must be text")
                 continue
-            if _kind(key_node) not in ("str", "timestamp", "value"):
+            if kind not in ("str", "timestamp", "value"):
                 self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", "quote it")
             if key in own:
                 self._add(key_node, (*path, key), "key given twice", f"first on line {own[key]}")
                 continue
             own[key] = mark.line + 1
             self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
-            if not value_node.value and value_node.start_mark.index == value_node.end_mark.index:
-                value_node.start_mark = mark  # an empty value has the place of its key, not of the next line
-            found[key] = self.build(value_node, (*path, key), depth)
+            if not value.value and value.start_mark.index == value.end_mark.index:
+                value.start_mark = mark  # an empty value has the place of its key, not of the next line
+            found[key] = self.build(value, (*path, key), depth)
         return found
-
-    def _scalar(self, node: ScalarNode, path: Path, text: str) -> str | int | float | bool | None:
-        kind = _kind(node)
-        if kind == "null":
-            return None
-        if kind in ("bool", "int", "float"):
-            try:
-                value: bool | float = getattr(self._constructor, f"construct_yaml_{kind}")(node)
-            except (ValueError, KeyError, IndexError):
-                noun = "a yes or no" if kind == "bool" else "a number"
-                self._add(node, path, f"{text[:40]!r} is not {noun} that can be read")
-                return text
-            return value
-        self._refuse_tag(node, path, "str")
-        return text
-
-    def _refuse_tag(self, node: Any, path: Path, expected: str) -> None:
-        # YAML 1.2's core schema has no dates and no '=': both are text.
-        if _kind(node) not in (expected, "timestamp", "value", "merge"):
-            tag = str(node.tag).replace(_TAG, "!!")
-            self._add(node, path, f"the tag {tag} has no meaning here", "leave it out")
 
     def _add(self, node: Any, path: Path, what: str, hint: str | None = None) -> None:
         error = _error(self._source.file, f"{show_path(path)}: {what}", hint, mark=node.start_mark)
