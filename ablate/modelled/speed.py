@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Literal
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import GEMMS, OPERANDS, Recipe
 from ablate.recipes.place import LayerPlace, phases_of
-from ablate.recipes.policy import DEFAULT_BLOCK
+from ablate.recipes.policy import BLOCKS
 from ablate.run.architecture import layer_places, linear_layers
 from ablate.run.config import ModelConfig
 from ablate.run.schedule import plan_steps
@@ -269,7 +269,7 @@ def _bits(policy: OperandPolicy) -> float:
 
 def operand_bytes(policy: OperandPolicy) -> float:
     """Compute the bytes per element, including its share of a block's scale."""
-    block = {"1x32": 1 / 32, "1x16": 1 / 16}.get(DEFAULT_BLOCK.get(policy.format, "none"), 0.0)
+    block = {"1x32": 1 / 32, "1x16": 1 / 16}.get(BLOCKS.get(policy.format, ("none",))[0], 0.0)
     return _bits(policy) / 8 + block
 
 

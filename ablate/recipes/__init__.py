@@ -24,9 +24,9 @@ from ablate.recipes.policy import (
 from ablate.recipes.presets import PRESETS, Preset
 from ablate.recipes.short import (
     SHORT_RECIPES,
+    AnyRecipe,
     LayerRecipeSpec,
     RecipeSpec,
-    RecipeWord,
     SenselessRecipe,
     expand_word,
     read_recipe,
@@ -38,6 +38,7 @@ __all__ = [
     "OPERANDS",
     "PRESETS",
     "SHORT_RECIPES",
+    "AnyRecipe",
     "Deoscillate",
     "Format",
     "Gemm",
@@ -50,7 +51,6 @@ __all__ = [
     "Preset",
     "Recipe",
     "RecipeSpec",
-    "RecipeWord",
     "SenselessRecipe",
     "block_shape",
     "describe",

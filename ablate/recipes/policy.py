@@ -87,13 +87,11 @@ SCALES: dict[str, tuple[str, ...]] = {
 }
 """The scale rules of each format; the first is the default."""
 
-DEFAULT_SCALE = {name: scales[0] for name, scales in SCALES.items()}
 BLOCKS: dict[str, tuple[str, ...]] = {
     **{name: ("1x32", "32x32") for name in SCALES if name.startswith("mx")},
     **dict.fromkeys(("nvfp4", "nvint4", "if4"), ("1x16", "16x16")),
 }
 """The block layouts of each format with block scales; the first is the default."""
-DEFAULT_BLOCK = {name: blocks[0] for name, blocks in BLOCKS.items()}
 
 _CLOSED = ConfigDict(extra="forbid")
 
@@ -142,9 +140,9 @@ class OperandPolicy:
 
     def __post_init__(self) -> None:
         if self.scale == "none":
-            object.__setattr__(self, "scale", DEFAULT_SCALE.get(self.format, "none"))
+            object.__setattr__(self, "scale", SCALES[self.format][0])
         if self.block == "none":
-            object.__setattr__(self, "block", DEFAULT_BLOCK.get(self.format, "none"))
+            object.__setattr__(self, "block", BLOCKS.get(self.format, ("none",))[0])
         if fault := self._fault():
             raise ValueError(fault)
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -197,6 +197,12 @@ class RecipeSpec(Section, LayerRecipeSpec):
     )
 
 
+AnyRecipe = Annotated[
+    RecipeSpec, BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec)
+]
+"""A recipe as a study writes it: one word, or a mapping."""
+
+
 class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
     """A recipe whose parts contradict each other.
 
@@ -229,20 +235,20 @@ def read_recipe(given: Any) -> Recipe:
         ValueError: an unknown word or key, with the valid ones, or parts that contradict each other.
         TypeError: neither a word nor a mapping.
     """
-    words = f"expected {one_of([*SHORT_RECIPES, 'a mapping'])}"
     if not isinstance(given, str | dict):
-        raise TypeError(f"a recipe cannot be {given!r} ({words})")
-    if isinstance(given, str) and given not in SHORT_RECIPES:
-        raise ValueError(f"unknown recipe '{given}' ({likely(given, SHORT_RECIPES, words)})")
+        raise TypeError(f"a recipe cannot be {given!r} (expected {one_of([*SHORT_RECIPES, 'a mapping'])})")
     try:
-        return resolve(RecipeSpec(**(SHORT_RECIPES[given] if isinstance(given, str) else given)))
+        return resolve(TypeAdapter(AnyRecipe).validate_python(given))
     except ValidationError as error:
         fault = error.errors()[0]
-        what, asked, known = fault["msg"], str(fault["input"]), fault.get("ctx", {}).get("words", ())
+        what, asked, known = fault["msg"], fault["input"], fault.get("ctx", {}).get("words", ())
         if fault["type"] == "unexpected_keyword_argument" and len(fault["loc"]) == 1:
-            what, asked, known = "unknown key", str(fault["loc"][0]), [one.name for one in fields(RecipeSpec)]
-        hint = f" ({likely(asked, known, f'expected {one_of(list(known))}')})" if known else ""
-        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {what}{hint}") from None
+            what, asked, known = "unknown key", fault["loc"][0], [one.name for one in fields(RecipeSpec)]
+        elif fault["type"] == "literal_error" and known:
+            what = f"unknown recipe '{asked}'"
+        hint = f" ({likely(str(asked), known, f'expected {one_of(list(known))}')})" if known else ""
+        at = ".".join(map(str, fault["loc"]))
+        raise ValueError(f"{at}: {what}{hint}" if at else f"{what}{hint}") from None
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
@@ -254,18 +260,14 @@ def resolve(spec: RecipeSpec) -> Recipe:
     layer = _layer(spec)
     preset = _published(spec.preset) if spec.preset else Recipe()
     later: dict[str, Any] = {"deoscillate": spec.deoscillate or preset.deoscillate}
-    for name, kind in (("layers", LayerRule), ("phases", Phase)):
-        field, entries = name.replace("layers", "rules"), getattr(spec, name)
-        if entries is None:
-            own = getattr(preset, field)
-            later[field] = tuple(replace(one, recipe=_adding(one.recipe, spec.accumulate)) for one in own)
-            continue
-        later[field] = ()
-        for index, entry in enumerate(entries):
+    for name, field, kind in (("layers", "rules", LayerRule), ("phases", "phases", Phase)):
+        parts, own = [], getattr(spec, name)
+        for index, entry in enumerate(getattr(preset, field) if own is None else own):
             with _at(name, index, "recipe"):
-                recipe = _layer(entry.recipe)
+                recipe = _adding(entry.recipe, spec.accumulate) if own is None else _layer(entry.recipe)
             with _at(name, index, "from_tokens"):
-                later[field] += (kind(**vars(entry) | {"recipe": recipe}),)
+                parts.append(kind(**vars(entry) | {"recipe": recipe}))
+        later[field] = tuple(parts)
     with _at("deoscillate"):
         found = Recipe(**vars(layer), **later)
     if found.deoscillate and not any(part.fprop.right.has_fixed_grid for part in found.parts):
@@ -292,9 +294,8 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
         raise SenselessRecipe(f"a GEMM is named twice in {spec.gemms}", "gemms")
     said = {
         name: getattr(spec, name)
-        for name, field in LayerRecipeSpec.__pydantic_fields__.items()  # type: ignore[attr-defined]
-        if name not in ("preset", "accumulate", *GEMMS)
-        and getattr(spec, name) != field.get_default(call_default_factory=True)
+        for name, usual in vars(LayerRecipeSpec()).items()
+        if name not in ("preset", "accumulate", *GEMMS) and getattr(spec, name) != usual
     }
     for name in said if spec.preset else ():
         hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
@@ -309,14 +310,14 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
         with _at(gemm):
             policies[gemm] = _policy(spec, gemm, own[gemm], whole[gemm])
     low = {gemm: one for gemm, one in whole.items() if _is_low(one["format"])}
+    needs = {"signs": ("rht", "a random Hadamard"), "prescale": ("sr", "stochastic rounding")}
     for name in [one for one in said if one not in ("gemms", "format", "rest", "hadamard_size")]:
         takes = [gemm for gemm in low if name not in own[gemm] and (name, gemm) != ("weight_block", "wgrad")]
         if not takes:
             hint = "name the GEMMs in gemms, or leave it out"
             raise SenselessRecipe(f"{name} '{said[name]}' with no FP4 GEMM to act on", name, hint=hint)
-    needs = {"signs": ("rht", "a random Hadamard"), "prescale": ("sr", "stochastic rounding")}
-    for name, (word, what) in needs.items():
-        if name in said and not any(word in one["stabiliser"] for one in low.values()):
+        word, what = needs.get(name, ("", ""))
+        if not any(word in one["stabiliser"] for one in low.values()):
             raise SenselessRecipe(f"{name} '{said[name]}' without {what} (stabiliser {word})", name)
     try:
         with _at():

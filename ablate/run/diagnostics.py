@@ -15,11 +15,10 @@ from pydantic_core import PydanticCustomError
 from ablate.base.config_base import key
 from ablate.recipes import (
     SHORT_RECIPES,
+    AnyRecipe,
     Recipe,
     RecipeSpec,
-    RecipeWord,
     describe,
-    expand_word,
     resolve,
 )
 from ablate.run.config import PositiveInt  # noqa: TC001  pydantic reads the annotation at run time
@@ -47,10 +46,6 @@ Layers = Annotated[
     Literal["ends and middle"] | list[str],
     BeforeValidator(_layers, json_schema_input_type=Literal["ends and middle"] | list[str]),
 ]
-AnyRecipe = Annotated[
-    RecipeSpec, BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec)
-]
-"""A recipe as a study writes it: one word, or a mapping."""
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", defer_build=True))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _DIGITS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@pydantic_dataclass(frozen=True, kw_only=True)
 class Range(RangeSection):
     """Numbers from ``low`` to ``high``, spread evenly in the logarithm if ``log``; ``whole``: integers."""
 

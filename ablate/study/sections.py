@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from ablate.base.config_base import key, said
 from ablate.modelled.hardware import PEAKS
-from ablate.recipes import RecipeSpec
+from ablate.recipes import AnyRecipe, RecipeSpec
 from ablate.run.architecture import Preset  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run.config import (
     BackendName,
@@ -29,10 +29,7 @@ from ablate.run.config import (
     Setting,
     TrainingConfig,
 )
-from ablate.run.diagnostics import (  # noqa: TC001  pydantic reads the annotations at run time
-    AnyRecipe,
-    Diagnostics,
-)
+from ablate.run.diagnostics import Diagnostics  # noqa: TC001  pydantic reads the annotation at run time
 
 MAX_SEEDS = 10_000
 MAX_LOOKS = 50

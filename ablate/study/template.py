@@ -130,22 +130,16 @@ def model_section(word: str) -> dict[str, Any]:
     raise UserError(f"no model '{word}'", hint=likely(word, (*PRESETS, BUILT_IN), forms))
 
 
-def known_arms(word: str) -> str:
-    """Return the word itself; raise ``UserError`` with the likely word if it is not in ``ARMS``."""
-    if word not in ARMS:
+def arms_of(word: str | None) -> dict[str, str]:
+    """Map the arms' names to their lines, without the baseline; empty for a grid, or without a word.
+
+    Raises:
+        UserError: the word is none of ``ARMS``.
+    """
+    if word not in (None, *ARMS):
         raise UserError(f"no arms '{word}'", hint=likely(word, ARMS, f"expected {one_of(list(ARMS))}"))
-    return word
-
-
-def _arms(word: str | None) -> dict[str, str]:
-    """Map the arms' names to their lines, without the baseline; empty for a grid."""
     lines = {"ladder": _LADDER, "published": _PUBLISHED}.get(word or "", "").splitlines()
     return {line.partition(":")[0].strip(): line for line in lines}
-
-
-def named_arms(word: str | None) -> tuple[str, ...]:
-    """Return the arms' names, without the baseline; empty for a grid."""
-    return tuple(_arms(word))
 
 
 def starter_text(starter: Starter) -> str:
@@ -153,7 +147,7 @@ def starter_text(starter: Starter) -> str:
     left_out, about = starter.left_out or {}, starter.about
     arms = [
         _comment(f"{name} is left out: {left_out[name]}", "  ") if name in left_out else line
-        for name, line in _arms(starter.arms).items()
+        for name, line in arms_of(starter.arms).items()
     ]
     return _STUDY.format(
         file=starter.file,

@@ -25,9 +25,8 @@ from ablate.study.template import (
     BUILT_IN,
     SEEDS,
     Starter,
-    known_arms,
+    arms_of,
     model_section,
-    named_arms,
     starter_text,
 )
 from ablate.workflow import Listener
@@ -109,7 +108,7 @@ def write_study(
             raise UserError(f"'{budget}' is no time", hint="expected such as 30m, 2h or 1d")
         seconds = float(found[1]) * _UNITS[found[2]]
     with _naming("--arms"):
-        known_arms(arms)
+        arms_of(arms)
     with _naming("--data"):
         section = data_section(data, path.parent)
     said = "The text of --data, a token a byte; a part is held out for validation (docs/data.md)."
@@ -218,7 +217,7 @@ class _Draft:
         try:
             self.plan()
         except UserError:
-            names, left_out = named_arms(self.starter.arms), {}
+            names, left_out = list(arms_of(self.starter.arms)), {}
             for name in names:
                 try:
                     self.plan(left_out=dict.fromkeys({*names} - {name}, ""))
