@@ -46,13 +46,8 @@ def trial_ids(arm: PlannedArm, tune: Tune, values: Mapping[str, Any]) -> list[st
 def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any]) -> PlannedArm:
     """Make the arm of a trial: ``arm`` with these values, and with the trials' budget and seeds."""
     own = {field: getattr(arm.config.training, field) for field in values}
-    return _at_values(
-        replace(arm, differs=_differs(arm, own, values), factors={}, folded=()),
-        name=f"{arm.name} trial {number}",
-        description=values_text(values),
-        seeds=tune.seeds,
-        training={**values, "tokens": tune.budget},
-    )
+    trial = {"name": f"{arm.name} trial {number}", "description": values_text(values), "factors": {}}
+    return _at_values(arm, own, values, tune.seeds, {"tokens": tune.budget}, **trial)
 
 
 def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
@@ -88,14 +83,12 @@ def tuned_plan(plan: Plan, tune: Tune) -> Plan:
         chosen = group.chosen
         assert chosen is not None
         if chosen != group.shared:
-            one = _at_values(
-                replace(arm, differs=_differs(arm, shared, chosen), folded=(), tuned_from=arm.name),
-                name=tuned_name(arm.name),
-                description=f"{arm.name} at the values found for it: {values_text(chosen)}",
-                seeds=[run.seed for run in arm.runs],
-                training=chosen,
-            )
-            added.append(one)
+            own = {
+                "name": tuned_name(arm.name),
+                "description": f"{arm.name} at the values found for it: {values_text(chosen)}",
+                "tuned_from": arm.name,
+            }
+            added.append(_at_values(arm, shared, chosen, [run.seed for run in arm.runs], {}, **own))
     tuned = {arm.tuned_from: arm.name for arm in added}
     training = TrainingConfig(**plan.training | {"tokens": tune.budget})
     tuning = replace(
@@ -124,30 +117,29 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
     return tuned_plan(plan, replace(tune, groups=tuple(found[one] for one in asked)))
 
 
-def _differs(
-    arm: PlannedArm, base: Mapping[str, Any], values: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
-    """Compare an arm at these values with the baseline at the values ``base``."""
-    kept = {name: pair for name, pair in arm.differs.items() if name.removeprefix("training.") not in values}
-    changed = {f"training.{field}": (base[field], own) for field, own in values.items() if own != base[field]}
-    return kept | changed
-
-
 def _at_values(
-    arm: PlannedArm, *, name: str, description: str, seeds: Sequence[int], training: Mapping[str, Any]
+    arm: PlannedArm,
+    base: Mapping[str, Any],
+    values: Mapping[str, Any],
+    seeds: Sequence[int],
+    budget: dict[str, int],
+    **changes: Any,
 ) -> PlannedArm:
-    """Change an arm's values of training, and with them its runs."""
-    section = replace(arm.config.training, **training)
+    """Change an arm's values of training, and with them its runs; ``base``: the baseline's values."""
+    kept = {name: pair for name, pair in arm.differs.items() if name.removeprefix("training.") not in values}
+    differs = {f"training.{field}": (base[field], own) for field, own in values.items() if own != base[field]}
+    section = replace(arm.config.training, **values, **budget)
     config = replace(arm.config, training=section)
     batches = plan_steps(section, arm.resources.devices_per_run)
     return replace(
         arm,
-        name=name,
-        description=description,
+        differs=kept | differs,
+        folded=(),
         config=config,
         batches=batches,
         tokens=batches.tokens,
         runs=planned_runs(config, seeds),
+        **changes,
     )
 
 
