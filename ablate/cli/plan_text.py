@@ -90,10 +90,12 @@ def show_plan(
         yield from _figures(plan, progress, costs, elsewhere)
         if named:
             yield from _hardware_lines(plan, on_each, of_all)
-        for title, cells in (("folded", plan.folded), ("dropped", plan.dropped)):
+        dropped = {cell.name: cell.reason for cell in plan.dropped}
+        folded = {name: f"the same configuration as '{into}'" for name, into in plan.folded.items()}
+        for title, cells in (("folded", folded), ("dropped", dropped)):
             if cells:
                 yield f"\n{title} cells of the grid: {len(cells):,}"
-            yield from (f"  {cell.name}: {cell.reason}" for cell in cells)
+            yield from (f"  {name}: {reason}" for name, reason in cells.items())
         if all_runs:
             listed = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
             yield "\n" + format_table(("id", "arm", "seed", "state"), listed)
@@ -146,7 +148,10 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
         }
     return content | {
         "missing": [str(problem) for problem in plan.missing],
-        "folded": [asdict(cell) | {"reason": cell.reason} for cell in plan.folded],
+        "folded": [
+            {"name": name, "into": into, "reason": f"the same configuration as '{into}'"}
+            for name, into in plan.folded.items()
+        ],
         "estimate": asdict(costs) | {"shared_tokens": sum(costs.shared_tokens.values())},
     }
 
@@ -232,7 +237,8 @@ def _tuning_texts(plan: Plan) -> list[str]:
     texts = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
     texts.append(
         f"{tuning.trials} trials of {tuning.tokens:,} tokens for each of {len(tuning.groups)} groups, by "
-        f"{tuning.sampler}: {runs:,} runs, at most {runs * tuning.tokens:,} tokens, before those of the arms"
+        f"{tuning.sampler}: {runs:,} runs, at most {runs * tuning.tokens:,} tokens, "
+        "before the runs of the arms"
     )
     if tuning.is_done:
         return [*texts, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]

@@ -74,8 +74,8 @@ def build_plan(
     named = {arm.name: arm for arm in study.arms}
     base = named[study.baseline]
     folded: dict[str, list[str]] = {}
-    for cell in study.folded:
-        folded.setdefault(cell.into, []).append(cell.name)
+    for name, into in study.folded.items():
+        folded.setdefault(into, []).append(name)
     arms: dict[str, PlannedArm] = {}
     for arm in study.arms:
         identity = identities[arm.data]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ablate.run.diagnostics import Diagnostics
     from ablate.run.schedule import StepPlan
     from ablate.store import State, StudyStore
-    from ablate.study import FoldedCell
     from ablate.study.search_space import Tune
 
 _MEASURED_RUNS_PER_ARM = 3
@@ -53,12 +52,13 @@ class PlannedArm(LockedArm):
 class Plan(LockedPlan):
     """Everything that a study will run: what the run store keeps of it, and what only this process needs.
 
-    ``missing``: faults of its data; runs without their data have no id. ``tuning``: the search before the
-    seeds; arms with the tuned values are added once it is done. ``keep_weights``: each run keeps its weights.
+    ``folded``: cells of the grid with the configuration of an arm, and its name. ``missing``: faults of the
+    data; runs without their data have no id. ``tuning``: the search before the seeds; arms with the tuned
+    values are added once it is done. ``keep_weights``: each run keeps its weights.
     """
 
     arms: tuple[PlannedArm, ...]
-    folded: tuple[FoldedCell, ...]
+    folded: dict[str, str]
     diagnostics: Diagnostics | None = None
     missing: tuple[Problem, ...] = ()
     tuning: Tune | None = None

@@ -68,7 +68,7 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
         diagnostics=None,
         keep_weights=False,
         arms=arms,
-        folded=(),
+        folded={},
         dropped=(),
         tuning=None,
     )

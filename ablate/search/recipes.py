@@ -186,7 +186,7 @@ def tried_plan(found: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:
     first = (budgets[0], found.baseline)
     tried = [(trial.user_attrs["tokens"], candidate_of(trial)) for trial in trials] or [first]
     arms = tuple(replace(found.arm(*one), name=name_at(*one)) for one in tried)
-    return replace(found.plans[0], baseline=name_at(*first), arms=arms, folded=())
+    return replace(found.plans[0], baseline=name_at(*first), arms=arms, folded={})
 
 
 def check_same(found: SearchPlan, store: StudyStore) -> None:

@@ -6,10 +6,9 @@
 """
 
 from ablate.study.load import load_study, shipped_studies
-from ablate.study.study import FoldedCell, ResolvedArm, Study
+from ablate.study.study import ResolvedArm, Study
 
 __all__ = [
-    "FoldedCell",
     "ResolvedArm",
     "Study",
     "load_study",

@@ -30,7 +30,7 @@ from ablate.study.grid import expand
 from ablate.study.layers import Sections, factors_of, locate
 from ablate.study.sections import SECTIONS, name_rule
 from ablate.study.source import KEY
-from ablate.study.study import FoldedCell, ResolvedArm
+from ablate.study.study import ResolvedArm
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -45,11 +45,14 @@ if TYPE_CHECKING:
 
 
 class Arms:
-    """The arms of one file. ``cells``: the grid's cells, each with the name of the arm that runs, or None."""
+    """The arms of one file. ``cells``: the grid's cells, each with the name of the arm that runs, or None.
+
+    ``folded``: cells with the configuration of an arm, and its name.
+    """
 
     def __init__(self, faults: Faults, folder: FilePath) -> None:
         self.arms: dict[str, ResolvedArm] = {}
-        self.folded: list[FoldedCell] = []
+        self.folded: dict[str, str] = {}
         self.dropped: list[DroppedCell] = []
         self.cells: list[tuple[Cell, str | None]] = []
         self.sections = Sections(faults.source, folder)
@@ -186,7 +189,7 @@ class Arms:
                 return None
             self.arms[name], self._by_content[content] = arm, name
         elif is_cell:
-            self.folded.append(FoldedCell(name=name, into=same))
+            self.folded[name] = same
         else:
             self.refuse_same(arm, same)
         return self._by_content[content]
@@ -250,13 +253,12 @@ def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
     removed.
     """
     written, faults, source = dict(found.arms), found.faults, found.faults.source
-    folded = {cell.name: cell.into for cell in found.folded}
     forks = {}
     for name, arm in written.items():
         if arm.fork is not None:
             step = plan_steps(arm.training).tokens_per_step
             tokens = max(1, round(arm.fork.tokens / step)) * step
-            forks[name] = ForkPoint(arm=folded.get(arm.fork.arm, arm.fork.arm), tokens=tokens)
+            forks[name] = ForkPoint(arm=found.folded.get(arm.fork.arm, arm.fork.arm), tokens=tokens)
     for name, fork in forks.items():
         arm, parent = written[name], written.get(fork.arm)
         misfit = next(_misfits(arm, parent, forks, names, source), None)

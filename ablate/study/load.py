@@ -130,7 +130,7 @@ def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Stud
         stop=stop if stop != StopRule() else None,
         training=found.sections.build("training", found.base)[0],
         arms=tuple(found.arms.values()),
-        folded=tuple(found.folded),
+        folded=found.folded,
         dropped=tuple(found.dropped),
         path=path.absolute(),
         source=source,
@@ -183,7 +183,7 @@ def _baseline(found: Arms, names: Collection[str]) -> str:
     name = faults.source.get("baseline")
     if not isinstance(name, str):
         return ""
-    name = {cell.name: cell.into for cell in found.folded}.get(name, name)
+    name = found.folded.get(name, name)
     dropped = {cell.name: cell.reason for cell in found.dropped}
     if name in dropped and name not in found.arms:
         faults.add(("baseline",), f"the baseline '{name}' was dropped", dropped[name])

@@ -120,11 +120,11 @@ def _values(name: str, values: RangeSection | list[Any], faults: Faults) -> Rang
 
 def _groups(found: Arms, section: TuneSection) -> dict[str, tuple[str, ...]]:
     """Return each group's arms in the order of the study; an arm that no group names has its own."""
-    folded, faults = {cell.name: cell.into for cell in found.folded}, found.faults
+    faults = found.faults
     group_of: dict[str, str] = {}
     for name, members in section.groups.items():
         for index, member in enumerate(members):
-            at, arm = ("tune", "groups", name, index), folded.get(member, member)
+            at, arm = ("tune", "groups", name, index), found.folded.get(member, member)
             if arm not in found.arms:
                 hint = likely(arm, found.arms, f"arms: {', '.join(list(found.arms)[:8])}")
                 faults.add(at, f"no arm '{member}'", hint)

@@ -63,19 +63,6 @@ class ResolvedArm:
     layers: Layers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoldedCell:
-    """A cell of the grid with the same configuration as the arm ``into``, and so without its own runs."""
-
-    name: str
-    into: str
-
-    @property
-    def reason(self) -> str:
-        """Why it has no runs of its own."""
-        return f"the same configuration as '{self.into}'"
-
-
 def again_name(baseline: str) -> str:
     """Return the name of the arm that ``baseline_again`` adds."""
     return f"{baseline} again"
@@ -85,6 +72,8 @@ def again_name(baseline: str) -> str:
 class Study(Question):
     """A validated study. ``training`` is the base's section, which most arms share.
 
+    ``folded``: cells of the grid with the same configuration as an arm, and its name.
+
     ``source``: the file's content, for the places of faults that only planning can find.
     """
 
@@ -93,7 +82,7 @@ class Study(Question):
     baseline_again: bool
     training: TrainingConfig
     arms: tuple[ResolvedArm, ...]
-    folded: tuple[FoldedCell, ...]
+    folded: dict[str, str]
     diagnostics: Diagnostics | None
     path: Path
     source: Source

@@ -51,7 +51,7 @@ def plans(folder):
 def test_without_the_data_all_but_the_ids_is_the_same(plans, name):
     full_plan = plans[name]
     assert len({run.id for _, run in full_plan.runs()}) == len(full_plan.arms) * 5
-    assert (full_plan.missing, full_plan.dropped, full_plan.folded) == ((), (), ())
+    assert (full_plan.missing, full_plan.dropped, full_plan.folded) == ((), (), {})
     shipped = load_study(name)
     with pytest.raises(UserError, match="tokenizer: no such file or folder"):
         build_plan(shipped)
