@@ -16,7 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    ValidationError,
+    WrapSerializer,
+)
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -168,7 +176,9 @@ class LayerRecipeSpec:
 
 
 LayerRecipeEntry = Annotated[
-    LayerRecipeSpec, BeforeValidator(expand_word, json_schema_input_type=RecipeWord | LayerRecipeSpec)
+    LayerRecipeSpec,
+    BeforeValidator(expand_word, json_schema_input_type=RecipeWord | LayerRecipeSpec),
+    WrapSerializer(lambda spec, plain: plain(spec) or "bf16"),
 ]
 
 

@@ -155,7 +155,7 @@ def test_differences_are_field_by_field_and_name_only_what_is_real_and_not_the_d
     assert x.differs == {"model.layers": (2, 3), "training.grad_clip": (1.0, None)} | backend
     assert y.differs["recipe.rest"] == ("bf16", "fp8")
     assert ruled.differs["recipe.layers"] == (None, [{"last": 1, "recipe": {"gemms": ["fprop"]}}])
-    half = [{"from_fraction": 0.5, "recipe": {}}]
+    half = [{"from_fraction": 0.5, "recipe": "bf16"}]
     assert ruled.differs["recipe.phases"] == (None, half)
 
 
