@@ -122,7 +122,7 @@ def _at_values(
     base: Mapping[str, Any],
     values: Mapping[str, Any],
     seeds: Sequence[int],
-    budget: dict[str, int],
+    budget: Mapping[str, Any],
     **changes: Any,
 ) -> PlannedArm:
     """Change an arm's values of training, and with them its runs; ``base``: the baseline's values."""
