@@ -97,13 +97,11 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         if arm.name in frames.configs and not arm.again
     }
     environments = frames.environments.values()
-    # The back end belongs to an arm's recipe, and which of several equal GPUs to the run; neither makes the
-    # machine another environment.
-    machines = [
-        {key: one for key, one in ran.whole.items() if key not in _OF_THE_RUN} for ran in environments
-    ]
     alike: dict[str, list[dict[str, Any]]] = {}
-    for machine in machines:
+    for ran in environments:
+        # The back end belongs to an arm's recipe, and which of several equal GPUs to the run; neither makes
+        # the machine another environment.
+        machine = {key: one for key, one in ran.whole.items() if key not in _OF_THE_RUN}
         alike.setdefault(json.dumps(machine, sort_keys=True), []).append(machine)
     backends = Counter(
         text

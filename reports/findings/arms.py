@@ -24,7 +24,7 @@ from ablate.results.stops import decide_stops, is_unused
 from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ablate.results.cost import Cost
     from ablate.results.ends import RunResult
@@ -76,11 +76,13 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
     return arms
 
 
-def _pools(base: str, arms: Mapping[str, ArmResult]) -> Iterator[tuple[list[str], Sides]]:
-    """Yield the arms that share a number of runs, and the sides (against ``base``) that moderate them.
+def _over(
+    base: str, arms: Mapping[str, ArmResult], compare: Callable[[Sides], Mapping[str, Found]]
+) -> dict[str, Found]:
+    """Compare each arm with ``base``, each pair over as many seeds as count on both sides.
 
     An arm that was stopped at a look has the interval of that look: from the first runs of all arms that
-    reached the look.
+    reached the look, which moderate each other.
     """
     other, others = arms[base], {name: arm for name, arm in arms.items() if name != base}
     counts = {
@@ -92,22 +94,15 @@ def _pools(base: str, arms: Mapping[str, ArmResult]) -> Iterator[tuple[list[str]
         ends = [run.end for run in arm.used[:n]]
         return (arm.seeds or n) >= n == len(ends) and "missing" not in ends
 
-    for n in dict.fromkeys(counts.values()):
-        wanted = [name for name, count in counts.items() if count == n]
-        pool = counts
-        if n is not None:
-            pool = {name: n for name, arm in others.items() if name in wanted or went_on(arm, n)}
-        yield wanted, {name: (others[name].first(m), other.first(m)) for name, m in pool.items()}
-
-
-def _over(
-    base: str, arms: Mapping[str, ArmResult], compare: Callable[[Sides], Mapping[str, Found]]
-) -> dict[str, Found]:
-    """Compare each arm with ``base``, each pair over as many seeds as count on both sides."""
     found: dict[str, Found] = {}
-    for wanted, sides in _pools(base, arms):
-        results = compare(sides)
-        found |= {name: results[name] for name in wanted}
+    for n in dict.fromkeys(counts.values()):
+        pool = {
+            name: count if n is None else n
+            for name, count in counts.items()
+            if n in (None, count) or went_on(others[name], n)
+        }
+        results = compare({name: (others[name].first(m), other.first(m)) for name, m in pool.items()})
+        found |= {name: results[name] for name, count in counts.items() if count == n}
     return found
 
 

@@ -18,7 +18,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import UserError
 from ablate.models.arithmetic import model_size
 from ablate.reports.findings.speed import read_configs
 from ablate.results.cost import Cost
@@ -194,7 +194,8 @@ def trend(
         if base is None or (size := _parameters(base)) is None:
             raise UserError(
                 f"{study.name}: the size of its model is not known: it is not built in, or no run has "
-                f"started ({_TWO})"
+                "started",
+                hint=_TWO,
             )
         placed.append(replace(study, parameters=size, tokens=base.training.tokens))
     axis: Axis = "parameters" if len({study.parameters for study in placed}) > 1 else "tokens"
@@ -204,11 +205,9 @@ def trend(
     places = [getattr(study, axis) for study in studies]
     if places[0] == places[-1]:
         raise UserError(
-            Problem(
-                what=f"all studies have models of {studies[0].parameters:,} parameters and a budget of "
-                f"{studies[0].tokens:,} tokens: there is no trend over either",
-                hint=_TWO,
-            )
+            f"all studies have models of {studies[0].parameters:,} parameters and a budget of "
+            f"{studies[0].tokens:,} tokens: there is no trend over either",
+            hint=_TWO,
         )
     owners: dict[str, str] = {}
     for study, frame in zip(studies, frames, strict=True):
@@ -245,10 +244,8 @@ def trend(
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UserError(
-            Problem(
-                what="no arm has a token cost or a loss gap in two of the studies",
-                hint=f"arms are matched by name; {cut(why, 300) or 'the studies have a baseline alone'}",
-            )
+            "no arm has a token cost or a loss gap in two of the studies",
+            hint=f"arms are matched by name; {cut(why, 300) or 'the studies have a baseline alone'}",
         )
     usual = {"target", "training.tokens"} if axis == "tokens" else {"target"}
     differs = {

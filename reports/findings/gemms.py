@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,14 +34,13 @@ _SIDES = ("left", "right")
 class RecipeKind(NamedTuple):
     """A recipe as papers name it.
 
-    ``stabiliser``: ``none``, or ``sr`` (``sr(rocm)``), ``rht`` and ``dht`` joined by ``+``, each with ``*``
-    if only some of the FP4 operands have it. ``hadamard``: the size of the transform, 0 without one.
+    ``stabiliser``: ``none``, or ``SR`` (``SR(rocm)``) and ``RHT16`` or ``DHT16``, with the transform's size,
+    joined by ``+``, each with ``*`` if only some of the FP4 operands have it.
     """
 
     format: str
     gemms: tuple[Gemm, ...]
     stabiliser: str
-    hadamard: int
 
 
 @dataclass(frozen=True)
@@ -98,12 +96,12 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
     words = []
     if drawn:
         rocm = any(side.rounding == "stochastic_rocm" for side in drawn)
-        words.append(("sr(rocm)" if rocm else "sr") + "*" * (len(drawn) < len(operands)))
+        words.append("SR" + "(rocm)" * rocm + "*" * (len(drawn) < len(operands)))
     if rotated:
-        name = "dht" if all(side.signs == "none" for side in rotated) else "rht"
-        words.append(name + "*" * (len(rotated) < len(operands)))
-    size = max((side.hadamard for side in rotated), default=0)
-    return RecipeKind(formats.pop(), low, "+".join(words) or PLAIN, size)
+        name = "DHT" if all(side.signs == "none" for side in rotated) else "RHT"
+        size = max(side.hadamard for side in rotated)
+        words.append(f"{name}{size}" + "*" * (len(rotated) < len(operands)))
+    return RecipeKind(formats.pop(), low, "+".join(words) or PLAIN)
 
 
 _AMD = "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"
@@ -113,7 +111,7 @@ _MLPERF = (
     "Llama 3.1 8B, MLPerf Training v5.1, batch 16, against FP8; 110 and 30 runs (public logs, ± one "
     "standard error)"
 )
-_PLAIN_BACKWARD = RecipeKind("mxfp4", GEMMS[1:], PLAIN, 0)
+_PLAIN_BACKWARD = RecipeKind("mxfp4", GEMMS[1:], PLAIN)
 _PUBLISHED = (
     ("amd-f amd-f-sr amd-f-rht16 amd-fdw-dht16 amd-fdw-dht32", "8–9 % more tokens", _AMD),
     ("amd-fd amd-fd-sr amd-fd-rht16", "10–11 % more tokens", _AMD),
@@ -195,7 +193,10 @@ def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str
         kind = kind_of(replace(recipe, deoscillate=None))
         if kind is None:
             continue
-        place = (kind.gemms, _stabiliser(kind, recipe))
+        stabiliser = kind.stabiliser
+        if recipe.deoscillate is not None:
+            stabiliser = "de-oscillation" if stabiliser == PLAIN else f"{stabiliser}+de-oscillation"
+        place = (kind.gemms, stabiliser)
         parts = asdict(recipe)
         policies = {(gemm, gemm in kind.gemms): parts.pop(gemm) for gemm in GEMMS}
         for (_, low), policy in policies.items():
@@ -226,13 +227,3 @@ def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str
                 Matrix(format=low_format, gemms=tuple(gemms), stabilisers=tuple(columns), arms=cells)
             )
     return tuple(found)
-
-
-def _stabiliser(kind: RecipeKind, recipe: Recipe) -> str:
-    """Name the stabiliser, e.g. ``SR+RHT16``; ``none`` without one."""
-    names = {"sr": "SR", "rht": f"RHT{kind.hadamard}", "dht": f"DHT{kind.hadamard}"}
-    words = [] if kind.stabiliser == PLAIN else kind.stabiliser.split("+")
-    parts = [re.sub("^(sr|rht|dht)", lambda match: names[match[0]], word) for word in words]
-    if recipe.deoscillate is not None:
-        parts.append("de-oscillation")
-    return "+".join(parts) or PLAIN

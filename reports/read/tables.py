@@ -13,7 +13,6 @@ import itertools
 import json
 import math
 import re
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -181,15 +180,6 @@ def read_text(path: Path, faults: list[str], patterns: Sequence[re.Pattern[str]]
         yield number, {**row, "seed": seed}
 
 
-@dataclass(kw_only=True)
-class _Rows:
-    """One run's losses, losses in bf16 and seconds since its start, by tokens."""
-
-    losses: dict[int, float] = field(default_factory=dict)
-    in_bf16: dict[int, float] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
-
-
 def runs_of(
     path: Path, rows: Iterable[Row], faults: list[str], names: Mapping[str, str], stages: Stages = TOKENS
 ) -> dict[str | None, list[ImportedRun]]:
@@ -205,7 +195,8 @@ def runs_of(
     """
     places = {name: names.get(name, name) for name in COLUMNS}
     has: dict[Any, None] = {}
-    runs: dict[tuple[Any, ...], _Rows] = {}
+    # Of each run its losses, losses in bf16, and seconds since its start, by tokens.
+    runs: dict[tuple[Any, ...], tuple[dict[int, float], ...]] = {}
     finals, several = None, ""
     for number, row in rows:
         has |= dict.fromkeys(row)
@@ -229,16 +220,16 @@ def runs_of(
         # Runs in two files may have equal final losses.
         own = (str(path),) if finals else ()
         key = (None if arm is None else str(arm).strip(), "" if name is None else str(name), seed, *own)
-        run, tokens = runs.setdefault(key, _Rows()), round(at)
-        before = run.losses.get(tokens)
+        (losses, in_bf16, seconds), tokens = runs.setdefault(key, ({}, {}, {})), round(at)
+        before = losses.get(tokens)
         if before is not None and (finals or repr(before) != repr(loss)):
             several = several or f"{path}:{number}: losses {before:g} and {loss:g} at {tokens:,} tokens"
-        run.losses.setdefault(tokens, loss)
+        losses.setdefault(tokens, loss)
         if (second := _number(told["val_loss_bf16"])) is not None and math.isfinite(second):
-            run.in_bf16[tokens] = second
+            in_bf16[tokens] = second
         for unit, in_a_second in _TIMES.items():
             if unit in names and (time := _number(told[unit])) is not None:
-                run.seconds[tokens] = time / in_a_second
+                seconds[tokens] = time / in_a_second
     listed = safe_text(", ".join(map(str, has)))
     for column in names.values():
         if has and column not in has:
@@ -247,31 +238,31 @@ def runs_of(
         faults.append(f"{path}: no column '{places['val_loss']}' (has {listed}); see --columns")
     if finals and "tokens" in has:
         raise UserError(f"{path}: its first loss has no 'tokens', though others have")
-    for run in runs.values():
-        order = list(run.losses)
+    for losses, *_ in runs.values():
+        order = list(losses)
         if order not in (sorted(order), sorted(order, reverse=True)):
             several = several or f"{path}: tokens that rise and fall"
     if several:
         hint = "if there are several, name what tells them apart: --columns run=NAME"
         raise UserError(f"{several} of one run ({hint}, of {listed})")
     found: dict[str | None, list[ImportedRun]] = {}
-    for key, run in runs.items():
+    for key, (losses, in_bf16, seconds) in runs.items():
         arm, name, seed = key[:3]
         source = f"{path}{f' ({name})' * bool(name)}"
-        timed = sorted(run.seconds)
-        times = [run.seconds[tokens] for tokens in timed]
+        timed = sorted(seconds)
+        times = [seconds[tokens] for tokens in timed]
         if times != sorted(times):
             faults.append(f"{source}: the time falls, so it is not since the training began: not read")
             times = []
         passed = times[-1] - times[0] if times else 0.0
         found.setdefault(arm, []).append(
             run_of_losses(
-                run.losses,
+                losses,
                 [path.name, *key],
                 source=source,
                 seed=seed,
                 piece=None if finals else (name, seed),
-                in_bf16=run.in_bf16,
+                in_bf16=in_bf16,
                 # The mean over the whole run, as a stage may differ from it.
                 throughput=((timed[-1], (timed[-1] - timed[0]) / passed),) if 0 < passed < _LARGEST else (),
             )

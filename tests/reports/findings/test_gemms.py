@@ -177,11 +177,11 @@ def test_a_recipe_has_the_figures_published_for_its_kind(recipe, figures):
 @pytest.mark.parametrize(
     ("recipe", "stabiliser"),
     [
-        ({"gemms": ALL, "dgrad": {"dy": {"rounding": "stochastic"}}}, "sr*"),
-        ({"gemms": ALL, "fprop": {"stabiliser": "sr"}}, "sr*"),
-        ({"gemms": ALL, "wgrad": {"stabiliser": "dht"}}, "dht*"),
-        ({"gemms": ALL, "wgrad": {"stabiliser": "rht"}}, "rht*"),
-        ({"preset": "rocm-te-sr"}, "sr(rocm)"),
+        ({"gemms": ALL, "dgrad": {"dy": {"rounding": "stochastic"}}}, "SR*"),
+        ({"gemms": ALL, "fprop": {"stabiliser": "sr"}}, "SR*"),
+        ({"gemms": ALL, "wgrad": {"stabiliser": "dht"}}, "DHT16*"),
+        ({"gemms": ALL, "wgrad": {"stabiliser": "rht"}}, "RHT16*"),
+        ({"preset": "rocm-te-sr"}, "SR(rocm)"),
     ],
 )
 def test_what_is_published_of_all_operands_is_not_of_a_part_of_them(recipe, stabiliser):
