@@ -143,29 +143,34 @@ def test_a_function_is_held_against_an_operand_without_its_rotation(tmp_path):
     assert (operand.axis, operand.policy.hadamard, operand.policy.signs) == (0, 0, "none")
 
 
-@pytest.mark.parametrize(
-    ("subject", "options", "fault"),
-    [
-        ("mxfp5", {}, "check: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)"),
-        ("bf16", {}, "bf16: it quantises nothing in the layers without a rule, before its first phase"),
-        ("mxfp4", {"held_against": "mxfp4"}, "--as: 'mxfp4' is no function (expected file.py:function"),
-        ("my.yaml", {}, "my.yaml: which arm? Name it with --arm"),
-        ("quickstart", {"arm": "fpro"}, "--arm: no arm 'fpro' in quickstart (did you mean 'fprop'?)"),
-        ("FILE:right", {}, "--as: what does FILE:right claim to be? (such as --as mxfp4, or --as"),
-        ("FILE:gone", {"held_against": "mxfp4"}, "FILE:gone: no function 'gone' there"),
-        ("FILE:right", {"held_against": "bf16"}, "--as: bf16 is not quantised (its recipe"),
-        ("FILE:right", {"held_against": "tseng:fprop.x"}, "--as: tseng:fprop.x is not quantised (its recipe"),
-        ("FILE:right", {"held_against": "nvidia-nvfp4"}, "--as: the operands of nvidia-nvfp4 differ ("),
-        ("FILE:right", {"held_against": "quartet2:wgrad.dy"}, "--as: no function can be held against"),
-    ],
-)  # fmt: skip
-def test_each_fault_is_one_line(subject, options, fault, tmp_path):
+FAULTS = """
+mxfp5      |                   | check: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)
+bf16       |                   | bf16: it quantises nothing in the layers without a rule, before its
+mxfp4      | mxfp4             | --as: 'mxfp4' is no function (expected file.py:function
+my.yaml    |                   | my.yaml: which arm? Name it with --arm
+FILE:right |                   | --as: what does FILE:right claim to be? (such as --as mxfp4, or --as
+FILE:gone  | mxfp4             | FILE:gone: no function 'gone' there
+FILE:right | bf16              | --as: bf16 is not quantised (its recipe
+FILE:right | tseng:fprop.x     | --as: tseng:fprop.x is not quantised (its recipe
+FILE:right | nvidia-nvfp4      | --as: the operands of nvidia-nvfp4 differ (
+FILE:right | quartet2:wgrad.dy | --as: no function can be held against
+"""
+
+
+@pytest.mark.parametrize("row", FAULTS.strip().splitlines())
+def test_each_fault_is_one_line(row, tmp_path):
     path = tmp_path / "quant.py"
     path.write_text(FILE)
+    subject, held_against, fault = (cell.strip() for cell in row.replace("FILE", str(path)).split("|"))
     with pytest.raises(UserError) as caught:
-        claim(subject.replace("FILE", str(path)), **options)
+        claim(subject, held_against=held_against or None)
     (problem,) = caught.value.problems
-    assert str(problem).startswith(fault.replace("FILE", str(path)))
+    assert str(problem).startswith(fault)
+
+
+def test_an_arm_that_is_not_there_is_one_line():
+    with pytest.raises(UserError, match=r"--arm: no arm 'fpro' in quickstart \(did you mean 'fprop'\?\)"):
+        claim("quickstart", arm="fpro")
 
 
 @pytest.mark.parametrize(

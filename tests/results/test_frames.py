@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import json
-
 import pytest
+from runs_in_words import rows_of
 from synthetic_study import line, reseal
 
 from ablate.base.errors import UserError
@@ -40,45 +39,28 @@ def test_runs_and_evaluations(make_study):
 
 
 EVAL = {"kind": "eval", "tokens": 300, "step": 3, "val_loss": 1.5}
+ODD = """
+# Cut by a crash.
+{"kind":"eval","tokens":300,"step":3,"val_lo | 3 2 |
+{"kind":"eval","tokens":; {"kind":"eval","tokens":"many","val_loss":1}; \
+{"kind":"eval","tokens":300,"val_loss":1.5}; | 3 2 1.5 | :5: not JSON; :6: an evaluation needs
+{"kind":"eval","tokens":300,"val_loss":NaN}; \
+{"kind":"eval","tokens":300,"val_loss":Infinity}; | 3 2 | : 2 evaluations without a finite loss
+# After a resume the last of two at the same tokens counts.
+{"kind":"eval","tokens":100,"val_loss":2.9}; | 2.9 2 |
+"""
 
 
-@pytest.mark.parametrize(
-    ("lines", "losses", "faults"),
-    [
-        (['{"kind":"eval","tokens":300,"step":3,"val_lo'], [3, 2], []),  # cut by a crash
-        (
-            [
-                '{"kind":"eval","tokens":',
-                '{"kind":"eval","tokens":"many","val_loss":1}',
-                json.dumps(EVAL),
-                "",
-            ],
-            [3, 2, 1.5],
-            [":5: not JSON", ":6: an evaluation needs"],
-        ),
-        (
-            [
-                json.dumps(EVAL | {"val_loss": float("nan")}),
-                json.dumps(EVAL | {"val_loss": float("inf")}),
-                "",
-            ],
-            [3, 2],
-            [": 2 evaluations without a finite loss"],
-        ),
-        # After a resume the last of two at the same tokens counts.
-        ([json.dumps(EVAL | {"tokens": 100, "val_loss": 2.9}), ""], [2.9, 2], []),
-    ],
-)
+@pytest.mark.parametrize(("lines", "losses", "faults"), rows_of(ODD))
 def test_odd_rows_are_named_and_the_rest_read(make_study, lines, losses, faults):
     store = make_study({"a": [line(3, 2)]})
     run = first_run(store)
     with run.metrics_path.open("a") as file:
-        file.write("\n".join(lines))
+        file.write("\n".join(lines.split("; ")).replace(";", "\n"))
     reseal(run)
     frames = load_frames(store)
-    assert frames.evals["val_loss"].tolist() == losses
-    assert len(frames.faults) == len(faults)
-    for fault, said in zip(frames.faults, faults, strict=True):
+    assert frames.evals["val_loss"].tolist() == [*map(float, losses.split())]
+    for fault, said in zip(frames.faults, faults.split("; ") if faults else [], strict=True):
         assert f"metrics.jsonl{said}" in fault
 
 

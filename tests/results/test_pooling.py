@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from runs_in_words import rows_of
 from synthetic_study import line, rewrite
 
 from ablate.reports import analyse, load_frames
@@ -30,54 +32,55 @@ def study(make_study):
     return make
 
 
-@pytest.mark.parametrize(
-    ("odd", "rest", "apart"),
-    [
-        ({}, {}, None),
-        ({"code": "another"}, {"code": "one"}, ("code", "another", "one")),
-        ({"fingerprints": ["a1", "b2"]}, {"fingerprints": ["a1"]}, ("arithmetic", "a1 then b2", "a1")),
-        ({"gpu": "NVIDIA B200"}, {}, ("device", "NVIDIA B200", "CPU")),
-        ({"gpu": "NVIDIA B200", "backend_mode": "imported"}, {}, None),
-        ({"world_size": 8}, {"world_size": 1}, ("world_size", "8", "1")),
-        # What a record does not tell is no difference.
-        ({"world_size": 8}, {}, None),
-        ({"ablate": None, "git_commit": None}, {}, None),
-    ],
-)
+SETTINGS = """
+{} | {} |
+{"code": "another"} | {"code": "one"} | code: another, one
+{"fingerprints": ["a1", "b2"]} | {"fingerprints": ["a1"]} | arithmetic: a1 then b2, a1
+{"gpu": "NVIDIA B200"} | {} | device: NVIDIA B200, CPU
+{"gpu": "NVIDIA B200", "backend_mode": "imported"} | {} |
+{"world_size": 8} | {"world_size": 1} | world_size: 8, 1
+# What a record does not tell is no difference.
+{"world_size": 8} | {} |
+{"ablate": null, "git_commit": null} | {} |
+"""
+
+
+@pytest.mark.parametrize(("odd", "rest", "apart"), rows_of(SETTINGS))
 def test_a_run_of_another_setting_than_most_is_no_result(study, odd, rest, apart):
-    frames = study(odd, rest)
+    frames = study(json.loads(odd), json.loads(rest))
     analysis = analyse(frames)
     last = frames.plan.arms[1].runs[2].id
-    found = [(one.run, one.setting, one.own, one.others) for one in analysis.set_apart]
-    assert found == ([] if apart is None else [(last, *apart)])
-    assert [arm.n for arm in analysis.arms] == [3, 3 if apart is None else 2]
-    if apart is not None:
+    found = [(one.run, f"{one.setting}: {one.own}, {one.others}") for one in analysis.set_apart]
+    assert found == ([(last, apart)] if apart else [])
+    assert [arm.n for arm in analysis.arms] == [3, 2 if apart else 3]
+    if apart:
+        (one,) = analysis.set_apart
         said = "".join(warnings(analysis, ()))
-        assert f"Not pooled: 1 run of fp4, of other {apart[0].replace('_', ' ')} ({apart[1]}; " in said
-        assert [arm.n for arm in analyse(frames, waive=[apart[0]]).arms] == [3, 3]
-        waived = replace(frames, plan=replace(frames.plan, waive=(apart[0],)))
-        assert analyse(waived).waived == (apart[0],)
+        assert f"Not pooled: 1 run of fp4, of other {one.setting.replace('_', ' ')} ({one.own}; " in said
+        assert [arm.n for arm in analyse(frames, waive=[one.setting]).arms] == [3, 3]
+        waived = replace(frames, plan=replace(frames.plan, waive=(one.setting,)))
+        assert analyse(waived).waived == (one.setting,)
         assert [arm.n for arm in analyse(waived).arms] == [3, 3]
 
 
-@pytest.mark.parametrize(
-    ("setting", "change"),
-    [
-        ("data", {"data_digest": "other"}),
-        ("tokenizer", {"vocab_size": 999}),
-        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 7}}),
-        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "eval_windows": "first"}}),
-        ("evaluation", {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "bf16"}}),
-        (None, {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "both"}}),
-    ],
-)
+MEASURED = """
+data       | {"data_digest": "other"}
+tokenizer  | {"vocab_size": 999}
+evaluation | {"training": {"tokens": 300, "eval_tokens": 7}}
+evaluation | {"training": {"tokens": 300, "eval_tokens": 5, "eval_windows": "first"}}
+evaluation | {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "bf16"}}
+           | {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "both"}}
+"""
+
+
+@pytest.mark.parametrize(("setting", "change"), rows_of(MEASURED))
 def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setting, change):
     store = make_study(CURVES)
     same = {"data_digest": "d", "vocab_size": 256, "training": {"tokens": 300, "eval_tokens": 5}}
     for arm, entry in store.plan().runs():
         run = store.run(entry.id)
-        rewrite(run, run.config_path, **same | (change if arm.name == "fp4" else {}))
+        rewrite(run, run.config_path, **same | (json.loads(change) if arm.name == "fp4" else {}))
     frames = load_frames(store)
-    assert {run.setting for run in find_set_apart(frames)} == {setting} - {None}
-    assert (analyse(frames).arms[1].token_cost.kind == "none") == (setting is not None)
+    assert {run.setting for run in find_set_apart(frames)} == {setting} - {""}
+    assert (analyse(frames).arms[1].token_cost.kind == "none") == bool(setting)
     assert analyse(frames, waive=[setting]).arms[1].token_cost.kind != "none"
