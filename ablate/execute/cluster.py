@@ -140,41 +140,37 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    already = ray.is_initialized()
-    if not already:
-        folder = _private_folder() if address is None else None
-        try:
-            _start(address, folder)
-        except Exception as error:  # Ray raises plain ones
-            where = f"at {address}" if address else "on this machine"
-            raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
-        if address is not None and (folder := _folder_open_to_others()):
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {"address": address}
+    if address is None:  # Ray opens its temporary folder to everybody, so it is put into the private one
+        folder = _private_folder() / "r"
+        options = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder)}
+    try:
+        _start(**options)
+    except Exception as error:  # Ray raises plain ones
+        where = f"at {address}" if address else "on this machine"
+        raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
+    try:
+        if address is not None and (shared := _folder_open_to_others()):
             say(
-                f"Others on this machine can write in {folder}, and so run code in this cluster: start Ray "
+                f"Others on this machine can write in {shared}, and so run code in this cluster: start Ray "
                 "with --temp-dir in a folder of mode 700 (docs/reliability.md)"
             )
-    try:
         yield
     finally:
-        if not already:
-            ray.shutdown()
+        ray.shutdown()
 
 
-def _start(address: str | None, folder: Path | None) -> None:
-    """Connect to ``address``, or start a local Ray, with a second try if it is not up in Ray's 30 s."""
+def _start(**options: Any) -> None:
+    """Connect to Ray or start a local one, with a second try if that is not up in Ray's 30 s."""
     import ray
 
     children, programs = set(psutil.Process().children()), str(Path(ray.__file__).parent)
-    for again in (address is None, False):
+    for again in (options["address"] == "local", False):
         try:
-            ray.init(
-                address=address or "local",
-                include_dashboard=False if address is None else None,
-                log_to_driver=False,
-                logging_level="ERROR",
-                # Ray opens this folder to everybody, so it is put into the private one.
-                **({} if folder is None else {"_temp_dir": str(folder / "r")}),
-            )
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
         except Exception as error:
             if not (again and "timed out during startup" in str(error)):
                 raise
@@ -281,24 +277,12 @@ def submit(
             (work / "study.yaml").write_bytes(text)
             # The package's links to backends, reports and studies become real folders.
             shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
-            command = [
-                "python",
-                "-m",
-                "ablate",
-                "run",
-                "study.yaml",
-                "--address",
-                "auto",
-                "--storage",
-                storage,
-            ]
+            command = f"python -m ablate run study.yaml --address auto --storage {shlex.quote(storage)}"
             sent = {"working_dir": str(work), "py_modules": [str(package)], "env_vars": environment}
             give_up = time.monotonic() + _AGENT_SEC
             while True:
                 try:
-                    client.submit_job(
-                        entrypoint=shlex.join(command), submission_id=identity, runtime_env=sent
-                    )
+                    client.submit_job(entrypoint=command, submission_id=identity, runtime_env=sent)
                     break
                 except RuntimeError as error:  # a head node that has just started has no agent yet
                     if "No available agent" not in str(error) or time.monotonic() > give_up:

@@ -79,29 +79,27 @@ def _member(config: dict[str, Any]) -> None:
         torch.cuda.set_device(device)  # FSDP2 gathers on the process's current device
     task, group = replace(config["task"], device=device), join_group(device)
     end_path = Path(config["ends"]) / f"end-{group.rank}.json"
+    begun: int | None = None
     if group.rank > 0:
-        unknown: int | None = None
-        step = group.first(unknown)
-        if step is None:
-            return
-        try:
-            follow_run(task, group, step)
-        except Exception as error:
-            write_json_atomic(end_path, asdict(end_of(error)))
-            raise
+        if (step := group.first(begun)) is not None:
+            try:
+                follow_run(task, group, step)
+            except Exception as error:
+                write_json_atomic(end_path, asdict(end_of(error)))
+                raise
         return
-    begun: list[int] = []
 
     def begin(step: int) -> Group:
-        begun.append(step)
+        nonlocal begun
+        begun = step
         group.first(step)
         return group
 
     try:
         end = execute_run(task, begin)
     finally:
-        if not begun:  # the others still wait for the first message
+        if begun is None:  # the others still wait for the first message
             group.first(None)
     write_json_atomic(end_path, asdict(end))
-    if begun and (end.state == "failed" or end.transient):
+    if begun is not None and (end.state == "failed" or end.transient):
         raise RuntimeError(end.message)  # makes Ray Train end the others, which wait for this process

@@ -16,6 +16,7 @@ is not started if its parent diverged or failed before the fork. Writing into th
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
@@ -147,8 +148,18 @@ def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> di
         neighbour = StudyStore(folder.parent)
         there = neighbour.begun() if neighbour.path.name != store.path.name else ()
         for run_id, resources in runs.items():
-            if run_id in there and run_id not in found and _would_be_ours(neighbour.run(run_id), resources):
-                found[run_id] = neighbour
+            if run_id in there and run_id not in found:
+                run = neighbour.run(run_id)
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # damaged
+                    environment = run.environment()
+                    if (
+                        run.status().state in END_STATES
+                        and environment.get("code") == code_digest()
+                        and (environment.get("gpu") is not None) == (resources.gpus > 0)
+                        and environment.get("world_size") == resources.devices_per_run
+                        and run.state() in END_STATES  # last: it reads the run's files
+                    ):
+                        found[run_id] = neighbour
     return found
 
 
@@ -187,20 +198,6 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
 def taken_text(taken: Mapping[str, str]) -> str:
     """Say how many results come from each other study. ``taken``: run id → study."""
     return ", ".join(f"{n} taken from {study}" for study, n in Counter(taken.values()).items())
-
-
-def _would_be_ours(run: RunDir, resources: ResourcesConfig) -> bool:
-    try:
-        environment = run.environment()
-        return (
-            run.status().state in END_STATES
-            and environment.get("code") == code_digest()
-            and (environment.get("gpu") is not None) == (resources.gpus > 0)
-            and environment.get("world_size") == resources.devices_per_run
-            and run.state() in END_STATES  # last: it reads the run's files
-        )
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def share_prefixes(

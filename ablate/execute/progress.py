@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,8 @@ class RunProgress:
     run_id: str
     arm: str
     seed: int
-    state: State
-    tokens: int
+    state: State = "pending"
+    tokens: int = 0
     budget: int
     loss: float | None = None
     val_loss: float | None = None
@@ -109,10 +109,9 @@ class ProgressReader:
         ]
 
     def _read(self, arm: LockedArm, planned: LockedRun, *, has_begun: bool) -> RunProgress:
-        shown: dict[str, Any] = {"run_id": planned.id, "arm": arm.name, "seed": planned.seed}
-        shown["budget"] = arm.tokens or 0
+        shown = RunProgress(run_id=planned.id, arm=arm.name, seed=planned.seed, budget=arm.tokens or 0)
         if not has_begun:
-            return RunProgress(**shown, state="pending", tokens=0)
+            return shown
         run = self._store.run(planned.id)
         status = run.examined() if self._examines_files else run.status()
         tail = self._tails.setdefault(run.run_id, _Tail())
@@ -124,17 +123,17 @@ class ProgressReader:
                 tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
             if found.st_size != tail.offset:
                 tail.read(run.metrics_path)
-        state, message = status.state, status.message
-        if state == "running" and self._executor_alive is False:
-            state, message = "interrupted", "its executor is gone"
-        return RunProgress(
-            **shown,
-            state=state,
+        shown = replace(
+            shown,
+            state=status.state,
             tokens=max(tail.tokens, status.tokens),
-            message=message,
+            message=status.message,
             pace=_pace(status, tail) if self._executor_alive else None,
             **tail.values,
         )
+        if status.state == "running" and self._executor_alive is False:
+            return replace(shown, state="interrupted", message="its executor is gone")
+        return shown
 
 
 def _pace(status: Status, tail: _Tail) -> float | None:
@@ -168,13 +167,14 @@ def seconds_to_end(runs: Iterable[RunProgress]) -> float | None:
         if run.pace is not None:
             by_arm.setdefault(run.arm, []).append(run.pace)
     paces = {arm: fmean(own) for arm, own in by_arm.items()}
-    going = [run for run in runs if run.state == "running"]
-    if not going or not paces:
+
+    def left(*states: str) -> list[float]:
+        return [
+            (run.pace or paces.get(run.arm, fmean(paces.values()))) * max(0, run.budget - run.tokens)
+            for run in runs
+            if run.state in states
+        ]
+
+    if not paces or not (going := left("running")):
         return None
-    usual = fmean(paces.values())
-
-    def left(run: RunProgress) -> float:
-        return (run.pace or paces.get(run.arm, usual)) * max(0, run.budget - run.tokens)
-
-    waiting = sum(left(run) for run in runs if run.state in _LEFT)
-    return max(*(left(run) for run in going), (sum(map(left, going)) + waiting) / len(going))
+    return max(*going, (sum(going) + sum(left(*_LEFT))) / len(going))

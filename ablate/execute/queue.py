@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import first_line
+from ablate.base.files import write_bytes_atomic
 from ablate.execute.multi_device import execute_together
 from ablate.execute.pending_runs import waits_for, why_it_cannot_begin
 from ablate.execute.worker import TaskEnd, execute_run, lost_run
@@ -249,7 +250,7 @@ class Queue:
                 del self._due[run_id]
                 self._mark_stopped(run_id)
             else:
-                self._dirs[run_id].ask_to_stop(reason)
+                write_bytes_atomic(self._dirs[run_id].stop_path, reason.encode())
                 self._take_back(run_id)
 
     def stop(self) -> None:

@@ -110,7 +110,8 @@ def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) 
         if not lease.is_mine():
             print("another worker has taken this run over")
             return TaskEnd(state="running")
-    if status.state == "interrupted" and (reason := run.stop_reason()) is not None:
+    if status.state == "interrupted" and run.stop_path.exists():
+        reason = run.stop_path.read_text(encoding="utf-8", errors="replace")
         status, transient = replace(status, state="stopped", message=reason), False
     run.write_status(replace(status, ended_unix=time.time()), status.files)
     lease.end(status.state, status.message)

@@ -249,20 +249,30 @@ def load_step(folder: Path, step: int) -> Checkpoint:
     Raises:
         OSError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
+    from safetensors import safe_open
+
     path = folder / f"{step:012d}.json"
     manifest = read_record(path)
     if manifest["format"] != FORMAT:
         raise ValueError(f"of format {manifest['format']}")
-    files = [path.with_name(part["name"]) for part in manifest["files"]]
-    for part, file in zip(manifest["files"], files, strict=True):
+    files, shapes = [], []
+    for part in manifest["files"]:
+        file = path.with_name(part["name"])
         if file.stat().st_size != part["bytes"] or _hash(file) != part["hash"]:
             raise ValueError("its tensors are damaged")
-    rows = {name: len(_rows_before(path, known, name)) for name, known in manifest["rows"].items()}
+        with as_os_error(), safe_open(file, framework="pt") as tensors:
+            shapes.append({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()})  # noqa: SIM118
+        files.append(file)
+    stored = {}
+    for name, shape in shapes[0].items():
+        rows = [one[name][0] for one in shapes] if name in manifest["sharded"] else [*shape[:1]] or [1]
+        whole = (sum(rows), *shape[1:]) if shape else ()
+        stored[name] = StoredTensor(name=name, shape=whole, pieces=tuple(zip(files, rows, strict=False)))
     return Checkpoint(
         step=int(manifest["step"]),
-        tensors=_stored(files, manifest["sharded"]),
+        tensors=stored,
         numbers=dict(manifest["numbers"]),
-        rows=rows,
+        rows={name: len(_rows_before(path, known, name)) for name, known in manifest["rows"].items()},
         fingerprints=tuple(manifest["fingerprints"]),
     )
 
@@ -277,22 +287,6 @@ def _rows_before(manifest: Path, known: tuple[int, str], name: str) -> bytes:
     if len(content) != count or hash_of(content) != known_hash:
         raise ValueError(f"the rows of {name} before it are damaged")
     return content
-
-
-def _stored(files: list[Path], sharded: Sequence[str]) -> dict[str, StoredTensor]:
-    from safetensors import safe_open
-
-    shapes: list[dict[str, tuple[int, ...]]] = []
-    with as_os_error():
-        for path in files:
-            with safe_open(path, framework="pt") as file:
-                shapes.append({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-    found = {}
-    for name, shape in shapes[0].items():
-        rows = [one[name][0] for one in shapes] if name in sharded else [*shape[:1]] or [1]
-        whole = (sum(rows), *shape[1:]) if shape else ()
-        found[name] = StoredTensor(name=name, shape=whole, pieces=tuple(zip(files, rows, strict=False)))
-    return found
 
 
 def _hash(path: Path) -> str:

@@ -121,10 +121,15 @@ class Leases:
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / f".{latest + 1}.{self.record.owner}"
         write_record(draft, asdict(self.record))
+        target = self.path(latest + 1)
         try:
-            _create_whole(draft, self.path(latest + 1))
-        except FileExistsError:
-            return None
+            os.link(draft, target)
+        except OSError:  # taken, or a file system without hard links: created first, filled after
+            try:
+                with target.open("xb") as file:
+                    file.write(draft.read_bytes())
+            except FileExistsError:
+                return None
         finally:
             draft.unlink(missing_ok=True)
         _held.add(self.record.owner)
@@ -181,17 +186,6 @@ def end_holder(folder: Path, attempt: int, message: str) -> None:
 
 _held: set[str] = set()
 """Owners of the leases that this process holds now: a live process may have released some of its claims."""
-
-
-def _create_whole(draft: Path, target: Path) -> None:
-    """Give a file its final name unless that is taken; raises ``FileExistsError``."""
-    try:
-        os.link(draft, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links: created first, filled after
-        with target.open("xb") as file:
-            file.write(draft.read_bytes())
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, likely
-from ablate.base.files import hash_of, read_record, record_text, write_bytes_atomic, write_record
+from ablate.base.files import hash_of, read_record, record_text, write_record
 from ablate.store.checkpoints import checkpointed_rows
 from ablate.store.metrics import new_lines, parse_rows, rows_of
 from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
@@ -196,17 +196,6 @@ class RunDir:
         except ValueError:
             found[ledger] = "damaged"
         return found
-
-    def ask_to_stop(self, reason: str) -> None:
-        """Ask the run's worker to end it because its result is not needed."""
-        write_bytes_atomic(self.stop_path, reason.encode())
-
-    def stop_reason(self) -> str | None:
-        """Read the reason why the run was asked to stop, None if it was not."""
-        try:
-            return self.stop_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
 
     def write_status(self, status: Status, rows: dict[str, str] | None = None) -> None:
         """Replace the status with the present time and, for a run with a result, its other files' hashes.

@@ -129,7 +129,7 @@ def test_clean_keeps_what_a_run_may_go_on_from(store, call):
     (store.prefixes / "key").mkdir(parents=True)
     run.write_status(Status(state="stopped", tokens=5, message="not needed"))
     assert call("clean", "s") == "Nothing to remove.\n"
-    run.ask_to_stop("not needed")  # its executor was killed before it saw this
+    run.stop_path.write_text("not needed")  # its executor was killed before it saw this
     assert "Removed 1." in call("clean", "s", "--yes")
     assert not run.stop_path.exists()
     assert run.checkpoints.exists()

@@ -44,7 +44,7 @@ def test_a_result_comes_whole_with_its_ledger(two):
     there, here, requests = two
     source, run = (store.run(requests[0].run_id) for store in (there, here))
     source.checkpoints.mkdir()
-    source.ask_to_stop("of the neighbour alone")
+    source.stop_path.write_text("of the neighbour alone")
     config = requests[0].config
     own = replace(requests[0], config=replace(config, data=replace(config.data, paths=["/elsewhere"])))
     here.run(requests[1].run_id).create(asdict(requests[1].config))  # asked for before, never begun

@@ -153,7 +153,8 @@ def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(study):
     for _ in range(2):  # once is enough
         fake.unneeded("abcd")
     assert fake.move() == [f"cancel {name}" for name in "c"]
-    assert [fake.dirs[name].stop_reason() for name in "abcd"] == ["it is settled", None] * 2
+    assert [name for name in "abcd" if fake.dirs[name].stop_path.exists()] == ["a", "c"]
+    assert fake.dirs["a"].stop_path.read_text() == "it is settled"
     assert fake.states == {"b": "stopped", "d": "stopped"}
     fake.take("c", TaskEnd(state="pending"))
     fake.take("a", FINISHED)  # a result that came before the stop is kept
