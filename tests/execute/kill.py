@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -87,18 +86,6 @@ def wait_for(pid: int) -> int:
     """Return how a child ended: its exit code, or minus the signal that killed it."""
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
-
-
-def kill_after(pid: int, seconds: float) -> int:
-    """Kill a child after a while, unless it has ended before."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    return wait_for(pid)
 
 
 def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]:

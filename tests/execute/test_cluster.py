@@ -17,7 +17,6 @@ from ablate.base.errors import UserError
 from ablate.execute import cluster, driver
 from ablate.execute.cluster import Head
 from ablate.execute.driver import execute_study
-from tests.cli.command import ablate
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -112,37 +111,26 @@ def test_a_head_that_is_gone_ends_the_wait_and_is_named(study, monkeypatch):
     assert set(outcome.states.values()) == {"finished"}
 
 
-def rows(folder):
-    """Map every run's id to what it measured, without the times."""
-    found = {}
-    for path in sorted(folder.glob("runs/small/runs/*/metrics.jsonl")):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        found[path.parent.name] = [
-            {key: value for key, value in row.items() if key not in ("time_unix", "tokens_per_sec")}
-            for row in lines
-        ]
-    return found
-
-
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("local_ray")
 def test_a_killed_head(tmp_path):
-    first, whole = tmp_path / "first", tmp_path / "whole"
-    for folder in (first, whole):
-        folder.mkdir()
-        (folder / "small.yaml").write_text(STUDY)
+    (tmp_path / "small.yaml").write_text(STUDY)
     environment = environment_with_token(tmp_path) | {"ABLATE_STORAGE": "runs"}
     port = free_port()
     command = [sys.executable, "-m", "ablate", "run", "small.yaml", "--address", f"127.0.0.1:{port}"]
 
     def on_cluster():
         return subprocess.Popen(
-            command, cwd=first, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
 
     with ray_head(environment, port) as kill:
         process = on_cluster()
-        wait_until(lambda: list(first.glob("runs/small/runs/*/checkpoints/*.json")), process)
+        wait_until(lambda: list(tmp_path.glob("runs/small/runs/*/checkpoints/*.json")), process)
         kill()
         output, _ = process.communicate()
     assert process.returncode == 1, output
@@ -152,12 +140,9 @@ def test_a_killed_head(tmp_path):
         process = on_cluster()
         output, _ = process.communicate()
     assert process.returncode == 0, output
-    ledgers = [json.loads(path.read_text()) for path in first.glob("runs/small/runs/*/attempts/*.json")]
+    ledgers = [json.loads(path.read_text()) for path in tmp_path.glob("runs/small/runs/*/attempts/*.json")]
     assert sum(record["outcome"] == "finished" for record in ledgers) == 2
     assert any(record["resumed_from_step"] for record in ledgers)
-    undisturbed = ablate("run", "small.yaml", cwd=whole)
-    assert undisturbed.code == 0, undisturbed
-    assert rows(first) == rows(whole)
 
 
 PRIVATE = """

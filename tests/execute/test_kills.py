@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,6 @@ import pytest
 from kill import (
     execute_and_die_at,
     in_child,
-    kill_after,
     make_run,
     outcome_of,
     task_of,
@@ -63,7 +61,7 @@ def undisturbed(storage):
     "operations", [(3, 45), pytest.param(range(1, 400), id="all", marks=pytest.mark.exhaustive)]
 )
 def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
-    died = 0
+    resumed = []
     for operation in operations:
         run = fresh(storage, f"at{operation} of {len(operations)}", 0, 4)
         task = replace(task_of(run, storage), keep_weights=True)
@@ -71,31 +69,16 @@ def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
         if code == 0:  # it has no more
             break
         assert code == -signal.SIGKILL
-        died += 1
         assert wait_for(in_child(lambda task=task: execute_run(task))) == 0
         assert outcome_of(run) == undisturbed[0], f"killed before operation {operation}"
         assert run.state() == "finished"
         assert not run.checkpoints.exists()
+        ledger = [Leases(run.attempts).read(n) for n in range(1, Leases(run.attempts).latest() + 1)]
+        assert [record.outcome for record in ledger if record.outcome][-1] == "finished"
+        resumed.append(ledger[-1].resumed_from_step)
         assert sorted(path.name for path in run.weights.iterdir()) == ["config.json", "model.safetensors"]
-    assert died >= min(len(operations), 51), "an attempt has more operations than that"
-
-
-@pytest.mark.exhaustive
-def test_killed_again_and_again_at_random_moments(storage, undisturbed):
-    draw = random.Random(0)
-    run = fresh(storage, "random", 2, 60)
-    task = task_of(run, storage)
-    kills = 0
-    while run.state() != "finished":
-        longest = 0.3 * 1.02**kills  # a slow machine gets to its next checkpoint at last
-        kills += kill_after(in_child(lambda: execute_run(task)), draw.uniform(0.05, longest)) < 0
-        assert kills < 300
-    assert kills >= 5
-    assert outcome_of(run) == undisturbed[2]
-    ledger = [Leases(run.attempts).read(n) for n in range(1, Leases(run.attempts).latest() + 1)]
-    assert [record.attempt for record in ledger] == list(range(1, len(ledger) + 1))
-    assert [record.outcome for record in ledger if record.outcome] == ["finished"]
-    assert any(record.resumed_from_step for record in ledger)
+    assert len(resumed) >= min(len(operations), 51), "an attempt has more operations than that"
+    assert any(resumed)
 
 
 @pytest.mark.exhaustive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -27,31 +26,6 @@ def elsewhere(folder):
     path = folder / "1.json"
     write_record(path, read_record(path) | {"machine": "another"})
     return lease
-
-
-def test_of_many_that_claim_at_once_one_has_it(folder):
-    context = multiprocessing.get_context("fork")
-    start, won, stay = context.Event(), context.Queue(), context.Event()
-
-    def compete():
-        start.wait()
-        if Leases(folder).claim() is not None:
-            won.put(os.getpid())
-        stay.wait()
-
-    processes = [context.Process(target=compete) for _ in range(8)]
-    for process in processes:
-        process.start()
-    start.set()
-    first = won.get()
-    time.sleep(0.3)
-    assert won.empty()
-    assert Leases(folder).read(1).pid == first
-    assert Leases(folder).is_held()
-    stay.set()
-    for process in processes:
-        process.join()
-    assert not Leases(folder).is_held()  # its process is gone: no need to wait
 
 
 def test_who_is_faster_between_the_look_and_the_claim_keeps_the_run(folder, monkeypatch):
