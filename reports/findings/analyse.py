@@ -38,7 +38,7 @@ from ablate.results.losses import final_loss
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ablate.reports.findings.speed import Measured, RunTiming, Throughput
+    from ablate.reports.findings.speed import RunTiming, Throughput
     from ablate.results.frames import StudyFrames
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan
@@ -158,8 +158,23 @@ def _with_figures(
         "tokens_to_target": mean,
         "token_cost": cost,
         "final_loss": final_loss(arm.curves, arm.alpha),
-        "measured": _measured(arm, base, plan, timing, throughput, cost),
     }
+    if throughput is not None and arm.name in throughput.tokens_per_sec:
+        rates = throughput.tokens_per_sec
+        figures["measured"] = alone_speed(
+            rates[arm.name], rates[plan.baseline], cost=cost, tokens=log_tokens(arm.used), alpha=arm.alpha
+        )
+    elif timing.kind == "native" or (timing.kind == "logged" and arm.name not in timing.untold):
+        found = measured_speed(
+            arm.runs,
+            base.runs,
+            timed="in its runs" if timing.kind == "native" else "as logged",
+            paired=is_paired(plan, arm.counted_from),
+            alpha=arm.alpha,
+        )
+        # Logs may have no times.
+        if timing.kind == "native" or found.throughput.estimate is not None:
+            figures["measured"] = found
     of_margin = None
     if not is_baseline and margin is not None:
         figures["standing"] = standing(cost, difference.figure, margin, arm.alpha)
@@ -175,31 +190,6 @@ def _with_figures(
                 arm.config, base.config, tokens_to_target=mean.estimate, cost=cost
             )
     return replace(arm, **figures)
-
-
-def _measured(
-    arm: ArmResult,
-    base: ArmResult,
-    plan: LockedPlan,
-    timing: RunTiming,
-    throughput: Throughput | None,
-    cost: Cost,
-) -> Measured | None:
-    """Prefer the speed timed alone to that in the runs; None without valid timing."""
-    if throughput is not None and arm.name in throughput.tokens_per_sec:
-        rates, base_rates = (throughput.tokens_per_sec[name] for name in (arm.name, plan.baseline))
-        return alone_speed(rates, base_rates, cost=cost, tokens=log_tokens(arm.used), alpha=arm.alpha)
-    if timing.kind != "native" and (timing.kind != "logged" or arm.name in timing.untold):
-        return None
-    found = measured_speed(
-        arm.runs,
-        base.runs,
-        timed="in its runs" if timing.kind == "native" else "as logged",
-        paired=is_paired(plan, arm.counted_from),
-        alpha=arm.alpha,
-    )
-    # Logs may have no times.
-    return None if found.timed == "as logged" and found.throughput.estimate is None else found
 
 
 def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resolution:

@@ -1,6 +1,6 @@
 """Intervals on real runs: those of some seeds against what the other seeds of the same study say.
 
-python tests/reports/held_out.py [MLPERF]     # a line a number of seeds
+python benchmarks/held_out.py [MLPERF]     # a line a number of seeds
 
 Of every study some seeds make the interval, and the mean of the others stands for the truth. Its own error is
 allowed for: the half width is taken times √(1 + n / rest). ``MLPERF``: a folder of systems' logs, of which
@@ -13,8 +13,10 @@ import itertools
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from findings import rebuild
 
 from ablate.reports import load_frames
 from ablate.reports.read.mllog import read_mllog
@@ -23,25 +25,26 @@ from ablate.results.intervals import contrasts, t_interval
 from ablate.run.outcome import find_crossing
 from ablate.store import StudyStore
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    Study = tuple[dict[str, dict[int, float]], str]
 
 
-def findings(storage):
+def findings(storage: Path) -> Iterator[Study]:
     """Yield arm → seed → log tokens to target, and the baseline's name, of each study of the findings."""
-    import findings as pages
-
-    pages.rebuild(storage)
+    rebuild(storage)
     for folder in sorted(storage.iterdir()):
         frames = load_frames(StudyStore(folder))
         logs = {}
-        for _, curve, end in run_ends(frames, ()):
-            if end.exact:
-                logs.setdefault(curve.arm, {})[end.seed] = float(np.log(end.high))
+        for run in run_ends(frames, ()):
+            if run.exact:
+                logs.setdefault(run.arm, {})[run.seed] = float(np.log(run.high))
         yield logs, frames.plan.baseline
 
 
-def mlperf(folder, target=3.3):
+def mlperf(folder: Path, target: float = 3.3) -> list[Study]:
+    """Return the same of systems' logs, once for each as the baseline; the seeds number its runs."""
     logs = {}
     for path in sorted(folder.rglob("result_*.txt")):
         run = read_mllog(path, [])
@@ -51,12 +54,14 @@ def mlperf(folder, target=3.3):
     return [(logs, baseline) for baseline in logs]
 
 
-def tally(studies, n, *, paired, moderated, draws=20):
+def tally(
+    studies: Iterable[Study], n: int, *, paired: bool, moderated: bool, draws: int = 20
+) -> tuple[float, float]:
     """Return the share of intervals that hold the other seeds' mean, and their mean width."""
     rng = np.random.default_rng(0)
     held, widths = [], []
     for logs, baseline in studies:
-        seeds = sorted(logs[baseline])
+        seeds = sorted(logs.get(baseline, ()))
         arms = [arm for arm, own in logs.items() if sorted(own) == seeds and arm != baseline]
         if len(seeds) <= n or not arms:
             continue
@@ -79,7 +84,7 @@ def tally(studies, n, *, paired, moderated, draws=20):
     return float(np.mean(held)), float(np.mean(widths))
 
 
-def main():
+def main() -> None:
     print("| runs | seeds | moderated holds | width | own holds | width |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
