@@ -187,13 +187,13 @@ def contrasts(
     """
     found = {arm: contrast(*both, paired=paired) for arm, both in sides.items()}
     if moderated:
-        pool = _Pool({arm: (one.own, len(one.pairs)) for arm, one in found.items() if one.pairs})
+        pool = _Pool({arm: one.own for arm, one in found.items() if one.pairs})
         for arm in pool.variances:
             if d0 := moderating_degrees(len(pool.variances), pool.others(arm)):
-                one = found[arm]
-                drawn = pool.moderate(one.own, len(one.pairs), d0)
-                found[arm] = replace(one, estimate=drawn, stands_out=pool.stands_out(arm))
-        found |= _unpaired({arm: one for arm, one in found.items() if not one.pairs}, sides)
+                drawn = pool.moderate(found[arm].own, d0)
+                found[arm] = replace(found[arm], estimate=drawn, stands_out=pool.stands_out(arm))
+        if unpaired := {arm: one for arm, one in found.items() if not one.pairs}:
+            found |= _unpaired(unpaired, sides)
     return found
 
 
@@ -203,12 +203,9 @@ def _mean(values: Values) -> Estimate:
 
 def _unpaired(own: Mapping[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Values]]) -> dict[Arm, Contrast]:
     # The baseline's variance is taken from all of its runs that any arm is compared with.
-    most = max((right for _, right in sides.values()), key=len, default=())
-    parts: dict[Arm | None, tuple[Estimate, int]] = {
-        arm: (_mean(left), len(left)) for arm, (left, _) in sides.items() if left
-    }
-    pool = _Pool(parts)
-    every = _Pool(parts | ({None: (_mean(most), len(most))} if most else {}))
+    base = _mean(max((right for _, right in sides.values()), key=len))
+    arms: dict[Arm | None, Estimate] = {arm: _mean(left) for arm, (left, _) in sides.items()}
+    pool, every = _Pool(arms), _Pool(arms | {None: base})
     out = every.stands_out(None)
     apart = None in every.variances and (out or len(pool.variances) > 1)
     if not apart:
@@ -216,11 +213,10 @@ def _unpaired(own: Mapping[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Val
     found = {}
     for arm, one in own.items():
         if one.own.degrees and one.own.variance:
-            left, right = sides[arm]
             base_d0 = 0.0 if apart else min(_UNPAIRED_D0, every.others(None))
             estimate = difference(
-                pool.moderate(_mean(left), len(left), min(_UNPAIRED_D0, pool.others(arm))),
-                pool.moderate(_mean(right), len(right), base_d0),
+                pool.moderate(arms[arm], min(_UNPAIRED_D0, pool.others(arm))),
+                pool.moderate(_mean(sides[arm][1]), base_d0),
             )
             found[arm] = replace(
                 one,
@@ -234,22 +230,25 @@ def _unpaired(own: Mapping[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Val
 class _Pool(Generic[Arm]):
     """Variances of single runs (or pairs) of several arms, each with its degrees of freedom."""
 
-    def __init__(self, means: Mapping[Arm, tuple[Estimate, int]]) -> None:
+    def __init__(self, means: Mapping[Arm, Estimate]) -> None:
         self.variances = {
-            arm: (mean.variance * n, n - 1) for arm, (mean, n) in means.items() if mean.variance
+            arm: (mean.variance * (mean.degrees + 1), mean.degrees)
+            for arm, mean in means.items()
+            if mean.variance
         }
         self.degrees = sum(degrees for _, degrees in self.variances.values())
         total = sum(variance * degrees for variance, degrees in self.variances.values())
         self._mean = total / self.degrees if self.degrees else 0.0
 
-    def others(self, arm: Arm) -> int:
+    def others(self, arm: Arm) -> float:
         """Return the degrees of freedom of the other arms together."""
         return self.degrees - self.variances.get(arm, (0.0, 0))[1]
 
-    def moderate(self, mean: Estimate, n: int, d0: float) -> Estimate:
-        """Draw the variance of a mean of ``n`` towards that of all, which counts as ``d0`` degrees."""
+    def moderate(self, mean: Estimate, d0: float) -> Estimate:
+        """Draw the variance of a mean towards that of all, which counts as ``d0`` degrees."""
         if not d0:
             return mean
+        n = mean.degrees + 1
         variance = (d0 * self._mean + (n - 1) * mean.variance * n) / (d0 + n - 1)
         return Estimate(value=mean.value, variance=variance / n, degrees=d0 + n - 1)
 

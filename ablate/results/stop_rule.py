@@ -196,22 +196,21 @@ def expected_seeds(
     an arm's run over the baseline's run of the same seed; ``arms``: without the baseline, at most 12 are
     simulated. A ``margin`` in loss is ignored: the seeds that it takes depend on the curve.
     """
-    rng, total, count = np.random.default_rng(0), 0, min(arms, 12)
-    most = rule.looks[-1]
-    base = [Outcome(seed=seed, end="hit", low=1.0, high=1.0) for seed in range(most)]
+    rng, most, count, total = np.random.default_rng(0), rule.looks[-1], min(arms, 12), 0
+    # ``decide`` stops no arm that has all its results, so one run is missing.
+    last = Outcome(seed=most, end="missing")
     for _ in range(repeats):
         drawn = np.exp(math.log1p(cost) + rng.normal(0, spread, (count, most)))
         runs = {
-            str(arm): [Outcome(seed=i, end="hit", low=float(t), high=float(t)) for i, t in enumerate(own)]
-            for arm, own in enumerate(drawn)
+            str(arm): [*(Outcome(seed=i, end="hit", low=t, high=t) for i, t in enumerate(own)), last]
+            for arm, own in enumerate([*drawn.tolist(), [1.0] * most])
         }
-        # ``decide`` stops no arm that has all its results, so one run is missing.
-        open_runs = {arm: [*own, Outcome(seed=most, end="missing")] for arm, own in runs.items()}
         found = decide(
-            {"": base} | open_runs, StopRule(settled=rule), baseline="", paired=True,
+            runs, StopRule(settled=rule), baseline=str(count), paired=True,
             margin=margin if margin is not None and margin.kind == "cost" else None,
         ).stopped  # fmt: skip
-        total += sum(seeds if arm in found and (seeds := found[arm].seeds) else most for arm in runs)
+        seeds = (found[arm].seeds if arm in found else None for arm in map(str, range(count)))
+        total += sum(most if each is None else each for each in seeds)
     return total / (repeats * count)
 
 

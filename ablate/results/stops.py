@@ -67,7 +67,6 @@ class Unneeded:
     def __init__(self, store: StudyStore) -> None:
         """Take the rule of the study's plan as it is now."""
         self._store, self._plan = store, store.plan()
-        self._ended: dict[str, State] = {}
         self._known: dict[str, State] = {}
         self._answer: dict[str, str] = {}
 
@@ -75,15 +74,15 @@ class Unneeded:
         """Return ids and reasons; decided anew only after another run has ended."""
         if self._plan.stop is None:
             return {}
-        failed = {}
+        known: dict[str, State] = {}
         for _, run in self._plan.runs():
-            if run.id not in self._ended:
+            state = self._known.get(run.id)
+            if state not in END_STATES:
                 state = self._store.run(run.id).status().state
-                if state in END_STATES:
-                    self._ended[run.id] = state
-                elif state == "failed":  # it gives no result unless somebody starts it again
-                    failed[run.id] = state
-        if (known := self._ended | failed) != self._known:
+            # A failed run gives no result unless somebody starts it again.
+            if state == "failed" or state in END_STATES:
+                known[run.id] = state
+        if known != self._known:
             self._known, self._answer = known, unneeded_runs(load_frames(self._store))
         return self._answer
 

@@ -266,13 +266,10 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
     baseline = found.plans[-1].arm(found.baseline)
     config, target, first = baseline.config, found.plans[0].target, found.grid.search.seed + 1
     assert target is not None
+    parts = {name: getattr(config, name) for name in ("model", "data", "training", "backend", "trainer")}
+    parts |= {"resources": baseline.resources}
     base = {
-        "model": _written(config.model),
-        "data": _written(config.data),
-        "training": _written(config.training),
-        "resources": _written(baseline.resources),
-        "backend": None if config.backend == "auto" else config.backend,
-        "trainer": config.trainer,
+        name: written for name, part in parts.items() if (written := _written(part)) not in (None, "auto", {})
     }
     content = {
         "name": f"{found.name[:_LONGEST_NAME]}-confirm",
@@ -281,7 +278,7 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
         "baseline": found.baseline,
         "target": {target.kind: target.value, "crossing": target.crossing},
         "seeds": list(range(first, first + SEEDS)),
-        "base": {name: section for name, section in base.items() if section},
+        "base": base,
         "arms": {
             name: {"recipe": _written(arms[name].recipe_spec) or "bf16"}
             for name in dict.fromkeys([found.baseline, *names])
