@@ -206,19 +206,19 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
 
 
 def _plan_lines(planned: SearchPlan) -> Iterator[str]:
-    search, plan, first = planned.grid.search, planned.grid, planned.plans[0]
+    search, first = planned.search, planned.plans[0]
     rows = (
-        {"of": first.arm(name), "time": planned.times[name], "first": "first" * (name in plan.first)}
-        for name in plan.cells
+        {"of": first.arm(name), "time": planned.times[name], "first": "first" * (name in planned.first)}
+        for name in planned.cells
     )
     yield table_of(_RECIPES, rows)
     shapes = f"{search.hardware}, shapes of {search.shapes}"
     yield f"\nstep time  over that of {planned.baseline}, modelled on {shapes}\nobjective  {search.objective}"
     tokens = 0
-    for count, budget, then in zip(plan.most_trials, search.budgets, planned.plans, strict=True):
+    for count, budget, then in zip(planned.most_trials, search.budgets, planned.plans, strict=True):
         tokens += count * then.arm(planned.baseline).batches.tokens
-        yield f"budget     {budget:,} tokens: at most {count} trials of {len(plan.cells)} recipes"
-    rounds = -(-plan.num_trials // search.at_once)
+        yield f"budget     {budget:,} tokens: at most {count} trials of {len(planned.cells)} recipes"
+    rounds = -(-planned.num_trials // search.at_once)
     yield f"rounds     {rounds} at the first budget; {tokens:,} tokens at most"
     yield f"dropped    {len(first.dropped)}"
     yield from (f"  {one.name}: {one.reason}" for one in first.dropped)

@@ -53,31 +53,25 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchPlan:
+class SearchPlan(Grid):
     """What a search may run. ``plans``: one for each budget, with the same arms.
 
-    ``grid``: what is searched; the baseline is tried first. ``times``: modelled step time over the
-    baseline's, by arm.
+    ``name``: also of the search's folder in the storage. ``first``: the baseline, and the named arms.
+    ``times``: modelled step time over the baseline's, by arm.
     """
 
     study: Study
     plans: tuple[Plan, ...]
     times: Mapping[str, float]
-    grid: Grid
-
-    @property
-    def name(self) -> str:
-        """The search's name, and its folder in the storage."""
-        return self.study.name
 
     @property
     def baseline(self) -> str:
         """The arm that all others are compared with."""
-        return self.study.baseline
+        return self.first[0]
 
     def arm(self, budget: int, name: str) -> PlannedArm:
         """Look up an arm as it is run at a budget."""
-        return self.plans[self.grid.search.budgets.index(budget)].arm(name)
+        return self.plans[self.search.budgets.index(budget)].arm(name)
 
 
 def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | None = None) -> SearchPlan:
@@ -99,11 +93,9 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
     for cell in search.cells:
         if cell.arm in cells:
             cells[cell.arm].append(cell.levels)
-    named = (name for name in search.named if name in times and name != study.baseline)
-    grid = Grid(name=study.name, search=search, cells=cells, first=(study.baseline, *named))
-    if search.trials < len(grid.first):
-        counts = f"{search.trials} are fewer than the baseline and the named arms ({len(grid.first)})"
-        what = f"search.trials: {counts}"
+    first = (study.baseline, *(one for one in search.named if one in times and one != study.baseline))
+    if search.trials < len(first):
+        what = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
         raise UserError(study.problem(("search", "trials"), what, "these are tried first"))
     kept = (
         replace(
@@ -111,7 +103,9 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
         )
         for plan in plans
     )
-    return SearchPlan(study=study, plans=tuple(kept), times=times, grid=grid)
+    return SearchPlan(
+        name=study.name, search=search, cells=cells, first=first, study=study, plans=tuple(kept), times=times
+    )
 
 
 def _times(study: Study, search: Search, plan: Plan) -> tuple[dict[str, float], list[DroppedCell]]:
@@ -148,7 +142,7 @@ def search_recipes(
         return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe}
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        runs.store.write_plan(tried_plan(found, chain.from_iterable(found.grid.read(storage))))
+        runs.store.write_plan(tried_plan(found, chain.from_iterable(found.read(storage))))
         first, last = asked[0].trial, asked[-1].trial
         budget = first.user_attrs["tokens"]
         say(
@@ -170,7 +164,7 @@ def search_recipes(
                     raise StoppedError("Without the baseline there is nothing to hold recipes against")
         return results
 
-    search_grid(found.grid, storage, run, describe)
+    search_grid(found, storage, run, describe)
 
 
 def tried_plan(found: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:
@@ -178,7 +172,7 @@ def tried_plan(found: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:
 
     If the search has several budgets, arms have theirs in their names.
     """
-    budgets = found.grid.search.budgets
+    budgets = found.search.budgets
 
     def name_at(budget: int, name: str) -> str:
         return name if len(budgets) == 1 else f"{name} @ {short_tokens(budget)}"
@@ -196,11 +190,11 @@ def check_same(found: SearchPlan, store: StudyStore) -> None:
         UserError: another search, or a study, of this name is in the storage.
     """
     keys = ("objective", "hardware", "shapes", "budgets", "at_once", "sampler", "seed", "factors")
-    settings = {key: getattr(found.grid.search, key) for key in keys}
+    settings = {key: getattr(found.search, key) for key in keys}
     recipes = {
         arm.name: [plan.arm(arm.name).runs[0].id for plan in found.plans] for arm in found.plans[0].arms
     }
-    content = {"format": _FORMAT, **settings, "first": found.grid.first, "recipes": recipes}
+    content = {"format": _FORMAT, **settings, "first": found.first, "recipes": recipes}
     path = store.path / LOCK
     try:
         there = read_record(path)
@@ -233,7 +227,7 @@ def result_of(found: SearchPlan, store: StudyStore, budget: int, name: str) -> T
     missed = DIVERGED if status.state == "diverged" else None
     if missed and name == found.baseline:
         raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
-    if found.grid.search.objective == "loss":
+    if found.search.objective == "loss":
         return TrialResult(values=(end_loss(run), time), violation=missed)
     target = found.plans[0].target
     assert target is not None  # a search without one is refused
@@ -264,7 +258,7 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
 
     arms = {arm.name: arm for arm in found.study.arms}
     baseline = found.plans[-1].arm(found.baseline)
-    config, target, first = baseline.config, found.plans[0].target, found.grid.search.seed + 1
+    config, target, first = baseline.config, found.plans[0].target, found.search.seed + 1
     assert target is not None
     parts = {name: getattr(config, name) for name in ("model", "data", "training", "backend", "trainer")}
     parts |= {"resources": baseline.resources}

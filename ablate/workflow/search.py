@@ -77,7 +77,7 @@ def search_study(
             try:
                 again = where.command_line("search", file, optuna_storage=optuna_storage)
                 code = _go_on(store, planned, trials, where, listener, again)
-                found = found_of(planned, planned.grid.read(trials))
+                found = found_of(planned, planned.read(trials))
                 names = [one.name for one in found.last.front if not one.is_baseline]
                 confirm = confirm_study(planned, names, file) if names and found.is_done else None
                 write_search(found, store.path / "search", confirm)
@@ -95,18 +95,17 @@ def _go_on(
     """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
 
-    plan = planned.grid
-    before = plan.read(trials)
+    before = planned.read(trials)
     ended = sum(trial.state.is_finished() for one in before for trial in one)
     listener.say(
-        f"Search {planned.name}: {len(plan.cells)} recipes, {plan.num_trials} to try at the first "
+        f"Search {planned.name}: {len(planned.cells)} recipes, {planned.num_trials} to try at the first "
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
     corpora = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=where.address is None)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
     store.write_plan(tried_plan(planned, itertools.chain.from_iterable(before)))
-    is_done = plan.is_done(before)
+    is_done = planned.is_done(before)
     if not is_done:
         listener.say(f"Starting Ray {where.cluster} …")
     try:

@@ -113,7 +113,7 @@ class Found:
 
 def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Found:
     """Collect the result of a search from its plan and the trials of each budget."""
-    search, grid = planned.grid.search, planned.grid
+    search = planned.search
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
         best = {trial.number for trial in front(trials)}
@@ -134,7 +134,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
                         factor: trial.params.get(factor, IRRELEVANT) if trial.params else NOT_TOLD
                         for factor in search.factors
                     },
-                    started_from=arm.name in grid.first,
+                    started_from=arm.name in planned.first,
                     is_baseline=arm.name == planned.baseline,
                     on_front=trial.number in best,
                     end=end,
@@ -158,7 +158,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
         rungs=tuple(rungs),
         importances=(importances(search.factors, first, 0), importances(search.factors, first, 1)),
         weighed=len(with_levels(first)),
-        wanted=grid.num_trials,
-        candidates=len(grid.cells),
+        wanted=planned.num_trials,
+        candidates=len(planned.cells),
         dropped=tuple((cell.name, cell.reason) for cell in planned.plans[0].dropped),
     )

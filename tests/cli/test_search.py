@@ -53,7 +53,7 @@ def check_trials(folder):
         for one in ours
         for t in one
     }
-    plan = plan_search(load_study(folder / "s.yaml")).grid
+    plan = plan_search(load_study(folder / "s.yaml"))
     storage = optuna.storages.InMemoryStorage()
 
     def look_up(asked):

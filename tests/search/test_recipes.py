@@ -63,10 +63,9 @@ def test_the_budgets_differ_in_tokens_alone(planned):
     assert len({arm.runs[0].id for plan in found.plans for arm in plan.arms}) == 14
     assert {run.seed for plan in found.plans for _, run in plan.runs()} == {3}
     assert found.arm(200_000, "tseng").config.training.tokens == 200_000
-    grid = found.grid
-    assert grid.first == ("bf16", "tseng", "nvfp4")
-    assert grid.levels("F sr") == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
-    assert grid.levels("tseng") == {}
+    assert found.first == ("bf16", "tseng", "nvfp4")
+    assert found.levels("F sr") == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
+    assert found.levels("tseng") == {}
 
 
 def test_the_time_is_the_models_over_the_baselines(planned):
@@ -92,7 +91,7 @@ def test_rules_and_phases_that_change_nothing_make_no_other_recipe(planned):
 def test_what_the_hardware_has_no_unit_for_is_dropped_and_listed(planned):
     amd = planned(("B200", "MI355X"))
     assert "nvfp4" not in amd.times
-    assert amd.grid.first == ("bf16", "tseng")
+    assert amd.first == ("bf16", "tseng")
     reasons = {cell.name: cell.reason for cell in amd.plans[0].dropped}
     assert reasons["nvfp4"] == "MI355X has no unit for one of its formats"
     assert reasons["none sr"] == "stabiliser 'sr' with no FP4 GEMM to act on"
@@ -120,8 +119,8 @@ def test_a_search_that_cannot_begin_is_one_line(planned, changes, said):
 
 def test_the_shipped_search_can_be_planned():
     found = plan_search(load_study("tiny-search"))
-    assert found.grid.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
-    assert (len(found.times), found.grid.search.trials) == (51, 24)
+    assert found.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
+    assert (len(found.times), found.search.trials) == (51, 24)
 
 
 @pytest.fixture
