@@ -8,6 +8,21 @@ import pytest
 from ablate.plan import build_plan
 from ablate.study import load_study
 
+MODEL = """\
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.head = nn.Linear(width, vocab_size)
+
+def build(*, vocab_size, seq_len, width=64):
+    return Net(vocab_size, width)
+"""
+HIDDEN = MODEL.replace("(nn.Linear(width, width) for", "(nn.TransformerEncoderLayer(width, 2, 128) for")
+
 
 @dataclass(frozen=True)
 class FakeIdentity:
@@ -24,7 +39,10 @@ def identify(data):
 
 @pytest.fixture
 def study(tmp_path):
-    """Write a study file's text and load it."""
+    """Write a study file's text and load it; beside it lie a model, one with a hidden part, and a trainer."""
+    (tmp_path / "my_model.py").write_text(MODEL)
+    (tmp_path / "hidden.py").write_text(HIDDEN)
+    (tmp_path / "t.py").write_text("def run(*args, **options):\n    pass\n")
 
     def load(text, name="study.yaml"):
         path = tmp_path / name

@@ -1,8 +1,7 @@
-"""``diagnostics:`` of a study: its faults are lines of the file, and it is no part of a run's identity."""
+"""``diagnostics:`` of a study is no part of a run's identity."""
 
 import pytest
 
-from ablate.base.errors import UserError
 from ablate.recipes import PRESETS
 from ablate.run.diagnostics import DEFAULT_STEPS, Diagnostics
 from ablate.store.plan_file import plan_to_json
@@ -16,22 +15,6 @@ base:
 arms:
   a: {recipe: bf16}
   b: {recipe: mxfp4}
-"""
-MODEL = """\
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, vocab_size):
-        super().__init__()
-        self.table = nn.Embedding(vocab_size, 48)
-        self.inner = nn.Linear(48, 64)
-        self.head = nn.Linear(64, vocab_size)
-
-    def forward(self, tokens):
-        return self.head(self.inner(self.table(tokens)))
-
-def build(*, vocab_size, seq_len):
-    return Net(vocab_size)
 """
 
 
@@ -63,61 +46,3 @@ def test_other_recipes_have_the_words_that_stand_for_them_and_change_no_id(plan_
     ]
     assert others["tetrajet"] == PRESETS["tetrajet"].recipe
     assert plan_to_json(on) == plan_to_json(off)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (
-            "{what_if: [mxfp4]}\n  c: {model: {function: net.py:build}}",
-            (
-                "10:25: diagnostics.what_if[0]: in-features 48 of layer inner is not a multiple of 32, as "
-                "Fprop needs it; arm 'c' (give the layer a rule of its own: "
-                "layers: [{match: …, recipe: bf16}])"
-            ),
-        ),
-        (
-            "{layers: middle}",
-            (
-                "9:23: diagnostics.layers: expected a list of patterns of layer names, or 'ends and middle', "
-                "got 'middle'"
-            ),
-        ),
-        (
-            "{what_if: [bf16]}",
-            "9:25: diagnostics.what_if[0]: it quantises nothing, so that there is nothing to measure",
-        ),
-        (
-            "{what_if: [mxfp4, {gemms: [fprop, dgrad, wgrad]}]}",
-            "9:32: diagnostics.what_if[1]: the same recipe as what_if[0]",
-        ),
-        (
-            "{layers: ['*.down', block.1.ffn.down]}",
-            (
-                "9:34: diagnostics.layers: 'block.1.ffn.down' names no layer of any arm "
-                "(did you mean 'blocks.1.ffn.down'?)"
-            ),
-        ),
-        (
-            "{what_if: [{gemms: [fprop], stabiliser: dht, hadamard_size: 256}]}",
-            (
-                "9:25: diagnostics.what_if[0]: in-features 128 of layer blocks.0.attention.qkv is not a "
-                "multiple of 256, as Fprop needs it; arm 'a' (give the layer a rule of its own: "
-                "layers: [{match: …, recipe: bf16}])"
-            ),
-        ),
-        (
-            "{what_if: [{gemms: [fprop], layers: [{match: nothing, recipe: bf16}]}]}",
-            (
-                "9:25: diagnostics.what_if[0]: no layer of this model is called 'nothing'; arm 'a' "
-                "(its layers are blocks.0.attention.qkv … head)"
-            ),
-        ),
-    ],
-)
-def test_each_fault_is_a_line_of_the_file(plan_of, tmp_path, text, line):
-    (tmp_path / "net.py").write_text(MODEL)
-    asked, _, arm = text.partition("\n")
-    with pytest.raises(UserError) as caught:
-        plan_of(f"{arm}\n" * bool(arm) + f"diagnostics: {asked}\n")
-    assert str(caught.value) == f"{tmp_path}/s.yaml:{line}"

@@ -1,18 +1,17 @@
 """What study files give: what a valid one means, or the exact lines of what is wrong in it.
 
-``errors`` holds a small file for each fault, ``NAME.yaml``, and beside it the lines, ``NAME.txt``. Each file
-of ``cases`` begins with a study in which ``@`` stands for what differs; then come the cases with their lines
-(``study.yaml:`` is left out). Where they are meant to change, ``REWRITE=1 pytest tests/study/test_cases.py``
-writes them anew, for the diff to show. Files that are long or computed stand below.
+``errors`` holds a small file for each fault, ``NAME.yaml``, and beside it the lines, ``NAME.txt``; ``cases``
+has files of cases. ``study.yaml:`` is left out of the lines. Files that are long or computed stand below.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
+
+from tests.golden import cases, check
 
 HEAD = """\
 name: s
@@ -21,16 +20,6 @@ target: {val_loss: 3.3}
 """
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "errors").glob("*.yaml"))
-
-
-def cases():
-    """Yield (file, the case with its title, study, lines) of each case."""
-    for path in sorted((HERE / "cases").glob("*.txt")):
-        head, *blocks = path.read_text(encoding="utf-8").split("\n=== ")
-        for block in blocks:
-            asked, lines = re.split(r"(?<=\n--- faults\n)|(?<=\n--- means\n)", block)
-            text = asked.split("\n", 1)[1].rpartition("---")[0].rstrip("\n")
-            yield path, asked, head.replace("@", text), lines
 
 
 def test_every_file_has_its_lines_and_nothing_else_lies_there():
@@ -46,15 +35,9 @@ def test_each_fault_has_its_line(path, outcome):
     assert found == told.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize(
-    ("path", "asked", "text", "lines"), [pytest.param(*case, id=case[1].split("\n")[0]) for case in cases()]
-)
-def test_each_case_has_its_lines(path, asked, text, lines, outcome):
-    found = outcome(text)
-    if "REWRITE" in os.environ:
-        whole, new = path.read_text(encoding="utf-8"), "".join(f"{line}\n" for line in found)
-        path.write_text(whole.replace(f"\n=== {asked}{lines}", f"\n=== {asked}{new}"), encoding="utf-8")
-    assert found == lines.splitlines()
+@pytest.mark.parametrize("case", cases(*sorted((HERE / "cases").glob("*.txt"))))
+def test_each_case_has_its_lines(case, outcome):
+    check(case, outcome(case[2]))
 
 
 # ruff: noqa: ISC004

@@ -1,0 +1,34 @@
+"""Files of cases: first a text in which ``@`` stands for what differs, then the cases with their lines.
+
+``=== TITLE``, what differs, ``--- faults`` or ``--- means``, then the lines. Where these are meant to change,
+``REWRITE=1 pytest`` writes them anew, for the diff to show.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+
+def cases(*paths):
+    """Return each case as (file, the case with its title, the whole text, its lines)."""
+    found = []
+    for path in paths:
+        head, *blocks = path.read_text(encoding="utf-8").split("\n=== ")
+        for block in blocks:
+            asked, lines = re.split(r"(?<=\n--- faults\n)|(?<=\n--- means\n)", block)
+            text = asked.split("\n", 1)[1].rpartition("---")[0].rstrip("\n")
+            case = (path, asked, head.replace("@", text), lines)
+            found.append(pytest.param(case, id=asked.split("\n")[0]))
+    return found
+
+
+def check(case, found):
+    """Hold the lines found against those of the file."""
+    path, asked, _, lines = case
+    if "REWRITE" in os.environ:
+        whole, new = path.read_text(encoding="utf-8"), "".join(f"{line}\n" for line in found)
+        path.write_text(whole.replace(f"\n=== {asked}{lines}", f"\n=== {asked}{new}"), encoding="utf-8")
+    assert found == lines.splitlines()
