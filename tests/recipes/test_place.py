@@ -1,7 +1,6 @@
 import pytest
-from pydantic import TypeAdapter, ValidationError
 
-from ablate.recipes import PRESETS, LayerRecipe, LayerRule, Phase, Recipe, RecipeSpec, resolve
+from ablate.recipes import LayerRecipe, LayerRule, Phase, Recipe, RecipeSpec, resolve
 from ablate.recipes.place import block_of, phases_of, places, rule_faults
 
 MXFP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"]))
@@ -15,9 +14,8 @@ def formats(recipe, name, tokens=0, total=None):
 
 
 def test_a_block_is_the_first_number_of_the_name():
-    assert block_of("model.layers.11.q_proj") == 11
-    assert block_of("encoder.2.block.7.out") == 2
-    assert block_of("lm_head") is None
+    names = ("model.layers.11.q_proj", "encoder.2.block.7.out", "lm_head")
+    assert [block_of(name) for name in names] == [11, 2, None]
     assert WHERE["model.layers.3.q_proj"].num_blocks == 12
 
 
@@ -26,26 +24,21 @@ def test_without_rules_blocks_follow_the_recipe_and_the_head_does_not():
     assert formats(MXFP4, "lm_head") == "bf16"
 
 
-def test_first_and_last_blocks():
-    nvidia = PRESETS["nvidia-nvfp4"].recipe
-    kept = {i for i in range(12) if formats(nvidia, f"model.layers.{i}.q_proj") == "bf16"}
-    assert kept == {0, 1, *range(4, 12)}
-
-
-@pytest.mark.parametrize(("share", "kept"), [(0.15, 2), (0.5, 6), (0.01, 1), (1 / 12, 1), (0.25, 3)])
-def test_a_share_of_the_last_blocks_is_rounded_up(share, kept):
-    spec = {"gemms": ["fprop"], "layers": [{"last": share, "recipe": "bf16"}]}
-    recipe = resolve(TypeAdapter(RecipeSpec).validate_python(spec))
-    assert recipe.rules == (LayerRule(last=share),)
-    high = [i for i in range(12) if formats(recipe, f"model.layers.{i}.q_proj") == "bf16"]
-    assert high == list(range(12 - kept, 12))
-
-
-@pytest.mark.parametrize("last", [-1, 1.5, -0.2, True, "2"])
-def test_a_count_or_share_of_blocks_that_is_neither_is_refused(last):
-    spec = {"gemms": ["fprop"], "layers": [{"last": last, "recipe": "bf16"}]}
-    with pytest.raises(ValidationError):
-        TypeAdapter(RecipeSpec).validate_python(spec)
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ({"first": 2, "last": 8}, [0, 1, *range(4, 12)]),
+        ({"last": 0.15}, [10, 11]),
+        ({"last": 0.5}, [6, 7, 8, 9, 10, 11]),
+        ({"last": 0.01}, [11]),
+        ({"last": 1 / 12}, [11]),
+        ({"last": 0.25}, [9, 10, 11]),
+    ],
+)
+def test_first_and_last_blocks(rule, kept):
+    recipe = resolve(RecipeSpec(gemms=["fprop"], layers=[{**rule, "recipe": "bf16"}]))
+    assert recipe.rules == (LayerRule(**rule),)
+    assert [i for i in range(12) if formats(recipe, f"model.layers.{i}.q_proj") == "bf16"] == kept
 
 
 def test_the_first_rule_that_names_a_layer_decides():

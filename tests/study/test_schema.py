@@ -41,23 +41,16 @@ grid:
 # what is changed in the file above -> how
 BROKEN = {
     "unknown key": ("paired_seeds", "paired"),
-    "unknown key in an arm": ("from: a", "form: a"),
-    "unknown key of the model": ("kv_heads", "kv_head"),
     "unknown recipe of a layer": ("{last: 1, recipe: bf16}", "{last: 1, recipe: bf61}"),
     "layers within layers": ("{last: 1, recipe: bf16}", "{last: 1, recipe: {layers: []}}"),
     "unknown preset": ("preset: tseng", "preset: tsengg"),
-    "unknown format of a gemm": ("wgrad: fp8", "wgrad: fp4"),
     "unknown factor": ("training.learning_rate: [", "training.learning_rat: ["),
     "a factor without values": ("[1, 1e-3]", "[]"),
     "a factor of one value": ("[1, 1e-3]", "1e-3"),
-    "no baseline": ("baseline: b\n", ""),
     "no unit": ("{perplexity: 27.1, crossing: first_eval}", "27.1"),
     "two units": ("{perplexity: 27.1, ", "{perplexity: 27.1, val_loss: 3.3, "),
     "no unit but a crossing": ("perplexity: 27.1, ", ""),
     "no seeds": ("[0, 3]", "0"),
-    "a quoted boolean": ("paired_seeds: true", "paired_seeds: 'true'"),
-    "an unknown choice": ("senseless: drop", "senseless: fold"),
-    "arms as a list": ("arms:\n", "arms: []\nx:\n"),
 }
 
 
