@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, median_high
 from typing import TYPE_CHECKING, Literal
 
 from ablate.plan.plan import configured_runs
@@ -20,7 +20,7 @@ from ablate.store import END_STATES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.plan.plan import Plan, PlannedArm, StudyProgress
+    from ablate.plan.plan import Plan, StudyProgress
 
 FLOPS_PER_CPU_CORE = 60e9
 FLOPS_PER_GPU = 100e12
@@ -56,15 +56,23 @@ class PlanCosts:
 def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     """Estimate a plan's costs on a machine with this many CPU cores."""
     speeds = progress.tokens_per_sec
-    modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
-    measured = {arm.name: _work_tokens(arm) / speeds[arm.name] for arm in plan.arms if arm.name in speeds}
+    modelled, measured = {}, {}
+    for arm in plan.arms:
+        training, resources = arm.config.training, arm.resources
+        # A forward pass costs a third of a step.
+        evaluations = arm.batches.evals * len(evaluated_in(arm.config))
+        work = arm.batches.tokens + evaluations * training.eval_tokens / 3
+        # The time of a model of unknown size is known only up to a factor.
+        flops = work * (1 if arm.size is None else arm.size.flops_per_token)
+        rate = resources.gpus * FLOPS_PER_GPU or resources.cpus * FLOPS_PER_CPU_CORE
+        modelled[arm.name] = flops / (rate * resources.devices_per_run)
+        if arm.name in speeds:
+            measured[arm.name] = work / speeds[arm.name]
     is_known = {arm.name: arm.size is not None for arm in plan.arms}
     scales = {True: 1.0}
     for kind in (True, False):
-        ratios = sorted(
-            seconds / modelled[name] for name, seconds in measured.items() if is_known[name] == kind
-        )
-        scales |= {kind: ratios[len(ratios) // 2]} if ratios else {}
+        if ratios := [took / modelled[name] for name, took in measured.items() if is_known[name] == kind]:
+            scales[kind] = median_high(ratios)
     told = (name for name in modelled if is_known[name] in scales)
     run_seconds = {name: modelled[name] * scales[is_known[name]] for name in told} | measured
     unmeasured: Ground = "scaled" if measured else "modelled"
@@ -102,19 +110,6 @@ def duration_text(seconds: float) -> str:
     if seconds < 48 * 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 86400:,.1f} days"
-
-
-def _work_tokens(arm: PlannedArm) -> float:
-    """Training tokens, plus a third of the evaluation tokens: a forward pass costs a third of a step."""
-    evaluations = arm.batches.evals * len(evaluated_in(arm.config))
-    return arm.batches.tokens + evaluations * arm.config.training.eval_tokens / 3
-
-
-def _modelled_seconds(arm: PlannedArm) -> float:
-    """Return a run's time at an assumed rate; for a model of unknown size, only up to a factor."""
-    flops_per_token = 1 if arm.size is None else arm.size.flops_per_token
-    rate = arm.resources.gpus * FLOPS_PER_GPU or arm.resources.cpus * FLOPS_PER_CPU_CORE
-    return _work_tokens(arm) * flops_per_token / (rate * arm.resources.devices_per_run)
 
 
 def _wall_seconds(

@@ -113,13 +113,12 @@ def advise(
     """
     base = plan.arm(plan.baseline)
     own = take = None
-    why_not = None
-    for curve in curves:
+    why_not: str | None = None
+    for curve in reversed(curves):
         if curve.diverged:
-            why_not = why_not or f"seed {curve.seed} diverged: lower the learning rate, or warm up longer"
+            why_not = f"seed {curve.seed} diverged: lower the learning rate, or warm up longer"
         elif len(curve.tokens) < _FEWEST_EVALS:
-            few = f"seed {curve.seed} has {len(curve.tokens)} evaluations: evaluate more often"
-            why_not = why_not or few
+            why_not = f"seed {curve.seed} has {len(curve.tokens)} evaluations: evaluate more often"
     if why_not is None:
         own = None if plan.target is None else _reached(plan, base, curves, plan.target.val_loss)
         take = own if own is not None and own.room >= ENOUGH_ROOM else _target(plan, base, curves)
@@ -193,12 +192,10 @@ def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> I
         seeds = next((n for n, least in found.items() if least is not None and least <= cost), None)
         seconds = None
         if seeds is not None:
-            # Runs beyond the planned ones are still to do.
-            wanted = {
-                arm.name: [LockedRun(id=f"{arm.name} {n}", seed=n) for n in range(len(arm.runs), seeds)]
-                for arm in plan.arms
-            }
-            arms_then = (replace(arm, runs=(*arm.runs[:seeds], *wanted[arm.name])) for arm in plan.arms)
+            arms_then = []
+            for arm in plan.arms:  # runs beyond the planned ones are still to do
+                more = (LockedRun(id=f"{arm.name} {n}", seed=n) for n in range(len(arm.runs), seeds))
+                arms_then.append(replace(arm, runs=(*arm.runs[:seeds], *more)))
             seconds = estimate(replace(plan, arms=tuple(arms_then)), progress, cores=cores).wall_seconds
         yield SeedsFor(cost=cost, seeds=seeds, seconds=seconds)
 

@@ -1,7 +1,7 @@
 """The JSON Schema of study files, with which editors complete keys and mark mistakes.
 
 pydantic makes it from the classes that validate, so that the two agree. Rules that a schema cannot express
-(an arm equal to another, a width that the heads must divide) are left to ``load_study``.
+(one unit of a target, an arm equal to another, a width that the heads must divide) are left to ``load_study``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,10 @@ class _WithoutTitles(GenerateJsonSchema):
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of study files, for editors."""
     schema = TypeAdapter(StudyFile).json_schema(schema_generator=_WithoutTitles)
-    target, factors = (schema["$defs"][name]["properties"] for name in ("TargetSection", "GridSection"))
-    units = ("val_loss", "perplexity")
-    schema["$defs"]["TargetSection"]["oneOf"] = [{"required": [unit]} for unit in units]
-    for unit in units:
-        target[unit] = target[unit]["anyOf"][0] | {"description": target[unit]["description"]}
-    values = [
-        {"type": kind, f"min{unit}": 1} for kind, unit in (("array", "Items"), ("object", "Properties"))
-    ]
-    factors["factors"] |= {
+    schema["$defs"]["GridSection"]["properties"]["factors"] |= {
         "propertyNames": {"enum": factor_paths()},
-        "additionalProperties": {"anyOf": values},
+        "additionalProperties": {
+            "anyOf": [{"type": "array", "minItems": 1}, {"type": "object", "minProperties": 1}]
+        },
     }
-    schema["anyOf"] = [{"required": ["arms"]}, {"required": ["grid"]}]
     return {"$schema": GenerateJsonSchema.schema_dialect, **schema, "title": "ablate study"}
