@@ -270,7 +270,7 @@ def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
         found[run.stop_path] = killed
         if weights:
             found[run.weights] = "the weights of a run"
-        drafts = (left for left in path.glob(".*") if left.name.startswith(_DRAFTS))
+        drafts = (left for left in sorted(path.glob(".*")) if left.name.startswith(_DRAFTS))
         found |= dict.fromkeys(drafts, "left by a write that was cut off")
     if all(planned.values()):
         found[store.prefixes] = "states that runs had in common, which have ended"

@@ -18,7 +18,7 @@ from ablate.store import Status, StudyStore
 from ablate.study.schema import json_schema
 from tests.cli.command import ablate
 
-STUDIES = Path(__file__).with_name("transcripts")
+STUDIES = Path(__file__).parent / "transcripts" / "plan"
 
 
 @pytest.fixture

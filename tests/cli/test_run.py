@@ -16,9 +16,8 @@ from ablate.cli.run import conclude
 from ablate.data.tokenise import train_bpe
 from ablate.execute.queue import ExecutionEnd
 from ablate.plan import build_plan
-from ablate.store import Status, StudyStore
 from ablate.study import load_study
-from ablate.workflow import end_of
+from ablate.workflow import StudyEnd
 from ablate.workflow.prepare import prepare
 from tests.cli.command import ablate
 from tests.waiting import wait_until
@@ -35,41 +34,33 @@ arms:
 
 
 AGAIN = "ablate run small.yaml --storage /elsewhere --address ray://head:10001"
-FAILED = ("fp8 seed 0: ValueError: no such thing", "line 19", "[odd] markup")
-RETRY = f"Failed runs: 1; try again with: {AGAIN} --retry-failed"
-MISSING = f"Runs without a result: 1; go on with: {AGAIN}"
-STOPPED = f"Stopped. Finished runs are kept; go on with: {AGAIN}"
+RETRY = f"\nFailed runs: 1; try again with: {AGAIN} --retry-failed"
+MISSING = f"\nRuns without a result: 1; go on with: {AGAIN}"
+STOPPED = f"\nStopped. Finished runs are kept; go on with: {AGAIN}"
 
 
 @pytest.mark.parametrize(
-    ("state", "here", "interrupted", "chosen", "code", "said"),
+    ("states", "interrupted", "code", "said"),
     [
-        ("finished", True, False, ("bf16", "fp8"), 0, ()),
-        ("failed", True, False, ("bf16", "fp8"), 1, (*FAILED, RETRY)),
-        ("failed", False, False, ("bf16", "fp8"), 1, (RETRY,)),  # it failed in an earlier call
-        ("failed", False, False, ("bf16",), 0, ()),  # nor was it asked for
-        ("interrupted", True, False, ("bf16", "fp8"), 1, (MISSING,)),
-        ("interrupted", True, True, ("bf16", "fp8"), 130, (STOPPED,)),
+        (["finished", "diverged"], False, 0, []),
+        (["finished", "failed"], False, 1, [RETRY]),
+        (["finished", "interrupted"], False, 1, [MISSING]),
+        (["failed", "running"], False, 1, [RETRY, MISSING]),
+        (["finished", "interrupted"], True, 130, [STOPPED]),
     ],
 )
-def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, state, here, interrupted, chosen, code, said):
-    (tmp_path / "small.yaml").write_text(STUDY)
-    plan = build_plan(load_study(tmp_path / "small.yaml"))
-    store = StudyStore(tmp_path / "runs" / "small")
-    ids = {arm.name: run.id for arm, run in plan.runs()}
-    for arm, of_arm in (("bf16", "finished"), ("fp8", state)):
-        run = store.run(ids[arm])
-        run.create({})
-        run.write_status(Status(state=of_arm, attempt=1, message="ValueError: no such thing"))
-    run.attempt_log(1).parent.mkdir(exist_ok=True)
-    run.attempt_log(1).write_text("".join(f"line {n}\n" for n in range(20)) + "[odd] markup\n")
-    outcome = ExecutionEnd(states={ids["fp8"]: state} if here else {}, interrupted=interrupted)
-    end, lines = end_of(store, plan, {ids[arm] for arm in chosen}, outcome), []
+def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, states, interrupted, code, said):
+    log, lines = tmp_path / "1.log", []
+    log.write_text("".join(f"line {n}\n" for n in range(20)) + "[odd] markup\x1b\n")
+    outcome = ExecutionEnd(states={}, interrupted=interrupted)
+    end = StudyEnd(
+        outcome=outcome, states=states, failed={"fp8 seed 0: no such thing": log}, report=None, is_tuned=True
+    )
     assert conclude(lines.append, end, AGAIN) == code
-    text = "\n".join(lines)
-    assert all(sentence in text for sentence in said)
-    others = {*FAILED, RETRY, MISSING, STOPPED, "line 5\n"} - {*said}
-    assert not [sentence for sentence in others if sentence in text]
+    first, *printed = lines[:7]
+    assert first == f"\nFailed: fp8 seed 0: no such thing  (log: {log})"
+    assert printed == [*(f"    line {n}" for n in range(15, 20)), "    [odd] markup\\x1b"]
+    assert lines[7:] == said
 
 
 @pytest.fixture

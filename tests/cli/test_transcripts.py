@@ -1,4 +1,4 @@
-"""What commands print, whole (``transcripts.txt``); ``REWRITE=1`` writes it anew, for the diff to show."""
+"""What commands print, whole: ``transcripts/*.txt``. ``REWRITE=1`` writes them anew, for the diff to show."""
 
 from __future__ import annotations
 
@@ -9,11 +9,39 @@ import shlex
 import shutil
 from pathlib import Path
 
-from tests.cli.command import ablate
+import pytest
 
-GOLDEN = Path(__file__).with_name("transcripts.txt")
-# What depends on the machine, on Python's own text and on where a rounding lies.
-VARIES = {r"(\.\d{5})\d+": r"\1", r"about [\d.]+ \w+ on \d+ CPU": "about … CPU", r"\b[0-9a-f]{16}\b": "ID"}
+from ablate.base.files import append_line
+from ablate.store import Status
+from tests.cli.command import ablate
+from tests.cli.stored import IDS, make_store
+
+TRANSCRIPTS = Path(__file__).with_name("transcripts")
+# What depends on the machine, on the moment, on Python's own text and on where a rounding lies.
+VARIES = {
+    r"(\.\d{5})\d+": r"\1",
+    r"about [\d.]+ \w+ on \d+ CPU": "about … CPU",
+    r"\b(?!00)[0-9a-f]{16}\b": "ID",
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC on \S+, \d+ s": "TIME on HOST",
+}
+
+
+def stored(folder):
+    """Make a study ``s`` with leftovers of all kinds, ``t`` with a run of its, and a damaged one, ``d``."""
+    store = make_store(folder / "runs")
+    run = store.run(IDS[0])
+    store.run("0123456789abcdef").create({})
+    for path in (run.checkpoints, run.weights, run.path / ".weights.123"):
+        path.mkdir()
+    (run.path / ".status.json.x1").write_text("{")
+    (store.path / ".stop-1234").touch()
+    (folder / "runs" / "t" / "runs" / IDS[0]).mkdir(parents=True)
+    damaged = make_store(folder / "runs", "d")
+    append_line(damaged.run(IDS[0]).metrics_path, {})
+    stopped = damaged.run(IDS[1])
+    stopped.checkpoints.mkdir()
+    stopped.write_status(Status(state="stopped", tokens=5, message="above 10 % at 3 seeds"))
+    stopped.ask_to_stop("its executor was killed before it saw this")
 
 
 def said(command, folder):
@@ -32,13 +60,17 @@ def said(command, folder):
     return f"{command}\n{shown}"
 
 
-def test_commands_print_what_they_printed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["plan", "store"])
+def test_commands_print_what_they_printed(tmp_path, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "100")
-    folder = Path(shutil.copytree(GOLDEN.with_suffix(""), tmp_path / "folder"))
-    before = sorted(folder.rglob("*"))
-    head, *commands = re.findall(r"^[#$] .*$", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE)
+    golden, folder = TRANSCRIPTS / f"{name}.txt", tmp_path / "folder"
+    if name == "plan":
+        shutil.copytree(TRANSCRIPTS / name, folder)
+    else:
+        stored(folder)
+    head, *commands = re.findall(r"^[#$] .*$", golden.read_text(encoding="utf-8"), re.MULTILINE)
     found = "\n".join([f"{head}\n", *(said(command, folder) for command in commands)])
     if "REWRITE" in os.environ:
-        GOLDEN.write_text(found, encoding="utf-8")
-    assert found == GOLDEN.read_text(encoding="utf-8")
-    assert sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts) == before
+        golden.write_text(found, encoding="utf-8")
+    assert found == golden.read_text(encoding="utf-8")
+    assert (folder / "runs").exists() == (name == "store")  # planning writes nothing
