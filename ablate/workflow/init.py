@@ -41,7 +41,7 @@ _FEWEST_STEPS = 5 * EVALUATIONS
 _EXACT_BYTES = 32 << 20
 """A corpus up to this size is tokenised to count its tokens; a larger one holds out enough for any use."""
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-_SIZES = (
+_SIZES: tuple[tuple[float, dict[str, Any]], ...] = (
     (20e6, {"seq_len": 128, "batch_size": 16, "learning_rate": 2e-3, "eval_tokens": 16_384}),
     (500e6, {"seq_len": 512, "batch_size": 32, "learning_rate": 6e-4, "eval_tokens": 65_536}),
     (math.inf, {"seq_len": 2048, "batch_size": 64, "learning_rate": 3e-4, "eval_tokens": 65_536}),
@@ -97,6 +97,12 @@ def write_study(
     Raises:
         UserError: a word that cannot be used, with its option; a file that is there already.
     """
+    from ablate.backends.device import default_device
+    from ablate.data import identify, prepare
+    from ablate.models.arithmetic import parameters_text
+    from ablate.recipes.coverage import in_short
+    from ablate.workflow import pilot
+
     listener = listener or Listener()
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"FILE: '{path}' has no name of a study file", hint=f"did you mean '{path}.yaml'?")
@@ -114,27 +120,109 @@ def write_study(
     said = "The text of --data, a token a byte; a part is held out for validation (docs/data.md)."
     if data is None:
         said = "Source text of Python's standard library, a token a byte. Your own: docs/data.md."
-    draft = _Draft(path, Starter(
+    starter = Starter(
         name=path.stem, file=path.name, model={}, data=section, arms=arms, training={},
         about={"model": "", "data": said, "tokens": "", "eval_tokens": ""},
-    ))  # fmt: skip
+    )  # fmt: skip
+
+    def change(about: Mapping[str, str] | None = None, **values: Any) -> None:
+        """Set parts of the study; ``about``: what comments say."""
+        nonlocal starter
+        starter = replace(starter, about={**starter.about, **(about or {})}, **values)
+
+    def train(steps: int, settings: Mapping[str, Any]) -> None:
+        """Set the keys of training, and those that follow from the number of optimizer steps."""
+        tokens = steps * settings["seq_len"] * settings["batch_size"]
+        every = tokens // EVALUATIONS
+        change(training={**settings, "tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every})
+
+    def plan(**changes: Any) -> Plan:
+        return build_plan(study_of(starter_text(replace(starter, **changes)).encode(), path))
+
+    # First settings that every model can be planned with.
+    train(2 * _FEWEST_STEPS, _SIZES[0][1] | {"schedule": "constant"})
     with _naming("FILE"):
-        draft.plan(arms=None)
+        plan(arms=None)
     with _naming("--model"):
-        draft.add_model(model)
-    with _naming("--data"):
-        draft.fit_corpus(storage, listener)
-    with _naming("--model"):
-        draft.leave_out_arms()
+        named = model_section(model)
+        for key in ("hf", "function"):
+            place, colon, name = named.get(key, "").partition(":")
+            if place and Path(place).exists():
+                named[key] = f"{_from(place, path.parent)}{colon}{name}"
+        change(model=named)
+        arm = plan(arms=None).arms[0]
+        assert arm.size is not None  # a starter has no trainer of its own
+        size = arm.size.parameters
+        reached = "An output head and tables of embeddings keep high precision."
+        matrices = () if arm.coverage is None else arm.coverage.matrices
+        if hidden := [one.name for one in matrices if one.out_of_reach is not None and not one.is_head]:
+            change(model=named | {"allow": in_short(hidden, "{}")})
+            reached = "No recipe reaches the matrices under allow: they keep high precision in every arm."
+        settings = next(settings for bound, settings in _SIZES if size < bound) | {"schedule": "constant"}
+        train(2 * _FEWEST_STEPS, settings)
+        what = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
+        kind = next((text for key, text in what.items() if key in named), "A built-in decoder")
+        change({"model": f"{kind}, {parameters_text(size)} parameters. {reached}"})
+    with _naming("--data"):  # as many tokens of an evaluation as the corpus holds out
+        corpus, seq_len = arm.config.data, settings["seq_len"]
+        change({"eval_tokens": "validation tokens of an evaluation, the same for all runs"})
+        if identify(corpus).num_bytes <= _EXACT_BYTES:
+            with listener.preparing() as show:
+                files = prepare(corpus, storage / "tokens", progress=lambda done, what: show("", done, what))
+            there = (files.validation_tokens - 1) // seq_len * seq_len
+            if there < seq_len or files.train_tokens <= seq_len:
+                counts = f"{files.train_tokens:,} training and {files.validation_tokens:,} validation tokens"
+                raise UserError(f"{counts} hold no sequence of {seq_len}", hint="name more text")
+            settings["eval_tokens"] = min(settings["eval_tokens"], there)
+            train(2 * _FEWEST_STEPS, settings)
+    with _naming("--model"):  # without the arms that do not fit it, if one is left
+        try:
+            plan()
+        except UserError:
+            names, left_out = list(arms_of(arms)), {}
+            for name in names:
+                try:
+                    plan(left_out=dict.fromkeys({*names} - {name}, ""))
+                except UserError as error:
+                    left_out[name] = error.problems[0].what.removesuffix(f"; arm '{name}'")
+            if len(left_out) < len(names):
+                change(left_out=left_out)
+            plan()
     with _naming("--budget"):
-        written = draft.fit_budget(seconds, listener)
-    draft.plan()
+        change(gpus=int(default_device() != "cpu"))
+        whole, cores = plan(), os.cpu_count() or 1
+        base, progress = whole.arm(whole.baseline), StudyProgress(states={}, tokens_per_sec={})
+        modelled = estimate(whole, progress, cores=cores).run_seconds[base.name] / base.batches.steps
+        ground = "modelled as `ablate plan` does: an order of magnitude, and emulated formats take longer"
+        if timed := pilot.arm_speeds(whole, listener, seconds_per_step=modelled):
+            speeds, others = timed
+            progress = replace(progress, tokens_per_sec={one.arm: one.median for one in speeds})
+            beside = f", beside other work: {others}" if others else ""
+            ground = f"measured: two steps of each arm on this machine{beside}"
+
+        def taken(steps: int) -> float:
+            train(steps, settings)
+            return estimate(plan(), progress, cores=cores).wall_seconds or 0.0
+
+        # The number of evaluations is the same for any budget, so that time is linear in the steps.
+        few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)
+        per_step = (many - few) / _FEWEST_STEPS
+        steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS
+        runs = len(whole.arms) * SEEDS
+        if steps < _FEWEST_STEPS:
+            least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)} ({ground})"
+            hint = f"give {math.ceil(few / USED / 60)}m or more, or a smaller --model"
+            raise UserError(least, hint=hint)
+        train(steps, settings)
+        wall = f"about {duration_text(few + per_step * (steps - _FEWEST_STEPS))}"
+        change({"tokens": f"{runs} runs of so many tokens take {wall} here ({ground})."})
+    plan()
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(starter_text(draft.starter))
+            file.write(starter_text(starter))
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror or error}", file=path) from None
-    return f"{path}: {written}."
+    return f"{path}: {runs} runs of {starter.training['tokens']:,} tokens, {wall} in all ({ground})."
 
 
 @contextmanager
@@ -146,121 +234,3 @@ def _naming(option: str) -> Iterator[None]:
         first = error.problems[0]
         place = f"{first.file}: " if first.file is not None and first.line is None else ""
         raise UserError(Problem(what=f"{option}: {place}{first.what}", hint=first.hint)) from None
-
-
-class _Draft:
-    """The study so far; it begins with settings that every model can be planned with."""
-
-    def __init__(self, path: Path, starter: Starter) -> None:
-        self._path, self.starter = path, starter
-        self.train(2 * _FEWEST_STEPS, _SIZES[0][1] | {"schedule": "constant"})
-
-    def change(self, about: Mapping[str, str] | None = None, **values: Any) -> None:
-        """Set parts of the study; ``about``: what comments say."""
-        self.starter = replace(self.starter, about={**self.starter.about, **(about or {})}, **values)
-
-    def train(self, steps: int, settings: Mapping[str, Any] | None = None) -> None:
-        """Set the keys of training, and those that follow from the number of optimizer steps."""
-        training = {**self.starter.training, **(settings or {})}
-        tokens = steps * training["seq_len"] * training["batch_size"]
-        every = tokens // EVALUATIONS
-        self.change(
-            training=training | {"tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every}
-        )
-
-    def plan(self, **changes: Any) -> Plan:
-        return build_plan(study_of(starter_text(replace(self.starter, **changes)).encode(), self._path))
-
-    def add_model(self, word: str) -> None:
-        """Set the model, with what no recipe reaches in it, and settings for its size."""
-        from ablate.models.arithmetic import parameters_text
-        from ablate.recipes.coverage import in_short
-
-        model = model_section(word)
-        for key in ("hf", "function"):
-            place, colon, name = model.get(key, "").partition(":")
-            if place and Path(place).exists():
-                model[key] = f"{_from(place, self._path.parent)}{colon}{name}"
-        self.change(model=model)
-        arm = self.plan(arms=None).arms[0]
-        assert arm.size is not None  # a starter has no trainer of its own
-        said = "An output head and tables of embeddings keep high precision."
-        matrices = () if arm.coverage is None else arm.coverage.matrices
-        if hidden := [one.name for one in matrices if one.out_of_reach is not None and not one.is_head]:
-            self.change(model=model | {"allow": in_short(hidden, "{}")})
-            said = "No recipe reaches the matrices under allow: they keep high precision in every arm."
-        size = arm.size.parameters
-        self.train(2 * _FEWEST_STEPS, next(settings for bound, settings in _SIZES if size < bound))
-        what = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
-        kind = next((text for key, text in what.items() if key in model), "A built-in decoder")
-        self.change({"model": f"{kind}, {parameters_text(size)} parameters. {said}"})
-
-    def fit_corpus(self, storage: Path, listener: Listener) -> None:
-        """Set ``eval_tokens`` to what the corpus holds out."""
-        from ablate.data import identify, prepare
-
-        data, seq_len = self.plan(arms=None).arms[0].config.data, self.starter.training["seq_len"]
-        self.change({"eval_tokens": "validation tokens of an evaluation, the same for all runs"})
-        if identify(data).num_bytes > _EXACT_BYTES:
-            return
-        with listener.preparing() as show:
-            files = prepare(data, storage / "tokens", progress=lambda done, what: show("", done, what))
-        there = (files.validation_tokens - 1) // seq_len * seq_len
-        if there < seq_len or files.train_tokens <= seq_len:
-            counts = f"{files.train_tokens:,} training and {files.validation_tokens:,} validation tokens"
-            raise UserError(f"{counts} hold no sequence of {seq_len}", hint="name more text")
-        wanted = min(self.starter.training["eval_tokens"], there)
-        self.change(training={**self.starter.training, "eval_tokens": wanted})
-
-    def leave_out_arms(self) -> None:
-        """Leave out the arms that do not fit the model; raises ``UserError`` if none is left."""
-        try:
-            self.plan()
-        except UserError:
-            names, left_out = list(arms_of(self.starter.arms)), {}
-            for name in names:
-                try:
-                    self.plan(left_out=dict.fromkeys({*names} - {name}, ""))
-                except UserError as error:
-                    left_out[name] = error.problems[0].what.removesuffix(f"; arm '{name}'")
-            if len(left_out) < len(names):
-                self.change(left_out=left_out)
-            self.plan()
-
-    def fit_budget(self, seconds: float, listener: Listener) -> str:
-        """Set the tokens of a run to what the budget pays for; say in a line what that comes to.
-
-        Raises:
-            UserError: the budget pays for too few steps.
-        """
-        from ablate.backends.device import default_device
-        from ablate.workflow.pilot import arm_speeds
-
-        self.change(gpus=int(default_device() != "cpu"))
-        plan, cores = self.plan(), os.cpu_count() or 1
-        base, progress = plan.arm(plan.baseline), StudyProgress(states={}, tokens_per_sec={})
-        modelled = estimate(plan, progress, cores=cores).run_seconds[base.name] / base.batches.steps
-        ground = "modelled as `ablate plan` does: an order of magnitude, and emulated formats take longer"
-        if timed := arm_speeds(plan, listener, seconds_per_step=modelled):
-            speeds, others = timed
-            progress = replace(progress, tokens_per_sec={one.arm: one.median for one in speeds})
-            beside = f", beside other work: {others}" if others else ""
-            ground = f"measured: two steps of each arm on this machine{beside}"
-
-        def taken(steps: int) -> float:
-            self.train(steps)
-            return estimate(self.plan(), progress, cores=cores).wall_seconds or 0.0
-
-        # The number of evaluations is the same for any budget, so that time is linear in the steps.
-        few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)
-        per_step = (many - few) / _FEWEST_STEPS
-        steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS
-        runs = len(plan.arms) * SEEDS
-        if steps < _FEWEST_STEPS:
-            least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)} ({ground})"
-            hint = f"give {math.ceil(few / USED / 60)}m or more, or a smaller --model"
-            raise UserError(least, hint=hint)
-        self.train(steps)
-        wall = f"about {duration_text(few + per_step * (steps - _FEWEST_STEPS))}"
-        self.change({"tokens": f"{runs} runs of so many tokens take {wall} here ({ground})."})
-        return f"{runs} runs of {self.starter.training['tokens']:,} tokens, {wall} in all ({ground})"

@@ -76,28 +76,47 @@ def train_run(
     from rich.progress import Progress
 
     from ablate.backends.device import chosen_device
+    from ablate.plan import build_plan
     from ablate.results.frames import TRAINING, training_row
-    from ablate.run.schedule import plan_steps
+    from ablate.study.load import study_of
+    from ablate.study.template import model_section
     from ablate.train import train
+    from ablate.workflow.init import data_section
 
-    sections = {"recipe": recipe, "backend": backend, "training": training}
-    config = _config(model, data, sections, seed)
+    if isinstance(model, str):
+        model = model_section(model)
+    if data is None or isinstance(data, str | Path):
+        data = data_section(None if data is None else str(data), Path())
+    base = {"model": model, "data": data, "recipe": recipe, "backend": backend, "training": training}
+    study = {
+        "name": _ARM,
+        "baseline": _ARM,
+        "target": None,
+        "seeds": [seed],
+        "base": base,
+        "arms": {_ARM: None},
+    }
+    try:
+        text = json.dumps(study, default=dict).encode()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
+    try:
+        config = build_plan(study_of(text, Path("train_run"))).arms[0].config.with_seed(seed)
+    except UserError as error:  # drop the places: there is no file
+        raise UserError(
+            *(replace(one, file=None, line=None, column=None) if one.line else one for one in error.problems)
+        ) from None
     rows: list[dict[str, Any]] = []
-    steps = plan_steps(config.training)
     with Progress(disable=not progress) as bar:
-        task = bar.add_task("training", total=steps.tokens)
+        task = bar.add_task("training", total=config.training.tokens)
 
         def note(row: dict[str, Any]) -> None:
             rows.append(row)
+            bar.update(task, completed=row["tokens"])
             if row["kind"] == "eval":
-                said = f"validation loss {row['val_loss']:.3f}"
-                bar.update(task, completed=row["tokens"], description=said)
+                bar.update(task, description=f"validation loss {row['val_loss']:.3f}")
 
-        def step() -> bool:
-            bar.advance(task, steps.tokens_per_step)
-            return False  # never asks to stop
-
-        result = train(config, note, should_stop=step, device=chosen_device(device)[0])
+        result = train(config, note, device=chosen_device(device)[0])
     evaluations = pd.DataFrame([row for row in rows if row["kind"] == "eval"])
     losses = [name for name in evaluations.columns.astype(str) if name.startswith("val_loss")] or ["val_loss"]
     trained = [training_row(row) for row in rows if row["kind"] == "train"]
@@ -109,40 +128,3 @@ def train_run(
         training=pd.DataFrame(trained, columns=list(TRAINING.values())),
         config=config,
     )
-
-
-def _config(
-    model: str | Mapping[str, Any],
-    data: str | Path | Mapping[str, Any] | None,
-    sections: dict[str, Any],
-    seed: int,
-) -> RunConfig:
-    """Check the sections as those of a study file, and return the configuration of its only run."""
-    from ablate.plan import build_plan
-    from ablate.study.load import study_of
-    from ablate.study.template import model_section
-    from ablate.workflow.init import data_section
-
-    if isinstance(model, str):
-        model = model_section(model)
-    if data is None or isinstance(data, str | Path):
-        data = data_section(None if data is None else str(data), Path())
-    study = {
-        "name": _ARM,
-        "baseline": _ARM,
-        "target": None,
-        "seeds": [seed],
-        "base": sections | {"model": model, "data": data},
-        "arms": {_ARM: None},
-    }
-    try:
-        text = json.dumps(study, ensure_ascii=False, default=dict)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
-    try:
-        arm = build_plan(study_of(text.encode(), Path("train_run"))).arms[0]
-    except UserError as error:  # drop the places: there is no file
-        raise UserError(
-            *(replace(one, file=None, line=None, column=None) if one.line else one for one in error.problems)
-        ) from None
-    return arm.config.with_seed(seed)
