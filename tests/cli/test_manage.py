@@ -79,7 +79,7 @@ def test_clean_keeps_what_a_run_may_go_on_from(store, call):
     run.checkpoints.mkdir()
     (store.prefixes / "key").mkdir(parents=True)
     run.write_status(Status(state="stopped", tokens=5, message="not needed"))
-    run.ask_to_stop("not needed")  # its executor was killed before it saw this
+    run.stop_path.write_text("not needed")  # its executor was killed before it saw this
     assert "Removed 1." in call("clean", "s", "--yes").out
     assert not run.stop_path.exists()
     assert run.checkpoints.exists()

@@ -41,7 +41,7 @@ def stored(folder):
     stopped = damaged.run(IDS[1])
     stopped.checkpoints.mkdir()
     stopped.write_status(Status(state="stopped", tokens=5, message="above 10 % at 3 seeds"))
-    stopped.ask_to_stop("its executor was killed before it saw this")
+    stopped.stop_path.write_text("its executor was killed before it saw this")
 
 
 def said(command, folder):
