@@ -29,18 +29,6 @@ def measured_ups(benchmark):
     return [one for one in benchmark.SPEED_UPS if not one.at_least]
 
 
-def test_shares_of_kernels_by_hand(benchmark):
-    shares = {what: share for what, _, share in benchmark.KERNELS}
-    # 6 · 15,872 tokens · (12,288 + 4,096 + 16,384) · 4,096 + 16,384 · 4,096 weights in 13.102 ms.
-    weights = (12_288 + 4096 + 16_384) * 4096 + 16_384 * 4096
-    assert shares["GEMMs in BF16"] == pytest.approx(6 * 15_872 * weights / 13.102e-3 / 2250e12)
-    x, dy = 15_872 * (3 * 4096 + 16_384), 15_872 * (12_288 + 4096 + 16_384 + 4096)
-    read_twice = 2 * (x + weights + dy) * (2 + 2 + 1)
-    assert shares["quantising to FP8, current scales"] == pytest.approx(
-        read_twice / (9.147e-3 - 6.812e-3) / 8e12
-    )
-
-
 def test_rates_are_the_means_of_kernels_and_attentions_make_the_median_step_as_long_as_measured(benchmark):
     for rate in ("gemm16", "gemm8", "gemm4", "memory"):
         assert RATES[rate][1] == round(geometric_mean(s for _, one, s in benchmark.KERNELS if one == rate), 2)

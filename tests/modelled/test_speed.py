@@ -73,16 +73,6 @@ def test_every_part_of_a_step_by_hand():
     assert time.total == pytest.approx(time.of(*FORWARD) + time.of(*BACKWARD) + time.of("optimizer"))
 
 
-def test_attention_in_fp8_has_a_rate_of_its_own():
-    plain, eight = (
-        token_time(replace(LLAMA_8B, fp8_attention=fp8), BF16, "B200").by_kernel("rest_forward")
-        for fp8 in (False, True)
-    )
-    sped = 4500 * RATES["attention8"][1] / (2250 * RATES["attention16"][1])
-    assert plain["attention16"] / eight["attention8"] == pytest.approx(sped)
-    assert plain["pointwise"] == eight["pointwise"]
-
-
 @pytest.mark.parametrize(
     ("recipe", "hardware", "has"),
     [

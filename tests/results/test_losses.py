@@ -10,9 +10,22 @@ from ablate.results.intervals import NO_PAIRS
 from ablate.results.losses import Curve, common_grid, difference_bands, final_differences, final_loss
 
 
-def curve(losses, *, seed=0, end="hit", tokens=None):
-    at = np.arange(1, len(losses) + 1) * 100 if tokens is None else np.array(tokens)
-    return Curve(run_id=f"{seed}", arm="a", seed=seed, end=end, tokens=at, loss=np.array(losses, float))
+def curve(losses, *, seed=0, end="hit"):
+    """Read a curve, as in ``5 4 @300 2``: losses after 100, 200 and 300 tokens; @ says where others are."""
+    at, pairs = 0, []
+    for word in losses.split():
+        if word[0] == "@":
+            at = int(word[1:]) - 100
+        else:
+            at += 100
+            pairs.append((at, float(word)))
+    tokens, loss = np.array(pairs).reshape(-1, 2).T
+    return Curve(run_id=f"{seed}", arm="a", seed=seed, end=end, tokens=tokens.astype(int), loss=loss)
+
+
+def curves(*losses):
+    """Curves of the seeds 0, 1, …"""
+    return [curve(one, seed=seed) for seed, one in enumerate(losses)]
 
 
 def differences(arm, base, **more):
@@ -24,22 +37,24 @@ def differences(arm, base, **more):
 
 
 @pytest.mark.parametrize(
-    ("curves", "tokens", "mean"),
+    ("own", "tokens", "mean"),
     [
-        ([curve([4, 3, 2, 1]), curve([5, 4, 2], tokens=[100, 300, 400]), curve([9], end="missing")],
-         [100, 300, 400], [4.5, 3.0, 1.5]),
-        ([curve([4, 3, 2, 1]), curve([4, 9], end="diverged")], [100, 200], [4, 6]),
-        ([curve([4, 3]), curve([], end="diverged")], [], []),
+        (
+            [curve("4 3 2 1"), curve("5 @300 4 2"), curve("9", end="missing")],
+            [100, 300, 400],
+            [4.5, 3.0, 1.5],
+        ),
+        ([curve("4 3 2 1"), curve("4 9", end="diverged")], [100, 200], [4, 6]),
+        ([curve("4 3"), curve("", end="diverged")], [], []),
     ],
-)  # fmt: skip
-def test_the_mean_goes_over_evaluations_that_all_runs_have_and_ends_where_one_diverges(curves, tokens, mean):
-    grid = common_grid(curves)
+)
+def test_the_mean_goes_over_evaluations_that_all_runs_have_and_ends_where_one_diverges(own, tokens, mean):
+    grid = common_grid(own)
     assert (grid.tokens.tolist(), grid.mean.tolist()) == (tokens, mean)
 
 
 def test_final_loss_and_difference_at_equal_tokens_by_welch():
-    arm = [curve([3, 2, 1.5], seed=0), curve([3, 2, 1.7], seed=1), curve([3, 2.1, 1.6], seed=2)]
-    base = [curve([3, 1.9, 1.2, 1.0], seed=0), curve([3, 1.8, 1.3, 1.1], seed=1)]
+    arm, base = curves("3 2 1.5", "3 2 1.7", "3 2.1 1.6"), curves("3 1.9 1.2 1.0", "3 1.8 1.3 1.1")
     assert final_loss(base).estimate == pytest.approx(1.05)
     found, band = differences(arm, base)
     expected = stats.ttest_ind([1.5, 1.7, 1.6], [1.2, 1.3], equal_var=False).confidence_interval()
@@ -53,26 +68,27 @@ def test_final_loss_and_difference_at_equal_tokens_by_welch():
 
 
 def test_paired_seeds_are_compared_by_their_differences():
-    arm = [curve([3, 1.7], seed=1), curve([3, 1.5], seed=0), curve([3, 1.6], seed=2)]
-    base = [curve([3, 1.2], seed=0), curve([2.9, 1.3], seed=1), curve([2.8, 1.0], seed=7)]
+    first, *arm = curves("3 1.5", "3 1.7", "3 1.6")
+    arm.append(first)  # in any order
+    base = [*curves("3 1.2", "2.9 1.3"), curve("2.8 1.0", seed=7)]
     expected = stats.ttest_1samp([1.5 - 1.2, 1.7 - 1.3], 0).confidence_interval()  # of seeds 0 and 1
     found, band = differences(arm, base, paired=True)
     assert (found.low, found.estimate, found.high) == pytest.approx((expected.low, 0.35, expected.high))
     assert (band.low[1], band.high[1]) == pytest.approx((expected.low, expected.high))
-    strangers = [curve([3, 1.2], seed=8), curve([2.9, 1.3], seed=1)]
+    strangers = [curve("3 1.2", seed=8), curve("2.9 1.3", seed=1)]
     assert differences(arm, strangers, paired=True)[0] == replace(
         differences(arm, strangers)[0], note=NO_PAIRS
     )
 
 
-@pytest.mark.parametrize("last", [[3, 9], []])
+@pytest.mark.parametrize("last", ["3 9", ""])
 def test_no_final_loss_over_the_survivors_of_a_divergence(last):
-    arm = [curve([3, 2, 1.5]), curve(last, seed=1, end="diverged")]
+    arm = [curve("3 2 1.5"), curve(last, seed=1, end="diverged")]
     assert final_loss(arm).estimate is None
     assert "1 of 2 runs diverged" in final_loss(arm).note
-    assert differences(arm, [curve([3, 2, 1])])[0].estimate is None
+    assert differences(arm, [curve("3 2 1")])[0].estimate is None
 
 
 def test_nothing_in_common():
-    found, band = differences([curve([3, 2], tokens=[150, 250])], [curve([3, 2])])
+    found, band = differences([curve("@150 3 2")], [curve("3 2")])
     assert (found.estimate, len(band.tokens)) == (None, 0)

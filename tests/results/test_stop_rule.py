@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from runs_in_words import rows_of, runs_of
 from scipy import stats
-from synthetic_study import hits, line, missing, resolved_recipe, smooth_curve, token_cost
+from synthetic_study import hits, line, resolved_recipe, smooth_curve, token_cost
 
 from ablate.base.files import append_line
 from ablate.reports import write_report
@@ -57,16 +57,11 @@ def test_the_levels_of_students_t_keep_the_error_rate_over_all_looks():
 
 # ---- the decision ----------------------------------------------------------------------------------------
 
-BASE = hits(100, 101, 99, 100.5, 99.5)
+BASE = runs_of("100 101 99 100.5 99.5")
 SETTLED = StopRule(settled=Settled(looks=(2, 3, 4, 5)))
 BOTH, DIVERGED = replace(SETTLED, diverged=2), StopRule(diverged=2)
 NARROW = StopRule(settled=Settled(looks=(2, 3, 4, 5), narrower_than=0.2))
 LEVELS = levels_of(SETTLED.settled)
-
-
-def of(*tokens):
-    """An arm of five seeds that has run so many of them."""
-    return [*hits(*tokens), *missing(5 - len(tokens), len(tokens))]
 
 
 PAIRED = {"paired": True}
@@ -129,7 +124,7 @@ def test_the_decision_is_taken_at_the_looks_own_level():
 
 
 def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first():
-    runs = {"base": BASE, "a": of(150, 152), "b": of(100)}
+    runs = {"base": BASE, "a": runs_of("150 152 - - -"), "b": runs_of("100 - - - -")}
     found = decide(runs, SETTLED, baseline="base")
     assert (found.seeds, found.stopped) == (2, {})
     runs["b"][1] = replace(runs["b"][1], lost=True)  # a run that failed is not waited for
@@ -137,11 +132,12 @@ def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first()
 
 
 def test_settled_arms_stay_so_and_when_no_arm_needs_another_run_the_baseline_needs_none():
-    for seeds in (2, 4):
-        arms = {"base": BASE, "costly": of(150, 152, 149), "open": of(*(98, 108, 101, 99)[:seeds])}
+    for going, seeds in (("98 108 - - -", 3), ("98 108 101 99 -", 5)):
+        arms = {"base": BASE, "costly": runs_of("150 152 149 - -"), "open": runs_of(going)}
         found = decide(arms, SETTLED, baseline="base", paired=True)
-        assert (set(found.stopped), found.seeds) == ({"costly"}, seeds + 1)
-    alone = {"base": of(100, 101), "costly": of(150, 152), "base again": of(100, 101)}
+        assert (set(found.stopped), found.seeds) == ({"costly"}, seeds)
+    few = runs_of("100 101 - - -")
+    alone = {"base": few, "costly": runs_of("150 152 - - -"), "base again": few}
     done = decide(alone, SETTLED, baseline="base", paired=True, never=frozenset({"base again"}))
     assert {arm: stop.seeds for arm, stop in done.stopped.items()} == dict.fromkeys(alone, 2)
     assert done.stopped["base"].alpha == 0.05  # its own end makes no interval stricter
@@ -149,9 +145,9 @@ def test_settled_arms_stay_so_and_when_no_arm_needs_another_run_the_baseline_nee
 
 
 def test_an_arm_that_goes_on_stands_at_the_look_it_has_passed():
-    going = of(100, 102, 101)
+    going = runs_of("100 102 101 - -")
     assert alpha_of(going, BASE, BOTH, ended=False) == LEVELS[1]
-    assert alpha_of(of(100), BASE, BOTH, ended=False) == LEVELS[0]
+    assert alpha_of(runs_of("100 - - - -"), BASE, BOTH, ended=False) == LEVELS[0]
     assert alpha_of(BASE, BASE, BOTH, ended=True) == LEVELS[3]
     assert alpha_of(going, BASE, DIVERGED, ended=False) == 0.05
 
@@ -254,8 +250,9 @@ def settled_study(make_study, arms, **more):
     def curve(tokens):
         return [(t, float(2 + 0.5 * np.log(tokens / t))) for t in range(50, 401, 25)]
 
-    curves = {name: [curve(t) for t in own] + [[]] * (5 - len(own)) for name, own in arms.items()}
-    states = {(name, seed): "stopped" for name, own in arms.items() for seed in range(len(own), 5)}
+    seeds = {name: list(map(float, own.split())) for name, own in arms.items()}
+    curves = {name: [curve(t) for t in own] + [[]] * (5 - len(own)) for name, own in seeds.items()}
+    states = {(name, seed): "stopped" for name, own in seeds.items() for seed in range(len(own), 5)}
     rule = {"settled": {"looks": [2, 3, 4, 5]}}
     return make_study(curves, states=states, target={"value": 2.0}, stop=rule, paired_seeds=True, **more)
 
@@ -263,12 +260,12 @@ def settled_study(make_study, arms, **more):
 def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
     """Later seeds of other arms, and the level of the baseline's last look, change nothing in it."""
     arms = {
-        "base": (200, 202, 199, 201), "quick": (222, 226), "later": (205, 203, 209, 214),
-        "wild": (200, 207, 181, 228),
+        "base": "200 202 199 201", "quick": "222 226", "later": "205 203 209 214", "wild": "200 207 181 228",
     }  # fmt: skip
     found = arms_of(settled_study(make_study, arms))
     assert found["quick"].stopped.seeds == 2
-    sides = {name: (hits(*own[:2]), hits(*arms["base"][:2])) for name, own in arms.items() if name != "base"}
+    first = {name: runs_of(own)[:2] for name, own in arms.items()}
+    sides = {name: (own, first["base"]) for name, own in first.items() if name != "base"}
     at_look = token_costs(sides, paired=True, alpha=LEVELS[0])["quick"]
     cost = found["quick"].token_cost
     assert (cost.low, cost.high) == pytest.approx((at_look.low, at_look.high), rel=1e-3)
@@ -276,7 +273,7 @@ def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
 
 
 def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
-    arms = {"bf16": (200, 202, 199, 201, 200), "fprop": (300, 306), "both": (320, 322, 330, 318, 325)}
+    arms = {"bf16": "200 202 199 201 200", "fprop": "300 306", "both": "320 322 330 318 325"}
     gemms = {"bf16": (), "fprop": ("fprop",), "both": ("fprop", "dgrad")}
     resolved = {name: resolved_recipe(*own) for name, own in gemms.items()}
     analysis = analyse(load_frames(settled_study(make_study, arms, resolved=resolved)))
@@ -288,6 +285,6 @@ def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
 
 
 def test_a_baseline_alone_has_nothing_to_settle(make_study):
-    store = settled_study(make_study, {"base": (200, 202)})
+    store = settled_study(make_study, {"base": "200 202"})
     assert seeds_to_begin(load_frames(store)) == 2
     assert len(Unneeded(store)()) == 3
