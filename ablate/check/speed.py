@@ -171,21 +171,17 @@ def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
     draw = Draw(policy=policy, key=Key(seed=0, layer="check", gemm="wgrad", operand="dy", step=1))
     reads = 4.0 if policy.format == "nvfp4" else 2.0  # once more for the tensor's amax
     written = _PACKED_BYTES[policy.format] if backend.name == "triton" else 2.0
-    work: dict[str, tuple[float, Callable[[], object]]] = {
-        "copy": (4.0, x.clone),
-        "rows": (reads + written, lambda: backend.quantize(x, draw, axis=1)),
-        "columns": (reads + written, lambda: backend.quantize(x, draw, axis=0)),
-        "both": (
-            (1 if backend.one_read else 2) * reads + 2 * written,
-            lambda: backend.quantize_both(x, draw, draw),
-        ),
+    calls: dict[str, Callable[[], object]] = {
+        "copy": x.clone,
+        "rows": lambda: backend.quantize(x, draw, axis=1),
+        "columns": lambda: backend.quantize(x, draw, axis=0),
+        "both": lambda: backend.quantize_both(x, draw, draw),
     }
-    times = medians_ms([call for _, call in work.values()], setup.where, repeats)
-    figures: dict[str, float] = {}
-    for (name, (bytes_each, _)), time_ms in zip(work.items(), times, strict=True):
-        rate = figures[f"{name}_GB_per_s"] = bytes_each * x.numel() / time_ms / 1e6
-        if name != "copy":
-            figures[f"{name}_over_copy"] = rate / figures["copy_GB_per_s"]
+    moved = (4.0, *[reads + written] * 2, (1 if backend.one_read else 2) * reads + 2 * written)
+    times = medians_ms(list(calls.values()), setup.where, repeats)
+    found = [each * x.numel() / time_ms / 1e6 for each, time_ms in zip(moved, times, strict=True)]
+    figures = {f"{name}_GB_per_s": rate for name, rate in zip(calls, found, strict=True)}
+    figures |= {f"{name}_over_copy": rate / found[0] for name, rate in [*zip(calls, found, strict=True)][1:]}
     return Told(f"{size} × {size} bf16", figures)
 
 

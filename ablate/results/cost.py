@@ -171,11 +171,7 @@ def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, pai
 def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool) -> Cost:
     """Bound the cost: each unknown T may be anywhere in its range."""
     (left_low, left_high), (right_low, right_high) = _log_range(left), _log_range(right)
-    bounds = Interval(
-        low=None if left_low is None or right_high is None else left_low - right_high,
-        high=None if left_high is None or right_low is None else left_high - right_low,
-    )
-    bounds = exponential(bounds, minus=1.0)
+    bounds = exponential(Interval(low=left_low - right_high, high=left_high - right_low), minus=1.0)
     reasons = [
         f"{whose}: {_why_inexact(runs)}"
         for whose, runs in (("this arm", left), ("the baseline", right))
@@ -195,11 +191,11 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, p
     )
 
 
-def _log_range(runs: Sequence[Outcome]) -> tuple[float | None, float | None]:
-    """Return the least and greatest possible mean of log T, None where it is unbounded."""
+def _log_range(runs: Sequence[Outcome]) -> tuple[float, float]:
+    """Return the least and greatest possible mean of log T, NaN where it is unbounded."""
     sides = ([run.low for run in runs], [run.high for run in runs])
     low, high = (
-        sum(map(math.log, side)) / len(side) if all(0 < value < math.inf for value in side) else None
+        sum(map(math.log, side)) / len(side) if all(0 < value < math.inf for value in side) else math.nan
         for side in sides
     )
     return low, high

@@ -132,7 +132,7 @@ def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
 
 
 def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:
-    """Return exp(interval) − minus, part by part; a part that overflows is None."""
+    """Return exp(interval) − minus, part by part; a part that overflows or is NaN is None."""
 
     def part(value: float) -> float | None:
         result = math.exp(value) - minus if value < 700 else math.inf
