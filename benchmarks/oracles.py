@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ablate.numerics import OperandPolicy, quantize
-from ablate.numerics.formats import E4M3, ELEMENTS, INT4, UE5M3, decode, e8m0_decode, round_nearest
+from ablate.numerics.formats import E4M3, ELEMENTS, INT4, UE5M3, decode, e8m0_decode, rounded
 from ablate.numerics.quantiser import on_grid
 from ablate.recipes import block_shape
 
@@ -108,8 +108,8 @@ def differences(x: Tensor, policy: OperandPolicy, theirs: Theirs) -> dict[str, i
     if theirs.values is not None:
         their_elements = theirs.values.float() / (scales * quantize(x, policy).tensor_scale)
         their_elements = torch.where(scales == 0, elements, their_elements)
-        on = (their_elements - round_nearest(their_elements, element)).abs() < 1e-3
-        their_elements = round_nearest(their_elements, element)
+        on = (their_elements - rounded(their_elements, element)).abs() < 1e-3
+        their_elements = rounded(their_elements, element)
         columns = block_shape(policy)[1]
         same = expanded(on.view(len(x), -1, columns).all(2), x.shape)
         last_place = ~same
@@ -126,7 +126,7 @@ def differences(x: Tensor, policy: OperandPolicy, theirs: Theirs) -> dict[str, i
     scaled = on_grid(x, policy, axis=1).scaled.abs()
     if policy.format == "if4":
         scaled = torch.where(torch.signbit(scales), scaled * 7 / 6, scaled)
-    down, up = round_nearest(scaled * (1 - NEAR), element), round_nearest(scaled * (1 + NEAR), element)
+    down, up = rounded(scaled * (1 - NEAR), element), rounded(scaled * (1 + NEAR), element)
     tie = apart & (down != up)
     wraps = apart & (scaled >= element.max + 1) & (their_elements == 0)
     size = block_shape(policy)[0] * block_shape(policy)[1]

@@ -74,59 +74,41 @@ uos (for E2M1: 1.75, 1.5, 1 and 1.8125), never under floor.
 """
 
 
-def round_nearest(v: Tensor, element: Element) -> Tensor:
-    """Round fp32 to the element's grid: nearest, ties to even code, saturating; the sign of zero is kept."""
-    magnitude = v.abs().clamp(max=element.max)
-    drop = 23 - element.mantissa_bits
-    bits = magnitude.view(torch.int32)
-    # Round the dropped bits to even; a carry into the exponent is correct. Without mantissa bits the last
-    # kept bit is the lowest exponent bit, whose parity is that of the code.
-    even = bits + ((1 << (drop - 1)) - 1) + ((bits >> drop) & 1)
-    normal = (even >> drop << drop).view(torch.float32)
-    # Below the smallest normal: a + magic − magic rounds to a multiple of the smallest step, ties to even.
-    magic = 1.5 * 2.0 ** (23 + element.min_exponent - element.mantissa_bits)
-    rounded = torch.where(magnitude < 2.0**element.min_exponent, (magnitude + magic) - magic, normal)
-    return torch.copysign(torch.where(magnitude.isnan(), magnitude, rounded), v)
+def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tensor | None = None) -> Tensor:
+    """Round fp32 to the element's grid, saturating; the sign of zero is kept.
 
-
-def _to_neighbour(v: Tensor, element: Element, goes_up: Callable[[Tensor], Tensor]) -> Tensor:
-    """Round to a neighbour, saturating; ``goes_up`` decides by the distance from the lower one in steps."""
+    A value lies p steps above its lower neighbour. ``nearest`` gives ties to the even code, ``nearest_away``
+    away from zero, ``nearest_toward_zero`` toward it. ``stochastic`` goes up when p > u, u the top 24 bits of
+    ``words`` (int64 in [0, 2^32)) over 2^24: the same bits on any device, unlike floor(v / step + u).
+    ``stochastic_rocm``, for study only, rounds as AMD's host emulation of its conversion (composable_kernel's
+    ``convert_to_type_sr``): add a word's top 22 bits below the last bit, truncate. Its ``words`` come from
+    the public kernel of ROCm's TransformerEngine: one for four elements, shifted right by 16 for the last
+    two, which are therefore truncated toward zero.
+    """
     magnitude = v.abs().clamp(max=element.max)
     exponent = (magnitude.view(torch.int32) >> 23).clamp(min=127 + element.min_exponent)
-    exponent = torch.where(magnitude.isnan(), 127, exponent)
     step = ((exponent - element.mantissa_bits) << 23).view(torch.float32)
     in_steps = magnitude / step  # exact: a step is a power of two
-    low = torch.floor(in_steps)
-    return torch.copysign(torch.where(goes_up(in_steps - low), low + 1, low) * step, v)
-
-
-NEAREST: dict[str, Callable[[Tensor, Element], Tensor]] = {
-    "nearest": round_nearest,
-    "nearest_away": lambda v, element: _to_neighbour(v, element, lambda p: p >= 0.5),
-    "nearest_toward_zero": lambda v, element: _to_neighbour(v, element, lambda p: p > 0.5),
-}
-"""The roundings without random words. Ties go to the even code, away from zero, or toward it."""
-
-
-def round_stochastic(v: Tensor, element: Element, words: Tensor) -> Tensor:
-    """Round fp32 to one of its two neighbours: up when p > u, u the top 24 bits of ``words`` over 2^24.
-
-    p is the distance from the lower neighbour in steps. Comparing p with u gives the same bits on any
-    device, unlike floor(v / step + u). ``words`` are int64 in [0, 2^32).
-    """
-    u = (words >> 8).to(torch.float32) * 2.0**-24
-    return _to_neighbour(v, element, lambda p: p > u)
-
-
-def round_stochastic_rocm(v: Tensor, element: Element, words: Tensor) -> Tensor:
-    """Round as AMD's host emulation of its conversion: add a word's top 22 bits below the last bit, truncate.
-
-    For study only. ``words`` come from the public kernel of ROCm's TransformerEngine: one for four elements,
-    shifted right by 16 for the last two, which are therefore truncated toward zero. The emulation is
-    composable_kernel's ``convert_to_type_sr``, for magnitudes that do not saturate.
-    """
-    below = (words >> 10).to(torch.float32)
-    return _to_neighbour(v, element, lambda p: torch.floor(p * 2**22) + below >= 2**22)  # exact sums
+    if rounding == "nearest":
+        whole = in_steps.round()  # ties to even, which is the even code
+        if not element.mantissa_bits:  # here it is that of the even exponent
+            odd = (exponent - 127 - element.min_exponent) % 2 == 1
+            whole = torch.where((in_steps == 1.5) & odd, 1.0, whole)
+    else:
+        low = torch.floor(in_steps)
+        p = in_steps - low
+        if rounding == "nearest_away":
+            up = p >= 0.5
+        elif rounding == "nearest_toward_zero":
+            up = p > 0.5
+        else:
+            assert words is not None
+            if rounding == "stochastic":
+                up = p > (words >> 8).to(torch.float32) * 2.0**-24
+            else:  # exact sums
+                up = torch.floor(p * 2**22) + (words >> 10).to(torch.float32) >= 2**22
+        whole = low + up
+    return torch.copysign(whole * step, v)
 
 
 def encode(values: Tensor, element: Element) -> Tensor:
@@ -174,10 +156,4 @@ def e8m0_byte(amax_bits: Tensor, add: int, max_exponent: int) -> Tensor:
 def e8m0_decode(byte: Tensor) -> Tensor:
     """Return 2^(byte − 127) in fp32; byte 0 is the subnormal 2^−127, byte 255 NaN."""
     bits = torch.where(byte == 0, 1 << 22, torch.where(byte == 255, 0x7FC00000, byte << 23))
-    return bits.to(torch.int32).view(torch.float32)
-
-
-def e8m0_reciprocal(byte: Tensor) -> Tensor:
-    """Return 2^(127 − byte) in fp32, NaN for byte 255. Exact for every byte that a rule gives (≤ 253)."""
-    bits = torch.where(byte == 255, 0x7FC00000, (254 - byte) << 23)
     return bits.to(torch.int32).view(torch.float32)

@@ -18,7 +18,7 @@ from ablate.numerics import formats, scales
 from ablate.numerics.formats import ELEMENTS, Element
 from ablate.numerics.philox import Key, random_words
 from ablate.numerics.rotate import rotate, unrotate
-from ablate.numerics.scales import Scale, fp32
+from ablate.numerics.scales import TWO_LEVEL, Scale, fp32
 from ablate.recipes import OperandPolicy, block_shape, group_size
 from ablate.recipes.policy import MS_EDEN
 
@@ -26,8 +26,6 @@ _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TENSOR_SCALES = ("tensor", "delayed")
 _FP32_SCALES = ("row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
-_TWO_LEVEL = ("nvfp4", "nvint4", "if4")
-"""Formats in which 16 elements share a scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,16 +200,15 @@ class _Rounded:
 
     def _elements(self, scaled: Tensor, element: Element | None = None) -> Tensor:
         """Round blocks of scaled values to the element's grid, or to another's."""
-        element = element or self.element
-        if not self.policy.is_stochastic:
-            return formats.NEAREST[self.policy.rounding](scaled, element)
-        words = self._words()
-        if self.policy.rounding == "stochastic":
-            return formats.round_stochastic(scaled, element, to_blocks(words, self.shape))
-        fours = words.reshape(words.shape[0], words.shape[1] // 4, 4)
-        first = fours[..., :1].expand_as(fours)
-        shared = torch.cat((first[..., :2], first[..., 2:] >> 16), dim=-1).reshape(words.shape)
-        return formats.round_stochastic_rocm(scaled, element, to_blocks(shared, self.shape))
+        words, rounding = None, self.policy.rounding
+        if self.policy.is_stochastic:
+            words = self._words()
+            if rounding == "stochastic_rocm":
+                fours = words.reshape(words.shape[0], words.shape[1] // 4, 4)
+                first = fours[..., :1].expand_as(fours)
+                words = torch.cat((first[..., :2], first[..., 2:] >> 16), dim=-1).reshape(words.shape)
+            words = to_blocks(words, self.shape)
+        return formats.rounded(scaled, element or self.element, rounding, words)
 
     @property
     def block_factor(self) -> Tensor | None:
@@ -225,7 +222,7 @@ class _Rounded:
         if not policy.is_fp32:
             values = values.to(torch.bfloat16)
         descale = self.decode / policy.prescale
-        if policy.format in _TWO_LEVEL:
+        if policy.format in TWO_LEVEL:
             descale = fp32(descale)
         if policy.undo == "operand" and policy.prescale != 1.0:
             undo = fp32(1 / policy.prescale)
@@ -240,10 +237,12 @@ class _Rounded:
         rule, decode = self.policy.scale, self.decode
         if rule in _FP32_SCALES:
             return scales.fp32_scale(scales.amax_bits(blocks).view(torch.float32), self.policy)
-        if self.policy.format not in _TWO_LEVEL:
+        if self.policy.format not in TWO_LEVEL:
             return scales.e8m0_scale(blocks, self.policy)
         if rule == "two_level_row":
-            found, self.outer = scales.two_level_row(self.v.view(len(self.v), self.v.shape[1] // 16, 16))
+            found, self.outer = scales.two_level_row(
+                self.v.view(len(self.v), self.v.shape[1] // 16, 16), self.policy
+            )
             return found
         if rule == "two_level_1x128":
             found, self.outer = scales.two_level_128(self.v.view(-1, 8, 16))
@@ -331,7 +330,7 @@ def quantize(
     codes = from_blocks(values, done.v.shape)
     if (found := done.up) is None:
         return Codes(codes=codes, scales=done.v.new_empty(len(codes), 0), tensor_scale=done.decode)
-    if policy.format in _TWO_LEVEL:
+    if policy.format in TWO_LEVEL:
         element = formats.UE5M3 if policy.scale.endswith("ue5m3") else formats.E4M3
         found = _codes(found, element, "fp8_")
         if whole is not None:

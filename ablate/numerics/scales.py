@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ablate.numerics import formats
-from ablate.numerics.formats import E2M1, E4M3, FLOAT32_MAX, INT4, UE5M3, round_nearest
-from ablate.recipes.policy import MS_EDEN
+from ablate.numerics.formats import E2M1, E4M3, FLOAT32_MAX, INT4, UE5M3, rounded
+from ablate.recipes.policy import FOUR_SIX, MS_EDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,8 @@ QUEST_CLIP = 2.92247856 / 6.0
 """Step of the E2M1 grid over the standard deviation of a Gaussian block (Quartet 2505.14669)."""
 FOUR_SIX_MAX = 256.0
 """Largest block scale of four-or-six: 1.5 × 256 fits E4M3 (2512.02010)."""
+TWO_LEVEL = ("nvfp4", "nvint4", "if4")
+"""Formats in which 16 elements share a scale."""
 FOUR_SIX_ERRORS: dict[str, Callable[[Tensor], Tensor]] = {
     "mse": lambda difference: tree_sum(ordered_sum(difference * difference)),
     "mae": lambda difference: tree_sum(ordered_sum(difference.abs())),
@@ -118,25 +120,44 @@ def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
         byte = torch.where(bits >= 0x7F800000, 255, byte)
     else:
         byte = formats.e8m0_byte(bits, formats.SCALE_ADD[policy.scale](element), element.max_exponent)
-    return Scale(down=formats.e8m0_reciprocal(byte), up=formats.e8m0_decode(byte))
+    down = formats.e8m0_decode(torch.where(byte == 255, byte, 254 - byte))  # its reciprocal
+    return Scale(down=down, up=formats.e8m0_decode(byte))
+
+
+def largest_of(policy: OperandPolicy) -> float:
+    """Return what an fp32 scale maps its tensor's or group's largest magnitude to.
+
+    It is the largest element, times the largest block scale: 448, or 256 for four-or-six unless the rule's
+    name ends with 448.
+    """
+    largest = formats.ELEMENTS[policy.format].max
+    if policy.format not in TWO_LEVEL:
+        return largest
+    halved = policy.scale in FOUR_SIX and not policy.scale.endswith("448")
+    return largest * (FOUR_SIX_MAX if halved else E4M3.max)
 
 
 def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
-    """Return the scales of rows, 1×128 blocks or 128×128 tiles, from and in the shape of their ``amax``."""
-    down = divided(formats.ELEMENTS[policy.format].max, amax).clamp(max=FLOAT32_MAX)
+    """Return the fp32 scales of a tensor, rows, 1×128 blocks or 128×128 tiles, in the shape of ``amax``.
+
+    For MS-EDEN both factors are the one that multiplies the values after rounding.
+    """
+    if policy.scale in MS_EDEN:
+        down = divided(divided(amax, fp32(EDEN_MAX)), EDEN_CLIP)
+    else:  # a group of subnormals would overflow the scale; the largest finite scale keeps it on the grid
+        down = divided(largest_of(policy), amax).clamp(max=FLOAT32_MAX)
     down = torch.where(amax == 0, 1.0, torch.where(amax.isfinite(), down, math.nan))
     if policy.scale.endswith("_pow2"):  # the power of two below; NaN stays NaN
         powers = (down.view(torch.int32) & 0x7F800000).view(torch.float32)
         down = torch.where(down.isnan(), down, powers)
-    return Scale(down=down, up=1 / down)
+    return Scale(down=down, up=down if policy.scale in MS_EDEN else divided(1.0, down))
 
 
 def tensor_scale(amax: float, policy: OperandPolicy) -> tuple[float, float]:
-    """Return the factors of a tensor's values before rounding and after it, in fp32.
+    """Return the factors of a tensor's values before rounding and after it, as ``fp32_scale`` but as numbers.
 
-    Both are NaN for an amax of NaN or Inf, and 1 for an all-zero tensor. MS-EDEN and UE5M3 use only the
-    second; UE5M3's is 1e-30 or more. The order of operations is TransformerEngine's; four-or-six uses its own
-    largest block scale.
+    MS-EDEN and UE5M3 use only the second; the first of MS-EDEN is its clipping value. UE5M3's is 1e-30
+    or more. The order of operations is TransformerEngine's.
     """
     if not math.isfinite(amax):
         return math.nan, math.nan
@@ -144,25 +165,13 @@ def tensor_scale(amax: float, policy: OperandPolicy) -> tuple[float, float]:
         return EDEN_CLIP, fp32(fp32(amax / fp32(EDEN_MAX)) / EDEN_CLIP) if amax else 1.0
     if policy.scale == "two_level_ue5m3":
         return 1.0, max(fp32(amax / (UE5M3.max * 6)), fp32(OUTER_FLOOR))
-    largest = formats.ELEMENTS[policy.format].max
-    if policy.format in ("nvfp4", "nvint4", "if4"):
-        largest *= largest_scale(policy.scale)
-    # A tensor of subnormals would overflow the scale; the largest finite scale keeps it on the grid.
-    encode = min(fp32(largest / amax), FLOAT32_MAX) if amax else 1.0
+    encode = min(fp32(largest_of(policy) / amax), FLOAT32_MAX) if amax else 1.0
     return encode, fp32(1 / encode)
-
-
-def largest_scale(rule: str) -> float:
-    """Return a two-level rule's largest block scale, in units of the tensor's scale.
-
-    It is 448, or 256 for four-or-six unless the rule's name ends with 448.
-    """
-    return FOUR_SIX_MAX if rule.startswith("four_six") and not rule.endswith("448") else E4M3.max
 
 
 def nvfp4_scale(base: Tensor, decode: float | Tensor) -> Scale:
     """Return the E4M3 block scale nearest to ``base``, and the factor that maps values to the E2M1 grid."""
-    up = round_nearest(base.clamp(max=FLOAT32_MAX), E4M3)
+    up = rounded(base.clamp(max=FLOAT32_MAX), E4M3)
     down = (1 / (up * decode)).clamp(max=FLOAT32_MAX)
     return Scale(down=down, up=up)
 
@@ -187,7 +196,7 @@ def four_six(
             divided out before candidates are compared.
         quantise: returns the E2M1 values of the blocks under a scale.
     """
-    measure = policy.scale.removesuffix("_448").removeprefix("four_six").strip("_") or "mse"
+    measure = four_six_measure(policy)
     encode, decode = tensor_scale(amax, policy)
     base = divided(amax_bits(blocks).view(torch.float32), 6.0) * encode
     candidates = [nvfp4_scale(base, decode), nvfp4_scale(base * 1.5, decode)]
@@ -201,19 +210,22 @@ def four_six(
 
 def four_six_divisor(policy: OperandPolicy) -> float:
     """Return the divisor that turns element × block scale × tensor's amax into the dequantised value."""
-    return fp32(6 * largest_scale(policy.scale) * policy.prescale)
+    return fp32(largest_of(policy) * policy.prescale)
 
 
-def two_level_row(rows: Tensor) -> tuple[Scale, Tensor]:
+def four_six_measure(policy: OperandPolicy) -> str:
+    """Return by what a rule of four-or-six compares errors: mse, mae or max."""
+    return policy.scale.removesuffix("_448").removeprefix("four_six").strip("_") or "mse"
+
+
+def two_level_row(rows: Tensor, policy: OperandPolicy) -> tuple[Scale, Tensor]:
     """Return NVFP4's block scales under one fp32 scale per row, and the row's scale for each block [n, 1, 1].
 
     The order of operations is TransformerEngine's (NVFP4QuantizerRef, row-scaled). ``rows`` are fp32
     [rows, blocks, 16].
     """
-    amax = amax_bits(rows).view(torch.float32)
-    encode = divided(E4M3.max * 6, amax).clamp(max=FLOAT32_MAX)
-    encode = torch.where(amax.isfinite(), encode, math.nan).expand(-1, rows.shape[1], 1).reshape(-1, 1, 1)
-    decode = 1 / encode
+    of_rows = fp32_scale(amax_bits(rows).view(torch.float32), policy)
+    encode, decode = (one.expand(-1, rows.shape[1], 1).reshape(-1, 1, 1) for one in of_rows)
     return nvfp4_scale(nvfp4_base(rows.reshape(-1, 1, 16), encode), decode), decode
 
 
@@ -228,7 +240,7 @@ def two_level_128(spans: Tensor) -> tuple[Scale, Tensor]:
     outer = torch.where(amax.isfinite(), torch.where(outer == 0, 1.0, outer), math.nan)
     outer = outer.expand(-1, spans.shape[1], 1).reshape(-1, 1, 1)
     base = divided(amax_bits(spans.reshape(-1, 1, 16)).view(torch.float32) / outer, 6.0)
-    up = round_nearest(torch.where(base == 0, 2.0**-9, base), E4M3)
+    up = rounded(torch.where(base == 0, 2.0**-9, base), E4M3)
     product = up * outer
     # The kernel's own factor is infinite below 2^-128, and turns zeros beside it into NaN.
     down = torch.where(product == 0, 0.0, (1 / product).clamp(max=FLOAT32_MAX))
@@ -239,7 +251,7 @@ def ue5m3_scale(blocks: Tensor, outer: float) -> Tensor:
     """Return the UE5M3 scale of each block, [n, 1, 1]: amax / outer / 6, at least 2^-17 (ALTO's AMD-FP4)."""
     base = divided(divided(amax_bits(blocks).view(torch.float32), outer), 6.0)
     held = base.clamp(min=UE5M3_STEP, max=UE5M3.max)
-    return round_nearest(torch.where(base.isfinite(), held, math.nan), UE5M3)
+    return rounded(torch.where(base.isfinite(), held, math.nan), UE5M3)
 
 
 def if4(
@@ -284,16 +296,16 @@ def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) ->
         E2M1 values and their block scales [n, 1, 1].
     """
     block_amax = amax_bits(blocks).view(torch.float32)
-    scale = round_nearest(divided(divided(block_amax, EDEN_CLIP), decode), E4M3)
+    scale = rounded(divided(divided(block_amax, EDEN_CLIP), decode), E4M3)
     scale = torch.where(scale == 0, 1.0, scale)
     scaled = blocks / (scale * decode)
-    values = formats.NEAREST[policy.rounding](scaled, formats.E2M1)
+    values = rounded(scaled, E2M1, policy.rounding)
     x, y = (scaled * scale, values * scale) if policy.scale == "ms_eden_unscaled" else (scaled, values)
     energy = tree_sum((x * x).view(-1, policy.hadamard))
     product = tree_sum((x * y).view(-1, policy.hadamard))
     stretch = torch.where(product == 0, 1.0, energy / product)
     stretch = stretch.repeat_interleave(policy.hadamard // 16)[:, None, None]
-    chosen = formats.round_stochastic(scale * stretch, E4M3, words[:, None, None])
+    chosen = rounded(scale * stretch, E4M3, "stochastic", words[:, None, None])
     return values, chosen
 
 
@@ -318,7 +330,7 @@ def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:
     for step in range(1, SEARCH_STEPS + 1):
         candidate = amax * fp32(SEARCH_LARGEST * step / SEARCH_STEPS)
         scale = divided(candidate, element.max)
-        values = round_nearest(rows / torch.where(scale == 0, 1.0, scale), element) * scale
+        values = rounded(rows / torch.where(scale == 0, 1.0, scale), element) * scale
         squares = (values.double() - rows.double()).square()
         error = tree_sum(torch.nn.functional.pad(squares, (0, zeros)))[:, None]
         better = error < best

@@ -64,7 +64,7 @@ Accumulate = Literal["fp32", "blackwell"]
 
 _E8M0 = ("floor", "even", "rceil", "ceil", "quest")
 _FP32 = ("tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
-_FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
+FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
 MS_EDEN: tuple[Scale, ...] = ("ms_eden", "ms_eden_unscaled")
 """Scale rules with stochastic scales."""
 _OUTER = ("two_level_row", "two_level_1x128")
@@ -79,7 +79,7 @@ SCALES: dict[str, tuple[str, ...]] = {
     "mxfp6_e2m3": _E8M0[:4],
     "mxfp4": (*_E8M0, "uos"),
     "mxfp4_e3m0": _E8M0[:4],
-    "nvfp4": ("two_level", *_OUTER, "two_level_ue5m3", "ue5m3", *_FOUR_SIX, *MS_EDEN),
+    "nvfp4": ("two_level", *_OUTER, "two_level_ue5m3", "ue5m3", *FOUR_SIX, *MS_EDEN),
     "nvint4": ("two_level",),
     "if4": ("two_level",),
     "fp4_e2m1": ("tensor", "row", "searched"),
@@ -208,7 +208,7 @@ class OperandPolicy:
     @property
     def has_tensor_scale(self) -> bool:
         """Whether the whole tensor has one fp32 scale, which is applied to the accumulator."""
-        return self.scale in ("tensor", "delayed", "two_level", "two_level_ue5m3", *MS_EDEN, *_FOUR_SIX)
+        return self.scale in ("tensor", "delayed", "two_level", "two_level_ue5m3", *MS_EDEN, *FOUR_SIX)
 
     @property
     def is_fp32(self) -> bool:

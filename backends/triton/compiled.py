@@ -25,9 +25,9 @@ from triton.compiler import ASTSource
 
 from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4
 from ablate.backends.testing.inputs import label, policies_of
-from ablate.backends.triton import policies, quantise
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
-from ablate.backends.triton.policies import FORMATS, TILES, Tile
+from ablate.backends.triton.policies import FORMATS, TILES, Tile, side_of, tile
+from ablate.backends.triton.quantise import quantise_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,18 +35,13 @@ if TYPE_CHECKING:
     from ablate.recipes import OperandPolicy
 
 TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_103": GPUTarget("cuda", 103, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
-}
-SHARED_KIB = {
-    "sm_80": 163, "sm_90": 227, "sm_100": 227, "sm_103": 227, "sm_120": 99, "gfx942": 64, "gfx950": 160,
+    **{f"sm_{number}": (GPUTarget("cuda", number, 32), kib) for number, kib in (
+        (80, 163), (90, 227), (100, 227), (103, 227), (120, 99)
+    )},
+    **{name: (GPUTarget("hip", name, 64), kib) for name, kib in (("gfx942", 64), ("gfx950", 160))},
 }  # fmt: skip
-"""Shared memory limit of one program (CUDA programming guide: compute capabilities; CDNA 3 and 4 ISA)."""
+"""Triton's name of each target, and its shared memory limit of one program in KiB (CUDA programming guide:
+compute capabilities; CDNA 3 and 4 ISA)."""
 TENSOR_MEMORY_COLUMNS = 512
 STACK_BYTES = {"gemm": 0, "quantise": 64}
 """Allowed spills per thread: none in the GEMM's loop, few in a kernel that waits for memory."""
@@ -64,14 +59,11 @@ _UPCAST = (
 )
 
 
-def _variant(text: str) -> tuple[OperandPolicy | None, OperandPolicy | None, int]:
-    """Return (along rows, along columns, what is written) of a line of the table below."""
-    rows, columns, written = (part.strip() for part in text.split("|"))
-    sides = [policies_of(side)[0] if side else None for side in (rows, columns)]
-    return sides[0], sides[1], {"codes": policies.CODES, "values": policies.VALUES}[written]
-
-
-VARIANTS = tuple(map(_variant, """\
+VARIANTS = [
+    (*(policies_of(side)[0] if side.strip() else None for side in (rows, columns)), written.strip())
+    for rows, columns, written in (
+        line.split("|")
+        for line in """\
                                | mxfp4 stochastic 0.75 H16 step         | codes
 nvfp4                          | nvfp4 H16 fixed                        | codes
 mxfp4 stochastic 0.75 H16 step |                                        | codes
@@ -91,10 +83,10 @@ mxfp4 stochastic 0.75 H16 step |                                        | values
 mxfp4 quest H32 mask           |                                        | values
                                | nvfp4 four_six                         | values
                                | nvfp4 ms_eden_unscaled H128 step       | values
-""".splitlines()))  # fmt: skip
+""".splitlines()
+    )
+]
 """The quantiser's variants that are compiled: along rows, along columns, and what is written."""
-
-_Types = dict[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,52 +109,51 @@ class Compiled:
 def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Compiled:
     """Compile the block-scaled GEMM for one target, format and tile; a compiler's error is a problem."""
     constants = FORMATS[fmt] | {"BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": GROUP, "EVEN": even}
-    types: _Types = dict.fromkeys(("a", "a_scales", "b", "b_scales"), "*u8")
+    types = dict.fromkeys(("a", "a_scales", "b", "b_scales"), "*u8")
     types |= {"c": "*bf16", "alpha": "fp32"} | dict.fromkeys(("M", "N", "K"), "i32")
-    types |= dict.fromkeys(("a_descale", "b_descale"), "*fp32" if fmt == "nvfp4" else None)
+    if fmt == "nvfp4":
+        types |= dict.fromkeys(("a_descale", "b_descale"), "*fp32")
     variant = f"{fmt} {tile.bm}×{tile.bn}×{tile.bk}, {tile.warps} warps{'' if even else ', masked'}"
     try:
         kernel = _compile(gemm_kernel, target, types, constants, tile.warps, tile.stages)
     except Exception as error:  # compilers raise many types; each means that this tile cannot be used
         problems = (f"does not compile: {error}",)
         return Compiled(kernel="gemm", target=target, variant=variant, problems=problems)
-    return _read(kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target].backend, fmt)))
+    return _read(kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target][0].backend, fmt)))
 
 
 def compile_quantiser(
-    target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, output: int = policies.CODES
+    target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, output: str = "codes"
 ) -> Compiled:
     """Compile the quantise kernel that writes codes or values along rows, columns or both."""
-    tile_rows, tile_columns, warps = policies.tile(rows, columns)
+    tile_rows, tile_columns, warps = tile(rows, columns)
     constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "stride_column": 1}
-    types: _Types = {"x": "*bf16"}
+    types: dict[str, Any] = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
+    codes = output == "codes"
     for prefix, policy in (("r", rows), ("c", columns)):
-        constants[prefix.upper()] = policies.side_of(policy, output)
-        codes = output == policies.CODES
-        given = {
-            "out": "*u8" if codes else "*bf16",
-            "scales": "*u8" if policy and policy.format in FORMATS and codes else None,
-            "mask": "*i1" if policy and policy.mask else None,
-            "tensor": "*fp32" if policy and policy.has_tensor_scale else None,
-            "order": "*i32" if policy and policy.permute else None,
-            "signs": "*fp32" if policy and policy.signs != "none" else None,
-        }
-        types |= {f"{prefix}_{name}": kind if policy else None for name, kind in given.items()}
+        constants[prefix.upper()] = side_of(policy, output)
         types |= dict.fromkeys((f"{prefix}_key0", f"{prefix}_key1"), "i32")
-    kernel = _compile(quantise.quantise_kernel, target, types, constants, warps, 3)
+        if policy:
+            given = {
+                "out": "*u8" if codes else "*bf16", "scales": policy.format in FORMATS and codes and "*u8",
+                "mask": policy.mask and "*i1", "tensor": policy.has_tensor_scale and "*fp32",
+                "order": policy.permute and "*i32", "signs": policy.signs != "none" and "*fp32",
+            }  # fmt: skip
+            types |= {f"{prefix}_{name}": kind for name, kind in given.items() if kind}
+    kernel = _compile(quantise_kernel, target, types, constants, warps, 3)
     sides = [f"{axis} {label(policy)}" for axis, policy in (("rows", rows), ("columns", columns)) if policy]
-    variant = " + ".join(sides) + (", values" if output == policies.VALUES else "")
+    variant = " + ".join(sides) + ("" if codes else ", values")
     return _read(kernel, "quantise", target, variant, None)
 
 
 def _compile(
-    function: Any, target: str, types: _Types, constants: dict[str, Any], warps: int, stages: int
+    function: Any, target: str, types: dict[str, Any], constants: dict[str, Any], warps: int, stages: int
 ) -> Any:
-    """Compile a kernel; an argument whose type is None is None in the kernel."""
+    """Compile a kernel; an argument without type and constant is None in the kernel."""
     names = function.arg_names
-    signature = {name: types.get(name) or "constexpr" for name in names}
-    constants = {name: None for name, kind in types.items() if kind is None} | constants
+    signature = {name: types.get(name, "constexpr") for name in names}
+    constants = dict.fromkeys(set(names) - set(types)) | constants
     aligned = {name for name in names if signature[name].startswith("*")} | {"K", "N", "stride_row"}
     source = ASTSource(
         function,
@@ -171,11 +162,12 @@ def _compile(
         {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned},
     )
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-    return triton.compile(source, target=TARGETS[target], options=options)
+    return triton.compile(source, target=TARGETS[target][0], options=options)
 
 
 def _read(kernel: Any, name: str, target: str, variant: str, native: str | None) -> Compiled:
-    cuda = TARGETS[target].backend == "cuda"
+    (gpu, kib), shared = TARGETS[target], int(kernel.metadata.shared)
+    cuda = gpu.backend == "cuda"
     text = kernel.asm["ptx"] if cuda else kernel.asm["amdgcn"]
     usage, size = text, r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)"
     if cuda:  # bytes of stack per thread
@@ -183,7 +175,6 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         size = r"(?:STACK|LOCAL):(\d+)"
     spilled = sum(int(number) for number in re.findall(size, usage))
     instructions = Counter(re.findall(native, text)) if native else Counter()
-    shared = int(kernel.metadata.shared)
     columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
     problems = [] if usage else ["its resources could not be read"]
     if name == "gemm":
@@ -192,11 +183,11 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         if upcasts := sorted(set(re.findall(_UPCAST, text))):
             problems.append(f"widened: {', '.join(upcasts)}")
     else:
-        problems += inexact(text, TARGETS[target].backend)
+        problems += inexact(text, gpu.backend)
     if re.search(r"^\s*(?:@\S+\s+)?trap;|\bs_trap\b", text, re.MULTILINE):
         problems.append("traps")
-    if shared > SHARED_KIB[target] * 1024:
-        problems.append(f"{shared / 1024:.0f} KiB of shared memory, over {SHARED_KIB[target]}")
+    if shared > kib * 1024:
+        problems.append(f"{shared / 1024:.0f} KiB of shared memory, over {kib}")
     if columns > TENSOR_MEMORY_COLUMNS:
         problems.append(f"{columns} columns of tensor memory, over {TENSOR_MEMORY_COLUMNS}")
     if spilled > STACK_BYTES[name]:

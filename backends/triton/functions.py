@@ -9,20 +9,12 @@ a square tile.
 import triton
 import triton.language as tl
 
-from ablate.backends.triton import policies
-from ablate.numerics.scales import EDEN_CLIP, QUEST_CLIP, fp32
+from ablate.numerics import formats, scales
 
-NEAREST = tl.constexpr(policies.NEAREST)
-STOCHASTIC = tl.constexpr(policies.STOCHASTIC)
-AWAY = tl.constexpr(policies.AWAY)
-ROCM = tl.constexpr(policies.ROCM)
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
-ONE_SIXTH = tl.constexpr(0.1666666716337204)  # 1 / 6 in fp32
-CLIP = tl.constexpr(fp32(QUEST_CLIP))
-EDEN_SCALE = tl.constexpr(EDEN_CLIP)
-EDEN_UNSCALED = tl.constexpr(policies.EDEN_UNSCALED)
-SQUARES = tl.constexpr(policies.SQUARES)
-LARGEST = tl.constexpr(policies.LARGEST)
+FLOAT32_MAX = tl.constexpr(formats.FLOAT32_MAX)
+ONE_SIXTH = tl.constexpr(scales.fp32(1 / 6))
+QUEST_CLIP = tl.constexpr(scales.fp32(scales.QUEST_CLIP))
+EDEN_CLIP = tl.constexpr(scales.EDEN_CLIP)
 
 
 @triton.jit
@@ -164,67 +156,41 @@ def add_in_order(total, v):
 
 
 @triton.jit
-def nearest(v, ELEMENT: tl.constexpr):
-    """Return the magnitude codes (int32) of v: to nearest, ties to even code, saturating."""
-    MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
-    E_MIN: tl.constexpr = ELEMENT.min_exponent
-    magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
-    bits = magnitude.to(tl.int32, bitcast=True)
-    DROP: tl.constexpr = 23 - MANTISSA
-    even = bits + ((1 << (DROP - 1)) - 1) + ((bits >> DROP) & 1)
-    normal = (even >> DROP) - ((126 + E_MIN) << MANTISSA)
-    MAGIC: tl.constexpr = 1.5 * 2.0 ** (23 + E_MIN - MANTISSA)
-    subnormal = (magnitude + MAGIC).to(tl.int32, bitcast=True) & 0x3FFFFF
-    return tl.where(magnitude < 2.0**E_MIN, subnormal, normal)
-
-
-@triton.jit
 def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
-    """Return the magnitude codes (int32) of v, rounded as the policy says."""
-    if ROUNDING == NEAREST:
-        return nearest(v, ELEMENT)
-    else:  # noqa: RET505 - the compiler takes only one of two branches that return
-        return neighbour(v, words, ELEMENT, ROUNDING)
-
-
-@triton.jit
-def neighbour(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
-    """Round v to its lower or upper neighbour, p steps above the lower; return magnitude codes (int32).
+    """Round v, p steps above its lower neighbour, to a neighbour, saturating; return magnitude codes (int32).
 
     Stochastic: up when p > u, u the top 24 bits of ``words`` over 2^24; ROCm's: when p plus the top 22 bits
-    over 2^22 reaches 1. Other roundings go to the nearer one, and ties away from zero or toward it.
+    over 2^22 reaches 1. Other roundings go to the nearer one, and ties to the even code, away from zero or
+    toward it.
     """
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
-    E_MIN: tl.constexpr = ELEMENT.min_exponent
+    LEAST: tl.constexpr = 127 + ELEMENT.min_exponent
     magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
-    exponent = tl.maximum(magnitude.to(tl.int32, bitcast=True) >> 23, 127 + E_MIN)
-    per_step = ((254 + MANTISSA - exponent) << 23).to(tl.float32, bitcast=True)
-    in_steps = magnitude * per_step
+    exponent = tl.maximum(magnitude.to(tl.int32, bitcast=True) >> 23, LEAST)
+    in_steps = magnitude * ((254 + MANTISSA - exponent) << 23).to(tl.float32, bitcast=True)
     low = in_steps.to(tl.int32)
     p = in_steps - low.to(tl.float32)
-    if ROUNDING == STOCHASTIC:
+    code = ((exponent - LEAST) << MANTISSA) + low
+    if ROUNDING == "stochastic":
         up = p > (words >> 8).to(tl.float32) * 5.9604644775390625e-08
-    elif ROUNDING == ROCM:
+    elif ROUNDING == "stochastic_rocm":
         up = (p * 4194304.0).to(tl.int32) + (words >> 10).to(tl.int32) >= 1 << 22
-    elif ROUNDING == AWAY:
+    elif ROUNDING == "nearest_away":
         up = p >= 0.5
-    else:
+    elif ROUNDING == "nearest_toward_zero":
         up = p > 0.5
-    return ((exponent - (127 + E_MIN)) << MANTISSA) + low + up.to(tl.int32)
+    else:
+        up = (p > 0.5) | ((p == 0.5) & ((code & 1) == 1))
+    return code + up.to(tl.int32)
 
 
 @triton.jit
-def decode(code, ELEMENT: tl.constexpr):
-    """Return the fp32 magnitudes of codes (int32) without sign; a NaN code gives a number."""
+def value_of(code, v, ELEMENT: tl.constexpr):
+    """Return the fp32 values of magnitude codes (int32) with the signs of v; a NaN code gives a number."""
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
     E_MIN: tl.constexpr = ELEMENT.min_exponent
     normal = ((code + ((126 + E_MIN) << MANTISSA)) << (23 - MANTISSA)).to(tl.float32, bitcast=True)
-    return tl.where(code < (1 << MANTISSA), code.to(tl.float32) * 2.0 ** (E_MIN - MANTISSA), normal)
-
-
-@triton.jit
-def with_sign_of(magnitude, v):
-    """Return magnitudes with the signs of v, also of its zeros."""
+    magnitude = tl.where(code < (1 << MANTISSA), code.to(tl.float32) * 2.0 ** (E_MIN - MANTISSA), normal)
     return tl.where(v.to(tl.int32, bitcast=True) < 0, -magnitude, magnitude)
 
 
@@ -252,18 +218,11 @@ def power_of_two(byte):
 
 
 @triton.jit
-def reciprocal_power_of_two(byte):
-    """Return 2^(127 − byte) in fp32, NaN for 255."""
-    bits = tl.where(byte == 255, 0x7FC00000, (254 - byte) << 23)
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def quest_byte(blocks, amax_bits):
     """Return the E8M0 byte of 2^floor(log2(clip × std + 1e-8)); 255 where a square or a value leaves fp32."""
     mean = tree_sum(blocks) * 0.03125
     variance = tree_sum(blocks * blocks) * 0.03125 - mean * mean
-    scale = tl.sqrt_rn(tl.maximum(variance, 0.0)) * CLIP + 1e-8
+    scale = tl.sqrt_rn(tl.maximum(variance, 0.0)) * QUEST_CLIP + 1e-8
     finite = (variance.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
     return tl.where(finite & (amax_bits < 0x7F800000), scale.to(tl.int32, bitcast=True) >> 23, 255)
 
@@ -271,9 +230,9 @@ def quest_byte(blocks, amax_bits):
 @triton.jit
 def nvfp4_scale(base, decode_scale, SIDE: tl.constexpr):
     """Return the E4M3 byte nearest to ``base``, what divides by it and the tensor's scale, and its value."""
-    SCALE: tl.constexpr = SIDE.of_scales
-    byte = nearest(tl.minimum(base, FLOAT32_MAX), SCALE)
-    up = decode(byte, SCALE)
+    base = tl.minimum(base, FLOAT32_MAX)
+    byte = rounded(base, 0, SIDE.of_scales, "nearest")
+    up = value_of(byte, base, SIDE.of_scales)
     return byte, tl.minimum(tl.div_rn(1.0, up * decode_scale), FLOAT32_MAX), up
 
 
@@ -286,53 +245,51 @@ def two_level(blocks, amax, words, tensor, SIDE: tl.constexpr):
     encode = tl.load(tensor)
     decode_scale = tl.load(tensor + 1)
     if SIDE.four_six is None:
-        return nvfp4_scale(amax * (encode * ONE_SIXTH), decode_scale, SIDE)
-    else:  # noqa: RET505 - the compiler takes only one of two branches that return
+        byte, down, up = nvfp4_scale(amax * (encode * ONE_SIXTH), decode_scale, SIDE)
+    else:
         base = tl.div_rn(amax, 6.0) * encode
-        byte6, down6, up6 = nvfp4_scale(base, decode_scale, SIDE)
+        byte, down, up = nvfp4_scale(base, decode_scale, SIDE)
         byte4, down4, up4 = nvfp4_scale(base * 1.5, decode_scale, SIDE)
-        error6 = _error(blocks, words, down6, up6, tl.load(tensor + 2), SIDE)
-        four = _error(blocks, words, down4, up4, tl.load(tensor + 2), SIDE) < error6
-        return tl.where(four, byte4, byte6), tl.where(four, down4, down6), tl.where(four, up4, up6)
+        error = _error(blocks, words, down, up, tl.load(tensor + 2), SIDE)
+        four = _error(blocks, words, down4, up4, tl.load(tensor + 2), SIDE) < error
+        byte, down, up = tl.where(four, byte4, byte), tl.where(four, down4, down), tl.where(four, up4, up)
+    return byte, down, up
 
 
 @triton.jit
 def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
     """Return each block's error under a scale, in the reference's order of operations."""
-    ELEMENT: tl.constexpr = SIDE.element
     scaled = blocks * down[:, :, None]
     if SIDE.prescale != 1.0:
         scaled = scaled * SIDE.prescale
-    value = decode(rounded(scaled, words, ELEMENT, SIDE.rounding), ELEMENT)
-    off = tl.div_rn(with_sign_of(value, scaled) * up[:, :, None] * amax, SIDE.error_divisor) - blocks
-    if SIDE.four_six == LARGEST:
-        return largest(tl.abs(off), SIDE.rows)
-    else:  # noqa: RET505 - as above
-        off = off * off if SIDE.four_six == SQUARES else tl.abs(off)
+    value = value_of(rounded(scaled, words, SIDE.element, SIDE.rounding), scaled, SIDE.element)
+    off = tl.abs(tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks)
+    if SIDE.four_six == "max":
+        error = largest(off, SIDE.rows)
+    else:
+        if SIDE.four_six == "mse":
+            off = off * off
         error = add_in_order(tl.zeros_like(up), off)
         if SIDE.rows > 1:
             error = of_rows(tree_sum(tiles(error, SIDE.rows)), SIDE.rows)
-        return error
+    return error
 
 
 @triton.jit
 def eden_scale(amax, tensor, SIDE: tl.constexpr):
     """Return MS-EDEN's block scales before their correction; NaN where the tensor's scale is NaN or zero."""
-    SCALE: tl.constexpr = SIDE.of_scales
-    base = tl.div_rn(tl.div_rn(amax, EDEN_SCALE), tl.load(tensor + 1))
-    up = decode(nearest(base, SCALE), SCALE)
+    base = tl.div_rn(tl.div_rn(amax, EDEN_CLIP), tl.load(tensor + 1))
+    up = value_of(rounded(base, 0, SIDE.of_scales, "nearest"), base, SIDE.of_scales)
     return tl.where(base != base, float("nan"), tl.where(up == 0.0, 1.0, up))
 
 
 @triton.jit
 def eden_corrected(scaled, code, up, words, SIDE: tl.constexpr):
     """Return byte and value of MS-EDEN's block scales, stretched group by group, and where they are NaN."""
-    SCALE: tl.constexpr = SIDE.of_scales
-    ELEMENT: tl.constexpr = SIDE.element
     N: tl.constexpr = scaled.shape[0]
     GROUPS: tl.constexpr = scaled.shape[1] * scaled.shape[2] // SIDE.hadamard
-    value = with_sign_of(decode(code, ELEMENT), scaled)
-    if SIDE.rule == EDEN_UNSCALED:
+    value = value_of(code, scaled, SIDE.element)
+    if SIDE.unscaled:
         scaled = scaled * up[:, :, None]
         value = value * up[:, :, None]
     energy = tree_sum(tl.reshape(scaled * scaled, [N, GROUPS, SIDE.hadamard]))
@@ -340,6 +297,10 @@ def eden_corrected(scaled, code, up, words, SIDE: tl.constexpr):
     stretch = tl.where(product == 0.0, 1.0, tl.div_rn(energy, product))
     of_blocks = tl.broadcast_to(stretch[:, :, None], [N, GROUPS, SIDE.hadamard // SIDE.block])
     stretched = up * tl.reshape(of_blocks, [N, scaled.shape[1]])
-    byte = neighbour(stretched, first_of(words, SIDE.block), SCALE, STOCHASTIC)
+    byte = rounded(stretched, first_of(words, SIDE.block), SIDE.of_scales, "stochastic")
     bad = stretched != stretched
-    return tl.where(bad, 0x7F, byte), tl.where(bad, float("nan"), decode(byte, SCALE)), bad
+    return (
+        tl.where(bad, 0x7F, byte),
+        tl.where(bad, float("nan"), value_of(byte, stretched, SIDE.of_scales)),
+        bad,
+    )

@@ -25,6 +25,16 @@ GROUP = 8
 
 
 @triton.jit
+def _load(at, inside, EVEN: tl.constexpr):
+    """Load, with zeros outside; EVEN: all is inside."""
+    if EVEN:
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=inside, other=0)
+    return found
+
+
+@triton.jit
 def gemm_kernel(
     a, a_scales, b, b_scales, c, M, N, K, alpha, a_descale, b_descale,
     ELEMENT: tl.constexpr, PER_BYTE: tl.constexpr, BLOCK: tl.constexpr,
@@ -51,18 +61,12 @@ def gemm_kernel(
     b_scales_at = b_scales + n[:, None] * row_scales + s[None, :]
     accumulator = tl.zeros((BM, BN), dtype=tl.float32)
     for done in range(0, K, BK):
-        if EVEN:
-            a_codes = tl.load(a_at)
-            b_codes = tl.load(b_at)
-            a_scale = tl.load(a_scales_at)
-            b_scale = tl.load(b_scales_at)
-        else:
-            bytes_left = row_bytes - done // PER_BYTE
-            scales_left = row_scales - done // BLOCK
-            a_codes = tl.load(a_at, mask=(m[:, None] < M) & (k[None, :] < bytes_left), other=0)
-            b_codes = tl.load(b_at, mask=(n[None, :] < N) & (k[:, None] < bytes_left), other=0)
-            a_scale = tl.load(a_scales_at, mask=(m[:, None] < M) & (s[None, :] < scales_left), other=0)
-            b_scale = tl.load(b_scales_at, mask=(n[:, None] < N) & (s[None, :] < scales_left), other=0)
+        bytes_left = row_bytes - done // PER_BYTE
+        scales_left = row_scales - done // BLOCK
+        a_codes = _load(a_at, (m[:, None] < M) & (k[None, :] < bytes_left), EVEN)
+        b_codes = _load(b_at, (n[None, :] < N) & (k[:, None] < bytes_left), EVEN)
+        a_scale = _load(a_scales_at, (m[:, None] < M) & (s[None, :] < scales_left), EVEN)
+        b_scale = _load(b_scales_at, (n[:, None] < N) & (s[None, :] < scales_left), EVEN)
         if BLOCK == 16:
             a_scale = a_scale.to(tl.float8e4nv, bitcast=True)
             b_scale = b_scale.to(tl.float8e4nv, bitcast=True)

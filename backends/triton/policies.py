@@ -13,35 +13,19 @@ from typing import TYPE_CHECKING
 
 from ablate.backends.device import interpreting
 from ablate.numerics.formats import E4M3, ELEMENTS, SCALE_ADD
-from ablate.numerics.scales import four_six_divisor
+from ablate.numerics.scales import four_six_divisor, four_six_measure
 from ablate.recipes import OperandPolicy, block_shape
-from ablate.recipes.policy import MS_EDEN
+from ablate.recipes.policy import FOUR_SIX, MS_EDEN
 
 if TYPE_CHECKING:
     from ablate.numerics.formats import Element
 
-OFF, CODES, VALUES = 0, 1, 2
-"""Output of one side of the kernel: nothing; codes and scale bytes, contraction last; dequantised bf16."""
-NEAREST, AWAY, TOWARD_ZERO, STOCHASTIC, ROCM = range(5)
-"""Roundings: nearest, ties to even code, away from zero or toward it; up when p > u; as ROCm's kernel."""
-SQUARES, MAGNITUDES, LARGEST = 0, 1, 2
-"""By what four-or-six compares the errors of a block: sum of squares, of magnitudes, largest magnitude."""
-E8M0, QUEST, TWO_LEVEL, TENSOR, EDEN, EDEN_UNSCALED = range(6)
-"""Scales: E8M0 per block, of its largest magnitude or of its standard deviation; NVFP4's E4M3 per block and
-fp32 for the tensor; fp32 for the tensor; MS-EDEN's."""
-
-_ROUNDINGS = {
-    "nearest": NEAREST, "nearest_away": AWAY, "nearest_toward_zero": TOWARD_ZERO,
-    "stochastic": STOCHASTIC, "stochastic_rocm": ROCM,
-}  # fmt: skip
-_FOUR_SIX = {
-    "four_six": SQUARES, "four_six_mae": MAGNITUDES, "four_six_max": LARGEST,
-    "four_six_448": SQUARES, "four_six_mae_448": MAGNITUDES,
-}  # fmt: skip
 _RULES = {
-    **dict.fromkeys(SCALE_ADD, E8M0), "quest": QUEST, "tensor": TENSOR, "delayed": TENSOR,
-    "ms_eden": EDEN, "ms_eden_unscaled": EDEN_UNSCALED, **dict.fromkeys(("two_level", *_FOUR_SIX), TWO_LEVEL),
+    **dict.fromkeys(SCALE_ADD, "e8m0"), **dict.fromkeys(MS_EDEN, "eden"), "quest": "quest",
+    **dict.fromkeys(("tensor", "delayed"), "tensor"), **dict.fromkeys(("two_level", *FOUR_SIX), "two_level"),
 }  # fmt: skip
+"""Scales: E8M0 per block, of its largest magnitude or of its standard deviation (quest); NVFP4's E4M3 per
+block and fp32 for the tensor (two_level); fp32 for the tensor; MS-EDEN's."""
 _LARGEST_HADAMARD = 128
 _TILE = 64
 BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
@@ -51,30 +35,33 @@ BITS = {"mxfp4": 4, "mxfp4_e3m0": 4, "nvfp4": 4, "mxfp6_e3m2": 6, "mxfp6_e2m3": 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What one side of the kernel is compiled for: a policy's rules as numbers, and what is written.
+    """What one side of the kernel is compiled for: a policy's rules, and what is written.
 
-    ``rows`` × ``block`` elements share a scale. ``scale_add`` is that of an E8M0 rule. ``four_six`` says by
-    what errors are compared (None: not at all), ``error_divisor`` what divides element × block scale × amax
-    to give the dequantised value. ``draws``: whether random words are needed. ``of_scales``: the grid of
+    ``output``: off (nothing), amax (the largest magnitude), codes (with scale bytes, contraction last) or
+    values (dequantised bf16). ``rows`` × ``block`` elements share a scale. ``scale_add`` is that of an E8M0
+    rule. ``four_six`` says by what errors are compared (None: not at all), ``error_divisor`` what divides
+    element × block scale × amax to give the dequantised value. ``draws``: whether random words are needed.
+    ``unscaled``: MS-EDEN's stretch is that of values in the tensor's units. ``of_scales``: the grid of
     NVFP4's block scales.
     """
 
-    output: int
-    rule: int
+    output: str
+    rule: str
     rows: int
     block: int
     scale_add: int
     element: Element
     bits: int
-    rounding: int
+    rounding: str
     prescale: float
-    four_six: int | None
+    four_six: str | None
     error_divisor: float
     hadamard: int
     norm: float
     rotated_bf16: bool
     mask: bool
     draws: bool
+    unscaled: bool
     of_scales: Element = E4M3
 
 
@@ -130,20 +117,21 @@ def refusal(policy: OperandPolicy) -> str | None:
 
 
 @lru_cache(maxsize=512)
-def side_of(policy: OperandPolicy | None, output: int) -> Side:
+def side_of(policy: OperandPolicy | None, output: str) -> Side:
     """Turn a policy into the compile-time constants of one side of the kernel; None: the side is off."""
     if policy is None:
-        policy, output = OperandPolicy(format="mxfp4"), OFF
-    element = ELEMENTS[policy.format]
+        policy, output = OperandPolicy(format="mxfp4"), "off"
+    element, is_four_six = ELEMENTS[policy.format], policy.scale in FOUR_SIX
     return Side(
         output=output, rule=_RULES[policy.scale], rows=block_shape(policy)[0],
         block=BLOCK.get(policy.format, 32),
         scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
-        element=element, bits=BITS.get(policy.format, 8), rounding=_ROUNDINGS[policy.rounding],
-        prescale=policy.prescale, four_six=_FOUR_SIX.get(policy.scale),
+        element=element, bits=BITS.get(policy.format, 8), rounding=policy.rounding,
+        prescale=policy.prescale, four_six=four_six_measure(policy) if is_four_six else None,
         error_divisor=four_six_divisor(policy), hadamard=policy.hadamard,
-        norm=1.0 / math.sqrt(policy.hadamard) if policy.hadamard else 1.0, rotated_bf16=policy.rotated_bf16,
+        norm=1.0 / math.sqrt(policy.hadamard or 1), rotated_bf16=policy.rotated_bf16,
         mask=policy.mask, draws=policy.is_stochastic or policy.scale in MS_EDEN,
+        unscaled=policy.scale == "ms_eden_unscaled",
     )  # fmt: skip
 
 
@@ -155,7 +143,7 @@ def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int
     wide = max(_TILE, rows.hadamard if rows else 0)
     tall = max(32 if rows and not columns else _TILE, columns.hadamard if columns else 0)
     # 32 elements a thread on NVIDIA, 16 for rules that hold more values of each: no registers are spilled.
-    many = any(side and side.scale in (*_FOUR_SIX, *MS_EDEN) for side in (rows, columns))
+    many = any(side and side.scale in (*FOUR_SIX, *MS_EDEN) for side in (rows, columns))
     return tall, wide, min(max(tall * wide // (512 if many else 1024), 4), 8)
 
 

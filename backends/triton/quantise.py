@@ -8,9 +8,7 @@ take both operands of a GEMM packed along K. Each side has its own policy and it
 import triton
 import triton.language as tl
 
-from ablate.backends.triton import policies
 from ablate.backends.triton.functions import (
-    decode,
     e8m0_byte,
     eden_corrected,
     eden_scale,
@@ -19,37 +17,14 @@ from ablate.backends.triton.functions import (
     power_of_two,
     quest_byte,
     random_words,
-    reciprocal_power_of_two,
     rotate,
     round_to_bf16,
     rounded,
     shared_by_four,
     to_fp32,
     two_level,
-    with_sign_of,
+    value_of,
 )
-
-OFF = tl.constexpr(policies.OFF)
-VALUES = tl.constexpr(policies.VALUES)
-ROCM = tl.constexpr(policies.ROCM)
-E8M0 = tl.constexpr(policies.E8M0)
-QUEST = tl.constexpr(policies.QUEST)
-TWO_LEVEL = tl.constexpr(policies.TWO_LEVEL)
-TENSOR = tl.constexpr(policies.TENSOR)
-EDEN = tl.constexpr(policies.EDEN)
-
-
-@triton.jit
-def _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
-    """Load this program's tile as fp32, with zeros outside, and return its first row and column."""
-    tiles_across = tl.cdiv(columns, TILE_COLUMNS)
-    first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
-    first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
-    r = first_row + tl.arange(0, TILE_ROWS)[:, None]
-    c = first_column + tl.arange(0, TILE_COLUMNS)[None, :]
-    at = x + r.to(tl.int64) * stride_row + c.to(tl.int64) * stride_column
-    v = to_fp32(tl.load(at, mask=(r < rows) & (c < columns), other=0.0))
-    return v, first_row, first_column
 
 
 @triton.jit
@@ -61,74 +36,74 @@ def _side(
     N: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1]
     BLOCK: tl.constexpr = SIDE.block
-    ELEMENT: tl.constexpr = SIDE.element
     if SIDE.hadamard:
         v = rotate(v, order, signs, SIDE)
-    blocks = tl.reshape(v, [N, K // BLOCK, BLOCK])
-    of_elements = words
-    if SIDE.rounding == ROCM:
-        of_elements = shared_by_four(words)
-    if SIDE.draws:
-        of_elements = tl.reshape(of_elements, [N, K // BLOCK, BLOCK])
-    amax_bits = largest(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, SIDE.rows)
-    amax = amax_bits.to(tl.float32, bitcast=True)
-    if SIDE.rule == TENSOR:
-        byte = tl.zeros_like(amax_bits)
-        up = tl.full([N, K // BLOCK], 1.0, tl.float32)
-        scaled = blocks * tl.load(tensor)
-    elif SIDE.rule >= EDEN:
-        up = eden_scale(amax, tensor, SIDE)
-        scaled = tl.div_rn(blocks, (up * tl.load(tensor + 1))[:, :, None])
+    if SIDE.output == "amax":
+        tl.atomic_max(out, tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0))
     else:
-        if SIDE.rule == TWO_LEVEL:
-            byte, down, up = two_level(blocks, amax, of_elements, tensor, SIDE)
-            scale = tl.load(tensor)  # NaN where the tensor has a NaN or an Inf
-            bad = tl.broadcast_to(scale != scale, [N, K // BLOCK])
-            byte = tl.where(bad, 0x7F, byte)
+        blocks = tl.reshape(v, [N, K // BLOCK, BLOCK])
+        of_elements = words
+        if SIDE.rounding == "stochastic_rocm":
+            of_elements = shared_by_four(words)
+        if SIDE.draws:
+            of_elements = tl.reshape(of_elements, [N, K // BLOCK, BLOCK])
+        amax_bits = largest(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, SIDE.rows)
+        amax = amax_bits.to(tl.float32, bitcast=True)
+        if SIDE.rule == "tensor":
+            up = tl.full([N, K // BLOCK], 1.0, tl.float32)
+            scaled = blocks * tl.load(tensor)
+        elif SIDE.rule == "eden":
+            up = eden_scale(amax, tensor, SIDE)
+            scaled = tl.div_rn(blocks, (up * tl.load(tensor + 1))[:, :, None])
         else:
-            byte = quest_byte(blocks, amax_bits) if SIDE.rule == QUEST else e8m0_byte(amax_bits, SIDE)
-            down = reciprocal_power_of_two(byte)
-            up = power_of_two(byte)
-            bad = byte == 255
-        scaled = blocks * down[:, :, None]
-    if SIDE.prescale != 1.0:
-        scaled = scaled * SIDE.prescale
-    code = rounded(scaled, of_elements, ELEMENT, SIDE.rounding)
-    if SIDE.rule == TENSOR:
-        bad = scaled != scaled
-    else:
-        if SIDE.rule >= EDEN:
-            byte, up, bad = eden_corrected(scaled, code, up, words, SIDE)
-        bad = tl.broadcast_to(bad[:, :, None], [N, K // BLOCK, BLOCK])
-    n = first_n + tl.arange(0, N)[:, None].to(tl.int64)
-    k = first_k + tl.arange(0, K)[None, :]
-    at = n * values_n + k * values_k
-    inside = (n < n_total) & (k < k_total)
-    if SIDE.mask:
-        tl.store(mask + at, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
-    if SIDE.output == VALUES:
-        value = tl.where(bad, float("nan"), with_sign_of(decode(code, ELEMENT), scaled) * up[:, :, None])
-        value = tl.reshape(value, [N, K])
-        if SIDE.rule == E8M0 and ELEMENT.mantissa_bits == 3:  # MXFP8 has values below bf16's smallest
-            value = round_to_bf16(value)
-        tl.store(out + at, exact_bf16(value), mask=inside)
-    else:
-        code = tl.where(scaled.to(tl.int32, bitcast=True) < 0, code | (1 << (SIDE.bits - 1)), code)
-        if SIDE.rule == TENSOR:
-            code = tl.where(bad, 0x7F, code)
+            if SIDE.rule == "two_level":
+                byte, down, up = two_level(blocks, amax, of_elements, tensor, SIDE)
+                scale = tl.load(tensor)  # NaN where the tensor has a NaN or an Inf
+                bad = tl.broadcast_to(scale != scale, [N, K // BLOCK])
+                byte = tl.where(bad, 0x7F, byte)
+            else:
+                byte = quest_byte(blocks, amax_bits) if SIDE.rule == "quest" else e8m0_byte(amax_bits, SIDE)
+                down = power_of_two(tl.where(byte == 255, byte, 254 - byte))  # its reciprocal
+                up = power_of_two(byte)
+                bad = byte == 255
+            scaled = blocks * down[:, :, None]
+        if SIDE.prescale != 1.0:
+            scaled = scaled * SIDE.prescale
+        code = rounded(scaled, of_elements, SIDE.element, SIDE.rounding)
+        if SIDE.rule == "tensor":
+            bad = scaled != scaled
         else:
-            code = tl.where(bad, 0, code)
-        if SIDE.bits == 4:
-            low, high = tl.split(tl.reshape(code, [N, K // 2, 2]))
-            packed = (low | (high << 4)).to(tl.uint8)
-            k = first_k // 2 + tl.arange(0, K // 2)[None, :]
-            tl.store(out + n * (k_total // 2) + k, packed, mask=(n < n_total) & (k < k_total // 2))
+            if SIDE.rule == "eden":
+                byte, up, bad = eden_corrected(scaled, code, up, words, SIDE)
+            bad = tl.broadcast_to(bad[:, :, None], [N, K // BLOCK, BLOCK])
+        n = first_n + tl.arange(0, N)[:, None].to(tl.int64)
+        k = first_k + tl.arange(0, K)[None, :]
+        at = n * values_n + k * values_k
+        inside = (n < n_total) & (k < k_total)
+        if SIDE.mask:
+            tl.store(mask + at, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
+        if SIDE.output == "values":
+            value = tl.where(bad, float("nan"), value_of(code, scaled, SIDE.element) * up[:, :, None])
+            value = tl.reshape(value, [N, K])
+            if (
+                SIDE.rule == "e8m0" and SIDE.element.mantissa_bits == 3
+            ):  # MXFP8 has values below bf16's smallest
+                value = round_to_bf16(value)
+            tl.store(out + at, exact_bf16(value), mask=inside)
         else:
-            tl.store(out + n * k_total + k, tl.reshape(code, [N, K]).to(tl.uint8), mask=inside)
-        if SIDE.rule != TENSOR:
-            b = first_k // BLOCK + tl.arange(0, K // BLOCK)[None, :]
-            per_row = k_total // BLOCK
-            tl.store(scales + n * per_row + b, byte.to(tl.uint8), mask=(n < n_total) & (b < per_row))
+            code = tl.where(scaled.to(tl.int32, bitcast=True) < 0, code | (1 << (SIDE.bits - 1)), code)
+            code = tl.where(bad, 0x7F if SIDE.rule == "tensor" else 0, code)
+            if SIDE.bits == 4:
+                low, high = tl.split(tl.reshape(code, [N, K // 2, 2]))
+                packed = (low | (high << 4)).to(tl.uint8)
+                k = first_k // 2 + tl.arange(0, K // 2)[None, :]
+                tl.store(out + n * (k_total // 2) + k, packed, mask=(n < n_total) & (k < k_total // 2))
+            else:
+                tl.store(out + n * k_total + k, tl.reshape(code, [N, K]).to(tl.uint8), mask=inside)
+            if SIDE.rule != "tensor":
+                b = first_k // BLOCK + tl.arange(0, K // BLOCK)[None, :]
+                per_row = k_total // BLOCK
+                tl.store(scales + n * per_row + b, byte.to(tl.uint8), mask=(n < n_total) & (b < per_row))
 
 
 @triton.jit(do_not_specialize=["r_key0", "r_key1", "c_key0", "c_key1", "step", "call"])
@@ -139,9 +114,19 @@ def quantise_kernel(
     R: tl.constexpr, C: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Quantise x [rows, columns] along its rows, its columns or both. One program does one tile."""
-    v, first_row, first_column = _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS, TILE_COLUMNS)
-    if R.output != OFF:
+    """Quantise x [rows, columns] along its rows, its columns or both. One program does one tile.
+
+    With output ``amax`` raise out (int32) to the bits of the largest magnitude after the rotation instead;
+    NaN and Inf are largest.
+    """
+    tiles_across = tl.cdiv(columns, TILE_COLUMNS)
+    first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
+    first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
+    r = first_row + tl.arange(0, TILE_ROWS)[:, None]
+    c = first_column + tl.arange(0, TILE_COLUMNS)[None, :]
+    at = x + r.to(tl.int64) * stride_row + c.to(tl.int64) * stride_column
+    v = to_fp32(tl.load(at, mask=(r < rows) & (c < columns), other=0.0))  # zeros outside
+    if R.output != "off":
         words = 0
         if R.draws:
             words = random_words(first_row, first_column, r_key0, r_key1, step, call, TILE_ROWS, TILE_COLUMNS)
@@ -149,7 +134,7 @@ def quantise_kernel(
             v, words, first_row, first_column, rows, columns, columns, 1,
             r_out, r_scales, r_mask, r_tensor, r_order, r_signs, R,
         )  # fmt: skip
-    if C.output != OFF:
+    if C.output != "off":
         words = 0
         if C.draws:
             words = tl.trans(
@@ -159,17 +144,3 @@ def quantise_kernel(
             tl.trans(v), words, first_column, first_row, columns, rows, 1, columns,
             c_out, c_scales, c_mask, c_tensor, c_order, c_signs, C,
         )  # fmt: skip
-
-
-@triton.jit
-def amax_kernel(
-    x, rows, columns, stride_row, stride_column, out, order, signs,
-    ALONG_COLUMNS: tl.constexpr, SIDE: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Raise out (int32) to the bits of x's largest magnitude after its rotation; NaN and Inf are largest."""
-    v, _, _ = _tile(x, rows, columns, stride_row, stride_column, TILE_ROWS, TILE_COLUMNS)
-    if SIDE.hadamard:
-        if ALONG_COLUMNS:
-            v = tl.trans(v)
-        v = rotate(v, order, signs, SIDE)
-    tl.atomic_max(out, tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ablate.diagnose.measure import data_noise, operand_figures, outlier_figures, product_figures, sketch_of
 from ablate.numerics import OperandPolicy, round_operand
-from ablate.numerics.formats import round_nearest
+from ablate.numerics.formats import rounded
 from ablate.numerics.quantiser import from_blocks, on_grid
 from ablate.reports.findings.diagnoses import sketch_cosine
 from tests.numerics.strategies import KEY, normal
@@ -204,7 +204,7 @@ def test_on_the_grid_every_format_rounds_to_what_it_becomes(name, axis):
     up = from_blocks(scales.contiguous(), grid.rotated.shape) / policy.prescale
     assert torch.allclose(grid.scaled * up, grid.rotated, rtol=1e-5, atol=1e-6)
     if policy.rounding == "nearest":
-        again = round_nearest(grid.scaled, grid.element)
+        again = rounded(grid.scaled, grid.element)
         units = done.contraction_last.float() * done.descale / up
         same = (units - again).abs() <= 1e-3 * again.abs().clamp(min=1)
         assert same.float().mean() > (0.9 if name == "eden" else 0.999)
