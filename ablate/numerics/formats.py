@@ -111,17 +111,16 @@ def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tenso
     return torch.copysign(whole * step, v)
 
 
-def encode(values: Tensor, element: Element) -> Tensor:
-    """Return the codes (uint8, sign above the magnitude) of values on the grid; NaN has magnitude code 0."""
-    magnitude = values.abs().nan_to_num(nan=0.0)
-    m = element.mantissa_bits
+def encode(values: Tensor, element: Element, nan_code: int = 0) -> Tensor:
+    """Return the codes (uint8, sign above the magnitude) of values on the grid; a NaN's has no sign."""
+    magnitude, m = values.abs(), element.mantissa_bits
     exponent = (magnitude.view(torch.int32) >> 23) - 127
     subnormal = (magnitude * 2.0 ** (m - element.min_exponent)).to(torch.int32)
     mantissa = (magnitude.view(torch.int32) >> (23 - m)) & ((1 << m) - 1)
     normal = ((exponent - element.min_exponent + 1) << m) + mantissa
     code = torch.where(exponent < element.min_exponent, subnormal, normal)
-    sign_bit = encode_max(element) + 1
-    return (code + torch.signbit(values).to(torch.int32) * sign_bit).to(torch.uint8)
+    code = code + torch.signbit(values).to(torch.int32) * (encode_max(element) + 1)
+    return torch.where(values.isnan(), nan_code, code).to(torch.uint8)
 
 
 def encode_max(element: Element) -> int:

@@ -15,17 +15,14 @@ import torch
 from torch import Tensor
 
 from ablate.numerics import formats, scales
-from ablate.numerics.formats import ELEMENTS, Element
+from ablate.numerics.formats import E2M1, E4M3, ELEMENTS, INT4, UE5M3, Element
 from ablate.numerics.philox import Key, random_words
 from ablate.numerics.rotate import rotate, unrotate
-from ablate.numerics.scales import TWO_LEVEL, Scale, fp32
+from ablate.numerics.scales import TWO_LEVEL, fp32
 from ablate.recipes import OperandPolicy, block_shape, group_size
 from ablate.recipes.policy import MS_EDEN
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_HIGH_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_TENSOR_SCALES = ("tensor", "delayed")
-_FP32_SCALES = ("row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +114,10 @@ def round_operand(
     """
     if policy.is_high_precision:
         check_operand(x, policy, axis, key)
+        dtype = torch.float16 if policy.format == "fp16" else torch.bfloat16
         if not policy.hadamard:
-            return Quantized(values=x.to(_HIGH_PRECISION[policy.format]), axis=axis % 2)
-        done = Quantized(values=_rotated(x, policy, axis, key).to(_HIGH_PRECISION[policy.format]))
+            return Quantized(values=x.to(dtype), axis=axis % 2)
+        done = Quantized(values=_rotated(x, policy, axis, key).to(dtype))
     else:
         done = _Rounded(x, policy, axis=axis, key=key, amax=amax).dequantised()
     if axis % 2:
@@ -139,8 +137,7 @@ class _Rounded:
     ``v``: its rotated values, fp32 [n, k], contraction last. ``shape``: rows and columns of a block.
     ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one. ``outer``: a second fp32
     factor of each block, or None: the scale of its row or 128 neighbours, or 6/7 for IF4's whole numbers.
-    ``decode``: the tensor's scale. ``scaled``: the values before rounding; None if they are
-    ``v`` / (``up`` · ``decode``).
+    ``decode``: the tensor's scale. ``scaled``: the values before rounding.
     """
 
     def __init__(
@@ -149,40 +146,52 @@ class _Rounded:
         check_operand(x, policy, axis, key)
         if policy.is_high_precision:
             raise ValueError(f"{policy.format} has no grid")
-        self.policy = policy
-        self.element: Element = ELEMENTS[policy.format]
+        self.policy, self.element, rule = policy, ELEMENTS[policy.format], policy.scale
         self._along_rows, self._key = axis % 2 == 0, key
         self.v = _rotated(x, policy, axis, key)
+        n, k = self.v.shape
         self.shape = block_shape(policy)
-        if policy.scale in _TENSOR_SCALES:
-            self.shape = self.v.shape[0], self.v.shape[1]
-        elif policy.scale in ("row", "searched"):
-            self.shape = 1, max(self.v.shape[1], 1)
+        if rule in ("tensor", "delayed", "row", "searched"):
+            self.shape = (1 if rule in ("row", "searched") else n), max(k, 1)
         self.up: Tensor | None = None
         self.outer: Tensor | None = None
-        self.scaled: Tensor | None = None
         blocks, encode, self.decode = to_blocks(self.v, self.shape), 1.0, 1.0
         if policy.has_tensor_scale:
-            amax = scales.tensor_amax(self.v) if amax is None else amax
+            amax = scales.amax_of(self.v[None]).item() if amax is None else amax
             encode, self.decode = scales.tensor_scale(amax, policy)
-        if policy.scale in _TENSOR_SCALES:
+        if rule in ("tensor", "delayed"):
             self.scaled = blocks * encode
-        elif policy.scale == "searched":
+            return
+        if rule in MS_EDEN:
+            words = self._words()[:, ::16].reshape(-1)
+            self.values, self.up = scales.eden(blocks, self.decode, policy, words)
+            self.scaled = blocks / (self.up * self.decode)
+            return
+        if rule == "searched":
             clip = scales.searched_clip(self.v, self.element)
             self.up = scales.searched_scale(clip[:, :, None], policy)
             self.scaled = blocks / self.up
-        elif policy.scale in MS_EDEN:
-            words = self._words()[:, ::16].reshape(-1)
-            self.values, self.up = scales.eden(blocks, self.decode, policy, words)
-        elif policy.scale.endswith("ue5m3"):
+        elif rule.endswith("ue5m3"):
             self.up = scales.ue5m3_scale(blocks, self.decode)
-            self.scaled = blocks / (self.up * self.decode) * policy.prescale
+            self.scaled = blocks / (self.up * self.decode)
+        elif policy.format in TWO_LEVEL:
+            base, decode = scales.two_level_base(blocks, n, policy, encode, self.decode)
+            self.outer = decode if isinstance(decode, Tensor) else None
+            found = scales.nvfp4_scale(base, decode)
+            if rule.startswith("four_six"):
+                found = scales.four_six(blocks, base, found, self.decode, amax or 0.0, policy, self._elements)
+            self.up, self.scaled = found.up, blocks * found.down
+        elif policy.block == "none":
+            down, self.up = scales.fp32_scale(scales.amax_of(blocks), policy)
+            self.scaled = blocks * down
         else:
-            found = self._block_scales(blocks, encode, amax or 0.0)
-            self.up, self.scaled = found.up, self._scaled(blocks, found)
-            if policy.format == "if4":
-                up = found.up * (self.decode / policy.prescale)
-                self.values, self.outer = scales.if4(blocks, self.scaled, up, self._elements)
+            down, self.up = scales.e8m0_scale(blocks, policy)
+            self.scaled = blocks * down
+        if policy.prescale != 1.0:
+            self.scaled = self.scaled * policy.prescale
+        if policy.format == "if4":
+            up = self.up * (self.decode / policy.prescale)
+            self.values, self.outer = scales.if4(blocks, self.scaled, up, self._elements)
 
     def _words(self) -> Tensor:
         """Draw each element's random word, [n, k], contraction last."""
@@ -195,7 +204,6 @@ class _Rounded:
     @cached_property
     def values(self) -> Tensor:  # on first use: ``on_grid`` needs none, and random words take long
         """The scaled values, rounded to their grid."""
-        assert self.scaled is not None
         return self._elements(self.scaled)
 
     def _elements(self, scaled: Tensor, element: Element | None = None) -> Tensor:
@@ -224,41 +232,11 @@ class _Rounded:
         descale = self.decode / policy.prescale
         if policy.format in TWO_LEVEL:
             descale = fp32(descale)
-        if policy.undo == "operand" and policy.prescale != 1.0:
+        if policy.undo == "operand":
             undo = fp32(1 / policy.prescale)
             values, descale = (values.to(torch.float32) * undo).to(torch.bfloat16), 1.0
-        mask = None
-        if policy.mask:
-            assert self.scaled is not None
-            mask = from_blocks(self.scaled.abs() < formats.E2M1.max, self.v.shape)
+        mask = from_blocks(self.scaled.abs() < E2M1.max, self.v.shape) if policy.mask else None
         return Quantized(values=values, descale=descale, mask=mask)
-
-    def _block_scales(self, blocks: Tensor, encode: float, amax: float) -> Scale:
-        rule, decode = self.policy.scale, self.decode
-        if rule in _FP32_SCALES:
-            return scales.fp32_scale(scales.amax_bits(blocks).view(torch.float32), self.policy)
-        if self.policy.format not in TWO_LEVEL:
-            return scales.e8m0_scale(blocks, self.policy)
-        if rule == "two_level_row":
-            found, self.outer = scales.two_level_row(
-                self.v.view(len(self.v), self.v.shape[1] // 16, 16), self.policy
-            )
-            return found
-        if rule == "two_level_1x128":
-            found, self.outer = scales.two_level_128(self.v.view(-1, 8, 16))
-            return found
-        if self.policy.format != "nvfp4":
-            largest = scales.amax_bits(blocks).view(torch.float32)
-            return scales.nvfp4_scale(scales.divided(largest, self.element.max) * encode, decode)
-        if not rule.startswith("four_six"):
-            return scales.nvfp4_scale(scales.nvfp4_base(blocks, encode), decode)
-        return scales.four_six(
-            blocks, amax, self.policy, lambda scale: self._elements(self._scaled(blocks, scale))
-        )
-
-    def _scaled(self, blocks: Tensor, scale: Scale) -> Tensor:
-        scaled = blocks * scale.down
-        return scaled if self.policy.prescale == 1.0 else scaled * self.policy.prescale
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -323,19 +301,20 @@ def quantize(
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
-    values = _codes(done.values, done.element, policy.format)
-    whole = None if policy.format != "if4" or done.outer is None else done.outer != 1
-    if whole is not None:
-        values = torch.where(whole, _codes(done.values, formats.INT4, policy.format), values)
-    codes = from_blocks(values, done.v.shape)
-    if (found := done.up) is None:
+    nan_code = formats.encode_max(done.element) if policy.format.startswith("fp8_") else 0
+    found, codes = done.up, formats.encode(done.values, done.element, nan_code)
+    if policy.format == "if4":
+        whole = done.outer != 1
+        codes = torch.where(whole, formats.encode(done.values, INT4), codes)
+    codes = from_blocks(codes, done.v.shape)
+    if found is None:
         return Codes(codes=codes, scales=done.v.new_empty(len(codes), 0), tensor_scale=done.decode)
     if policy.format in TWO_LEVEL:
-        element = formats.UE5M3 if policy.scale.endswith("ue5m3") else formats.E4M3
-        found = _codes(found, element, "fp8_")
-        if whole is not None:
+        element = UE5M3 if policy.scale.endswith("ue5m3") else E4M3
+        found = formats.encode(found, element, formats.encode_max(element))
+        if policy.format == "if4":
             found = found | whole.to(torch.uint8) << 7
-    elif policy.scale not in (*_FP32_SCALES, "searched"):
+    elif policy.block != "none":
         found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
     grid = found.view(codes.shape[0] // done.shape[0], codes.shape[1] // done.shape[1])
     return Codes(codes=codes, scales=grid, tensor_scale=done.decode)
@@ -351,15 +330,7 @@ def on_grid(
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
     factor = done.block_factor
     up = done.v.new_tensor([done.decode]) if factor is None else factor * done.decode
-    scaled = to_blocks(done.v, done.shape) / up if done.scaled is None else done.scaled
     return OnGrid(
-        rotated=done.v, scaled=from_blocks(scaled, done.v.shape), scales=up.flatten(),
+        rotated=done.v, scaled=from_blocks(done.scaled, done.v.shape), scales=up.flatten(),
         block=done.shape, element=done.element,
     )  # fmt: skip
-
-
-def _codes(values: Tensor, element: Element, fmt: str) -> Tensor:
-    """Encode values on the grid; NaN becomes FP8's NaN code, else 0, without its device-dependent sign."""
-    nan_code = formats.encode_max(element) if fmt.startswith("fp8_") else 0
-    codes = formats.encode(values, element)
-    return torch.where(values.isnan(), nan_code, codes.to(torch.int32)).to(torch.uint8)

@@ -91,17 +91,12 @@ def divided(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
     return torch.div(*sides)
 
 
-def amax_bits(blocks: Tensor) -> Tensor:
-    """Return each block's largest bit pattern without sign (int32, [n, 1, 1]); NaN and Inf are largest."""
+def amax_of(blocks: Tensor) -> Tensor:
+    """Return each block's largest magnitude, fp32 [n, 1, 1]: NaN or Inf if it has one, 0 if it is empty."""
     bits = blocks.view(torch.int32) & 0x7FFFFFFF
     if not blocks.numel():
-        return bits.new_zeros(blocks.shape[0], 1, 1)
-    return bits.amax((1, 2), keepdim=True)
-
-
-def tensor_amax(v: Tensor) -> float:
-    """Return the largest magnitude of a matrix: NaN or Inf if it has one, 0 if it is empty."""
-    return amax_bits(v[None]).view(torch.float32).item()
+        return blocks.new_zeros(blocks.shape[0], 1, 1)
+    return bits.amax((1, 2), keepdim=True).view(torch.float32)
 
 
 def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
@@ -110,8 +105,7 @@ def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
     QuEST's is 2^floor(log2(clip × std + 1e-8)); 1e-8 and the variance follow Quartet's code. Its byte is 255
     (NaN) where the squares leave fp32 (values beyond about 1e19).
     """
-    bits = amax_bits(blocks)
-    element = formats.ELEMENTS[policy.format]
+    bits, element = amax_of(blocks).view(torch.int32), formats.ELEMENTS[policy.format]
     if policy.scale == "quest":
         mean = tree_sum(blocks) * (1 / 32)
         variance = tree_sum(blocks * blocks) * (1 / 32) - mean * mean
@@ -176,36 +170,69 @@ def nvfp4_scale(base: Tensor, decode: float | Tensor) -> Scale:
     return Scale(down=down, up=up)
 
 
-def nvfp4_base(blocks: Tensor, encode: float | Tensor) -> Tensor:
-    """Return each block's amax / 6 in units of the tensor scale, before rounding to E4M3."""
-    return amax_bits(blocks).view(torch.float32) * (encode * fp32(1 / 6))
-
-
-def four_six(
-    blocks: Tensor, amax: float, policy: OperandPolicy, quantise: Callable[[Scale], Tensor]
-) -> Scale:
-    """Choose the scale that maps each block's largest value to 6, or to 4 if that errs less (2512.02010).
-
-    The bits are TransformerEngine's (squared errors, bound 256): it divides by 6 before it multiplies
-    by the tensor's scale, where ``two_level`` folds the two, and adds the errors in order.
+def two_level_base(
+    blocks: Tensor, rows: int, policy: OperandPolicy, encode: float, decode: float
+) -> tuple[Tensor, float | Tensor]:
+    """Return block scales before rounding to E4M3, and the fp32 scale over them: ``decode`` or of each block.
 
     Args:
         blocks: [n, rows, 16].
-        amax: largest magnitude of the whole tensor.
-        policy: its scale rule says which error counts, and how large block scales may be. Its prescale is
-            divided out before candidates are compared.
-        quantise: returns the E2M1 values of the blocks under a scale.
+        rows: the matrix' rows.
+        policy: its scale rule says the order of operations. NVFP4's are TransformerEngine's (of
+            ``two_level_row``: NVFP4QuantizerRef, row-scaled), which folds 1/6 into the tensor's scale, but
+            not under four-or-six; NVINT4 and IF4 divide too. ``two_level_1x128`` is TetraJet-v2's
+            (2510.27527, kernels/csrc/quant_fp4.cu): amax / 448 / 6, and a block scale of zero becomes 2^-9,
+            E4M3's smallest.
+        encode, decode: the tensor's scales.
     """
-    measure = four_six_measure(policy)
-    encode, decode = tensor_scale(amax, policy)
-    base = divided(amax_bits(blocks).view(torch.float32), 6.0) * encode
-    candidates = [nvfp4_scale(base, decode), nvfp4_scale(base * 1.5, decode)]
-    errors = []
-    for scale in candidates:
-        difference = divided(quantise(scale) * scale.up * amax, four_six_divisor(policy)) - blocks
-        errors.append(FOUR_SIX_ERRORS[measure](difference))
-    four = (errors[1] < errors[0])[:, None, None]
-    return Scale(*(torch.where(four, of_4, of_6) for of_6, of_4 in zip(*candidates, strict=True)))
+    amax, rule = amax_of(blocks), policy.scale
+    if rule == "two_level_1x128":
+        spans = amax_of(blocks.view(-1, 8, 16))
+        outer = divided(divided(spans, E4M3.max), 6.0)
+        outer = torch.where(spans.isfinite(), torch.where(outer == 0, 1.0, outer), math.nan)
+        outer = outer.expand(-1, 8, 1).reshape(-1, 1, 1)
+        base = divided(divided(amax, outer), 6.0)
+        return torch.where(base == 0, 2.0**-9, base), outer
+    if rule == "two_level_row":
+        per_row = len(blocks) // max(rows, 1)
+        of_rows = fp32_scale(amax_of(blocks.view(rows, per_row, 16)), policy)
+        down, up = (one.expand(-1, per_row, 1).reshape(-1, 1, 1) for one in of_rows)
+        return amax * (down * fp32(1 / 6)), up
+    if policy.format == "nvfp4" and rule == "two_level":
+        return amax * (encode * fp32(1 / 6)), decode
+    return divided(amax, formats.ELEMENTS[policy.format].max) * encode, decode
+
+
+def four_six(
+    blocks: Tensor,
+    base: Tensor,
+    six: Scale,
+    decode: float,
+    amax: float,
+    policy: OperandPolicy,
+    elements: Callable[[Tensor], Tensor],
+) -> Scale:
+    """Choose the scale that maps each block's largest value to 6, or to 4 if that errs less (2512.02010).
+
+    The bits are TransformerEngine's (squared errors, bound 256): it adds the errors in order.
+
+    Args:
+        blocks: [n, rows, 16].
+        base: the scale before rounding that maps to 6.
+        six: that scale.
+        decode: the tensor's scale.
+        amax: largest magnitude of the whole tensor.
+        policy: its scale rule says which error counts. Its prescale is divided out before candidates are
+            compared.
+        elements: rounds scaled values to E2M1.
+    """
+    four, errors = nvfp4_scale(base * 1.5, decode), []
+    for scale in (six, four):
+        values = elements(blocks * scale.down * policy.prescale)
+        difference = divided(values * scale.up * amax, four_six_divisor(policy)) - blocks
+        errors.append(FOUR_SIX_ERRORS[four_six_measure(policy)](difference))
+    is_four = (errors[1] < errors[0])[:, None, None]
+    return Scale(*(torch.where(is_four, of_4, of_6) for of_6, of_4 in zip(six, four, strict=True)))
 
 
 def four_six_divisor(policy: OperandPolicy) -> float:
@@ -218,44 +245,15 @@ def four_six_measure(policy: OperandPolicy) -> str:
     return policy.scale.removesuffix("_448").removeprefix("four_six").strip("_") or "mse"
 
 
-def two_level_row(rows: Tensor, policy: OperandPolicy) -> tuple[Scale, Tensor]:
-    """Return NVFP4's block scales under one fp32 scale per row, and the row's scale for each block [n, 1, 1].
-
-    The order of operations is TransformerEngine's (NVFP4QuantizerRef, row-scaled). ``rows`` are fp32
-    [rows, blocks, 16].
-    """
-    of_rows = fp32_scale(amax_bits(rows).view(torch.float32), policy)
-    encode, decode = (one.expand(-1, rows.shape[1], 1).reshape(-1, 1, 1) for one in of_rows)
-    return nvfp4_scale(nvfp4_base(rows.reshape(-1, 1, 16), encode), decode), decode
-
-
-def two_level_128(spans: Tensor) -> tuple[Scale, Tensor]:
-    """Return NVFP4's block scales under one fp32 scale per 128 neighbours, and that for each block [n, 1, 1].
-
-    As TetraJet-v2 (2510.27527, kernels/csrc/quant_fp4.cu): amax / 448 / 6, and a block scale of zero becomes
-    2^-9, the smallest of E4M3. ``spans`` are fp32 [n / 8, 8, 16].
-    """
-    amax = amax_bits(spans).view(torch.float32)
-    outer = divided(divided(amax, E4M3.max), 6.0)
-    outer = torch.where(amax.isfinite(), torch.where(outer == 0, 1.0, outer), math.nan)
-    outer = outer.expand(-1, spans.shape[1], 1).reshape(-1, 1, 1)
-    base = divided(amax_bits(spans.reshape(-1, 1, 16)).view(torch.float32) / outer, 6.0)
-    up = rounded(torch.where(base == 0, 2.0**-9, base), E4M3)
-    product = up * outer
-    # The kernel's own factor is infinite below 2^-128, and turns zeros beside it into NaN.
-    down = torch.where(product == 0, 0.0, (1 / product).clamp(max=FLOAT32_MAX))
-    return Scale(down=down, up=up), outer
-
-
 def ue5m3_scale(blocks: Tensor, outer: float) -> Tensor:
     """Return the UE5M3 scale of each block, [n, 1, 1]: amax / outer / 6, at least 2^-17 (ALTO's AMD-FP4)."""
-    base = divided(divided(amax_bits(blocks).view(torch.float32), outer), 6.0)
+    base = divided(divided(amax_of(blocks), outer), 6.0)
     held = base.clamp(min=UE5M3_STEP, max=UE5M3.max)
     return rounded(torch.where(base.isfinite(), held, math.nan), UE5M3)
 
 
 def if4(
-    blocks: Tensor, scaled: Tensor, up: Tensor, round_to: Callable[[Tensor, formats.Element], Tensor]
+    blocks: Tensor, scaled: Tensor, up: Tensor, elements: Callable[[Tensor, formats.Element], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Choose for each block E2M1 or whole numbers up to 7: the smaller squared error, E2M1 in a tie.
 
@@ -263,12 +261,12 @@ def if4(
         blocks: [n, rows, columns].
         scaled: the blocks in units of E2M1.
         up: what multiplies E2M1 values back, every scale included.
-        round_to: rounds scaled values to an element's grid.
+        elements: rounds scaled values to an element's grid.
 
     Returns:
         The values on the chosen grid, and what multiplies them beside ``up``: 1, or 6/7 for whole numbers.
     """
-    candidates = (round_to(scaled, E2M1), round_to(scaled * fp32(1 / IF4_RATIO), INT4))
+    candidates = (elements(scaled, E2M1), elements(scaled * fp32(1 / IF4_RATIO), INT4))
     six, seven = (
         tree_sum(tree_sum((values * up * ratio - blocks) ** 2))
         for values, ratio in zip(candidates, (1.0, fp32(IF4_RATIO)), strict=True)
@@ -295,7 +293,7 @@ def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) ->
     Returns:
         E2M1 values and their block scales [n, 1, 1].
     """
-    block_amax = amax_bits(blocks).view(torch.float32)
+    block_amax = amax_of(blocks)
     scale = rounded(divided(divided(block_amax, EDEN_CLIP), decode), E4M3)
     scale = torch.where(scale == 0, 1.0, scale)
     scaled = blocks / (scale * decode)
