@@ -304,7 +304,8 @@ def quantize(
     nan_code = formats.encode_max(done.element) if policy.format.startswith("fp8_") else 0
     found, codes = done.up, formats.encode(done.values, done.element, nan_code)
     if policy.format == "if4":
-        whole = done.outer != 1
+        assert done.outer is not None
+        whole = done.outer.ne(1)
         codes = torch.where(whole, formats.encode(done.values, INT4), codes)
     codes = from_blocks(codes, done.v.shape)
     if found is None:

@@ -60,8 +60,12 @@ _UPCAST = (
 
 
 VARIANTS = [
-    (*(policies_of(side)[0] if side.strip() else None for side in (rows, columns)), written.strip())
-    for rows, columns, written in (
+    (
+        policies_of(rows)[0] if rows.strip() else None,
+        policies_of(down)[0] if down.strip() else None,
+        out.strip(),
+    )
+    for rows, down, out in (
         line.split("|")
         for line in """\
                                | mxfp4 stochastic 0.75 H16 step         | codes

@@ -66,15 +66,17 @@ def _quantise(
     for axis, draw in draws.items():
         policy = draw.policy
         check_operand(x, policy, axis, draw.key)
-        tensor, descale = None, 1.0 / policy.prescale
+        tensor: Tensor | None = None
+        descale: float | Tensor = 1.0 / policy.prescale
         if policy.has_tensor_scale:
             amax = x.new_full((1,), draw.amax or 0.0, dtype=torch.float32)
             if draw.amax is None:  # raised by the bits of magnitudes
                 _launch(x, {axis: draw}, {axis: {"out": amax.view(torch.int32)}}, "amax")
-            encode, descale = fp32_scale(amax, policy)
-            tensor = torch.cat((encode, descale, amax))
+            encode, decode = fp32_scale(amax, policy)
+            tensor = torch.cat((encode, decode, amax))
+            descale = decode
             if policy.prescale != 1.0:
-                descale = (descale.double() / policy.prescale).to(torch.float32)
+                descale = (decode.double() / policy.prescale).to(torch.float32)
         done[axis] = {
             "descale": descale,
             "mask": x.new_empty(x.shape, dtype=torch.bool) if policy.mask else None,

@@ -20,7 +20,7 @@ from ablate.recipes.policy import FOUR_SIX, MS_EDEN
 if TYPE_CHECKING:
     from ablate.numerics.formats import Element
 
-_RULES = {
+_RULES: dict[str, str] = {
     **dict.fromkeys(SCALE_ADD, "e8m0"), **dict.fromkeys(MS_EDEN, "eden"), "quest": "quest",
     **dict.fromkeys(("tensor", "delayed"), "tensor"), **dict.fromkeys(("two_level", *FOUR_SIX), "two_level"),
 }  # fmt: skip
