@@ -168,14 +168,9 @@ def _private_folder() -> Path:
     return Path(private)
 
 
-def _is_off() -> bool:
-    return os.environ.get("ABLATE_CPU_KERNEL") == "off"
-
-
 def will_build() -> bool:
     """Whether ``loaded`` must compile first, which takes 10 to 40 s."""
-    build = None if _is_off() else _build_here()
-    if build is None or build.compiler is None:
+    if os.environ.get("ABLATE_CPU_KERNEL") == "off" or (build := _build_here()).compiler is None:
         return False
     descriptor = _open_whole(build.target)
     if descriptor is not None:
@@ -186,7 +181,7 @@ def will_build() -> bool:
 @lru_cache(maxsize=1)
 def loaded() -> tuple[Kernel | None, str]:
     """Load the kernel, built if necessary; return it and one line about it, or None and the reason."""
-    if _is_off():
+    if os.environ.get("ABLATE_CPU_KERNEL") == "off":
         return None, "switched off by ABLATE_CPU_KERNEL=off"
     build = _build_here()
     target = build.target

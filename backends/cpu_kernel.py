@@ -133,13 +133,28 @@ class Kernel:
         ``factor`` multiplies a bf16 matrix first, in fp32; for source ``forward_bf16`` the product is rounded
         to bf16.
         """
-        policy, amax = draw.policy, draw.amax
-        check_operand(x, policy, axis, draw.key)
+        policy, amax, key = draw.policy, draw.amax, draw.key
+        check_operand(x, policy, axis, key)
         axis %= 2
         x = x if x.stride(1) == 1 else x.contiguous()
-        signs, order = _of_groups(policy, draw.key, axis)
-        job = self._job_of(x, policy, axis, draw.key)
-        job.factor, job.signs, job.order = factor, _address(signs), _address(order)
+        signs, order = _of_groups(policy, key, axis)
+        element, (tile_rows, columns) = ELEMENTS[policy.format], block_shape(policy)
+        words = key.words() if key else (0, 0)
+        job = self._job(
+            src=x.data_ptr(), rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0),
+            src_bf16=x.dtype == torch.bfloat16, product_bf16=policy.source == "forward_bf16", factor=factor,
+            # A group rotated along the rows is processed in chunks of rows, whatever shares a scale.
+            axis=axis, block=max(columns, 16) if axis == 0 and policy.hadamard else columns,
+            square=tile_rows > 1,
+            hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard or 1), signs=_address(signs),
+            order=_address(order), rotated_bf16=policy.rotated_bf16,
+            rule=_DIVIDED_LEVEL if policy.format == "nvint4" else _RULES.get(policy.scale, 0),
+            rounding=_ROUNDINGS.index(policy.rounding),
+            mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
+            scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
+            scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0, key0=words[0], key1=words[1],
+            step=key.step & 0xFFFFFFFF if key else 0, call=key.call & 0xFFFFFFFF if key else 0,
+        )  # fmt: skip
         if policy.scale in _IN_TILES:
             return self._in_tiles(job, x, policy, axis)
         descale = 1.0 / policy.prescale
@@ -161,26 +176,6 @@ class Kernel:
         job.dst, job.mask = out.data_ptr(), _address(mask)
         self._run("quantise", job)
         return Quantized(values=out, descale=descale, mask=mask, axis=axis)
-
-    def _job_of(self, x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Any:
-        element = ELEMENTS[policy.format]
-        rows, columns = block_shape(policy)
-        key_words = key.words() if key else (0, 0)
-        # A group rotated along the rows is processed in chunks of rows, whatever shares a scale.
-        block = max(columns, 16) if axis == 0 and policy.hadamard else columns
-        return self._job(
-            src=x.data_ptr(), rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0),
-            src_bf16=x.dtype == torch.bfloat16, product_bf16=policy.source == "forward_bf16",
-            axis=axis, square=rows > 1, block=block, rotated_bf16=policy.rotated_bf16,
-            hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard or 1),
-            rule=_DIVIDED_LEVEL if policy.format == "nvint4" else _RULES.get(policy.scale, 0),
-            rounding=_ROUNDINGS.index(policy.rounding),
-            mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
-            scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
-            scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0,
-            key0=key_words[0], key1=key_words[1],
-            step=key.step & 0xFFFFFFFF if key else 0, call=key.call & 0xFFFFFFFF if key else 0,
-        )  # fmt: skip
 
     def _in_tiles(self, job: Any, x: Tensor, policy: OperandPolicy, axis: int) -> BlockScaled:
         """Quantise with one fp32 scale for each row, 128 neighbours or tile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -108,8 +109,13 @@ def triton_version() -> tuple[int, ...] | None:
             found = version(package)
         except PackageNotFoundError:
             continue
-        return tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+        return release(found)
     return None
+
+
+def release(text: str) -> tuple[int, ...]:
+    """Return (major, minor) of a version."""
+    return tuple(int(part) for part in re.split(r"[.+]", text)[:2])
 
 
 def triton_fault() -> str | None:

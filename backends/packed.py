@@ -18,8 +18,7 @@ from ablate.backends.device import interpreting, triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand
 from ablate.backends.triton.policies import BLOCK, refusal
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
-from ablate.numerics.quantiser import quantize, round_operand
-from ablate.numerics.scales import fp32
+from ablate.numerics.quantiser import quantize
 from ablate.recipes import block_shape
 
 if TYPE_CHECKING:
@@ -127,17 +126,16 @@ def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:
     """Quantise in plain torch and pack; a tile's scale is repeated for its rows."""
     policy = draw.policy
     found = quantize(x, policy, axis=axis, key=draw.key, amax=draw.amax)
-    mask = round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax).mask if policy.mask else None
     scales: Tensor | None = None
-    descale: float | Tensor = found.tensor_scale
+    descale: float | Tensor = found.descale
     if policy.format not in FP8:
         scales = found.scales.repeat_interleave(block_shape(policy)[0], dim=0).contiguous()
-        descale = found.tensor_scale / policy.prescale
-        descale = fp32(descale) if policy.format == "nvfp4" else descale
     elif found.scales.shape[1]:
         descale = found.scales[:, 0]
     codes = pack_nibbles(found.codes) if policy.format in _FOUR_BITS else found.codes
-    return Packed(format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis, mask=mask)
+    return Packed(
+        format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis, mask=found.mask
+    )  # fmt: skip
 
 
 def packing_fault(gemm: GemmPolicy) -> str | None:

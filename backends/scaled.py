@@ -23,6 +23,7 @@ from ablate.backends.device import (
     OLDEST_TO_INTERPRET,
     OLDEST_TO_WIDEN_NVFP4,
     interpreting,
+    release,
     triton_fault,
     triton_version,
 )
@@ -47,7 +48,6 @@ _NATIVE: dict[str, tuple[str, ...]] = {
 _NOT_BY_ROW = ("sm_120",)
 _ALIGNED = 16
 """cuBLASLt and hipBLASLt require dimensions divisible by 16; others are padded with zeros at the end."""
-_SWIZZLED_ROWS, _SWIZZLED_COLUMNS = 128, 4
 
 
 class TritonBackend(PackedBackend):
@@ -130,7 +130,7 @@ def _torch_fault(gemm: GemmPolicy, device: Device) -> str | None:
     if left.format.startswith("mx") and left.prescale * right.prescale != 1:
         return "F.scaled_mm has no factor that undoes a prescale in fp32"
     oldest = _OLDEST_ON_CPU if device.kind == "cpu" else _OLDEST
-    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < oldest:
+    if release(torch.__version__) < oldest:
         needs = ".".join(map(str, oldest))
         return f"torch {torch.__version__} has no F.scaled_mm on {device.arch} (needs {needs})"
     if not {left.format, right.format} <= set(has):
@@ -146,21 +146,14 @@ def swizzled(scales: Tensor) -> Tensor:
     Within a tile the byte of (row, column) is at (row % 32) × 16 + (row // 32) × 4 + column. Tiles follow
     row by row; the edges are padded with 0 (cuBLAS documentation, 1D block scaling factors layout).
     """
-    n, blocks = scales.shape
-    down, across = -(-n // _SWIZZLED_ROWS), -(-blocks // _SWIZZLED_COLUMNS)
-    padded = _padded(scales, down * _SWIZZLED_ROWS, across * _SWIZZLED_COLUMNS)
-    tiles = padded.view(down, 4, 32, across, _SWIZZLED_COLUMNS).permute(0, 3, 2, 1, 4)
-    return tiles.reshape(-1)
+    padded = _padded(scales, -len(scales) % 128, -scales.shape[1] % 4)
+    tiles = padded.view(len(padded) // 128, 4, 32, padded.shape[1] // 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
 def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Pad with zeros after the last row and column; zero codes add nothing to a product."""
-    missing = (0, columns - x.shape[1], 0, rows - x.shape[0])
-    return F.pad(x, missing) if any(missing) else x.contiguous()
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+    """Pad with so many rows and columns of zeros at the end; zero codes add nothing to a product."""
+    return F.pad(x, (0, columns, 0, rows)) if rows or columns else x.contiguous()
 
 
 _DTYPES = {
@@ -173,30 +166,29 @@ def scaled_mm_arguments(a: Packed, b: Packed, *, hip: bool) -> dict[str, Any]:
     """Prepare the arguments of ``F.scaled_mm`` for packed operands: pad and lay them out, do not call it."""
     from torch.nn.functional import ScalingType, SwizzleType
 
-    fmt, block = a.format, BLOCK.get(a.format, _ALIGNED)
-    tiled = hip and fmt in BLOCK  # hipBLASLt requires tiles of 32 rows and 64 along K
-    k_up = _up(a.shape[1], 64 if tiled else 32 if fmt in BLOCK else _ALIGNED)
+    fmt, block = a.format, BLOCK.get(a.format)
+    tiled = hip and block is not None  # hipBLASLt requires tiles of 32 rows and 64 along K
     by_row = any(side.descale_on_device.numel() > 1 for side in (a, b))
     call: dict[str, Any] = {"output_dtype": torch.bfloat16}
-    for name, side, multiple in (("a", a, 32 if tiled else 1), ("b", b, 32 if tiled else _ALIGNED)):
+    for name, side in (("a", a), ("b", b)):
         n, k = side.shape
-        rows, bytes_up = _up(n, multiple), k_up // (k // side.codes.shape[1])
-        codes = _padded(side.codes, rows, bytes_up).view(_DTYPES[side.format])
-        scales, recipe = [side.descale_on_device], [ScalingType.TensorWise]
-        swizzle = [SwizzleType.NO_SWIZZLE]
+        more_k = -k % (64 if tiled else 32 if block else _ALIGNED)
+        more = -n % (32 if tiled else _ALIGNED if name == "b" else 1)
+        codes = _padded(side.codes, more, more_k // (k // side.codes.shape[1])).view(_DTYPES[side.format])
+        parts = [(side.descale_on_device, ScalingType.TensorWise, SwizzleType.NO_SWIZZLE)]
         if by_row:
-            each = F.pad(scales[0].expand(n), (0, rows - n)).contiguous()
-            scales, recipe = [each[:, None] if name == "a" else each[None]], [ScalingType.RowWise]
-        if side.scales is not None:
-            of_blocks = _padded(side.scales, rows, k_up // block)
+            each = F.pad(parts[0][0].expand(n), (0, more)).contiguous()
+            rows = each[:, None] if name == "a" else each[None]
+            parts = [(rows, ScalingType.RowWise, SwizzleType.NO_SWIZZLE)]
+        if side.scales is not None and block:
+            of_blocks, is_nvfp4 = _padded(side.scales, more, more_k // block), fmt == "nvfp4"
             of_blocks = (of_blocks if hip else swizzled(of_blocks)).view(
-                torch.float8_e4m3fn if fmt == "nvfp4" else torch.float8_e8m0fnu
+                torch.float8_e4m3fn if is_nvfp4 else torch.float8_e8m0fnu
             )
-            levels = 2 if fmt == "nvfp4" else 1
-            scales = [of_blocks, *scales][:levels]
-            kind = ScalingType.BlockWise1x16 if fmt == "nvfp4" else ScalingType.BlockWise1x32
-            recipe = [kind, *recipe][:levels]
-            swizzle = [SwizzleType.NO_SWIZZLE if hip else SwizzleType.SWIZZLE_32_4_4, *swizzle][:levels]
+            kind = ScalingType.BlockWise1x16 if is_nvfp4 else ScalingType.BlockWise1x32
+            order = SwizzleType.NO_SWIZZLE if hip else SwizzleType.SWIZZLE_32_4_4
+            parts = [(of_blocks, kind, order), *parts][: 2 if is_nvfp4 else 1]
+        scales, recipe, swizzle = map(list, zip(*parts, strict=True))
         call |= {
             f"mat_{name}": codes if name == "a" else codes.t(), f"scale_{name}": scales,
             f"scale_recipe_{name}": recipe, f"swizzle_{name}": swizzle,

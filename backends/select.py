@@ -8,7 +8,7 @@ self-test every native run.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,9 @@ class Selection:
             raise ValueError(
                 f"back end '{name}' cannot do {describe_gemm(gemm)} on {device.name}: {support.detail}"
             )
+        if backend.name != name and not gemm.is_untouched:
+            detail = f"{support.detail}: back end '{name}' takes no {describe_gemm(gemm)}"
+            support = replace(support, detail=detail)
         return backend, support
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:

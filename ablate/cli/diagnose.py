@@ -112,7 +112,7 @@ def command(
             )
         passes = 1 + sum(one.draws for one in gemms)
         with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
-            ranked = predict_harm(trainee, window, gemms, draws=draws, done=bar.update)
+            ranked = predict_harm(trainee, window, gemms, done=bar.update)
     except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
         raise UserError(f"{model}: {error} (another --recipe or --seq-len?)") from None
     content = {

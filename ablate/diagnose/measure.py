@@ -100,17 +100,15 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
             common = error
         else:
             common += error
-    assert common is not None
     mean = total / count
-    bias: float | None = 1.0 if mean > 0 else None
-    if count > 1 and mean > 0:
-        variance = (total - _dot(common, common) / count) / (count - 1)
+    bias: float | None = None
+    if common is not None and 0 < mean < math.inf:
+        variance = (total - _dot(common, common) / count) / (count - 1) if count > 1 else 0.0
         bias = _known((mean - variance) / mean)
     return ProductFigures(
-        draws=count, relative_error=_root_ratio(mean, energy), cosine=_known(cosines / count), sketch=sketch,
-        gain=_known(1 + slope / count / energy) if energy else None,
-        bias_share=bias if math.isfinite(mean) else None,
-        exact_energy=_known(energy), error_energy=_known(mean),
+        draws=count, relative_error=_root(ratio(mean, energy)), cosine=_known(cosines / count),
+        gain=_known(1 + slope / count / energy) if energy else None, bias_share=bias,
+        exact_energy=_known(energy), error_energy=_known(mean), sketch=sketch,
     )  # fmt: skip
 
 
@@ -205,33 +203,27 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
         unrotated: before the rotation, fp32 [n, k].
         channels: the dimension of [n, k] along which channels lie, 0 or 1.
     """
-    exact = grid.rotated
-    error = quantised - exact
-    energy, product = float(exact.square().sum().item()), float((quantised * exact).sum().item())
-    magnitude, element = grid.scaled.abs(), grid.element
+    exact, magnitude, element = grid.rotated, grid.scaled.abs(), grid.element
+    energy, there = _energy(exact), exact != 0
     smallest = 2.0 ** (element.min_exponent - element.mantissa_bits)
-    there = exact != 0
-    count = float(there.sum().item())
-
-    def share(which: Tensor) -> float | None:
-        return ratio(float(which.logical_and_(there).sum().item()), count)
-
+    clipped, underflowed, zeroed = (
+        ratio(float((which & there).sum().item()), float(there.sum().item()))
+        for which in (magnitude > element.max, magnitude < smallest, quantised == 0)
+    )
     rows, columns = grid.block
     by_position: tuple[float | None, ...] = ()
     if rows == 1 < columns <= _LARGEST_BLOCK and exact.numel():
-        products, energies = (
-            (one * exact).reshape(-1, columns).sum(0).tolist() for one in (quantised, exact)
-        )
-        by_position = tuple(map(ratio, products, energies))
+        sums = ((one * exact).reshape(-1, columns).sum(0).tolist() for one in (quantised, exact))
+        by_position = tuple(map(ratio, *sums))
     scales = grid.scales[(grid.scales > 0) & torch.isfinite(grid.scales)].log2()
     quantiles = (_quantile(scales, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0))
     after = outlier_figures(exact, grid.block, channels)
     same = unrotated.data_ptr() == exact.data_ptr() or torch.equal(unrotated, exact)
     return OperandFigures(
-        relative_error=_root_ratio(float(error.square().sum().item()), energy),
-        gain=ratio(product, energy), gain_by_position=by_position,
-        clipped=share(magnitude > element.max), underflowed=share(magnitude < smallest),
-        zeroed=share(quantised == 0), log2_scale=tuple(one for one in quantiles if one is not None),
+        relative_error=_root(ratio(_energy(quantised - exact), energy)),
+        gain=ratio(float((quantised * exact).sum().item()), energy), gain_by_position=by_position,
+        clipped=clipped, underflowed=underflowed, zeroed=zeroed,
+        log2_scale=tuple(one for one in quantiles if one is not None),
         before=after if same else outlier_figures(unrotated, grid.block, channels), after=after,
     )  # fmt: skip
 
@@ -263,6 +255,10 @@ def _quantile(values: Tensor, q: float) -> float | None:
     return float(torch.quantile(values.flatten()[::step], q, interpolation="nearest").item())
 
 
+def _energy(values: Tensor) -> float:
+    return float(values.square().sum().item())
+
+
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -272,6 +268,5 @@ def ratio(part: float, whole: float) -> float | None:
     return _known(part / whole) if whole else None
 
 
-def _root_ratio(part: float, whole: float) -> float | None:
-    found = ratio(part, whole)
-    return None if found is None else math.sqrt(found)
+def _root(share: float | None) -> float | None:
+    return None if share is None else math.sqrt(share)

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.diagnose.measure import ratio
-from ablate.diagnose.recorder import GemmDiagnosis, Tapped, diagnose_layer, is_random, tapped_copy
+from ablate.diagnose.recorder import GemmDiagnosis, Tapped, diagnose_gemm, is_random, tapped_copy
 from ablate.layers.linear import QuantLinear, quantised_layers
-from ablate.layers.state import Position
 from ablate.recipes import GEMMS, LayerRecipe
 from ablate.train.loop import gradients
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from ablate.layers.state import Position
     from ablate.recipes import Gemm
     from ablate.train.loop import Trainee
 
@@ -66,15 +66,13 @@ def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[L
 
     ``draws``: passes for each random GEMM; a deterministic one needs one pass.
     """
-    layers = quantised_layers(trainee.network.module)
-    found = []
+    layers, found = quantised_layers(trainee.network.module), []
     for name in names:
-        layer = layers[name]
-        at = Position(step=trainee.state.step, call=0, tokens=trainee.state.tokens)
+        recipe = layers[name].recipe_at(trainee.state.tokens)
         for gemm in GEMMS:
-            if not layer.recipe_at(at.tokens).gemm(gemm).is_untouched:
-                count = draws if is_random(layer, gemm, at) else 1
-                found.append(LayerGemm(layer=layer, gemm=gemm, draws=count))
+            if not recipe.gemm(gemm).is_untouched:
+                count = draws if is_random(recipe, gemm) else 1
+                found.append(LayerGemm(layer=layers[name], gemm=gemm, draws=count))
     return found
 
 
@@ -83,78 +81,78 @@ def predict_harm(
     window: np.ndarray[Any, Any],
     gemms: Sequence[LayerGemm],
     *,
-    draws: int,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Harm]:
     """Measure the harm of each GEMM; the largest comes first.
 
     Args:
-        trainee: model and recipe; its weights are not changed, and its model stays in evaluation mode.
+        trainee: model and recipe, which are left as they were.
         window: tokens [sequences, seq_len + 1].
         gemms: the GEMMs to measure.
-        draws: number of draws of the recipe's randomness for the error of each GEMM's own output.
         done: called with the number of passes since the last call.
 
     Raises:
         ValueError: an operand that its policy cannot take.
     """
-    module = trainee.network.module
-    module.eval()  # without dropout, which would add an error
+    module, state = trainee.network.module, trainee.state
+    layers, first_step, trains = quantised_layers(module), state.step, module.training
+    own = {name: layer.recipe_at(state.tokens) for name, layer in layers.items()}
     tapped: dict[str, Tapped] = {}
 
     def tap(name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         if name not in tapped:
             tapped[name] = tapped_copy(layers[name], at, dy, x, weight, seq_len=trainee.settings.seq_len)
 
+    module.eval()  # without dropout, which would add an error
     high = LayerRecipe()
-    own = {each.layer.name: each.layer.recipe_at(trainee.state.tokens) for each in gemms}
-    layers = quantised_layers(module)
     for layer in layers.values():
         layer.override = high
-    trainee.state.tap = tap
+    state.tap = tap
     exact_loss, _ = gradients(trainee, window, None)
-    trainee.state.tap = None
+    state.tap = None
     exact = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
-    energy = sum(float(g.float().square().sum().item()) for g in exact.values())
+    energy = sum(map(_energy, exact.values()))
     done(1)
     found = []
-    first_step = trainee.state.step
     for each in gemms:
-        recipe = own[each.layer.name]
-        policy = recipe.gemm(each.gemm)
+        recipe, name, gemm, draws = own[each.layer.name], each.layer.name, each.gemm, each.draws
+        policy = recipe.gemm(gemm)
         doubly = "forward" in (policy.left.source, policy.right.source)  # then its operand is Fprop's
-        quantised = {each.gemm: policy} | ({"fprop": recipe.fprop} if doubly else {})
-        each.layer.override = LayerRecipe(**quantised)
+        each.layer.override = LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))
         sums: dict[str, Tensor] = {}
         total, loss = 0.0, 0.0
-        for draw in range(each.draws):
-            trainee.state.step = first_step + draw
+        for draw in range(draws):
+            state.step = first_step + draw
             module.zero_grad(set_to_none=True)
-            loss += gradients(trainee, window, None)[0] / each.draws
+            loss += gradients(trainee, window, None)[0] / draws
             squares = 0.0
-            for name, parameter in module.named_parameters():
-                if parameter.grad is not None and name in exact:
-                    error = parameter.grad.float() - exact[name].float()
-                    squares += float(error.square().sum().item())
-                    sums[name] = sums[name].add_(error) if name in sums else error
-            total += squares / each.draws
+            for of, parameter in module.named_parameters():
+                if parameter.grad is not None and of in exact:
+                    error = parameter.grad.float() - exact[of].float()
+                    squares += _energy(error)
+                    sums[of] = sums[of].add_(error) if of in sums else error
+            total += squares / draws
             done(1)
-        trainee.state.step = first_step
+        state.step = first_step
         bias, variance = total, 0.0
-        if each.draws > 1:
-            common = sum(float(s.square().sum().item()) for s in sums.values()) / each.draws**2
-            variance = (total - common) * each.draws / (each.draws - 1)
+        if draws > 1:
+            common = sum(map(_energy, sums.values())) / draws**2
+            variance = (total - common) * draws / (draws - 1)
             bias = total - variance
-        diagnoses = diagnose_layer(tapped[each.layer.name], draws=draws)
-        one = next(one for one in diagnoses if one.gemm == each.gemm)
+        diagnosis = diagnose_gemm(tapped[name], gemm, draws=draws)
         each.layer.override = high
         found.append(
             Harm(
-                layer=one.layer, gemm=one.gemm, draws=each.draws, diagnosis=one,
-                harm=ratio(bias, energy), random=ratio(variance, energy), loss_change=loss - exact_loss,
+                layer=name, gemm=gemm, draws=draws, diagnosis=diagnosis, loss_change=loss - exact_loss,
+                harm=ratio(bias, energy), random=ratio(variance, energy),
             )
         )  # fmt: skip
     for layer in layers.values():
         layer.override = None
     module.zero_grad(set_to_none=True)
+    module.train(trains)
     return sorted(found, key=lambda one: -math.inf if one.harm is None else one.harm, reverse=True)
+
+
+def _energy(gradient: Tensor) -> float:
+    return float(gradient.float().square().sum().item())

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.layers.state import Position
-    from ablate.recipes import Gemm, OperandPolicy, Recipe
+    from ablate.recipes import Gemm, LayerRecipe, Recipe
     from ablate.run.diagnostics import Diagnostics
     from ablate.train.loop import Trainee
 
@@ -79,7 +79,6 @@ class GemmDiagnosis:
     data_noise: measure.DataNoise | None = None
 
 
-@torch.no_grad()
 def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
     """Yield the diagnosis of each quantised GEMM of a layer.
 
@@ -87,75 +86,59 @@ def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
         tapped: the tensors that the layer multiplied.
         draws: number of draws of the recipe's randomness, at least 2; a deterministic GEMM uses one.
     """
-    layer = tapped.layer
-    recipe = layer.recipe_at(tapped.at.tokens)
+    recipe = tapped.layer.recipe_at(tapped.at.tokens)
     for gemm in GEMMS:
-        policy = recipe.gemm(gemm)
-        if policy.is_untouched:
-            continue
-        figures, noise = diagnose_product(tapped, gemm, draws=draws)
-        yield GemmDiagnosis(
-            layer=layer.name, gemm=gemm, data_noise=noise, product=figures,
-            operands={
-                name: _operand(tapped, gemm, name, one)
-                for name, one in zip(OPERANDS[gemm], (policy.left, policy.right), strict=True)
-                if not one.is_high_precision
-            },
-        )  # fmt: skip
+        if not recipe.gemm(gemm).is_untouched:
+            yield diagnose_gemm(tapped, gemm, draws=draws if is_random(recipe, gemm) else 1)
 
 
 @torch.no_grad()
-def diagnose_product(
-    tapped: Tapped, gemm: Gemm, *, draws: int
-) -> tuple[measure.ProductFigures, measure.DataNoise | None]:
-    """Measure one GEMM's output, and for Wgrad the noise of the data."""
-    layer, at, noise = tapped.layer, tapped.at, None
-    dy, x, w = tapped.dy, tapped.x, tapped.weight
+def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> GemmDiagnosis:
+    """Measure one GEMM's output and its quantised operands, and for Wgrad the noise of the data."""
+    layer, noise = tapped.layer, None
+    tensors = {"dy": tapped.dy, "x": tapped.x, "w": tapped.weight}
+    left, right = (tensors[name].float() for name in OPERANDS[gemm])
     if gemm == "fprop":
-        exact = x.float() @ w.float().t()
+        exact = left @ right.t()
     elif gemm == "dgrad":
-        exact = dy.float() @ w.float()
+        exact = left @ right
     else:
         sequences = tapped.sequences or 1
         parts = next(count for count in (_PARTS, 2, 1) if sequences % count == 0)
-        exact, energies = torch.zeros_like(w, dtype=torch.float32), []
-        for part_of_dy, part_of_x in zip(dy.float().chunk(parts), x.float().chunk(parts), strict=True):
+        exact, energies = torch.zeros_like(tapped.weight, dtype=torch.float32), []
+        for part_of_dy, part_of_x in zip(left.chunk(parts), right.chunk(parts), strict=True):
             piece = part_of_dy.t() @ part_of_x
             energies.append(float(piece.square().sum().item()))
             exact += piece
         noise = measure.data_noise(energies, float(exact.square().sum().item()), sequences)
-    count = draws if is_random(layer, gemm, at) else 1
     outputs = (
-        product(layer, gemm, at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
-        for draw in range(1, count + 1)
+        product(layer, gemm, tapped.at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
+        for draw in range(1, draws + 1)
     )
-    return measure.product_figures(exact, outputs, per_token=gemm != "wgrad"), noise
+    figures = measure.product_figures(exact, outputs, per_token=gemm != "wgrad")
+    operands, at, policies = {}, tapped.at.redrawn(1), layer.recipe_at(tapped.at.tokens).gemm(gemm)
+    for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True):
+        if policy.is_high_precision:
+            continue
+        stored, axis = tensors[name], contracted_axis(gemm, name)
+        if policy.source != "high_precision":  # measure only this second quantisation
+            stored = dequantised(layer.operand(stored, "fprop", name, at))
+            stored = stored.to(torch.bfloat16) if policy.source == "forward_bf16" else stored
+        stored = stored if name == "w" else layer.filled(stored, at)
+        draw = layer.draw(stored, gemm, name, at)
+        grid = on_grid(stored, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
+        sides = (dequantised(layer.operand(stored, gemm, name, at)), stored)
+        quantised, last = (one.float() if axis else one.float().t() for one in sides)
+        operands[name] = measure.operand_figures(grid, quantised, last, channels=axis)
+    return GemmDiagnosis(layer=layer.name, gemm=gemm, product=figures, operands=operands, data_noise=noise)
 
 
-def is_random(layer: QuantLinear, gemm: Gemm, at: Position) -> bool:
+def is_random(recipe: LayerRecipe, gemm: Gemm) -> bool:
     """Whether two draws of a GEMM may differ, also through operands from the forward pass."""
-    recipe = layer.recipe_at(at.tokens)
     policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
     if any(policy.source != "high_precision" for policy in policies):
         policies += [recipe.fprop.left, recipe.fprop.right]
     return any(policy.draws_anew for policy in policies)
-
-
-def _operand(tapped: Tapped, gemm: Gemm, name: str, policy: OperandPolicy) -> measure.OperandFigures:
-    layer, at = tapped.layer, tapped.at.redrawn(1)
-    axis = contracted_axis(gemm, name)
-    stored = {"x": tapped.x, "dy": tapped.dy, "w": tapped.weight}[name]
-    if policy.source != "high_precision":  # measure only this second quantisation
-        stored = dequantised(layer.operand(stored, "fprop", name, at))
-        stored = stored.to(torch.bfloat16) if policy.source == "forward_bf16" else stored
-    stored = stored if name == "w" else layer.filled(stored, at)
-    draw = layer.draw(stored, gemm, name, at)
-    grid = on_grid(stored, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
-    quantised = dequantised(layer.operand(stored, gemm, name, at)).to(torch.float32)
-    last = stored.to(torch.float32)
-    if axis == 0:
-        quantised, last = quantised.t(), last.t()
-    return measure.operand_figures(grid, quantised, last, channels=1 if axis == 1 else 0)
 
 
 class Recorder:
@@ -210,8 +193,14 @@ class Recorder:
                 if name in layers:
                     measured = replace(tapped, layer=layers[name])
                     for one in diagnose_layer(measured, draws=self._settings.draws):
-                        row = to_row(one, tokens=self._state.tokens, step=self._state.step)
-                        self._on_row(row if other is None else row | {"what_if": other})
+                        figures = asdict(one)
+                        row = {"kind": "diagnosis", "tokens": self._state.tokens, "step": self._state.step}
+                        row |= {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
+                        row |= figures.pop("product") | figures | ({"what_if": other} if other else {})
+                        # To 6 digits: no figure is more exact, and the file gets shorter.
+                        self._on_row(
+                            json.loads(json.dumps(row), parse_float=lambda n: float(f"{float(n):.6g}"))
+                        )
 
     def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         if at.call == 0 and name in self._chosen and name not in self._found and len(x):
@@ -243,14 +232,3 @@ def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
             if sequences * seq_len % _LARGEST_GROUP == 0:
                 return sequences * seq_len, sequences
     return MAX_ROWS, None
-
-
-def to_row(one: GemmDiagnosis, *, tokens: int, step: int) -> dict[str, Any]:
-    """Convert a diagnosis to a row of finite numbers or None; ``tokens`` were seen before the step."""
-    figures = asdict(one)
-    row: dict[str, Any] = {"kind": "diagnosis", "tokens": tokens, "step": step}
-    row |= {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
-    row |= figures.pop("product") | figures
-    # To 6 digits: no figure is more exact, and the file gets shorter.
-    rounded: dict[str, Any] = json.loads(json.dumps(row), parse_float=lambda one: float(f"{float(one):.6g}"))
-    return rounded

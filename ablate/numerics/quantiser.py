@@ -52,11 +52,14 @@ class Codes:
 
     Scales are bytes (uint8; E8M0, or E4M3 for NVFP4), fp32 for scales per row or 128-block, or empty ([n, 0])
     if the tensor's scale is the only one. Square tiles have one row of scales per row of tiles.
+    ``descale`` and ``mask`` are those of ``Quantized``.
     """
 
     codes: Tensor
     scales: Tensor
     tensor_scale: float = 1.0
+    descale: float = 1.0
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +156,16 @@ class _Rounded:
         self.shape = block_shape(policy)
         if rule in ("tensor", "delayed", "row", "searched"):
             self.shape = (1 if rule in ("row", "searched") else n), max(k, 1)
+        self.mask: Tensor | None = None
         self.up: Tensor | None = None
         self.outer: Tensor | None = None
         blocks, encode, self.decode = to_blocks(self.v, self.shape), 1.0, 1.0
         if policy.has_tensor_scale:
             amax = scales.amax_of(self.v[None]).item() if amax is None else amax
             encode, self.decode = scales.tensor_scale(amax, policy)
+        self.descale = self.decode / policy.prescale
+        if policy.format in TWO_LEVEL:
+            self.descale = fp32(self.descale)
         if rule in ("tensor", "delayed"):
             self.scaled = blocks * encode
             return
@@ -189,6 +196,8 @@ class _Rounded:
             self.scaled = blocks * down
         if policy.prescale != 1.0:
             self.scaled = self.scaled * policy.prescale
+        if policy.mask:
+            self.mask = from_blocks(self.scaled.abs() < E2M1.max, self.v.shape)
         if policy.format == "if4":
             up = self.up * (self.decode / policy.prescale)
             self.values, self.outer = scales.if4(blocks, self.scaled, up, self._elements)
@@ -229,14 +238,11 @@ class _Rounded:
         values = from_blocks(self.values if factor is None else self.values * factor, self.v.shape)
         if not policy.is_fp32:
             values = values.to(torch.bfloat16)
-        descale = self.decode / policy.prescale
-        if policy.format in TWO_LEVEL:
-            descale = fp32(descale)
+        descale = self.descale
         if policy.undo == "operand":
             undo = fp32(1 / policy.prescale)
             values, descale = (values.to(torch.float32) * undo).to(torch.bfloat16), 1.0
-        mask = from_blocks(self.scaled.abs() < E2M1.max, self.v.shape) if policy.mask else None
-        return Quantized(values=values, descale=descale, mask=mask)
+        return Quantized(values=values, descale=descale, mask=self.mask)
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -309,16 +315,16 @@ def quantize(
         codes = torch.where(whole, formats.encode(done.values, INT4), codes)
     codes = from_blocks(codes, done.v.shape)
     if found is None:
-        return Codes(codes=codes, scales=done.v.new_empty(len(codes), 0), tensor_scale=done.decode)
-    if policy.format in TWO_LEVEL:
+        found = done.v.new_empty(0)
+    elif policy.format in TWO_LEVEL:
         element = UE5M3 if policy.scale.endswith("ue5m3") else E4M3
         found = formats.encode(found, element, formats.encode_max(element))
         if policy.format == "if4":
             found = found | whole.to(torch.uint8) << 7
     elif policy.block != "none":
         found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
-    grid = found.view(codes.shape[0] // done.shape[0], codes.shape[1] // done.shape[1])
-    return Codes(codes=codes, scales=grid, tensor_scale=done.decode)
+    grid = found.view(len(codes) // done.shape[0], -1) if found.numel() else found.new_empty(len(codes), 0)
+    return Codes(codes=codes, scales=grid, tensor_scale=done.decode, descale=done.descale, mask=done.mask)
 
 
 def on_grid(

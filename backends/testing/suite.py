@@ -26,14 +26,14 @@ from torch import Tensor
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.testing import Check, FaultError, Told
-from ablate.backends.testing.inputs import POLICIES, awkward, grid_of, inputs, label, made_up
+from ablate.backends.testing.inputs import POLICIES, awkward, grid_of, inputs, label, made_up, policies_of
 from ablate.numerics.formats import E2M1
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import round_operand
 from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ablate.backends.protocol import Operand
 
@@ -48,20 +48,18 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
     formats = {policy.format for policy in claimed}
     # One product per format and rule: accumulation depends on nothing else in a policy.
     rules = {(policy.format, policy.scale): policy for policy in reversed(claimed)}
-    work: list[tuple[str, Callable[[Backend, str, OperandPolicy], str | Told], OperandPolicy]] = [
-        *(("quantised bits", quantised_bits, policy) for policy in claimed),
-        *(("product", _product, policy) for policy in rules.values()),
+    work: list[tuple[str, Callable[..., str | Told], Iterable[OperandPolicy]]] = [
+        ("quantised bits", quantised_bits, claimed),
+        ("product", _product, rules.values()),
+        ("exact probe", exact_product, policies_of("mxfp4\nmxfp8\nnvfp4")),
+        ("accumulator", accumulator_bits, policies_of("mxfp4\nmxfp8\nfp8_e4m3")),
+        ("rounding of sums", sum_rounding, policies_of("nvfp4\nmxfp4\nmxfp8\nfp8_e4m3")),
     ]
-    for kind, probe, probed in (
-        ("exact probe", exact_product, ("mxfp4", "mxfp8", "nvfp4")),
-        ("accumulator", accumulator_bits, ("mxfp4", "mxfp8", "fp8_e4m3")),
-        ("rounding of sums", sum_rounding, ("nvfp4", "mxfp4", "mxfp8", "fp8_e4m3")),
-    ):
-        work += [(kind, probe, OperandPolicy(format=fmt)) for fmt in probed if fmt in formats]
-    for kind, run, policy in work:
-        yield Check(
-            backend=backend.name, kind=kind, of=label(policy), run=partial(run, backend, where, policy)
-        )
+    for kind, run, chosen in work:
+        for policy in chosen:
+            if policy.format in formats:
+                call = partial(run, backend, where, policy)
+                yield Check(backend=backend.name, kind=kind, of=label(policy), run=call)
 
 
 @contextmanager
@@ -193,6 +191,29 @@ def _codes(rows: int, k: int, policy: OperandPolicy, seed: int) -> Tensor:
     return (values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16)
 
 
+def _cancelled(
+    backend: Backend,
+    where: str,
+    policy: OperandPolicy,
+    gap: int,
+    *,
+    a: tuple[Tensor, Tensor],
+    b: tuple[float, float],
+) -> Tensor:
+    """Return what is left of a large term, a small one and the large one taken away, for each row.
+
+    The terms are ``gap`` elements apart. ``a``: A's large and small values, one a row; ``b``: B's there.
+    Other values meet zeros: they give blocks and tensors scales that hold the rest.
+    """
+    (large, small), width = a, 4 * gap
+    left, right = torch.zeros(len(large), width), torch.zeros(16, width)
+    left[:, 0], left[:, gap], left[:, 2 * gap] = large, small, -large
+    for at, value in ((0, b[0]), (gap, b[1]), (2 * gap, b[0])):
+        right[:, at], right[:, at + 1] = value, 1.5 * value
+    left[:, 3 * gap] = right[:, 3 * gap + 1] = {"nvfp4": 448.0 * 6, "fp8_e4m3": 448.0}.get(policy.format, 0.0)
+    return product(backend, where, policy, left.to(torch.bfloat16), right.to(torch.bfloat16)).float()[:, 0]
+
+
 def accumulator_bits(backend: Backend, where: str, policy: OperandPolicy) -> Told:
     """Tell the number of bits that sums keep: the smallest p with 2^p + 1 − 2^p ≠ 1, at most 24.
 
@@ -202,16 +223,10 @@ def accumulator_bits(backend: Backend, where: str, policy: OperandPolicy) -> Tol
     # terms, since E4M3 alone spans only 18 powers of two.
     fp8 = policy.format == "fp8_e4m3"
     first, on_left, large, small = (8, 2.0**-17, 2.0**8, 2.0**-9) if fp8 else (1, 1.0, 1.0, 1.0)
-    powers = 2.0 ** torch.arange(first, _FP32_BITS)
-    bits = _FP32_BITS
+    powers, bits = 2.0 ** torch.arange(first, _FP32_BITS) * on_left, _FP32_BITS
     for gap in (32, 128, 1024):
-        a, b = torch.zeros(len(powers), 4 * gap), torch.zeros(16, 4 * gap)
-        a[:, 0], a[:, gap], a[:, 2 * gap] = powers * on_left, 1.0, -powers * on_left
-        b[:, 0] = b[:, 2 * gap] = large
-        b[:, gap] = small
-        if fp8:
-            a[:, 3 * gap] = b[:, 3 * gap + 1] = 448.0
-        kept = product(backend, where, policy, a.to(torch.bfloat16), b.to(torch.bfloat16))[:, 0] == small
+        a = powers, torch.ones_like(powers)
+        kept = _cancelled(backend, where, policy, gap, a=a, b=(large, small)) == small
         bits = min([bits, *(first + row for row, one in enumerate(kept.tolist()) if not one)])
     return Told(f"sums keep {bits} bits, of fp32's {_FP32_BITS}")
 
@@ -232,18 +247,10 @@ def sum_rounding(backend: Backend, where: str, policy: OperandPolicy) -> Told:
 
     The three terms are 64, 128 or 1,024 elements apart, each in a group of its own.
     """
-    found = []
+    found, large = [], torch.tensor([384.0, 384.0, -384.0, -384.0])
+    small = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-4 * 1.5
     for gap in (64, 128, 1024):
-        a, b = torch.zeros(4, 4 * gap), torch.zeros(16, 4 * gap)
-        a[:, 0] = torch.tensor([384.0, 384.0, -384.0, -384.0])
-        a[:, gap] = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-4 * 1.5
-        a[:, 2 * gap] = -a[:, 0]
-        # These values meet zeros: they give b's blocks and both tensors scales that can hold the rest.
-        b[:, 0] = b[:, 2 * gap] = 256.0
-        b[:, 1] = b[:, 2 * gap + 1] = 384.0
-        b[:, gap], b[:, gap + 1] = 2.0**-4, 2.0**-4 * 1.5
-        a[:, 3 * gap] = b[:, 3 * gap + 1] = {"nvfp4": 448.0 * 6, "fp8_e4m3": 448.0}.get(policy.format, 0.0)
-        ours = product(backend, where, policy, a.to(torch.bfloat16), b.to(torch.bfloat16)).float()
-        left = tuple((ours[:, 0] * 2.0**7).tolist())
+        ours = _cancelled(backend, where, policy, gap, a=(large, small), b=(256.0, 2.0**-4))
+        left = tuple((ours * 2.0**7).tolist())
         found.append(f"{_DIRECTIONS.get(left, f'unknown, {left} last places')} {gap} apart")
     return Told(f"between groups of products: {'; '.join(found)}")

@@ -23,7 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4
+from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4, release
 from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
 from ablate.backends.triton.policies import FORMATS, TILES, Tile, side_of, tile
@@ -234,9 +234,8 @@ def _resources_of(cubin: bytes) -> str:
 
 def every_kernel(target: str) -> Iterator[Compiled]:
     """Compile every tile of the GEMM, with and without masks, and the quantiser's variants for one target."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     for (arch, fmt), tiles in TILES.items():
-        widens = (target, fmt) != ("sm_90", "nvfp4") or version >= OLDEST_TO_WIDEN_NVFP4
+        widens = (target, fmt) != ("sm_90", "nvfp4") or release(triton.__version__) >= OLDEST_TO_WIDEN_NVFP4
         if arch == target and widens:
             for tile in tiles:
                 for even in (True, False):

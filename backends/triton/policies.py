@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ablate.backends.device import interpreting
 from ablate.numerics.formats import E4M3, ELEMENTS, SCALE_ADD
@@ -65,8 +65,7 @@ class Side:
     of_scales: Element = E4M3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """The tile of one program and its launch settings."""
 
     bm: int
@@ -77,30 +76,26 @@ class Tile:
 
 
 FORMATS = {
-    "mxfp4": {"ELEMENT": "e2m1", "PER_BYTE": 2, "BLOCK": 32},
-    "nvfp4": {"ELEMENT": "e2m1", "PER_BYTE": 2, "BLOCK": 16},
-    "mxfp8": {"ELEMENT": "e4m3", "PER_BYTE": 1, "BLOCK": 32},
+    fmt: {"ELEMENT": element, "PER_BYTE": 8 // BITS.get(fmt, 8), "BLOCK": BLOCK[fmt]}
+    for fmt, element in (("mxfp4", "e2m1"), ("nvfp4", "e2m1"), ("mxfp8", "e4m3"))
 }
 """The GEMM's constants for a format: dot_scaled's name, elements per byte, elements that share a scale."""
 
-_BLACKWELL_FP4 = (Tile(bm=128, bn=256, bk=128, warps=8), Tile(bm=128, bn=128, bk=256, warps=4))
-_BLACKWELL_FP8 = (Tile(bm=128, bn=256, bk=128, warps=8), Tile(bm=128, bn=128, bk=128, warps=8))
-_ONE_SIZE = (Tile(bm=128, bn=128, bk=128, warps=8),)
+_BLACKWELL_FP4 = (Tile(128, 256, 128, warps=8), Tile(128, 128, 256, warps=4))
+_BLACKWELL_FP8 = (Tile(128, 256, 128, warps=8), Tile(128, 128, 128, warps=8))
+_ONE_SIZE = (Tile(128, 128, 128, warps=8),)
 TILES: dict[tuple[str, str], tuple[Tile, ...]] = {
-    **{("sm_90", fmt): _ONE_SIZE for fmt in FORMATS},
+    **{(arch, fmt): _ONE_SIZE for arch in ("sm_90", "sm_120") for fmt in FORMATS},
     **{(arch, fmt): _BLACKWELL_FP4 for arch in ("sm_100", "sm_103") for fmt in ("mxfp4", "nvfp4")},
     **{(arch, "mxfp8"): _BLACKWELL_FP8 for arch in ("sm_100", "sm_103")},
-    **{("sm_120", fmt): _ONE_SIZE for fmt in FORMATS},
     **{
-        ("gfx950", fmt): tuple(
-            Tile(bm=bm, bn=128, bk=bk, warps=warps, stages=2) for bm, warps in ((256, 8), (128, 4))
-        )
+        ("gfx950", fmt): (Tile(256, 128, bk, warps=8, stages=2), Tile(128, 128, bk, warps=4, stages=2))
         for fmt, bk in (("mxfp4", 256), ("mxfp8", 128))
     },
 }
 """(architecture, format) → tiles, the largest first. Missing entries have no native instruction."""
 
-INTERPRETED = Tile(bm=128, bn=128, bk=256, warps=4)
+INTERPRETED = Tile(128, 128, 256, warps=4)
 
 
 def refusal(policy: OperandPolicy) -> str | None:
@@ -150,7 +145,5 @@ def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int
 def choose_tile(arch: str, fmt: str, m: int, n: int, processors: int) -> Tile:
     """Choose the largest tile that gives every processor of the device a program, else the smallest."""
     tiles = TILES[arch, fmt]
-    for tile in tiles[:-1]:
-        if -(-m // tile.bm) * -(-n // tile.bn) >= processors:
-            return tile
-    return tiles[-1]
+    enough = (one for one in tiles if -(-m // one.bm) * -(-n // one.bn) >= processors)
+    return next(enough, tiles[-1])

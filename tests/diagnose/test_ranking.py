@@ -43,7 +43,7 @@ def harms(trainee_of):
     def find(recipe, names, draws=3):
         trainee, passes = trainee_of(recipe), []
         gemms = layer_gemms(trainee, names, draws=draws)
-        found = predict_harm(trainee, WINDOW, gemms, draws=draws, done=passes.append)
+        found = predict_harm(trainee, WINDOW, gemms, done=passes.append)
         assert sum(passes) == 1 + sum(one.draws for one in gemms)
         return trainee, found
 
@@ -78,8 +78,8 @@ def test_the_worst_comes_first_each_is_quantised_alone_and_nothing_is_left_behin
     _, alone = harms({"gemms": ALL}, [DOWN])
     assert [one.harm for one in found if one.layer == DOWN] == [one.harm for one in alone]
     assert trainee.state.tap is None
+    assert trainee.network.module.training
     untouched = trainee_of({"gemms": ALL})
-    untouched.network.module.eval()
     assert np.array_equal(gradient(trainee)[0], gradient(untouched)[0])
 
 
