@@ -75,6 +75,9 @@ def test_what_a_named_back_end_cannot_do_is_refused_with_its_reason(name, gemm, 
 def test_a_named_back_end_leaves_high_precision_to_the_device():
     for name, by in (("torch", "emulated"), ("reference", "reference")):
         assert Selection(name).choose(both(BF16), B200)[0].name == by
+    _, support = Selection("torch").choose(both(OperandPolicy(format="fp16")), B200)
+    assert support.detail.endswith(": back end 'torch' takes no fp16")
+    assert "takes no" not in Selection("torch").choose(both(BF16), B200)[1].detail
 
 
 def test_choices_of_a_whole_recipe():

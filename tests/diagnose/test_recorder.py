@@ -20,6 +20,7 @@ from ablate.recipes.place import places
 from ablate.run.diagnostics import Diagnostics, chosen_layers
 from ablate.train import train
 from tests.exhaustive import rest_exhaustive
+from tests.numerics.strategies import normal
 
 AT = Position(step=3, call=0, tokens=0)
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -29,16 +30,12 @@ RHT = {"gemms": ["wgrad"], "stabiliser": "rht"}
 NVIDIA = dataclasses.replace(PRESETS["nvidia-nvfp4"].recipe, rules=(), phases=())
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
-
-
 def tapped_of(recipe, tokens=128, sequences=4, size=(64, 96)):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(*size, bias=False))
     apply_recipe(model, recipe, seed=5, quiet=True)
     weight = model[0].weight.detach().to(torch.bfloat16)
-    x, dy = normal(tokens, size[0]), normal(tokens, size[1], seed=1)
+    x, dy = normal(tokens, size[0]).bfloat16(), normal(tokens, size[1], seed=1).bfloat16()
     return Tapped(layer=model[0], at=AT, dy=dy, x=x, weight=weight, sequences=sequences)
 
 

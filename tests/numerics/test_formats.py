@@ -52,29 +52,46 @@ def neighbours(x, grid):
     return low, magnitude - grid[low], grid[low + 1] - magnitude
 
 
-def check(ours, magnitudes, x):
-    """Every bit, but for which NaN it is."""
-    expected = torch.where(x.isnan(), x, torch.copysign(torch.from_numpy(magnitudes).float(), x))
-    assert torch.equal(ours.isnan(), x.isnan())
-    assert torch.equal(ours.nan_to_num(), expected.nan_to_num())
-    assert torch.equal(torch.signbit(ours)[~x.isnan()], torch.signbit(x)[~x.isnan()])
+GOES_UP = {  # by the distances from both neighbours, the lower code, and the share of the random bits
+    "nearest": lambda below, above, low, _u: (above < below) | ((above == below) & (low % 2 == 1)),
+    "nearest_away": lambda below, above, _low, _u: above <= below,
+    "nearest_toward_zero": lambda below, above, _low, _u: above < below,
+    "stochastic": lambda below, above, _low, u: below / (below + above) > u,
+}
 
 
-@pytest.mark.parametrize("ties", ["nearest", "nearest_away", "nearest_toward_zero"])
+@pytest.mark.parametrize("rounding", GOES_UP)
 @pytest.mark.parametrize("name", GRIDS)
-def test_rounding_to_nearest(name, ties):
+def test_rounding(name, rounding):
+    """All of bf16, what is midway and beside it, and shares of few digits, of which some equal the bits."""
     element, _, grid = grid_of(name)
+    generator = torch.Generator().manual_seed(0)
     bf16 = torch.arange(65_536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     middle = torch.from_numpy((grid[1:] + grid[:-1]) / 2).float()
     beside = [torch.nextafter(middle, torch.tensor(to)) for to in (torch.inf, 0.0)]
-    x = torch.cat((bf16, middle, -middle, *beside))
+    few = (torch.rand(4000, generator=generator) * 1.2 * element.max * 256).round() / 256
+    few *= torch.where(torch.rand(4000, generator=generator) < 0.5, -1, 1)
+    x = torch.cat((few, bf16, middle, -middle, *beside))
+    bits = torch.randint(0, 2**24, x.shape, generator=generator)
+    bits[::2] = bits[::2] >> 21 << 21
+    ours, numbers = formats.rounded(x, element, rounding, bits << 8), ~x.isnan()
     low, below, above = neighbours(x, grid)
-    tie_goes_up = {"nearest": low % 2 == 1, "nearest_away": True, "nearest_toward_zero": False}[ties]
-    ours, numbers = formats.rounded(x, element, ties), ~x.isnan()
-    check(ours, grid[low + ((above < below) | ((above == below) & tie_goes_up))], x)
-    if ties == "nearest" and name in ORACLES:
+    up = GOES_UP[rounding](below, above, low, bits.numpy() / 2**24)
+    expected = torch.where(numbers, torch.copysign(torch.from_numpy(grid[low + up]).float(), x), x)
+    assert torch.equal(ours.isnan(), ~numbers)  # which NaN is left open
+    assert torch.equal(ours.nan_to_num(), expected.nan_to_num())
+    assert torch.equal(torch.signbit(ours)[numbers], torch.signbit(x)[numbers])
+    if rounding == "nearest" and name in ORACLES:
         theirs = x[numbers].clamp(-element.max, element.max).numpy().astype(ORACLES[name]).astype(np.float32)
         assert torch.equal(ours[numbers], torch.from_numpy(theirs))
+    info = getattr(gfloat_formats, f"format_info_ocp_{name.lower()}", None)
+    if rounding == "stochastic" and info is not None:
+        for value, drawn, result in zip(*(part[:1500].tolist() for part in (x, bits, ours)), strict=True):
+            # gfloat adds the bits below the mantissa and truncates: its bits are the complement of ours.
+            theirs = gfloat.round_float(
+                info, value, gfloat.RoundMode.StochasticFast, sat=True, srbits=2**24 - 1 - drawn, srnumbits=24
+            )
+            assert abs(theirs) == abs(result), (value, drawn)
 
 
 def test_mi355x_silicon_vector():
@@ -90,29 +107,6 @@ def test_mi355x_silicon_vector():
     assert (codes[0::2] | (codes[1::2] << 4)).tolist() == expected
     half = torch.tensor([0.5, torch.nextafter(torch.tensor(0.5), torch.tensor(1.0))])  # scale byte 128: 2
     assert formats.rounded(half / 2, E2M1).tolist() == [0.0, 0.5]
-
-
-@pytest.mark.parametrize("name", GRIDS)
-def test_stochastic_rounding_goes_up_when_the_share_of_the_step_is_above_the_bits(name):
-    element, _, grid = grid_of(name)
-    generator = torch.Generator().manual_seed(0)
-    # The shares have few digits, so that some equal the bits, and gfloat sees all of them.
-    x = (torch.rand(4000, generator=generator) * 1.2 * element.max * 256).round() / 256
-    x *= torch.where(torch.rand(4000, generator=generator) < 0.5, -1, 1)
-    u24 = torch.randint(0, 2**24, (4000,), generator=generator)
-    u24[::2] = u24[::2] >> 21 << 21
-    x[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
-    ours = formats.rounded(x, element, "stochastic", u24 << 8)
-    low, below, above = neighbours(x, grid)
-    check(ours, grid[low + (below / (below + above) > u24.numpy() / 2**24)], x)
-    info = getattr(gfloat_formats, f"format_info_ocp_{name.lower()}", None)
-    for value, bits, result in zip(*(part[4:1500].tolist() for part in (x, u24, ours)), strict=True):
-        if info is not None:
-            # gfloat adds the bits below the mantissa and truncates: its bits are the complement of ours.
-            theirs = gfloat.round_float(
-                info, value, gfloat.RoundMode.StochasticFast, sat=True, srbits=2**24 - 1 - bits, srnumbits=24
-            )
-            assert abs(theirs) == abs(result), (value, bits)
 
 
 def test_rocm_words_without_low_bits_truncate():

@@ -4,19 +4,11 @@ The figures come from simulations that others ran; each is met within five stand
 each position in the block.
 """
 
-import dataclasses
-
 import pytest
 
-from ablate.numerics import OperandPolicy, round_operand
+from ablate.backends.testing.inputs import policies_of
+from ablate.numerics import round_operand
 from tests.numerics.strategies import KEY, normal
-
-FLOOR = OperandPolicy(format="mxfp4")
-SR = dataclasses.replace(FLOOR, rounding="stochastic")
-
-
-def with_scale(policy, scale):
-    return dataclasses.replace(policy, scale=scale)
 
 
 def dequantised(x, policy, axis=1):
@@ -29,20 +21,20 @@ def gain(y, x):
 
 
 @pytest.mark.parametrize(
-    ("policy", "expected", "digits", "relative_error"),
+    ("text", "expected", "digits", "relative_error"),
     [
-        (FLOOR, 0.9802, 5e-5, 0.01324),
-        (with_scale(FLOOR, "even"), 0.9896, 5e-5, 0.01252),
-        (with_scale(FLOOR, "rceil"), 0.9898, 5e-5, 0.01332),
-        (with_scale(FLOOR, "ceil"), 0.9926, 5e-5, 0.02072),
-        (SR, 0.98947, 5e-6, None),
-        (dataclasses.replace(SR, prescale=0.75), 1.0, 5e-5, None),
-        (with_scale(SR, "rceil"), 1.0, 5e-5, None),
-        (with_scale(SR, "even"), 0.99784, 5e-6, None),
+        ("mxfp4", 0.9802, 5e-5, 0.01324),
+        ("mxfp4 even", 0.9896, 5e-5, 0.01252),
+        ("mxfp4 rceil", 0.9898, 5e-5, 0.01332),
+        ("mxfp4 ceil", 0.9926, 5e-5, 0.02072),
+        ("mxfp4 stochastic", 0.98947, 5e-6, None),
+        ("mxfp4 stochastic 0.75", 1.0, 5e-5, None),
+        ("mxfp4 stochastic rceil", 1.0, 5e-5, None),
+        ("mxfp4 stochastic even", 0.99784, 5e-6, None),
     ],
-    ids=str,
 )
-def test_gain_overall_and_per_position_in_the_block_and_error(policy, expected, digits, relative_error):
+def test_gain_overall_and_per_position_in_the_block_and_error(text, expected, digits, relative_error):
+    (policy,) = policies_of(text)
     x = normal(16384, 256)
     y = dequantised(x, policy).view(-1, 32)
     x = x.double().view(-1, 32)
@@ -66,7 +58,7 @@ def test_gain_overall_and_per_position_in_the_block_and_error(policy, expected, 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_the_public_rocm_kernels_reading_truncates_half_of_the_elements(axis):
     # Others report gains of .998, .998, .836, .836; plain truncation, which it is by the code, has .8334.
-    policy = OperandPolicy(format="mxfp4", scale="even", rounding="stochastic_rocm")
+    (policy,) = policies_of("mxfp4 even stochastic_rocm")
     x = normal(8192, 512)
     y = dequantised(x.t().contiguous() if axis == 0 else x, policy, axis=axis)
     y = (y.t() if axis == 0 else y).reshape(-1, 4)

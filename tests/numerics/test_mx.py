@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import to_mx
 
+from ablate.backends.testing.inputs import label, policies_of
 from ablate.numerics import OperandPolicy, fake_quantize, quantize, round_operand
 from ablate.numerics.formats import ELEMENTS, decode, e8m0_decode
 from tests.numerics.strategies import KEY, normal, special_blocks
@@ -117,14 +118,19 @@ def test_a_square_tile_gives_the_same_numbers_along_either_axis(fmt, block):
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        MXFP4, SR_PRESCALED, OperandPolicy(format="fp8_e4m3", scale="row"), OperandPolicy(format="nvint4"),
-        *(OperandPolicy(format="nvfp4", scale=scale) for scale in (
-            "two_level", "two_level_row", "two_level_1x128", "ue5m3", "two_level_ue5m3"
-        )),
-    ],
-    ids=str,
-)  # fmt: skip
+    policies_of("""
+        mxfp4
+        mxfp4 stochastic 0.75
+        fp8_e4m3 row
+        nvint4
+        nvfp4
+        nvfp4 two_level_row
+        nvfp4 two_level_1x128
+        nvfp4 ue5m3
+        nvfp4 two_level_ue5m3
+    """),
+    ids=label,
+)
 def test_strides_do_not_matter(policy):
     x = normal(128, 256)
     expected = fake_quantize(x, policy, key=KEY)

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 
+from ablate.backends.testing.inputs import label, policies_of
 from ablate.numerics import OperandPolicy, fake_quantize, round_operand
 from ablate.numerics.rotate import (
     hadamard_last,
@@ -17,16 +18,16 @@ from tests.numerics.strategies import KEY, normal
 NVIDIA = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
 DHT = OperandPolicy(format="mxfp4", hadamard=16)
 RHT = dataclasses.replace(DHT, signs="step")
-ROTATIONS = [
-    DHT,
-    RHT,
-    dataclasses.replace(DHT, hadamard=128, signs="call"),
-    dataclasses.replace(DHT, signs="fixed"),
-    dataclasses.replace(DHT, hadamard=32, signs="call", permute=True),
-    dataclasses.replace(DHT, signs="layer"),
-    dataclasses.replace(DHT, signs="backward"),
-    dataclasses.replace(DHT, hadamard=32, permute=True),
-]
+ROTATIONS = policies_of("""
+mxfp4 H16
+mxfp4 H16 step
+mxfp4 H128 call
+mxfp4 H16 fixed
+mxfp4 H32 call permute
+mxfp4 H16 layer
+mxfp4 H16 backward
+mxfp4 H32 permute
+""")
 
 
 def test_signs_stand_before_the_matrix():
@@ -37,7 +38,7 @@ def test_signs_stand_before_the_matrix():
     assert not torch.equal(round_operand(x, DHT, axis=1).values.abs(), rotated.abs())
 
 
-@pytest.mark.parametrize("policy", ROTATIONS, ids=str)
+@pytest.mark.parametrize("policy", ROTATIONS, ids=label)
 def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantising(policy):
     a, b = normal(256, 256), normal(8, 256, seed=1)
     rotated = rotate(a, policy, KEY)

@@ -12,6 +12,7 @@ from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_am
 
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
+from ablate.backends.testing.inputs import policies_of
 from ablate.numerics import OperandPolicy, fake_quantize, quantize, round_operand
 from ablate.numerics.formats import E2M1, E3M0, E4M3, ELEMENTS, INT4, decode
 from ablate.numerics.philox import random_words
@@ -51,19 +52,25 @@ def inverse(product):
     return np.minimum(F32(1) / product, LARGEST)
 
 
-def transformer_engine(blocks):
-    largest = np.abs(blocks).max()
-    encode_scale = F32(1) if largest == 0 else min(F32(448 * 6) / largest, LARGEST)
+def two_level(blocks, largest=6, *, folded=True):
+    """Return the blocks in units of the elements, their scales and the tensor's, by the largest element."""
+    encode_scale = min(F32(largest * 448) / np.abs(blocks).max(), LARGEST)
     outer = F32(1) / encode_scale
-    scale = to_e4m3(amax(blocks) * (encode_scale * (F32(1) / F32(6))))
-    return to_e2m1(blocks * inverse(scale * outer)), scale, outer
+    divided = amax(blocks) / F32(largest) * encode_scale
+    scale = to_e4m3(amax(blocks) * (encode_scale * (F32(1) / F32(6))) if folded else divided)
+    return blocks * inverse(scale * outer), scale, outer
+
+
+def transformer_engine(blocks):
+    scaled, scale, outer = two_level(blocks)
+    return to_e2m1(scaled), scale, 1, outer
 
 
 def transformer_engines_row(blocks):
     encode_scale = np.minimum(F32(448 * 6) / np.abs(blocks).max((1, 2), keepdims=True), LARGEST)
     outer = F32(1) / encode_scale
     scale = to_e4m3(amax(blocks) * (encode_scale * (F32(1) / F32(6))))
-    return to_e2m1(blocks * inverse(scale * outer)), scale, outer
+    return to_e2m1(blocks * inverse(scale * outer)), scale, outer, 1
 
 
 def tetrajet_v2s_kernel(blocks):
@@ -74,7 +81,7 @@ def tetrajet_v2s_kernel(blocks):
     inner[inner == 0] = 2.0**-9
     scale = to_e4m3(inner)
     product = outer * scale
-    return to_e2m1(blocks * np.where(product == 0, F32(0), inverse(product))), scale, outer
+    return to_e2m1(blocks * np.where(product == 0, F32(0), inverse(product))), scale, outer, 1
 
 
 def to_ue5m3(values):
@@ -89,23 +96,43 @@ def to_ue5m3(values):
 def amd_fp4(blocks, outer=None):
     outer = np.abs(blocks).max() / F32(114688 * 6) if outer is None else outer
     scale = to_ue5m3(np.clip(amax(blocks) / outer / F32(6), 2.0**-17, 114688))
-    return to_e2m1(blocks / (scale * outer)), scale, outer
+    return to_e2m1(blocks / (scale * outer)), scale, 1, outer
 
 
-def fouroversixs_nvint4(blocks, largest=7):
-    encode_scale = F32(largest * 448) / np.abs(blocks).max()
-    scale, outer = to_e4m3(amax(blocks) / F32(largest) * encode_scale), F32(1) / encode_scale
-    scaled = blocks * inverse(outer * scale)
-    return np.rint(np.clip(scaled, -7, 7)), scale, outer
+def fouroversixs_nvint4(blocks):
+    scaled, scale, outer = two_level(blocks, 7, folded=False)
+    return np.rint(np.clip(scaled, -7, 7)), scale, 1, outer
 
 
-ORACLES = {
+def fouroversixs_if4(blocks):
+    """Of each block the grid of the smaller squared error, added by halves: E2M1, or whole numbers to 7."""
+    scaled, scale, outer = two_level(blocks, folded=False)
+    six, seven = to_e2m1(scaled), np.rint(np.clip(scaled * F32(7 / 6), -7, 7))
+    errors = [
+        tree((values * (scale * outer) * ratio - blocks) ** 2)
+        for values, ratio in ((six, F32(1)), (seven, F32(6 / 7)))
+    ]
+    whole = errors[1] < errors[0]
+    assert 0.1 < whole.mean() < 0.8
+    return np.where(whole, seven, six), scale, np.where(whole, F32(6 / 7), F32(1)), outer
+
+
+def tree(values):
+    """Sum the last axis by halves."""
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        values = values[..., :half] + values[..., half:]
+    return values
+
+
+ORACLES = {  # elements, block scales, what else multiplies the values, and the factor for the accumulator
     ("nvfp4", "two_level"): transformer_engine,
     ("nvfp4", "two_level_row"): transformer_engines_row,
     ("nvfp4", "two_level_1x128"): tetrajet_v2s_kernel,
     ("nvfp4", "ue5m3"): lambda blocks: amd_fp4(blocks, F32(1)),
     ("nvfp4", "two_level_ue5m3"): amd_fp4,
     ("nvint4", "two_level"): fouroversixs_nvint4,
+    ("if4", "two_level"): fouroversixs_if4,
 }
 
 
@@ -116,36 +143,33 @@ def test_blocks_of_16_as_their_source_has_them(which, octaves):
     if "ue5m3" in rule and octaves == 40:
         octaves = 18  # beyond it its values are not exact in bf16
     x, policy = spread(octaves=octaves), OperandPolicy(format=fmt, scale=rule)
-    values, scale, outer = ORACLES[which](x.numpy().reshape(len(x), -1, 16))
+    values, scale, factor, descale = ORACLES[which](x.numpy().reshape(len(x), -1, 16))
     codes, done = quantize(x, policy), round_operand(x, policy, axis=1)
-    assert np.array_equal(decode(codes.codes, ELEMENTS[fmt]).numpy(), values.reshape(x.shape))
-    ours = UE5M3_VALUES[codes.scales.numpy()] if "ue5m3" in rule else e4m3_scales(codes)
-    assert np.array_equal(ours, scale[..., 0])
-    if policy.is_fp32:
-        assert (done.values.dtype, done.descale) == (torch.float32, 1.0)
-        assert np.array_equal(done.values.numpy(), (values * (scale * outer)).reshape(x.shape))
-    else:
-        assert (done.values.dtype, done.descale) == (torch.bfloat16, outer)
-        assert np.array_equal(done.values.float().numpy(), (values * scale).reshape(x.shape))
-
-
-def e4m3_scales(codes):
-    return codes.scales.numpy().view(ml_dtypes.float8_e4m3fn).astype(F32)
+    scale_codes, ours = codes.scales.numpy(), decode(codes.codes, ELEMENTS[fmt]).numpy().reshape(values.shape)
+    if fmt == "if4":  # whole numbers are told by the scale's sign
+        whole = (scale_codes >> 7 == 1)[..., None]
+        assert np.array_equal(whole, factor != 1)
+        ours = np.where(whole, decode(codes.codes, INT4).numpy().reshape(values.shape), ours)
+        scale_codes = scale_codes & 127
+    assert np.array_equal(ours, values)
+    of_codes = UE5M3_VALUES[scale_codes] if "ue5m3" in rule else scale_codes.view(ml_dtypes.float8_e4m3fn)
+    assert np.array_equal(of_codes.astype(F32), scale[..., 0])
+    assert (done.values.dtype, done.descale) == (torch.float32 if policy.is_fp32 else torch.bfloat16, descale)
+    assert np.array_equal(done.values.float().numpy(), (values * (scale * factor)).reshape(x.shape))
 
 
 @pytest.mark.parametrize(
-    ("fmt", "scale", "spoiled"),
+    ("text", "spoiled"),
     [
-        ("mxfp4", "floor", 32), ("mxfp4_e3m0", "ceil", 32), ("mxfp8", "ceil", 32), ("mxfp4", "quest", 32),
-        ("nvfp4", "two_level", 32 * 256), ("nvfp4", "two_level_row", 256), ("nvfp4", "two_level_1x128", 128),
-        ("nvfp4", "ue5m3", 16), ("nvfp4", "two_level_ue5m3", 32 * 256), ("nvfp4", "four_six", 32 * 256),
-        ("nvfp4", "ms_eden", 32 * 256), ("nvint4", "two_level", 32 * 256), ("if4", "two_level", 32 * 256),
-        ("fp8_e4m3", "tensor", 32 * 256), ("fp8_e4m3", "row", 256), ("fp8_e4m3", "1x128", 128),
+        ("mxfp4", 32), ("mxfp4_e3m0 ceil", 32), ("mxfp8 ceil", 32), ("mxfp4 quest", 32), ("nvfp4", 32 * 256),
+        ("nvfp4 two_level_row", 256), ("nvfp4 two_level_1x128", 128), ("nvfp4 ue5m3", 16),
+        ("nvfp4 two_level_ue5m3", 32 * 256), ("nvfp4 four_six", 32 * 256),
+        ("nvfp4 ms_eden H32 step", 32 * 256), ("nvint4", 32 * 256), ("if4", 32 * 256),
+        ("fp8_e4m3", 32 * 256), ("fp8_e4m3 row", 256), ("fp8_e4m3 1x128", 128),
     ],
 )  # fmt: skip
-def test_a_bad_value_spoils_what_shares_its_scale_and_zeros_stay_zeros(fmt, scale, spoiled):
-    rotated = {"hadamard": 32, "signs": "step"} if scale == "ms_eden" else {}
-    policy = OperandPolicy(format=fmt, scale=scale, **rotated)
+def test_a_bad_value_spoils_what_shares_its_scale_and_zeros_stay_zeros(text, spoiled):
+    (policy,) = policies_of(text)
     for value in (torch.nan, torch.inf, -torch.inf):
         x = normal(32, 256)
         x[5, 7] = value
@@ -153,9 +177,9 @@ def test_a_bad_value_spoils_what_shares_its_scale_and_zeros_stay_zeros(fmt, scal
         assert bad.sum() == spoiled
         assert bad[5, :16].all()
         codes = quantize(x, policy, key=KEY)
-        if fmt.startswith("mx") or scale.endswith("ue5m3"):
+        if text.startswith("mx") or text.endswith("ue5m3"):
             assert (codes.scales == 255).sum() == bad.sum() // (256 // codes.scales.shape[1])
-        assert fmt.startswith("fp8") or not codes.codes[bad].any()
+        assert text.startswith("fp8") or not codes.codes[bad].any()
     assert fake_quantize(torch.zeros(32, 256), policy, key=KEY).abs().max() == 0
     for shape in ((0, 256), (32, 0), (1, 256)):
         assert fake_quantize(torch.zeros(shape), policy, key=KEY).shape == shape
@@ -168,34 +192,6 @@ def test_nvfp4_agrees_with_torchao_but_for_its_order_of_operations():
     theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=per_tensor_amax_to_scale(x.abs().max()))
     ours = fake_quantize(x, OperandPolicy(format="nvfp4"))
     assert torch.isclose(ours, theirs.dequantize(torch.float32), rtol=1e-5).float().mean() > 0.999
-
-
-def test_if4_takes_for_each_block_the_grid_that_errs_less():
-    x = spread(octaves=0)
-    blocks = x.numpy().reshape(len(x), -1, 16)
-    encode_scale = F32(6 * 448) / np.abs(blocks).max()
-    scale, outer = to_e4m3(amax(blocks) / F32(6) * encode_scale), F32(1) / encode_scale
-    scaled = blocks * inverse(outer * scale)
-    six, seven = to_e2m1(scaled), np.rint(np.clip(scaled * F32(7 / 6), -7, 7))
-    errors = [
-        ((values * (scale * outer) * F32(ratio) - blocks).astype(np.float64) ** 2).sum(2, keepdims=True)
-        for values, ratio in ((six, 1), (seven, 6 / 7))
-    ]
-    clear = np.abs(errors[0] - errors[1]) > 1e-5 * errors[0]
-    policy = OperandPolicy(format="if4")
-    codes, done = quantize(x, policy), round_operand(x, policy, axis=1)
-    flags = (codes.scales.numpy() >> 7 == 1)[..., None]
-    assert ((flags == (errors[1] < errors[0])) | ~clear).all()
-    assert 0.2 < flags.mean() < 0.8
-    assert np.array_equal(
-        (codes.scales.numpy() & 127).view(ml_dtypes.float8_e4m3fn).astype(F32), scale[..., 0]
-    )
-    grids = [decode(codes.codes, grid).numpy().reshape(blocks.shape) for grid in (E2M1, INT4)]
-    ours = np.where(flags, grids[1], grids[0])
-    assert np.array_equal(ours, np.where(flags, seven, six))
-    assert (done.values.dtype, done.descale) == (torch.float32, outer)
-    ratio = np.where(flags, F32(6 / 7), F32(1))
-    assert np.array_equal(done.values.numpy(), (ours * (scale * ratio)).reshape(x.shape))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -354,7 +350,8 @@ def test_four_or_six_is_that_of_both_references(name, rule, options):
     values, scales, pick = four_over_six(given, measure, int(bound), policy.prescale, words)
     codes = quantize(x, policy, key=KEY)
     assert 0.01 < pick.mean() < 0.9 or name == "exact by both"
-    assert np.array_equal(e4m3_scales(codes).reshape(-1), scales.reshape(-1))
+    of_codes = codes.scales.numpy().view(ml_dtypes.float8_e4m3fn).astype(F32)
+    assert np.array_equal(of_codes.reshape(-1), scales.reshape(-1))
     assert np.array_equal(blocks(decode(codes.codes, E2M1)).numpy(), values)
     for axis in (0, 1):  # the compiled quantiser too
         stored = x if axis else x.t().contiguous()
@@ -399,13 +396,6 @@ def eden(rotated, group, words, *, unscaled):
 
     After Quartet II's ``quartet_2.py``; ``unscaled`` measures energy and product in the tensor's own units.
     """
-
-    def tree(values):
-        while values.shape[1] > 1:
-            half = values.shape[1] // 2
-            values = values[:, :half] + values[:, half:]
-        return values
-
     blocks = rotated.numpy().reshape(-1, 16)
     clip = F32(6) / F32(17 / 16 * 0.93)
     decode_scale = np.abs(blocks).max() / F32(255.99) / clip
