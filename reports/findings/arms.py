@@ -120,7 +120,8 @@ def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> di
 
     costs = _over(base, arms, compare)
     for name, cost in costs.items():
-        selected = arms[name].is_selected or other.is_selected
+        # The runs that ended before a divergence stopped the arm are a selection.
+        selected = any(one.stopped and one.stopped.kind == "diverged" for one in (arms[name], other))
         restricted = None if selected else cost.restricted
         costs[name] = replace(cost, counted_from=other.counted_from, restricted=restricted)
     return costs

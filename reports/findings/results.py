@@ -99,11 +99,6 @@ class ArmResult:
         return None if self.stopped is None else self.stopped.seeds
 
     @property
-    def is_selected(self) -> bool:
-        """Whether its runs are those that happened to end before a stop, so that they give no interval."""
-        return self.stopped is not None and self.stopped.kind == "diverged"
-
-    @property
     def decay_begins(self) -> int | None:
         """Tokens after which the learning rate falls at the end; None if it does not, or is unknown."""
         return None if self.config is None else decay_begins(self.config.training)

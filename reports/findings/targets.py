@@ -61,12 +61,14 @@ def move_target(
     ``lost``: the outcomes of diverged runs, which hit no target. An arm is left out if the baseline has no
     result beside it, or a diverged one.
     """
-    whole = {arm: (_with_loss(left), _with_loss(right)) for arm, (left, right) in sides.items()}
-    whole = {
-        arm: (left, right)
-        for arm, (left, right) in whole.items()
-        if right and all(curve.end != "diverged" for curve in right)
-    }
+    whole = {}
+    for arm, both in sides.items():
+        left, right = (
+            [one for one in side if one.end == "diverged" or (one.end != "missing" and len(one.loss))]
+            for side in both
+        )
+        if right and all(curve.end != "diverged" for curve in right):
+            whole[arm] = left, right
     # An arm is compared with all runs of the baseline, or with the first of them.
     most = max((right for _, right in whole.values()), key=len, default=[])
     targets = _targets(most, [curve for left, _ in whole.values() for curve in left], own) if most else []
@@ -81,15 +83,15 @@ def move_target(
 
     base_ends = [ends(curve) for curve in most]
     # By target, then by run.
-    both = {}
+    ended = {}
     for arm, (left, right) in whole.items():
         mine = [ends(curve) for curve in left if curve.end != "diverged"]
         mine += [[run] * len(targets) for run in (lost or {}).get(arm, ())]
         if mine:
-            both[arm] = tuple(tuple(zip(*one, strict=True)) for one in (mine, base_ends[: len(right)]))
+            ended[arm] = tuple(tuple(zip(*one, strict=True)) for one in (mine, base_ends[: len(right)]))
     costs = [
         token_costs(
-            {arm: (mine[i], theirs[i]) for arm, (mine, theirs) in both.items()},
+            {arm: (mine[i], theirs[i]) for arm, (mine, theirs) in ended.items()},
             paired=paired,
             alpha=alphas,
             moderated=moderated,
@@ -100,14 +102,8 @@ def move_target(
         arm: Moved(
             targets=tuple(targets), costs=tuple(cost[arm] for cost in costs), ends=mine, base_ends=theirs
         )
-        for arm, (mine, theirs) in both.items()
+        for arm, (mine, theirs) in ended.items()
     }
-
-
-def _with_loss(curves: Sequence[Curve]) -> list[Curve]:
-    return [
-        curve for curve in curves if curve.end == "diverged" or (curve.end != "missing" and len(curve.loss))
-    ]
 
 
 def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float | None) -> list[float]:

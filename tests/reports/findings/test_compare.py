@@ -27,7 +27,8 @@ from ablate.reports.findings.compare import (
 )
 from ablate.reports.read.rebase import target_after
 from ablate.reports.words.compare import compare_tables, differences_text, trend_sentences
-from ablate.results.intervals import Interval, difference, mean_estimate
+from ablate.results.cost import Cost
+from ablate.results.intervals import Interval, difference, exponential, mean_estimate, t_interval
 from ablate.results.losses import LossDifference
 from ablate.store.plan_file import Settled, StopRule
 
@@ -74,10 +75,6 @@ def both(left, right):
     return compare(analyses, frames)
 
 
-def logs(store):
-    return [np.log([run.tokens_to_target for run in arm.runs]) for arm in analyse(load_frames(store)).arms]
-
-
 def call(*arguments):
     return CliRunner(env={"COLUMNS": "80"}).invoke(
         cli, ["compare", *map(str, arguments)], catch_exceptions=False
@@ -95,21 +92,14 @@ def refusal(ask):
 # ---- two -------------------------------------------------------------------------------------------------
 
 
-def test_the_ratio_has_welchs_interval_over_all_four_samples(tmp_path):
-    left = study(tmp_path, "a", {"fp4": 0.05, "only here": 0.0}, 1, intervals="own")
-    right = study(tmp_path, "b", {"fp4": 0.2}, 2, intervals="own")
-    found = {arm.name: arm for arm in both(left, right).arms}
-    a_base, a_arm, b_base, b_arm = (*logs(left)[:2], *logs(right))
-    middle = (b_arm.mean() - b_base.mean()) - (a_arm.mean() - a_base.mean())
-    variances = np.array([sample.var(ddof=1) / 5 for sample in (a_base, a_arm, b_base, b_arm)])
-    degrees = variances.sum() ** 2 / (variances**2 / 4).sum()
-    ends = stats.t.interval(0.95, degrees, middle, math.sqrt(variances.sum()))
-    ratio = found["fp4"].cost.change
-    assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx(tuple(np.expm1([middle, *ends])))
-    assert (found["only here"].cost.points[1], found["only here"].cost.change.note) == (
-        None,
-        "in one study only",
-    )
+def test_the_ratio_is_that_of_both_costs_with_the_errors_of_both(tmp_path):
+    left = study(tmp_path, "a", {"fp4": 0.05, "only here": 0.0}, 1)
+    right = study(tmp_path, "b", {"fp4": 0.2}, 2)
+    found = {arm.name: arm.cost for arm in both(left, right).arms}
+    (a, b), ratio = found["fp4"].points, found["fp4"].change
+    assert ratio.estimate == pytest.approx((1 + b.estimate) / (1 + a.estimate) - 1)
+    assert ratio == exponential(t_interval(difference(b.log_ratio, a.log_ratio)), minus=1.0)
+    assert (found["only here"].points[1], found["only here"].change.note) == (None, "in one study only")
     never = build_study(tmp_path, {"bf16": [line(3, 2, 1)] * 2, "fp4": [line(3, 2.9, 2.8)] * 2}, study="c")
     assert both(left, never).arms[0].cost.change.note == "no estimate in one of the studies"
 
@@ -213,32 +203,47 @@ def test_studies_of_one_name_in_several_storages_and_what_is_refused(tmp_path):
 # ---- more ------------------------------------------------------------------------------------------------
 
 
-def test_the_slope_and_its_interval_are_those_reckoned_by_hand(tmp_path):
-    stores = falling(tmp_path, intervals="own")
-    x = np.log10([parameters(width) for width in WIDTHS])
+def samples(rng, values, spreads):
+    """Return differences of an arm and a baseline, of five runs each, and the samples."""
+    drawn = [
+        (rng.normal(value, spread, 5), rng.normal(0.0, 0.01, 5))
+        for value, spread in zip(values, spreads, strict=True)
+    ]
+    return [difference(*map(mean_estimate, pair)) for pair in drawn], drawn
+
+
+@pytest.mark.parametrize(
+    ("point", "change"),
+    [
+        (lambda one: Cost(kind="interval", log_ratio=one), np.expm1),
+        (lambda one: LossDifference(figure=one), np.asarray),
+    ],
+)
+def test_the_slope_and_its_interval_are_those_reckoned_by_hand(point, change):
+    places = (100_000, 350_000, 2_000_000)
+    figures, drawn = samples(np.random.default_rng(1), (0.3, 0.2, 0.1), (0.01, 0.02, 0.03))
+    found = line_through([*map(point, figures)], places, 0.05)
+    x = np.log10(places)
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-    found = trend(*read(*stores[::-1]))
+    values = [arm.mean() - base.mean() for arm, base in drawn]
+    parts = weights[:, None] ** 2 * np.var(drawn, ddof=1, axis=2) / 5
+    degrees = parts.sum() ** 2 / (parts**2 / 4).sum()
+    slope = weights @ values
+    ends = stats.t.interval(0.95, degrees, loc=slope, scale=math.sqrt(parts.sum()))
+    told = found.change
+    assert (told.estimate, told.low, told.high) == pytest.approx(tuple(change([slope, *ends])))
+    assert found.intercept + found.slope * x.mean() == pytest.approx(np.mean(values))
+
+
+def test_studies_stand_by_size_with_their_own_costs_and_gaps(tmp_path):
+    stores = falling(tmp_path)
+    found, (analyses, frames) = trend(*read(*stores[::-1])), read(*stores)
     assert found.places == tuple(parameters(width) for width in WIDTHS)
     assert found.differs == {}
-    (arm,) = (arm for arm in found.arms if arm.name == "steep")
-    last = [
-        [np.array([run.curve.loss[-1] for run in own.runs]) for own in one.arms] for one in read(*stores)[0]
-    ]
-    for line_found, figures, change in (
-        (arm.cost, [logs(store) for store in stores], np.expm1),
-        (arm.gap, last, np.asarray),
-    ):
-        values = [one[1].mean() - one[0].mean() for one in figures]
-        parts = weights[:, None] ** 2 * np.array(
-            [[one[i].var(ddof=1) / 5 for i in (0, 1)] for one in figures]
-        )
-        degrees = parts.sum() ** 2 / (parts**2 / 4).sum()
-        slope = weights @ values
-        ends = stats.t.interval(0.95, degrees, loc=slope, scale=math.sqrt(parts.sum()))
-        told = line_found.change
-        assert (told.estimate, told.low, told.high) == pytest.approx(tuple(change([slope, *ends])))
-        assert line_found.intercept + line_found.slope * x.mean() == pytest.approx(np.mean(values))
-    without = [replace(frame, plan=replace(frame.plan, target=None)) for frame in read(*stores)[1]]
+    for i, arm in enumerate(found.arms):
+        assert arm.cost.points == tuple(one.others[i].token_cost for one in analyses)
+        assert arm.gap.points == tuple(one.others[i].difference for one in analyses)
+    without = [replace(frame, plan=replace(frame.plan, target=None)) for frame in frames]
     bare = trend([analyse(frame) for frame in without], without)
     assert [table.title for table in compare_tables(bare)] == ["Loss gap"]
 
@@ -249,10 +254,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(places, spreads):
     rng = np.random.default_rng(5)
     slope, repeats, held = -0.04, 2000, 0
     for _ in range(repeats):
-        results = []
-        for size, spread in zip(places, spreads, strict=True):
-            arm, base = rng.normal(0.5 + slope * math.log10(size), spread, 5), rng.normal(0.0, 0.01, 5)
-            results.append(difference(mean_estimate(arm), mean_estimate(base)))
+        results, _ = samples(rng, [0.5 + slope * math.log10(size) for size in places], spreads)
         found = line_through([LossDifference(figure=one) for one in results], places, 0.05).change
         held += found.low <= slope <= found.high
     # By Satterthwaite's way it is 94.5 to 95.5 % here; the normal quantile would hold it in 89 to 93 %.
