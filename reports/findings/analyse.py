@@ -79,7 +79,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     compared: dict[str, ArmResult] = {}
     for origin, names in origins(plan).items():
         groups[origin] = {
-            name: arm for name, arm in from_place[origin].items() if name in names or name == plan.baseline
+            name: arm for name, arm in from_place[origin].items() if name in {*names, plan.baseline}
         }
         compared |= compare_arms(groups[origin], second[origin], plan)
     base = from_place[plan.counted_from(plan.baseline)][plan.baseline]
@@ -180,7 +180,7 @@ def _with_figures(
         figures["standing"] = standing(cost, difference.figure, margin, arm.alpha)
         figure, limit = asked(cost, difference.figure, margin)
         of_margin = (figure, limit) if figure is not None and figure.variance else None
-    if not is_baseline and arm.stopped is None:
+    if arm.stopped is None:
         figures["power"] = power_of(cost, arm.used, base.used, of_margin, arm.alpha)
     if arm.config is not None:
         figures["fp4_share"] = share_in_fp4(arm.config)

@@ -128,13 +128,10 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
 def read_rows(content: bytes) -> tuple[list[Row], int]:
     """Return the valid rows of a file and the number of damaged ones; a last line that was cut is neither."""
     rows = parse_rows(lines_of(content))
-    good = [row for row in rows if _is_row(row)]
-    return good, len(rows) - len(good)
-
-
-def _is_row(row: Any) -> bool:
-    return (
-        is_row(row, "diagnosis")
+    good = [
+        row
+        for row in rows
+        if is_row(row, "diagnosis")
         and type(row.get("draws")) is int
         and row["draws"] > 0
         and row.get("gemm") in GEMMS
@@ -143,7 +140,8 @@ def _is_row(row: Any) -> bool:
         and all(
             row.get(name) is None or number_in(row, name) is not None for name in (*MAPPED, "error_energy")
         )
-    )
+    ]
+    return good, len(rows) - len(good)
 
 
 def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
