@@ -8,9 +8,10 @@ trains the runs as Ray tasks.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import first_line
@@ -123,33 +124,68 @@ def _beats(run: RunRequest) -> Leases:
     return Leases(RunDir(run.run_dir).attempts, run.resources.hang_after_sec + _LATER_SEC)
 
 
-class Queue:
-    """Decides which run is handed over next, and what follows from a run's end.
+@dataclass(kw_only=True)
+class _Place:
+    """A run's place in the queue: due, then handed to a worker, then ended with a ``state``.
 
-    ``states``: of the runs that have ended; ``handed``: the runs that workers have, in order.
+    ``due``: not before which time it is handed over (s); infinite once it was. ``is_elsewhere``: another
+    process executed it when it was last looked at. ``unneeded``: why its result is not needed.
+    ``tries``: retries by newest checkpoint, since a run that comes further is ended by something else.
     """
+
+    request: RunRequest
+    folder: RunDir
+    leases: Leases
+    due: float = 0.0
+    state: State | None = None
+    is_elsewhere: bool = False
+    unneeded: str | None = None
+    tries: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def is_handed(self) -> bool:
+        """Whether a worker has the run."""
+        return self.state is None and self.due == math.inf
+
+    @property
+    def is_gang(self) -> bool:
+        """Whether several devices train the run."""
+        return self.request.resources.devices_per_run > 1
+
+    def end(self, state: State, message: str) -> None:
+        """Record an end that no worker has written."""
+        self.state = state
+        with contextlib.suppress(OSError, ValueError):
+            ended = replace(self.folder.status(), state=state, message=message, ended_unix=time.time())
+            self.folder.write_status(ended)
+
+    def stop(self) -> None:
+        """Record that the run is not needed, unless it has ended or is held."""
+        self.state = self.folder.state()
+        if self.state not in {*END_STATES, "failed", "stopped"} and not self.leases.is_held():
+            self.end("stopped", self.unneeded or "")
+            self.folder.stop_path.unlink(missing_ok=True)
+
+
+class Queue:
+    """Decides which run is handed over next, and what follows from a run's end."""
 
     def __init__(self, runs: Sequence[RunRequest], workers: Workers, *, gangs_at_once: int = 1) -> None:
         """Prepare to hand the runs over in order.
 
         ``gangs_at_once``: the number of runs on several devices that are handed over at once.
         """
-        self._runs = {run.run_id: run for run in runs}
-        self._dirs = {run.run_id: RunDir(run.run_dir) for run in runs}
-        self._leases = {run_id: Leases(run.attempts) for run_id, run in self._dirs.items()}
-        self._workers = workers
-        self._gangs = {run.run_id for run in runs if run.resources.devices_per_run > 1}
-        self._gangs_at_once = gangs_at_once
-        self._due = dict.fromkeys(self._runs, 0.0)
-        """Runs to hand over, and not before which time (s)."""
-        self._elsewhere: set[str] = set()
-        """Those of ``_due`` that another process executed when they were last looked at."""
-        self._tries: Counter[tuple[str, int]] = Counter()
-        """Retries by run and newest checkpoint: a run that comes further is ended by something else."""
-        self._unneeded: dict[str, str] = {}
+        self._places: dict[str, _Place] = {}
+        for run in runs:
+            folder = RunDir(run.run_dir)
+            self._places[run.run_id] = _Place(request=run, folder=folder, leases=Leases(folder.attempts))
+        self._workers, self._gangs_at_once = workers, gangs_at_once
         self._is_stopping = False
-        self.handed: dict[str, None] = {}
-        self.states: dict[str, State] = {}
+
+    @property
+    def states(self) -> dict[str, State]:
+        """The states of the runs that have ended."""
+        return {run_id: place.state for run_id, place in self._places.items() if place.state is not None}
 
     def run(
         self,
@@ -163,9 +199,9 @@ class Queue:
         ``check`` raises ``KeyboardInterrupt`` if somebody asked to stop, ``ConnectionError`` if the cluster
         is gone.
         """
-        asked = 0.0
+        asked, problem = 0.0, None
         try:
-            while self.handed or self._due:
+            while any(place.state is None for place in self._places.values()):
                 self.move(time.monotonic())
                 self._collect()
                 on_poll()
@@ -174,68 +210,65 @@ class Queue:
                     self.end_unneeded(unneeded())
                 check()
         except ConnectionError as error:
-            return ExecutionEnd(states=self.states, interrupted=False, problem=str(error))
+            problem = str(error)
         except KeyboardInterrupt:
             self.stop()
             give_up = time.monotonic() + _STOP_GRACE_SEC
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait
-                while self.handed and time.monotonic() < give_up:
+                while time.monotonic() < give_up and any(one.is_handed for one in self._places.values()):
                     self._collect()
                     on_poll()
-            return ExecutionEnd(states=self.states, interrupted=True)
-        return ExecutionEnd(states=self.states, interrupted=False)
+        return ExecutionEnd(states=self.states, interrupted=self._is_stopping, problem=problem)
 
     def _collect(self) -> None:
         for run_id, end in self._workers.collect():
             self.take(run_id, end, time.monotonic())
 
     def move(self, now: float) -> None:
-        """Hand over the runs that are due at ``now`` (seconds)."""
-        for run_id in [one for one, due in self._due.items() if due <= now]:
+        """Hand over the runs that are due at ``now`` (seconds), those that have waited longest first."""
+        gangs = sum(place.is_handed and place.is_gang for place in self._places.values())
+        ready = [place for place in self._places.values() if place.state is None and place.due <= now]
+        for place in sorted(ready, key=lambda place: place.due):
             given_up = 0
-            if run_id in self._elsewhere:
-                state, leases = self._dirs[run_id].state(), self._leases[run_id]
+            if place.is_elsewhere:
+                state = place.folder.state()
                 is_over = state in END_STATES or state == "failed"
-                if not is_over and leases.is_held(given_up := leases.latest()):
-                    self._due[run_id] = now + _LOOK_AGAIN_SEC
+                if not is_over and place.leases.is_held(given_up := place.leases.latest()):
+                    place.due = now + _LOOK_AGAIN_SEC
                     continue
-                if is_over or run_id in self._unneeded:
-                    del self._due[run_id]
-                    self._mark_stopped(run_id)
+                if is_over or place.unneeded is not None:
+                    place.stop()
                     continue
             # Inside Ray a run that waits for another's state, or for devices, would occupy a process.
-            run = self._runs[run_id]
-            holder = waits_for(run)
-            if holder in self._runs and holder not in self.states:
+            holder = self._places.get(waits_for(place.request) or "")
+            if (holder is not None and holder.state is None) or (
+                place.is_gang and gangs >= self._gangs_at_once
+            ):
                 continue
-            if run_id in self._gangs and len(self._gangs & self.handed.keys()) >= self._gangs_at_once:
+            if (reason := why_it_cannot_begin(place.request)) is not None:
+                place.end("failed", reason)
                 continue
-            del self._due[run_id]
-            self._elsewhere.discard(run_id)
-            if (reason := why_it_cannot_begin(run)) is not None:
-                self._end(run_id, "failed", reason)
-                continue
-            self._dirs[run_id].stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
-            self.handed[run_id] = None
-            self._workers.start(replace(run, given_up=given_up))
+            gangs += place.is_gang
+            place.due, place.is_elsewhere = math.inf, False
+            place.folder.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
+            self._workers.start(replace(place.request, given_up=given_up))
 
     def take(self, run_id: str, end: TaskEnd, now: float) -> None:
         """Record the end of a run that was handed over, or plan a retry; ``now`` in seconds."""
-        del self.handed[run_id]
+        place = self._places[run_id]
         if end.state == "running":
-            self._elsewhere.add(run_id)
-            self._due[run_id] = now + _LOOK_AGAIN_SEC
-        elif run_id in self._unneeded and end.state not in {*END_STATES, "failed"}:
-            self._mark_stopped(run_id)
+            place.due, place.is_elsewhere = now + _LOOK_AGAIN_SEC, True
+        elif place.unneeded is not None and end.state not in {*END_STATES, "failed"}:
+            place.stop()
         elif not end.transient or self._is_stopping:
-            self.states[run_id] = end.state
+            place.state = end.state
         else:
-            at = run_id, newest_step(self._dirs[run_id].checkpoints)
-            if self._tries[at] == len(PAUSES_SEC):
-                self._end(run_id, "failed", f"{end.message} ({len(PAUSES_SEC) + 1} attempts)")
+            step = newest_step(place.folder.checkpoints)
+            if place.tries[step] == len(PAUSES_SEC):
+                place.end("failed", f"{end.message} ({len(PAUSES_SEC) + 1} attempts)")
                 return
-            self._due[run_id] = now + PAUSES_SEC[self._tries[at]]
-            self._tries[at] += 1
+            place.due = now + PAUSES_SEC[place.tries[step]]
+            place.tries[step] += 1
 
     def end_unneeded(self, unneeded: Mapping[str, str]) -> None:
         """End runs whose results are not needed, given by id with the reason.
@@ -243,39 +276,27 @@ class Queue:
         Runs that have begun are asked to stop.
         """
         for run_id, reason in unneeded.items():
-            if run_id not in self._runs or run_id in self.states or run_id in self._unneeded:
+            place = self._places.get(run_id)
+            if place is None or place.state is not None or place.unneeded is not None:
                 continue
-            self._unneeded[run_id] = reason
-            if run_id in self._due and run_id not in self._elsewhere:
-                del self._due[run_id]
-                self._mark_stopped(run_id)
+            place.unneeded = reason
+            if place.is_handed or place.is_elsewhere:
+                write_bytes_atomic(place.folder.stop_path, reason.encode())
+                self._take_back(place)
             else:
-                write_bytes_atomic(self._dirs[run_id].stop_path, reason.encode())
-                self._take_back(run_id)
+                place.stop()
 
     def stop(self) -> None:
         """Hand over no more runs, take back those that have not begun, and ask the others to stop."""
         self._is_stopping = True
-        for path in {run.stop_path for run in self._runs.values()}:
+        for path in {place.request.stop_path for place in self._places.values()}:
             path.touch()
-        self.states |= {run_id: self._dirs[run_id].state() for run_id in self._due}
-        self._due.clear()
-        for run_id in self.handed:
-            self._take_back(run_id)
+        for place in self._places.values():
+            if place.is_handed:
+                self._take_back(place)
+            elif place.state is None:
+                place.state = place.folder.state()
 
-    def _take_back(self, run_id: str) -> None:
-        if run_id in self.handed and self._dirs[run_id].state() != "running":
-            self._workers.cancel(run_id)
-
-    def _mark_stopped(self, run_id: str) -> None:
-        """Mark a run as stopped, unless it has ended or is held."""
-        run = self._dirs[run_id]
-        self.states[run_id] = state = run.state()
-        if state not in {*END_STATES, "failed", "stopped"} and not self._leases[run_id].is_held():
-            self._end(run_id, "stopped", self._unneeded[run_id])
-            run.stop_path.unlink(missing_ok=True)
-
-    def _end(self, run_id: str, state: State, message: str) -> None:
-        self.states[run_id], run = state, self._dirs[run_id]
-        with contextlib.suppress(OSError, ValueError):
-            run.write_status(replace(run.status(), state=state, message=message, ended_unix=time.time()))
+    def _take_back(self, place: _Place) -> None:
+        if place.is_handed and place.folder.state() != "running":
+            self._workers.cancel(place.request.run_id)
