@@ -40,7 +40,6 @@ class StepPlan:
     micro_batches: int
     steps: int
     tokens: int
-    warmup_steps: int
     evals: int
     metric_rows: int
     eval_every_steps: int
@@ -59,7 +58,6 @@ def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
         micro_batches=training.batch_size // micro,
         steps=steps,
         tokens=steps * tokens_per_step,
-        warmup_steps=math.ceil(training.warmup_tokens / tokens_per_step),
         evals=evals,
         metric_rows=math.ceil(steps / log_every) + evals,
         eval_every_steps=eval_every,

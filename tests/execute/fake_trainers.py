@@ -82,7 +82,6 @@ dies_once = _once(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 hangs_once = _once(lambda _: time.sleep(600))
 asks_on_once = _once(_ask_on)
 never_returns_to_python_once = _once(lambda _: ctypes.PyDLL(None).sleep(600))  # it keeps Python's lock
-is_stopped_once = _once(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
 gpu_fails_once = _once(lambda _: _raise(RuntimeError("CUDA error: an illegal memory access was encountered")))
 disk_is_full_once = _once(lambda _: _raise(OSError(errno.ENOSPC, "No space left on device")))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.base.files import append_line, read_json, read_record, write_json_atomic, write_record
-from ablate.store import RunDir, Status, StudyStore
+from ablate.base.files import read_json, read_record, write_json_atomic, write_record
+from ablate.store import Status, StudyStore
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
 from ablate.store.runs import is_running, kept_still, running
 
@@ -53,17 +53,6 @@ def test_status_round_trips_and_ignores_what_it_does_not_know(tmp_path):
 def test_an_id_that_is_no_plain_name_leads_nowhere(tmp_path, name):
     with pytest.raises(ValueError, match="is no run's id"):
         StudyStore(tmp_path).run(name)
-
-
-def test_a_line_that_was_cut_is_left_out(tmp_path):
-    run = RunDir(tmp_path / "abc")
-    run.create({})
-    for tokens in (1, 2):
-        append_line(run.metrics_path, {"kind": "eval", "tokens": tokens})
-    whole = run.metrics_path.read_bytes()
-    for cut in range(len(whole)):
-        run.metrics_path.write_bytes(whole[:cut])
-        assert [row["tokens"] for row in run.metrics()] == [1, 2][: whole[:cut].count(b"\n")]
 
 
 def test_a_study_knows_its_plan(tmp_path):
