@@ -4,8 +4,6 @@ import pytest
 
 from ablate.base.errors import Problem, UserError
 from ablate.plan import build_plan
-from ablate.run.ids import run_id
-from ablate.store.plan_file import plan_to_json
 from ablate.study import load_study, shipped_studies
 
 STUDY = """\
@@ -26,34 +24,6 @@ grid:
     recipe.stabiliser: {plain: none, SR: sr}
   senseless: drop
 """
-
-
-def test_every_arm_runs_with_every_seed(plan):
-    planned = plan(STUDY)
-    assert [arm.name for arm in planned.arms] == ["bf16", "fprop", "F SR", "all plain", "all SR"]
-    runs = list(planned.runs())
-    assert len({run.id for _, run in runs}) == 10
-    assert [(arm.name, run.seed) for arm, run in runs][:3] == [("bf16", 0), ("bf16", 5), ("fprop", 0)]
-    for arm, run in runs:
-        config = arm.config.with_seed(run.seed)
-        assert (run_id(config), config.seed, config.vocab_size) == (run.id, run.seed, 256)
-    with pytest.raises(KeyError):
-        planned.arm("x")
-
-
-def test_the_lock_file_is_as_documented(plan):
-    lock = plan_to_json(plan(STUDY))
-    assert lock["target"] == {"kind": "val_loss", "value": 2.1, "crossing": "confirmed", "within": None}
-    assert lock["training"]["tokens"] == 10_000
-    fprop = lock["arms"][1]
-    del fprop["runs"]
-    assert fprop == {
-        "name": "fprop", "description": "forward", "again": False, "recipe": "Fprop mxfp4; Dgrad+Wgrad bf16",
-        "tokens": 10_112, "factors": {"recipe.gemms": ["fprop"]},
-        "differs": {"recipe.gemms": [[], ["fprop"]]}, "folded": ["F plain"],
-    }  # fmt: skip
-    reason = "stabiliser 'sr' with no FP4 GEMM to act on"
-    assert lock["dropped"] == [{"name": "no FP4 SR", "reason": reason}]
 
 
 @pytest.mark.parametrize(
@@ -103,25 +73,6 @@ def test_data_are_identified_once_and_all_their_faults_reported(study):
     assert str(caught.value) == "b: no such file\nx: no such file\ny: no such file"
 
 
-def test_differences_are_field_by_field_and_name_only_what_is_real_and_not_the_default(plan):
-    rules = "layers: [{last: 1, recipe: {gemms: [fprop]}}], phases: [{from_fraction: 0.5, recipe: bf16}]"
-    text = STUDY.split("arms:", maxsplit=1)[0] + (
-        "arms:\n"
-        "  bf16: {recipe: {hadamard_size: 32}}\n"  # without a Hadamard its size means nothing, but for z
-        "  x: {model: {layers: 3}, training: {grad_clip: null}, backend: reference}\n"
-        "  y: {recipe: {rest: fp8}, model: {layers: 3}}\n"
-        "  z: {from: bf16, recipe: {gemms: [fprop], stabiliser: dht}}\n"
-        f"  r: {{recipe: {{gemms: [], {rules}}}}}\n"
-    )
-    _, x, y, _, ruled = plan(text).arms
-    backend = {"backend": ("auto", "reference")}
-    assert x.differs == {"model.layers": (2, 3), "training.grad_clip": (1.0, None)} | backend
-    assert y.differs["recipe.rest"] == ("bf16", "fp8")
-    assert ruled.differs["recipe.layers"] == (None, [{"last": 1, "recipe": {"gemms": ["fprop"]}}])
-    half = [{"from_fraction": 0.5, "recipe": "bf16"}]
-    assert ruled.differs["recipe.phases"] == (None, half)
-
-
 PLANNED = [name for name, path in shipped_studies().items() if "\nsearch:" not in path.read_text()]
 
 
@@ -135,13 +86,3 @@ def test_the_shipped_studies_can_be_planned(name):
     if name == "amd-ladder":
         last = "mxfp4(even); de-oscillated every 200 steps at 3×"  # not of the table
         assert planned.arm("F+D+W deosc").recipe == last
-
-
-def test_the_baseline_again_has_its_configuration_and_other_seeds(plan):
-    planned = plan(STUDY.replace("seeds: [0, 5]", "seeds: [0, 5]\nbaseline_again: true"))
-    base, again = planned.arm("bf16"), planned.arms[-1]
-    assert (again.name, again.again, base.again, again.differs) == ("bf16 again", True, False, {})
-    assert again.config == base.config
-    assert [(run.id, run.seed) for run in again.runs] == [
-        (run_id(base.config.with_seed(seed)), seed) for seed in (6, 7)
-    ]

@@ -49,15 +49,6 @@ def found(planned, rates=RATES):
     return tuned_plan(planned, replace(planned.tuning, groups=tuple(groups)))
 
 
-def test_before_tuning_the_arms_are_the_studys_own(plan):
-    planned = plan(STUDY)
-    assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again"]
-    assert not planned.tuning.is_done
-    lock = planned.tuning
-    assert (lock.study, lock.done, lock.tuned) == ("s tune", False, {})
-    assert "tuning" not in plan_to_json(plan(STUDY.split("tune:", maxsplit=1)[0]))
-
-
 def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_rate(plan):
     planned = found(plan(STUDY))
     assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again", "b tuned", "c tuned"]
