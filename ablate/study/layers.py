@@ -49,8 +49,6 @@ def locate(source: Source, layers: Layers, *fields: str) -> Path | None:
     for stack in reversed(layers):
         for path in list(paths):
             for where, into in reversed(stack):
-                if into[: len(path)] == path:
-                    return where
                 if into[0] != path[0]:
                     continue
                 part, replaces = _part(source, (where, into))
@@ -81,12 +79,11 @@ def _part(source: Source, layer: Layer) -> tuple[Any, bool]:
             value = value | {
                 gemm: {"format": value[gemm]} for gemm in GEMMS if isinstance(value.get(gemm), str)
             }
-    if section != "model":
-        return value, False
-    own = value if isinstance(value, dict) else {}
-    replaces = any(own.get(key) is not None for key in ("preset", "hf", "function"))
-    if (fields := PRESETS.get(str(own.get("preset")))) is not None:
-        value = fields | {key: said for key, said in own.items() if key != "preset"}
+    replaces = False
+    if section == "model" and isinstance(value, dict):
+        replaces = any(value.get(key) is not None for key in ("preset", "hf", "function"))
+        if (fields := PRESETS.get(str(value.get("preset")))) is not None:
+            value = fields | {key: said for key, said in value.items() if key != "preset"}
     return value, replaces
 
 
@@ -99,21 +96,20 @@ def _merge(under: Any, over: Any) -> Any:
 def factors_of(source: Source, layers: Layers) -> dict[str, Any]:
     """Map dotted paths to the leaves that an arm and its parents set, as written; without the base's."""
     factors: dict[str, Any] = {}
+
+    def put(name: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for key, below in value.items():
+                put(f"{name}.{key}", below)
+            return
+        for part in [part for part in factors if part.startswith(f"{name}.")]:
+            del factors[part]  # setting the whole replaces its parts
+        factors[name] = value
+
     for stack in layers[1:]:
         for where, into in stack:
-            _set_factors(factors, into, source.get(*where))
+            put(".".join(map(str, into)), source.get(*where))
     return factors
-
-
-def _set_factors(factors: dict[str, Any], path: Path, value: Any) -> None:
-    if isinstance(value, dict) and value:
-        for key, below in value.items():
-            _set_factors(factors, (*path, key), below)
-        return
-    name = ".".join(map(str, path))
-    for part in [part for part in factors if part.startswith(f"{name}.")]:
-        del factors[part]  # setting the whole replaces its parts
-    factors[name] = value
 
 
 class Sections:
@@ -132,10 +128,10 @@ class Sections:
         for layer in layers:
             part, replaces = _part(self._source, layer)
             merged = part if replaces else _merge(merged, part)
-        if name not in _TYPES:  # backend and trainer are words, checked with the file
-            is_code = name == "trainer" and isinstance(merged, str)
-            word = self._join_code(merged) if is_code else merged
-            return ("auto" if name == "backend" and not layers else word), {}
+        if name == "backend":  # it and the trainer are words, checked with the file
+            return merged or "auto", {}
+        if name == "trainer":
+            return self._join_code(merged) if isinstance(merged, str) else merged, {}
         if name == "fork" and merged is None:
             return None, {}
         try:
