@@ -79,15 +79,29 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
     ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in run_seconds}
     storage = 0
+    longest = cpu_work = gpu_work = 0.0
+    is_told = True
     for arm in plan.arms:
+        resources, tokens = arm.resources, arm.batches.tokens
         weights = 0 if arm.size is None or not plan.keep_weights else arm.size.parameters
         each = 2 if arm.config.training.master_weights == "bf16" else 4
         rows = arm.batches.metric_rows * _BYTES_PER_ROW
         storage += len(arm.runs) * (_BYTES_PER_RUN + rows + each * weights)
+        to_do = [run.id for run in arm.runs if progress.state(run.id) not in END_STATES]
+        if not to_do:
+            continue
+        is_told = is_told and arm.name in run_seconds
+        seconds = run_seconds.get(arm.name, 0.0)
+        work = sum(1 - shared.get(run_id, 0) / tokens for run_id in to_do) * seconds
+        longest = max(longest, seconds)
+        if resources.gpus:
+            gpu_work += work
+        else:
+            cpu_work += work * min(1.0, resources.cpus * resources.devices_per_run / cores)
     return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
-        wall_seconds=_wall_seconds(plan, progress, run_seconds, shared, cores),
+        wall_seconds=max(longest, cpu_work, gpu_work) if is_told else None,
         cores=cores,
         uses_gpu=any(arm.resources.gpus for arm in plan.arms),
         storage_bytes=storage,
@@ -110,31 +124,6 @@ def duration_text(seconds: float) -> str:
     if seconds < 48 * 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 86400:,.1f} days"
-
-
-def _wall_seconds(
-    plan: Plan,
-    progress: StudyProgress,
-    run_seconds: dict[str, float],
-    shared: dict[str, int],
-    cores: int,
-) -> float | None:
-    """Spread the runs over the cores, and GPU runs one after the other; never below the longest run."""
-    longest = cpu_work = gpu_work = 0.0
-    for arm in plan.arms:
-        to_do = [run.id for run in arm.runs if progress.state(run.id) not in END_STATES]
-        left = sum(1 - shared.get(run_id, 0) / arm.batches.tokens for run_id in to_do)
-        if not to_do:
-            continue
-        if (seconds := run_seconds.get(arm.name)) is None:
-            return None
-        longest = max(longest, seconds)
-        if arm.resources.gpus:
-            gpu_work += left * seconds
-        else:
-            taken = arm.resources.cpus * arm.resources.devices_per_run
-            cpu_work += left * seconds * min(1.0, taken / cores)
-    return max(longest, cpu_work, gpu_work)
 
 
 def moderating_degrees(arms: int, others: float) -> float:

@@ -51,20 +51,14 @@ class Preset:
         return resolve(RecipeSpec(**self.written))
 
 
-def _read() -> dict[str, Preset]:
-    entries: dict[str, dict[str, Any]] = {}
-    for name, own in PUBLISHED.items():
-        usual = {"assumed": [], "checked": "read in the publication"}
-        entries[name] = usual | entries.get(own.get("like", ""), {}) | own
-    return {
-        name: Preset(
-            name=name,
-            source=Source(**entry["source"]),
-            written=entry["recipe"],
-            **{key: entry[key] for key in ("summary", "published", "assumed", "checked")},
-        )
-        for name, entry in entries.items()
-    }
-
-
-PRESETS = _read()
+PRESETS: dict[str, Preset] = {}
+_entries: dict[str, dict[str, Any]] = {}
+for _name, _own in PUBLISHED.items():
+    _usual = {"assumed": [], "checked": "read in the publication"}
+    _entries[_name] = _entry = _usual | _entries.get(_own.get("like", ""), {}) | _own
+    PRESETS[_name] = Preset(
+        name=_name,
+        source=Source(**_entry["source"]),
+        written=_entry["recipe"],
+        **{key: _entry[key] for key in ("summary", "published", "assumed", "checked")},
+    )

@@ -137,12 +137,12 @@ class GemmSpec:
     dy: OperandSpec | None = None
 
 
-def _gemm_short_form(value: Any) -> Any:
-    return {"format": value} if isinstance(value, str) else value
-
-
 GemmEntry = Annotated[
-    GemmSpec, BeforeValidator(_gemm_short_form, json_schema_input_type=GemmFormat | GemmSpec)
+    GemmSpec,
+    BeforeValidator(
+        lambda value: {"format": value} if isinstance(value, str) else value,
+        json_schema_input_type=GemmFormat | GemmSpec,
+    ),
 ]
 
 

@@ -16,7 +16,6 @@ from ablate.study.source import KEY, Path, Source, follow, show_path
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -87,39 +86,37 @@ class Faults:
         for fault in error.errors(include_url=False, include_input=False):
             # Tags of unions are in brackets, as is the end of a path whose key is at fault, not its value.
             full = tuple(part for part in fault["loc"] if str(part)[:1] != "[")
-            is_key = fault["loc"][-1:] == ("[key]",)
-            self._add_one(fault, full, (*path, *full[skip:]), section, is_key=is_key)
-
-    def _add_one(self, fault: ErrorDetails, full: Path, wanted: Path, section: Any, *, is_key: bool) -> None:
-        kind, context = fault["type"], fault.get("ctx", {})
-        value, steps = follow(self.source.data, wanted)
-        path, got, name = wanted[:steps], self.source.got(wanted[:steps]), str(wanted[-1:] and wanted[-1])
-        if kind == "unexpected_keyword_argument":
-            self.add((*wanted, KEY), "unknown key", _unknown_key(name, full[:-1], section))
-        elif kind == "missing":
-            self.add(path, f"missing key '{name}'", _MISSING.get(name))
-        elif kind == "said":
-            _, below = follow(value, context["key"])
-            self.add((*path, *context["key"][:below]), context["what"], context["hint"])
-        elif path == ("target",) and kind == "dataclass_type":
-            loss = value if isinstance(value, int | float) else 3.3
-            hint = f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
-            self.add(path, "a target needs its unit", hint)
-        elif kind == "literal_error":
-            words = context.get("words") or [w.strip("'") for w in re.split(", | or ", context["expected"])]
-            if is_key:
-                path, value, got = (*path, KEY), name, f"'{name}'"
-            what = f"expected {one_of(words)}, got {got}"
-            close = likely(value, words, None) if isinstance(value, str) else None
-            noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
-            if noun in ("recipe", "preset"):  # too many words to list
-                what = f"unknown {noun} {got}"
-                close = close or f"`ablate recipes` lists them{'; or a mapping' * (noun == 'recipe')}"
-            self.add(path, what, close)
-        else:
-            limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
-            what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}, got {got}"
-            self.add(path, what, _mend(kind, value, self.source.place(path).text))
+            wanted, kind, context = (*path, *full[skip:]), fault["type"], fault.get("ctx", {})
+            value, steps = follow(self.source.data, wanted)
+            at, got, name = wanted[:steps], self.source.got(wanted[:steps]), str(wanted[-1:] and wanted[-1])
+            if kind == "unexpected_keyword_argument":
+                self.add((*wanted, KEY), "unknown key", _unknown_key(name, full[:-1], section))
+            elif kind == "missing":
+                self.add(at, f"missing key '{name}'", _MISSING.get(name))
+            elif kind == "said":
+                _, below = follow(value, context["key"])
+                self.add((*at, *context["key"][:below]), context["what"], context["hint"])
+            elif at == ("target",) and kind == "dataclass_type":
+                loss = value if isinstance(value, int | float) else 3.3
+                hint = f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
+                self.add(at, "a target needs its unit", hint)
+            elif kind == "literal_error":
+                words = context.get("words") or [
+                    w.strip("'") for w in re.split(", | or ", context["expected"])
+                ]
+                if fault["loc"][-1:] == ("[key]",):
+                    at, value, got = (*at, KEY), name, f"'{name}'"
+                what = f"expected {one_of(words)}, got {got}"
+                close = likely(value, words, None) if isinstance(value, str) else None
+                noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
+                if noun in ("recipe", "preset"):  # too many words to list
+                    what = f"unknown {noun} {got}"
+                    close = close or f"`ablate recipes` lists them{'; or a mapping' * (noun == 'recipe')}"
+                self.add(at, what, close)
+            else:
+                limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
+                what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}, got {got}"
+                self.add(at, what, _mend(kind, value, self.source.place(at).text))
 
 
 def _space(text: str) -> str | None:
