@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
-from simulation import (
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from simulated_studies import (
     by_arms,
     by_budget,
     by_estimator,
@@ -15,6 +21,8 @@ from simulation import (
     by_single_runs,
     by_speed_up,
 )
+
+sys.path.pop(0)  # names there are those of other modules, too
 
 
 def repeats(few, many):

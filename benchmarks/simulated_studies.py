@@ -1,6 +1,6 @@
 """Simulated studies with a known truth: how often the report's interval holds it, and how others fail.
 
-    python tests/results/simulation.py [REPEATS]        # what the tables of docs/report.md have
+    python benchmarks/simulated_studies.py [REPEATS]        # what the tables of docs/report.md have
 
 *Logs of others.* A run's loss is 1.5 + 4 (1 + T / 20,000)^−0.45 with its token axis stretched by the arm's
 cost and by a factor of its own, log-normal: the noise of seeds (s.d. 2.7 %, as MLPerf's runs at batch 16
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,15 @@ from ablate.results.intervals import contrasts, difference, exponential, mean_es
 from ablate.results.stop_rule import levels_of
 from ablate.run.outcome import LocalFit, Outcome, outcome
 from ablate.store.plan_file import Settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ablate.results.cost import Cost
+    from ablate.results.intervals import Interval
+    from ablate.run.outcome import Rule
+
+    Study = tuple[np.random.Generator, Sequence[Outcome], Sequence[Outcome]]
 
 TARGET = 2.2
 THROUGHPUT, REPEATS, REPEAT_NOISE = 1.25, 6, 0.005
@@ -44,26 +53,37 @@ class Tally(NamedTuple):
     spread: float
 
 
-def tally(intervals, truth):
+def tally(intervals: Iterable[Interval | Cost], truth: float) -> Tally:
+    """Compare intervals and their estimates with the truth."""
     rows = [(one.low, one.high, one.estimate) for one in intervals]
     low, high, estimate = np.array(rows, dtype=float).T  # no interval holds nothing
     held, positive = (low <= truth) & (truth <= high), (low > 0) | (high < 0)
     return Tally(held.mean(), positive.mean(), estimate.mean() - truth, estimate.std())
 
 
-def token_cost(arm, base, *, moderated=True, **more):
-    """The report's token cost of a study of two arms."""
+def token_cost(
+    arm: Sequence[Outcome], base: Sequence[Outcome], *, moderated: bool = True, **more: Any
+) -> Cost:
+    """Compute the report's token cost of a study of two arms."""
     return token_costs({"arm": (arm, base)}, moderated=moderated, **more)["arm"]
 
 
-def studies(cost, n, repeats, *, budgets=(1.6, 1.6), rule="confirmed", seed=0):
+def studies(
+    cost: float,
+    n: int,
+    repeats: int,
+    *,
+    budgets: tuple[float, float] = (1.6, 1.6),
+    rule: Rule = "confirmed",
+    seed: int = 0,
+) -> Iterator[Study]:
     """Yield, of each study, its generator and the outcomes of ``n`` runs of an arm and of the baseline.
 
     ``budgets``: of the arm's and of the baseline's runs, over the baseline's true tokens to target.
     """
     rng = np.random.default_rng(seed)
 
-    def run(number, cost, budget):
+    def run(number: int, cost: float, budget: float) -> Outcome:
         tokens = np.arange(EVERY, budget * TOKENS_TO_TARGET, EVERY)
         pace = np.exp(rng.normal(0, SEED_NOISE)) / (1 + cost)
         loss = 1.5 + 4.0 * (1 + tokens * pace / 20_000) ** -0.45 + rng.normal(0, EVAL_NOISE, len(tokens))
@@ -75,8 +95,10 @@ def studies(cost, n, repeats, *, budgets=(1.6, 1.6), rule="confirmed", seed=0):
         yield rng, *([run(number, *side) for number in range(n)] for side in sides)
 
 
-def by_report(cost, n, repeats, *, rule="confirmed", seed=0, moderated=True):
-    """The report's token cost."""
+def by_report(
+    cost: float, n: int, repeats: int, *, rule: Rule = "confirmed", seed: int = 0, moderated: bool = True
+) -> Tally:
+    """Judge the report's token cost."""
     found = [
         token_cost(arm, base, moderated=moderated)
         for _, arm, base in studies(cost, n, repeats, rule=rule, seed=seed)
@@ -87,8 +109,10 @@ def by_report(cost, n, repeats, *, rule="confirmed", seed=0, moderated=True):
     return tally(found, cost)
 
 
-def by_budget(cost, n, repeats, *, budget, seed=0):
-    """The report's token cost where it has an interval, how often it has, and how often it says "near".
+def by_budget(
+    cost: float, n: int, repeats: int, *, budget: float, seed: int = 0
+) -> tuple[Tally, float, float]:
+    """Judge the report's token cost where it has an interval: how often it has, and how often it says "near".
 
     ``budget``: over the arm's true tokens to target.
     """
@@ -103,8 +127,8 @@ def by_budget(cost, n, repeats, *, budget, seed=0):
     return tally(found, cost), len(found) / repeats, near / len(found)
 
 
-def by_speed_up(cost, n, repeats, *, noise=REPEAT_NOISE, seed=0):
-    """The report's end-to-end speed-up, minus one, of an arm that was timed alone."""
+def by_speed_up(cost: float, n: int, repeats: int, *, noise: float = REPEAT_NOISE, seed: int = 0) -> Tally:
+    """Judge the report's end-to-end speed-up, minus one, of an arm that was timed alone."""
     found = []
     for rng, arm, base in studies(cost, n, repeats, seed=seed):
         rates = (list(ratio * np.exp(rng.normal(0, noise, REPEATS))) for ratio in (THROUGHPUT, 1.0))
@@ -113,8 +137,18 @@ def by_speed_up(cost, n, repeats, *, noise=REPEAT_NOISE, seed=0):
     return tally(found, THROUGHPUT / (1 + cost) - 1)
 
 
-def own_runs(rng, n, *, arms=7, cost=0.0, paired=True, unalike=UNALIKE, odd=1.0, odd_base=1.0):
-    """Log tokens to target of each arm and of the baseline, by seed.
+def own_runs(
+    rng: np.random.Generator,
+    n: int,
+    *,
+    arms: int = 7,
+    cost: float = 0.0,
+    paired: bool = True,
+    unalike: float = UNALIKE,
+    odd: float = 1.0,
+    odd_base: float = 1.0,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Draw log tokens to target of each arm and of the baseline, by seed.
 
     ``odd``: how much more arm 0 spreads. ``odd_base``: how much more the baseline does, unpaired.
     """
@@ -127,9 +161,14 @@ def own_runs(rng, n, *, arms=7, cost=0.0, paired=True, unalike=UNALIKE, odd=1.0,
     return found[:-1], odd_base * found[-1]
 
 
-def by_arms(n, repeats, *, paired=True, moderated=True, seed=0, **runs):
-    """Share of intervals of log T that hold the truth, mean width, the share of arm 0's alone, and the cost
-    that so many seeds find in four of five comparisons."""
+def by_arms(
+    n: int, repeats: int, *, paired: bool = True, moderated: bool = True, seed: int = 0, **runs: Any
+) -> tuple[float, float, float, float]:
+    """Judge the intervals of log T of several arms.
+
+    Returns the share that holds the truth, the mean width, the share of arm 0's alone, and the cost that so
+    many seeds find in four of five comparisons.
+    """
     rng = np.random.default_rng(seed)
     ends = []
     for _ in range(repeats):
@@ -145,8 +184,17 @@ def by_arms(n, repeats, *, paired=True, moderated=True, seed=0, **runs):
     return held.mean(), (high - low).mean(), held[:, 0].mean(), np.expm1(np.quantile(-low, 0.8))
 
 
-def by_settled(cost, repeats, *, moderated=True, arms=7, most=8, paired=True, seed=0):
-    """Seeds until settled: how often the last interval holds the truth, and the mean number of seeds."""
+def by_settled(
+    cost: float,
+    repeats: int,
+    *,
+    moderated: bool = True,
+    arms: int = 7,
+    most: int = 8,
+    paired: bool = True,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Judge seeds until settled: how often the last interval holds the truth, and the mean of seeds."""
     rng = np.random.default_rng(seed)
     rule = Settled(looks=tuple(range(2, most + 1)))
     held, used = [], []
@@ -164,16 +212,18 @@ def by_settled(cost, repeats, *, moderated=True, arms=7, most=8, paired=True, se
     return np.mean(held), np.mean(used)
 
 
-def hits(logs):
-    """Runs that hit at these log tokens."""
+def hits(logs: np.ndarray) -> list[Outcome]:
+    """Return runs that hit at these log tokens."""
     return [
         Outcome(seed=seed, end="hit", low=float(tokens), high=float(tokens))
         for seed, tokens in enumerate(np.exp(logs))
     ]
 
 
-def by_estimator(repeats, *, every=0.077, kink=None, seed=0):
-    """Log tokens to target of single runs over the truth: a row each, by the local fit and interpolated.
+def by_estimator(
+    repeats: int, *, every: float = 0.077, kink: float | None = None, seed: int = 0
+) -> np.ndarray:
+    """Return log tokens to target of single runs over the truth, a row each, by local fit and interpolated.
 
     ``kink``: the share of the tokens to target after which the loss falls twice as fast, as in a decay that
     the fit was not told of.
@@ -196,8 +246,8 @@ def by_estimator(repeats, *, every=0.077, kink=None, seed=0):
     return np.array(found)
 
 
-def by_naive_looks(cost, n, repeats, *, seed=0):
-    """With a plain 95 % interval after each seed from the second, stopped at the first sign of a cost."""
+def by_naive_looks(cost: float, n: int, repeats: int, *, seed: int = 0) -> Tally:
+    """Judge a plain 95 % interval after each seed from the second, stopped at the first sign of a cost."""
     found = []
     for _, arm, base in studies(cost, n, repeats, seed=seed):
         looks = [token_cost(arm[:used], base[:used]) for used in range(2, n + 1)]
@@ -205,8 +255,8 @@ def by_naive_looks(cost, n, repeats, *, seed=0):
     return tally(found, cost)
 
 
-def by_hits_only(cost, n, repeats, *, budget, seed=0):
-    """The mean over the runs that reached the target, as if there were no others; the share of others."""
+def by_hits_only(cost: float, n: int, repeats: int, *, budget: float, seed: int = 0) -> tuple[Tally, float]:
+    """Judge the mean over the runs that reached the target, as if there were no others; and their share."""
     found, censored = [], 0
     for _, *sides in studies(cost, n, repeats, budgets=(budget, 1.6), seed=seed):
         logs = [[np.log(run.high) for run in runs if run.end == "hit"] for runs in sides]
@@ -216,8 +266,8 @@ def by_hits_only(cost, n, repeats, *, budget, seed=0):
     return tally(found, cost), censored / (n * repeats)
 
 
-def by_single_runs(cost, repeats, *, rule, seed=0):
-    """One run an arm: the estimates alone, for there is no interval."""
+def by_single_runs(cost: float, repeats: int, *, rule: Rule, seed: int = 0) -> np.ndarray:
+    """Return the estimates of one run an arm, for there is no interval."""
     pairs = studies(cost, 1, repeats, rule=rule, seed=seed)
     return np.array([arm.high / base.high - 1 for _, (arm,), (base,) in pairs])
 
@@ -229,8 +279,8 @@ OF_OWN_RUNS = (
 )  # fmt: skip
 
 
-def main(repeats):
-    def say(simulate, *arguments, **settings):
+def main(repeats: int) -> None:
+    def say(simulate: Callable[..., object], *arguments: Any, **settings: Any) -> None:
         found = simulate(*arguments, **settings)
         print(simulate.__name__, arguments, settings, *np.round(np.hstack(found), 4))
 
