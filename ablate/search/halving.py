@@ -193,11 +193,6 @@ def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
         left = [trial for place, trial in enumerate(left) if place not in best]
 
 
-def front(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the feasible trials that no other dominates, sorted by their last objective."""
-    return sorted(next(fronts(trials), []), key=lambda trial: (*reversed(trial.values), trial.number))
-
-
 def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
     """Choose the trials to run at the next budget: the share ``keep``, but always the whole first front.
 

@@ -14,7 +14,7 @@ from ablate.search.halving import (
     DIVERGED,
     IRRELEVANT,
     candidate_of,
-    front,
+    fronts,
     importances,
     is_feasible,
     with_levels,
@@ -116,7 +116,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
     search = planned.search
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
-        best = {trial.number for trial in front(trials)}
+        best = {trial.number for trial in next(fronts(trials), [])}
         points = []
         for trial in trials:
             arm = planned.arm(budget, candidate_of(trial))
