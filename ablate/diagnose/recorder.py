@@ -164,13 +164,12 @@ class Recorder:
         for other, recipe in settings.other_recipes().items():
             seed, total = self._state.seed, self._state.total_tokens
             state = RecipeState(recipe=recipe, backend=Selection(), seed=seed, total_tokens=total)
-            self._layers[other] = {
-                name: QuantLinear(
-                    layer.in_features, layer.out_features, name=name, state=state, place=layer.place,
-                    weight=nn.Parameter(layer.weight.detach(), requires_grad=False),
-                ).to(layer.weight.device)
-                for name, layer in chosen(recipe).items()
-            }  # fmt: skip
+            self._layers[other] = {}
+            for name, layer in chosen(recipe).items():
+                twin = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+                twin.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
+                made = QuantLinear.take_over(twin, name=name, state=state, place=layer.place)
+                self._layers[other][name] = made.to(layer.weight.device)
         wanted = set().union(*self._layers.values())
         self._chosen = {name: layer for name, layer in layers.items() if name in wanted}
         self._found: dict[str, Tapped] = {}

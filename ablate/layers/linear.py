@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -36,8 +35,6 @@ from ablate.recipes.place import LayerPlace, places
 from ablate.recipes.policy import contracted_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ablate.backends.protocol import Backend, Operand
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
@@ -58,42 +55,24 @@ class QuantLinear(nn.Linear):
     Takes [..., in_features] of any float dtype and computes in bf16. The result is bf16 for bf16 inputs and
     under autocast (also to fp16, which could not hold it); otherwise it has the input's dtype. Autocast
     changes nothing inside the three GEMMs. ``name`` keys the random streams and must be unique within a
-    model. ``weight`` and ``bias`` are existing parameters to use; by default the weight is uninitialised and
-    there is no bias. A tensor that is no parameter raises ``TypeError``.
+    model. ``take_over`` makes one of a linear layer.
     """
 
     OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "has_run", *BUFFERS_OF_SCALES))
     """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        name: str,
-        state: RecipeState,
-        place: LayerPlace | None = None,
-        weight: nn.Parameter | None = None,
-        bias: nn.Parameter | None = None,
-    ) -> None:
-        # nn.Linear.__init__ would draw initial weights for nothing.
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = in_features, out_features
-        if weight is None:
-            weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.register_parameter("weight", weight)
-        self.register_parameter("bias", bias)
-        self._follow(name, state, places([name])[name] if place is None else place)
-
     @classmethod
-    def take_over(cls, linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace) -> None:
+    def take_over(
+        cls, linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace | None = None
+    ) -> QuantLinear:
         """Make a linear layer follow a recipe.
 
         It stays the same object, so the change reaches modules and lists that hold it, hooks and wrappers.
         """
         linear.__class__ = cls
         assert isinstance(linear, cls)
-        cls._follow(linear, name, state, place)
+        cls._follow(linear, name, state, places([name])[name] if place is None else place)
+        return linear
 
     def _follow(self, name: str, state: RecipeState, place: LayerPlace) -> None:
         self.name, self.state, self.place = name, state, place
@@ -312,35 +291,13 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
     return local, slice(start, start + local.shape[0])
 
 
-@contextmanager
-def forward_in_bf16(model: nn.Module) -> Iterator[None]:
-    """Make every quantised layer compute in bf16 within this context, for evaluations.
-
-    The weights are those of training, not quantised. Nothing random is drawn, and nothing that training reads
-    changes.
-    """
-    layers, plain = quantised_layers(model).values(), LayerRecipe()
-    for layer in layers:
-        layer.override = plain
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.override = None
-
-
-def is_forward_in_bf16(model: nn.Module, tokens: int) -> bool:
-    """Whether Fprop of every quantised layer is plain bf16 by its own recipe after this many tokens."""
-    return all(layer.recipe_at(tokens).fprop.is_untouched for layer in quantised_layers(model).values())
-
-
 @torch.library.custom_op("ablate::fprop", mutates_args=())
 def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
     layer = _sites[site]
     at = layer.position()
     with torch.autocast(x.device.type, enabled=False):  # it would round the products in fp32
-        y = _output(layer, at, x, weight)
+        y = _Pass(layer, at, x, weight).product("fprop")
     return y, torch.tensor((at.step, at.call, at.tokens), dtype=torch.int64)
 
 
@@ -361,19 +318,19 @@ def _gradients(
     if layer.state.tap is not None:
         layer.state.tap(layer.name, at, dy, x, weight)
     with torch.autocast(dy.device.type, enabled=False):
-        back = _Backward(layer, at, dy, x, weight)
+        back = _Pass(layer, at, x, weight, dy)
         if wants_dx and wants_dw:
             backend = layer.backend("dgrad", at, dy)
             if backend.one_read and backend is layer.backend("wgrad", at, dy):
                 draws = (layer.draw(back.dy, gemm, "dy", at) for gemm in GEMMS[1:])
                 both = zip(GEMMS[1:], backend.quantize_both(back.dy, *draws), strict=True)
-                dx, dw = (back.gradient(gemm, layer.watched(gemm, "dy", done)) for gemm, done in both)
+                dx, dw = (back.product(gemm, layer.watched(gemm, "dy", done)) for gemm, done in both)
                 return dx, dw
         # One after the other, so that only one copy of dy exists at a time.
         nothing = dy.new_empty(0)
         return (
-            back.gradient("dgrad") if wants_dx else nothing,
-            back.gradient("wgrad") if wants_dw else nothing,
+            back.product("dgrad") if wants_dx else nothing,
+            back.product("wgrad") if wants_dw else nothing,
         )
 
 
@@ -392,57 +349,53 @@ def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tens
     dy [M, N] and x [M, K] are bf16, the weight [N, K] has any float dtype. dw has the weight's dtype; y and
     dx are bf16.
     """
-    if gemm == "fprop":
-        return _output(layer, at, x, weight)
-    return _Backward(layer, at, dy, x, weight).gradient(gemm)
+    return _Pass(layer, at, x, weight, dy).product(gemm)
 
 
-def _output(layer: QuantLinear, at: Position, x: Tensor, weight: Tensor) -> Tensor:
-    w = weight.to(torch.bfloat16)
-    y = layer.backend("fprop", at, x).multiply(
-        layer.operand(layer.filled(x, at), "fprop", "x", at), layer.operand(w, "fprop", "w", at)
-    )
-    return _first(y, len(x))
-
-
-def _first(matrix: Tensor, rows: int) -> Tensor:
-    """Drop the rows that filled up the last block."""
-    return matrix if len(matrix) == rows else matrix[:rows].clone()
-
-
-class _Backward:
-    """A backward pass. The operands of its forward pass are quantised again at most once each.
+class _Pass:
+    """A forward or backward pass. The operands of Fprop are quantised again at most once each.
 
     Dgrad may need w for its product and x's mask, Wgrad the other way round. What both need is kept from its
     first use to its second.
     """
 
-    def __init__(self, layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        self._layer, self._at, self._rows = layer, at, len(dy)
-        self.dy, self._x, self._weight = layer.filled(dy, at), layer.filled(x, at), weight
+    def __init__(
+        self, layer: QuantLinear, at: Position, x: Tensor, weight: Tensor, dy: Tensor | None = None
+    ) -> None:
+        self._layer, self._at, self._rows = layer, at, len(x)
+        self._x, self._weight = layer.filled(x, at), weight
+        self.dy = self._x if dy is None else layer.filled(dy, at)
         self._recipe = layer.recipe_at(at.tokens)
         self._kept: dict[str, Operand] = {}
 
-    def gradient(self, gemm: Gemm, dy: Operand | None = None) -> Tensor:
-        """Compute dx [M, K] in bf16 or dw [N, K] in the weight's dtype. ``dy``: quantised for this GEMM."""
-        layer, at, (name, of) = self._layer, self._at, ("w", "x") if gemm == "dgrad" else ("x", "w")
-        dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
-        source = self._recipe.gemm(gemm).right.source
-        right = layer.operand(
-            self.tensor(name) if source == "high_precision" else self.operand(name), gemm, name, at
-        )
-        grad = layer.backend(gemm, at, self._weight).multiply(dy, right)
-        # Back through the mask and the rotation of the forward operand, whose gradient it is.
-        policy = self._recipe.fprop.left if of == "x" else self._recipe.fprop.right
-        mask = self.operand(of).mask if policy.mask else None
-        rotated = bool(policy.hadamard) and source != "high_precision"
-        if not rotated and mask is not None:
-            policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
-        if rotated or mask is not None:
-            key = layer.key("fprop", of, policy, at)
-            backend = layer.backend("fprop", at, grad)
-            grad = backend.gradient_through(grad, policy, key=key, mask=mask)
-        return _first(grad, self._rows) if gemm == "dgrad" else grad.to(self._weight.dtype)
+    def product(self, gemm: Gemm, dy: Operand | None = None) -> Tensor:
+        """Compute y [M, N] or dx [M, K] in bf16, or dw [N, K] in the weight's dtype.
+
+        ``dy``: quantised for this GEMM.
+        """
+        layer, at, backend = self._layer, self._at, self._layer.backend(gemm, self._at, self._weight)
+        if gemm == "fprop":
+            out = backend.multiply(self.operand("x"), self.operand("w"))
+        else:
+            name, of = ("w", "x") if gemm == "dgrad" else ("x", "w")
+            dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
+            source = self._recipe.gemm(gemm).right.source
+            right = layer.operand(
+                self.tensor(name) if source == "high_precision" else self.operand(name), gemm, name, at
+            )
+            out = backend.multiply(dy, right)
+            # Back through the mask and the rotation of the forward operand, whose gradient it is.
+            policy = self._recipe.fprop.left if of == "x" else self._recipe.fprop.right
+            mask = self.operand(of).mask if policy.mask else None
+            rotated = bool(policy.hadamard) and source != "high_precision"
+            if not rotated and mask is not None:
+                policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
+            if rotated or mask is not None:
+                forward = layer.backend("fprop", at, out)
+                out = forward.gradient_through(out, policy, key=layer.key("fprop", of, policy, at), mask=mask)
+        if gemm == "wgrad":
+            return out.to(self._weight.dtype)
+        return out if len(out) == self._rows else out[: self._rows].clone()  # the rows that filled it up
 
     def tensor(self, name: str) -> Tensor:
         """Return x or w in bf16."""

@@ -15,18 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ablate.layers.linear import QuantLinear, local_rows
+from ablate.layers.linear import QuantLinear, local_rows, quantised_layers
 from ablate.recipes import row_group
-from ablate.run.architecture import HEAD, model_places
+from ablate.run.architecture import model_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ablate.layers.state import RecipeState
-    from ablate.recipes.place import LayerPlace
     from ablate.run.config import ModelConfig
-
-    Linear = Callable[[int, int, str], QuantLinear]
 
 
 class Decoder(nn.Module):
@@ -41,17 +38,19 @@ class Decoder(nn.Module):
         self.embedding = nn.Parameter(torch.empty(vocab_size, config.width))
         if config.architecture == "gpt":
             self.positions = nn.Parameter(torch.empty(seq_len, config.width))
-        where = model_places(config)
-        self.blocks = nn.ModuleList(_Block(config, f"blocks.{i}", state, where) for i in range(config.layers))
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
         self.norm = _Norm(config)
-        self.head = QuantLinear(
-            config.width,
-            vocab_size,
-            name=HEAD,
-            state=state,
-            place=where[HEAD],
-            weight=self.embedding if config.tied_head else None,
-        )
+        self.head = _Linear(config.width, vocab_size, bias=False)
+        if config.tied_head:
+            self.head.weight = self.embedding
+        where = model_places(config)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                QuantLinear.take_over(module, name=name, state=state, place=where[name])
+        self.mixtures = [module for module in self.modules() if isinstance(module, Experts)]
+        for mixture in self.mixtures:
+            places = [layer.place for layer in quantised_layers(mixture).values()]
+            mixture.rows_multiple = max(row_group(one) for place in places for _, one in state.phases(place))
         self.balance: Tensor | None = None
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -70,9 +69,8 @@ class Decoder(nn.Module):
             whole = torch.empty(parameter.shape, dtype=torch.float32)
             nn.init.normal_(whole, std=std * (shrink if into_residual else 1), generator=generator)
             local.copy_(whole[rows])
-        for layer in self.modules():
-            if isinstance(layer, QuantLinear):
-                layer.forget_amax()
+        for layer in quantised_layers(self).values():
+            layer.forget_amax()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute the logits of the next token at every position, and set ``balance``."""
@@ -84,11 +82,17 @@ class Decoder(nn.Module):
             rotation = _rotation(tokens.shape[1], self.config, tokens.device)
         for block in self.blocks:
             x = block(x, rotation)
-        mixtures = [module for module in self.modules() if isinstance(module, Experts)]
-        balance = [mixture.balance for mixture in mixtures if mixture.balance is not None]
+        balance = [mixture.balance for mixture in self.mixtures if mixture.balance is not None]
         self.balance = torch.stack(balance).mean() if balance else None
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+class _Linear(nn.Linear):
+    """A linear layer without drawn weights: the decoder draws all of them."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
 class _Norm(nn.Module):
@@ -108,26 +112,18 @@ class _Norm(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(
-        self, config: ModelConfig, name: str, state: RecipeState, where: dict[str, LayerPlace]
-    ) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-
-        def linear(inputs: int, outputs: int, part: str) -> QuantLinear:
-            full = f"{name}.{part}"
-            bias = nn.Parameter(torch.empty(outputs)) if config.architecture == "gpt" else None
-            return QuantLinear(inputs, outputs, name=full, state=state, place=where[full], bias=bias)
-
         self.attention_norm = _Norm(config)
-        self.attention = _Attention(config, linear)
+        self.attention = _Attention(config)
         self.ffn_norm = _Norm(config)
         self.ffn: nn.Module
         if config.architecture == "gpt":
-            self.ffn = _GELU(config, linear)
+            self.ffn = _GELU(config)
         elif config.experts is None:
-            self.ffn = _SwiGLU(config, linear, "ffn")
+            self.ffn = _SwiGLU(config)
         else:
-            experts = (_SwiGLU(config, linear, f"ffn.experts.{i}") for i in range(config.experts))
+            experts = (_SwiGLU(config) for _ in range(config.experts))
             self.ffn = Experts(experts, width=config.width, per_token=config.experts_per_token)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -137,14 +133,14 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: ModelConfig, linear: Linear) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.heads
         self.kv_heads = config.kv_heads or config.heads
         self.head_dim = config.width // config.heads
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = linear(config.width, rows, "attention.qkv")
-        self.out = linear(config.width, config.width, "attention.out")
+        self.qkv = _Linear(config.width, rows, bias=config.architecture == "gpt")
+        self.out = _Linear(config.width, config.width, bias=config.architecture == "gpt")
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, positions, width = x.shape
@@ -159,10 +155,10 @@ class _Attention(nn.Module):
 
 
 class _SwiGLU(nn.Module):
-    def __init__(self, config: ModelConfig, linear: Linear, name: str) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up = linear(config.width, 2 * config.ffn, f"{name}.gate_up")
-        self.down = linear(config.ffn, config.width, f"{name}.down")
+        self.gate_up = _Linear(config.width, 2 * config.ffn, bias=False)
+        self.down = _Linear(config.ffn, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
@@ -171,10 +167,10 @@ class _SwiGLU(nn.Module):
 
 
 class _GELU(nn.Module):
-    def __init__(self, config: ModelConfig, linear: Linear) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = linear(config.width, config.ffn, "ffn.up")
-        self.down = linear(config.ffn, config.width, "ffn.down")
+        self.up = _Linear(config.width, config.ffn)
+        self.down = _Linear(config.ffn, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
@@ -196,15 +192,7 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(experts)
         self.router = nn.Parameter(torch.empty(len(self.experts), width))
         self.per_token = min(per_token, len(self.experts))
-        self.rows_multiple = max(
-            (
-                row_group(recipe)
-                for layer in self.experts.modules()
-                if isinstance(layer, QuantLinear)
-                for _, recipe in layer.state.phases(layer.place)
-            ),
-            default=1,
-        )
+        self.rows_multiple = 1  # the decoder sets it by the experts' recipes
         self.balance: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import hashlib
 import math
 import platform
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -31,11 +32,12 @@ from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.deoscillation import Deoscillation
-from ablate.layers.linear import forward_in_bf16, is_forward_in_bf16, is_sharded, weights_used_alone
+from ablate.layers.linear import is_sharded, quantised_layers, weights_used_alone
 from ablate.layers.state import EVAL_CALL, RecipeState
 from ablate.models.custom_models import named
 from ablate.models.decoder import Decoder
 from ablate.models.network import Network, build_network
+from ablate.recipes import LayerRecipe
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ONE_DEVICE, Layout, blocks, shard
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
@@ -51,10 +53,6 @@ if TYPE_CHECKING:
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 End = Literal["finished", "diverged", "interrupted"]
-_WINDOW: dict[str, Any] = {
-    "steps": 0, "tokens": 0, "loss": 0.0, "norm": 0.0, "seconds": 0.0, "reset": 0,
-}  # fmt: skip
-"""Sums since the last training row; ``reset``: weights that de-oscillation reset."""
 _CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: …, recipe: bf16}]"
 
 
@@ -129,9 +127,9 @@ def train(
         as_parent = replace(own, settings=fork.training, plan=plan_steps(fork.training, group.size))
     observer = observe(own) if observe else None
     first = above_bound = 0
-    window = dict(_WINDOW)
+    window = Counter[str]()  # sums since the last training row; ``reset``: weights that de-oscillation reset
     if checkpoints is not None and (snapshot := checkpoints.load()) is not None:
-        first, window = snapshot.step, dict(snapshot.numbers["window"])
+        first, window = snapshot.step, Counter(snapshot.numbers["window"])
         state.tokens = first * plan.tokens_per_step
         restore_snapshot(snapshot, model, optimizer, own.deoscillation)
         above_bound = snapshot.numbers["evaluations_above_bound"]
@@ -165,13 +163,13 @@ def train(
             observer.after()
             started = time.perf_counter() - stepped  # the observer's time does not count for the speed
         state.tokens = seen
-        if (reset := take_step(trainee)) is not None:
-            window["reset"] += sum(group.gathered(reset))
-        for name, value in (
-            ("steps", 1), ("tokens", plan.tokens_per_step), ("loss", loss), ("norm", norm),
-            ("seconds", time.perf_counter() - started),
-        ):  # fmt: skip
-            window[name] += value
+        reset = take_step(trainee)
+        sums: dict[str, Any] = {
+            "steps": 1, "tokens": plan.tokens_per_step, "loss": loss, "norm": norm,
+            "seconds": time.perf_counter() - started,
+            "reset": 0 if reset is None else sum(group.gathered(reset)),
+        }  # fmt: skip
+        window.update(sums)
 
         if done % trainee.plan.log_every_steps == 0 or done == plan.steps:
             row = {
@@ -182,7 +180,7 @@ def train(
             if own.deoscillation is not None and own.deoscillation.followed is not None:
                 row["weights_reset"] = window["reset"]
             on_metrics(row)
-            window = dict(_WINDOW)
+            window.clear()
         if done % trainee.plan.eval_every_steps == 0 or done in (fork_step, plan.steps):
             losses = evaluate(trainee, validation_tokens)
             if not math.isfinite(val_loss := losses["val_loss"]):
@@ -199,7 +197,7 @@ def train(
         is_due = checkpoints is not None and group.first(checkpoints.due(seen))
         stops = any(group.gathered(should_stop()))
         if checkpoints is not None and (is_due or stops):
-            numbers = {"evaluations_above_bound": above_bound, "window": window}
+            numbers = {"evaluations_above_bound": above_bound, "window": dict(window)}
             checkpoints.save(take_snapshot(model, optimizer, own.deoscillation, step=done, numbers=numbers))
         if stops:
             return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
@@ -313,15 +311,20 @@ def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]
     ``val_loss`` uses the recipe's own Fprop, or bf16 if only that is asked for. ``val_loss_bf16`` uses bf16
     in addition to the recipe's. If the recipe's Fprop is in bf16 anyway, one evaluation gives both.
     """
-    module, how = trainee.network.module, trainee.settings.evaluate_in
+    layers, how = quantised_layers(trainee.network.module).values(), trainee.settings.evaluate_in
     own = {} if how == "bf16" else {"val_loss": _mean_loss(trainee, tokens)}
     if how == "recipe":
         return own
     name = "val_loss" if how == "bf16" else "val_loss_bf16"
-    if own and is_forward_in_bf16(module, trainee.state.tokens):
+    if own and all(layer.recipe_at(trainee.state.tokens).fprop.is_untouched for layer in layers):
         return own | {name: own["val_loss"]}
-    with forward_in_bf16(module):
+    for layer in layers:
+        layer.override = LayerRecipe()
+    try:
         return own | {name: _mean_loss(trainee, tokens)}
+    finally:
+        for layer in layers:
+            layer.override = None
 
 
 def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:

@@ -59,8 +59,9 @@ RECIPES = {
 def made(name, backend="emulated", **position):
     generator = torch.Generator().manual_seed(1)
     state = RecipeState(recipe=RECIPES[name], backend=Selection(backend), seed=3, **position)
-    weight = torch.nn.Parameter(torch.randn(384, 256, generator=generator))
-    return QuantLinear(256, 384, name=NAME, state=state, weight=weight)
+    linear = torch.nn.Linear(256, 384, bias=False, device="meta")
+    linear.weight = torch.nn.Parameter(torch.randn(384, 256, generator=generator))
+    return QuantLinear.take_over(linear, name=NAME, state=state)
 
 
 def data(rows):
