@@ -100,7 +100,7 @@ def ours(
         trainee.optimizer.step()
         trainee.optimizer.zero_grad(set_to_none=True)
 
-    return step, sum(parameter.numel() for parameter in trainee.network.module.parameters())
+    return step, sum(parameter.numel() for parameter in trainee.module.parameters())
 
 
 def theirs(

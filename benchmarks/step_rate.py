@@ -3,7 +3,7 @@
     python benchmarks/step_rate.py --width 512
 
 The rate is that of the model's own products, timed alone in the same process, by turns with the steps;
-medians are printed. A step counts the operations of its products (``ablate.models.arithmetic``).
+medians are printed. A step counts the operations of its products (``ablate.run.architecture``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import statistics
 import torch
 from machine import in_turns, options, small_run, step
 
-from ablate.models.arithmetic import model_size
 from ablate.recipes import RecipeSpec, resolve
-from ablate.run.architecture import block_layers
+from ablate.run.architecture import block_layers, model_size
 from ablate.train.loop import assemble
 
 

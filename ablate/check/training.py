@@ -140,7 +140,7 @@ def _judged(step: str, trainee: Trainee, reference: Trainee, window: np.ndarray[
     trainee.state.watch, trainee.state.tap = watch, tap
     loss, _ = gradients(trainee, window, None)
     trainee.state.watch = trainee.state.tap = None
-    layers = quantised_layers(reference.network.module)
+    layers = quantised_layers(reference.module)
     # Forward in the layers' order, then backward.
     order: list[tuple[str, Gemm]] = [(layer, "fprop") for layer in reversed(given)]
     order += [(layer, gemm) for layer in given for gemm in GEMMS[1:]]

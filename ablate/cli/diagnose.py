@@ -133,7 +133,7 @@ def _matching(trainee: Trainee, patterns: tuple[str, ...]) -> list[str]:
     """Return the layers that match a pattern; all without patterns."""
     from ablate.layers.linear import quantised_layers
 
-    names = list(quantised_layers(trainee.network.module))
+    names = list(quantised_layers(trainee.module))
     chosen = {pattern: [name for name in names if fnmatchcase(name, pattern)] for pattern in patterns or "*"}
     for pattern, matching in chosen.items():
         if not matching:

@@ -17,11 +17,12 @@ from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
 from ablate.modelled.speed import HARDWARE, Range
-from ablate.models.arithmetic import parameters_text, schedule_text
 from ablate.plan import build_plan, code_warning, estimate, known_plan, read_progress
 from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, values_text
+from ablate.run.architecture import parameters_text
+from ablate.run.schedule import schedule_text
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 

@@ -163,12 +163,12 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
     """
     from ablate.train.snapshot import Snapshot, restore_model
 
-    buffers = trainee.network.module.named_buffers()
+    buffers = trainee.module.named_buffers()
     tensors: dict[str, Any] = {f"model.{name}": buffer for name, buffer in buffers if "amax_" in name}
     for name, tensor in found.items():
         if name.startswith("model.") and (name in tensors or "amax_" not in name):
             tensors[name] = tensor
-    restore_model(Snapshot(step=0, tensors=tensors, numbers={}), trainee.network.module)
+    restore_model(Snapshot(step=0, tensors=tensors, numbers={}), trainee.module)
 
 
 def _of_run(

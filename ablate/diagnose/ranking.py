@@ -66,7 +66,7 @@ def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[L
 
     ``draws``: passes for each random GEMM; a deterministic one needs one pass.
     """
-    layers, found = quantised_layers(trainee.network.module), []
+    layers, found = quantised_layers(trainee.module), []
     for name in names:
         recipe = layers[name].recipe_at(trainee.state.tokens)
         for gemm in GEMMS:
@@ -94,7 +94,7 @@ def predict_harm(
     Raises:
         ValueError: an operand that its policy cannot take.
     """
-    module, state = trainee.network.module, trainee.state
+    module, state = trainee.module, trainee.state
     layers, first_step, trains = quantised_layers(module), state.step, module.training
     own = {name: layer.recipe_at(state.tokens) for name, layer in layers.items()}
     tapped: dict[str, Tapped] = {}

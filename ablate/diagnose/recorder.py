@@ -153,7 +153,7 @@ class Recorder:
         self._settings, self._on_row = settings, on_row
         self._state, self._tokens_per_step = trainee.state, trainee.plan.tokens_per_step
         self._seq_len = trainee.settings.seq_len
-        layers = quantised_layers(trainee.network.module)
+        layers = quantised_layers(trainee.module)
         places = [layer.place for layer in layers.values()]
 
         def chosen(recipe: Recipe) -> dict[str, QuantLinear]:

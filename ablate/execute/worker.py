@@ -280,7 +280,7 @@ def _call_trainer(
     if task.keep_weights and result.trainee is not None and group.first(lease is None or lease.is_mine()):
         from ablate.train.snapshot import save_weights
 
-        model = result.trainee.network.module
+        model = result.trainee.module
         save_weights(model, group, task.config, run.weights, tokenizer=task.tokens_dir)
     return result
 

@@ -33,10 +33,9 @@ from ablate.modelled.speed import (
     token_time,
     workload_of,
 )
-from ablate.models.arithmetic import model_size
 from ablate.recipes import Recipe, row_group
 from ablate.recipes.place import phases_of
-from ablate.run.architecture import HEAD, layer_places, linear_layers
+from ablate.run.architecture import HEAD, layer_places, linear_layers, model_size
 from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:

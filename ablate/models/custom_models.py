@@ -1,39 +1,42 @@
-"""Foreign models: a Hugging Face causal model, or the result of a user's function; and their outlines.
+"""A run's model with its initial weights, recipe and loss: built-in, Hugging Face's, or of a user's function.
 
 The function is called as ``function(vocab_size=…, seq_len=…, **options)``. It returns a ``torch.nn.Module``
 that maps tokens [batch, positions] to logits [batch, positions, vocabulary] (or to an object with
 ``logits``); or that module and its loss, ``loss(module, inputs, targets)`` → mean nats per token.
 
-How it fails: ``UserError`` with a remedy, whatever the foreign code raises.
+How it fails: ``UserError`` with a remedy, whatever the foreign code raises; ``ValueError`` for a model
+without a linear layer.
 """
 
 from __future__ import annotations
 
 import logging
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from ablate.base.errors import UserError, likely
 from ablate.base.user_functions import load_function
 from ablate.data.hub import config_folder
-from ablate.layers.apply import survey
-from ablate.recipes.coverage import coverage_of
-from ablate.run.architecture import LinearLayer, layer_places
+from ablate.layers.apply import quantise_layers, survey
+from ablate.models.decoder import Decoder
+from ablate.recipes.coverage import ALLOW, coverage_of
+from ablate.run.architecture import LinearLayer, ModelSize, layer_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from ablate.layers.state import RecipeState
     from ablate.recipes import Recipe
     from ablate.recipes.coverage import Coverage, Matrix
-    from ablate.run.config import ModelConfig
-
+    from ablate.run.config import ModelConfig, RunConfig
 
 _LIBRARIES = {
     Path(__file__).parents[1],
@@ -41,23 +44,47 @@ _LIBRARIES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Foreign:
-    """A module, its own loss if it has one, and whether it comes from transformers."""
+Reduction = Literal["mean", "sum"]
+OwnLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Loss = Callable[[nn.Module, Tensor, Tensor, Reduction], tuple[Tensor, Tensor]]
+"""(module, inputs and targets [sequences, positions], reduction) → (training loss, nats per token).
 
-    module: nn.Module
-    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
-    is_hf: bool = False
+Each is a mean or a sum; they differ if a model adds a loss of its own.
+"""
 
 
-def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
+def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -> tuple[nn.Module, Loss]:
+    """Build a run's model and its loss.
+
+    It has the weights of this seed, on torch's default device; on ``meta`` it has none.
+
+    Raises:
+        UserError: foreign code or a foreign configuration cannot be used.
+        ValueError: the model has no linear layer that can follow the recipe, or it has a matrix that the
+            recipe does not reach and ``model.allow`` does not name.
+    """
+    if config.model.is_built_in:
+        module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
+        if not module.embedding.is_meta:
+            module.initialise(torch.Generator().manual_seed(initial_seed))
+        return module, partial(_decoder_loss, config.model.balance_loss)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(initial_seed)
+        foreign, own_loss = build(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
+    quantise_layers(foreign, state, allow=config.model.allow, key=ALLOW)
+    return foreign, partial(_foreign_loss, config, own_loss)
+
+
+def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, OwnLoss | None]:
     """Build a model that is not built in, with weights from torch's random generator or a checkpoint.
+
+    Returns its own loss, too, if it has one.
 
     Raises:
         UserError: the model is not available, cannot be built, or is not a causal torch module.
     """
     if model.hf is not None:
-        return _from_hf(model, vocab_size, seq_len)
+        return _from_hf(model, vocab_size, seq_len), None
     assert model.function is not None
     function = load_function(model.function)
     try:
@@ -69,10 +96,10 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Foreign:
     if not isinstance(module, nn.Module) or not (loss is None or callable(loss)):
         hint = "expected a torch.nn.Module, or (module, loss)"
         raise UserError(f"{named(model)} returned {type(made).__name__}", hint=hint)
-    return Foreign(module=module.float(), loss=loss)
+    return module.float(), loss
 
 
-def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
+def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
     folder = config_folder(str(model.hf), weights=model.pretrained)
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # indirectly imported packages log during the import
@@ -106,7 +133,8 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> Foreign:
         raise UserError(f"{named(model)} cannot be built: {describe_error(error)}", hint=hint) from error
     _make_linear(module)
     _refuse_a_view_ahead(module, model, seq_len)
-    return Foreign(module=module, is_hf=True)
+    result: nn.Module = module
+    return result
 
 
 def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) -> None:
@@ -174,17 +202,67 @@ def _make_linear(module: nn.Module) -> None:
             setattr(module.get_submodule(parent), last, linear)
 
 
+def _decoder_loss(
+    balance_weight: float, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+) -> tuple[Tensor, Tensor]:
+    loss = _cross_entropy(module(inputs), targets, reduction)
+    balance = getattr(module, "balance", None)
+    if balance is None or not module.training:
+        return loss, loss
+    return loss + balance_weight * balance, loss
+
+
+def _foreign_loss(
+    config: RunConfig,
+    own_loss: OwnLoss | None,
+    module: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    reduction: Reduction,
+) -> tuple[Tensor, Tensor]:
+    call: dict[str, Any] = {} if config.model.hf is None else {"use_cache": False}
+    if inputs.is_meta and call:
+        # Without a mask transformers searches the positions for packed sequences.
+        square = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta")
+        call["attention_mask"] = square.tril()[None, None]
+    # Master weights in fp32, activations in bf16, as in the built-in models.
+    with torch.autocast("cpu" if inputs.is_meta else inputs.device.type, dtype=torch.bfloat16):
+        if own_loss is None:
+            out = module(inputs, **call)
+        else:
+            loss: object = own_loss(module, inputs, targets)
+            if not isinstance(loss, Tensor) or loss.dim() != 0:
+                hint = "expected a tensor without dimensions: mean nats per token"
+                raise UserError(f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint)
+            loss = loss * targets.numel() if reduction == "sum" else loss
+            return loss, loss
+    logits: object = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    wanted = f"[sequences, positions, vocab_size], here {[*inputs.shape, config.vocab_size]}"
+    if not isinstance(logits, Tensor):
+        hint = f"expected logits {wanted}; what returns others needs a loss of its own"
+        raise UserError(f"{named(config.model)} returned {_kind(out)}", hint=hint)
+    shape = list(logits.shape)
+    if shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size:  # a padded vocabulary is larger
+        raise UserError(f"{named(config.model)} returned logits {shape}", hint=f"expected {wanted}")
+    loss = _cross_entropy(logits, targets, reduction)
+    return loss, loss
+
+
+def _kind(found: object) -> str:
+    return f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """A model's matrices, the linear layers among them that can follow a recipe, and the parameter count.
-
-    ``attention_flops_per_token``: forward and backward at this sequence length, 0 if unknown.
-    """
+    """A model's matrices, the linear layers among them that can follow a recipe, and its size."""
 
     layers: tuple[LinearLayer, ...]
     matrices: tuple[Matrix, ...]
-    parameters: int
-    attention_flops_per_token: int
+    size: ModelSize
 
     def coverage(self, recipe: Recipe) -> Coverage:
         """Find which of the model's matrices a recipe reaches."""
@@ -198,7 +276,7 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         UserError: the model is not available, cannot be built, or has no linear layer.
     """
     with torch.device("meta"):
-        module = build(model, vocab_size=vocab_size, seq_len=seq_len).module
+        module, _ = build(model, vocab_size=vocab_size, seq_len=seq_len)
     name = model.hf or model.function
     try:
         found = survey(module)
@@ -207,7 +285,7 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
     if not found.linears:
         hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
         raise UserError(f"model {name}: no linear layer to replace in {type(module).__name__}", hint=hint)
-    layers = (
+    layers = tuple(
         LinearLayer(
             name=name,
             inputs=linear.in_features,
@@ -216,13 +294,13 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         )
         for name, linear in found.linears.items()
     )
+    linear = sum(layer.inputs * layer.outputs for layer in layers)
     known = (each for each in module.parameters() if not isinstance(each, UninitializedParameter))
-    return Outline(
-        layers=tuple(layers),
-        matrices=found.matrices,
+    size = ModelSize(
         parameters=sum(each.numel() for each in known),
-        attention_flops_per_token=_attention_flops(module, seq_len),
+        flops_per_token=6 * linear + _attention_flops(module, seq_len),
     )
+    return Outline(layers=layers, matrices=found.matrices, size=size)
 
 
 def _attention_flops(module: nn.Module, seq_len: int) -> int:

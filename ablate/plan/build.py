@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ablate.base.errors import Problem, UserError
-from ablate.models.arithmetic import ModelSize, model_size, outlined_size
 from ablate.plan.layers import OwnCode, check_diagnosed
 from ablate.plan.plan import Plan, PlannedArm, planned_runs
 from ablate.plan.tuning import tuned_plan
 from ablate.recipes import describe
-from ablate.run.architecture import LinearLayer, linear_layers
+from ablate.run.architecture import LinearLayer, ModelSize, linear_layers, model_size
 from ablate.run.config import ArmConfig, Fork, configured
 from ablate.run.schedule import plan_steps
 from ablate.store.plan_file import Question
@@ -84,7 +83,7 @@ def build_plan(
         size: ModelSize | None = None
         layers: tuple[LinearLayer, ...] = ()
         if outline is not None:
-            size, layers = outlined_size(outline), outline.layers
+            size, layers = outline.size, outline.layers
         elif arm.model.describes(arm.trainer):
             size = sized(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
             layers = laid_out(arm.model, identity.vocab_size)

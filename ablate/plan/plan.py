@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ablate.base.errors import Problem
-    from ablate.models.arithmetic import ModelSize
     from ablate.recipes.coverage import Coverage
-    from ablate.run.architecture import LinearLayer
+    from ablate.run.architecture import LinearLayer, ModelSize
     from ablate.run.config import ArmConfig, ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.run.schedule import StepPlan

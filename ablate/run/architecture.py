@@ -1,4 +1,4 @@
-"""Shapes of the built-in models: their linear layers, without torch and without a model, and presets.
+"""Shapes of the built-in models, without torch and without a model: linear layers, size, presets.
 
 Planning, the speed model and the models themselves use these functions, so that they always agree.
 
@@ -79,6 +79,39 @@ def layer_places(layers: Iterable[LinearLayer]) -> dict[str, LayerPlace]:
 def model_places(model: ModelConfig) -> dict[str, LayerPlace]:
     """Map the names of a built-in model's linear layers to their places, the head included."""
     return layer_places(linear_layers(model, vocab_size=1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSize:
+    """Number of parameters, and floating-point operations of a forward and backward pass per token.
+
+    ``parameters`` counts all experts; ``flops_per_token`` counts only the experts that a token uses.
+    """
+
+    parameters: int
+    flops_per_token: int
+
+
+def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSize:
+    """Compute the size of a built-in model; causal attention counts half of the full square."""
+    block = block_layers(model)
+    linear = model.layers * sum(layer.inputs * layer.outputs for layer in block)
+    used = model.layers * sum(layer.inputs * layer.outputs * layer.token_share for layer in block)
+    head = model.width * vocab_size
+    norms = (2 * model.layers + 1) * model.width
+    router = model.layers * (model.experts or 0) * model.width
+    gpt = 0
+    if model.architecture == "gpt":  # biases of norms and linear layers, and the positions
+        gpt = norms + model.layers * sum(layer.outputs for layer in block) + seq_len * model.width
+    return ModelSize(
+        parameters=linear + norms + router + gpt + head * (1 if model.tied_head else 2),
+        flops_per_token=6 * (round(used) + router + head) + 6 * model.layers * model.width * seq_len,
+    )
+
+
+def parameters_text(count: int) -> str:
+    """Format a number of parameters in millions or billions."""
+    return f"{count / 1e6:.3g} M" if count < 999.5e6 else f"{count / 1e9:.3g} B"
 
 
 def _llama(width: int, layers: int, heads: int, kv_heads: int, ffn: int, **more: Any) -> dict[str, Any]:

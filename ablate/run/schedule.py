@@ -226,3 +226,14 @@ def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
     phases = tuple(part for part in parts if isinstance(part, Phase))
     deoscillate = next((part for part in parts if isinstance(part, Deoscillate)), None)
     return replace(recipe, phases=phases, deoscillate=deoscillate) if recipe.later else recipe
+
+
+def schedule_text(training: TrainingConfig) -> str:
+    """Describe the learning rate schedule in one line."""
+    peak, final = f"{training.learning_rate:g}", f"{training.learning_rate * training.final_lr_ratio:g}"
+    text = f"linear warm-up over {training.warmup_tokens:,} tokens, then " if training.warmup_tokens else ""
+    if training.schedule == "constant":
+        return f"{text}constant at {peak}"
+    if training.schedule == "cosine":
+        return f"{text}cosine from {peak} to {final} at the end of the budget"
+    return f"{text}{peak}, and linear decay to {final} over the last {training.decay_tokens:,} tokens"

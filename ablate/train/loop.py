@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ablate.backends.cpu_bf16 import multiply_in_fp32
@@ -34,9 +34,8 @@ from ablate.data.batches import batch, sequence_starts, validation_batches
 from ablate.layers.deoscillation import Deoscillation
 from ablate.layers.linear import is_sharded, quantised_layers, weights_used_alone
 from ablate.layers.state import EVAL_CALL, RecipeState
-from ablate.models.custom_models import named
+from ablate.models.custom_models import Loss, build_network, named
 from ablate.models.decoder import Decoder
-from ablate.models.network import Network, build_network
 from ablate.recipes import LayerRecipe
 from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
 from ablate.train.group import ONE_DEVICE, Layout, blocks, shard
@@ -120,7 +119,7 @@ def train(
     train_tokens, validation_tokens = tokens or open_tokens(prepare(config.data, cache_folder("tokens")))
     trainee = own = as_parent = assemble(config, device, layout)
     plan, state, group = own.plan, own.state, own.group
-    model, optimizer = own.network.module, own.optimizer
+    model, optimizer = own.module, own.optimizer
     fork_step = 0
     if (fork := config.fork) is not None:
         fork_step = fork.tokens // plan.tokens_per_step
@@ -221,7 +220,8 @@ class Trainee:
     settings: TrainingConfig
     plan: StepPlan
     state: RecipeState
-    network: Network
+    module: nn.Module
+    loss: Loss
     optimizer: torch.optim.Optimizer
     device: str
     group: Group
@@ -244,8 +244,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     )  # fmt: skip
     initial_seed = stream_seed(config.seed, "initial weights")
     with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
-        network = build_network(config, state, initial_seed=initial_seed)
-    module = network.module
+        module, loss = build_network(config, state, initial_seed=initial_seed)
     module.train()  # transformers loads a checkpoint in evaluation mode, without dropout
     if settings.master_weights == "bf16":
         for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
@@ -269,7 +268,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     optimizer = torch.optim.AdamW([{"params": parameters} for parameters in decayed], fused=True)
     _set_optimizer(optimizer, settings, settings.learning_rate)
     return Trainee(
-        settings=settings, plan=plan, state=state, network=network,
+        settings=settings, plan=plan, state=state, module=module, loss=loss,
         optimizer=optimizer, device=device, group=group,
         deoscillation=Deoscillation(module, state) if state.deoscillates else None,
     )  # fmt: skip
@@ -277,20 +276,20 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
 
 def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
     """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
-    network, state, group, count = trainee.network, trainee.state, trainee.group, trainee.plan.micro_batches
+    module, state, group, count = trainee.module, trainee.state, trainee.group, trainee.plan.micro_batches
     parts = np.split(window, count)
     own: dict[int, float] = {}
     for call in range(group.rank, count, group.size):
         state.call = call
-        if network.draws:  # so that a resumed run has the dropout of an uninterrupted one
+        if not isinstance(module, Decoder):  # so that a resumed run has the dropout of an uninterrupted one
             torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
         inputs, targets = _split(parts[call], trainee.device)
-        trained, loss = network.loss(network.module, inputs, targets, "mean")
+        trained, loss = trainee.loss(module, inputs, targets, "mean")
         (trained / count).backward()  # type: ignore[no-untyped-call]
         own[call] = (loss / count).item()
     total = group.total(own, count)
     norm: Any = torch.nn.utils.clip_grad_norm_(
-        network.module.parameters(), math.inf if grad_clip is None else grad_clip
+        module.parameters(), math.inf if grad_clip is None else grad_clip
     )
     return total, (norm.full_tensor() if is_sharded(norm) else norm).item()
 
@@ -311,7 +310,7 @@ def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]
     ``val_loss`` uses the recipe's own Fprop, or bf16 if only that is asked for. ``val_loss_bf16`` uses bf16
     in addition to the recipe's. If the recipe's Fprop is in bf16 anyway, one evaluation gives both.
     """
-    layers, how = quantised_layers(trainee.network.module).values(), trainee.settings.evaluate_in
+    layers, how = quantised_layers(trainee.module).values(), trainee.settings.evaluate_in
     own = {} if how == "bf16" else {"val_loss": _mean_loss(trainee, tokens)}
     if how == "recipe":
         return own
@@ -329,22 +328,22 @@ def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]
 
 def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
     """Compute the mean loss in nats per token on the fixed validation set."""
-    network, state, group, settings = trainee.network, trainee.state, trainee.group, trainee.settings
+    module, state, group, settings = trainee.module, trainee.state, trainee.group, trainee.settings
     micro = settings.micro_batch_size or settings.batch_size // group.size
     windows = list(
         validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro, which=settings.eval_windows)
     )
     own: dict[int, float] = {}
     training_call = state.call
-    network.module.eval()
+    module.eval()
     with torch.no_grad():
         for index in range(group.rank, len(windows) + -len(windows) % group.size, group.size):
             # Gathering weights needs all processes: a process without a batch repeats the last one.
             taken = min(index, len(windows) - 1)
             state.call = EVAL_CALL + taken
             inputs, targets = _split(windows[taken], trainee.device)
-            own[index] = network.loss(network.module, inputs, targets, "sum")[1].item()
-    network.module.train()
+            own[index] = trainee.loss(module, inputs, targets, "sum")[1].item()
+    module.train()
     state.call = training_call
     return group.total(own, len(windows)) / sum(len(window) * settings.seq_len for window in windows)
 
@@ -358,7 +357,7 @@ def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
             found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
 
     trainee.state.watch = watch
-    trainee.network.module.zero_grad(set_to_none=True)
+    trainee.module.zero_grad(set_to_none=True)
     gradients(trainee, window, None)
     trainee.state.watch = None
     return next(filter(None, trainee.group.gathered("".join(found))), "")

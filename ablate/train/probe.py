@@ -19,8 +19,7 @@ from ablate.backends.select import Selection
 from ablate.base.errors import UserError
 from ablate.layers.linear import quantised_layers
 from ablate.layers.state import RecipeState
-from ablate.models.custom_models import describe_error, named
-from ablate.models.network import build_network
+from ablate.models.custom_models import build_network, describe_error, named
 from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.loop import assemble, gradients, keep_freed_memory, stream_seed, take_step
 
@@ -50,11 +49,10 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
         recipe=config.recipe, backend=Selection("emulated"), seed=config.seed, total_tokens=settings.tokens
     )
     with torch.device("meta"):
-        network = build_network(config, state, initial_seed=0)
-        model = network.module
+        model, loss = build_network(config, state, initial_seed=0)
         tokens = torch.zeros(sequences, settings.seq_len, dtype=torch.long)
         try:
-            network.loss(model, tokens, tokens, "mean")[0].backward()  # type: ignore[no-untyped-call]
+            loss(model, tokens, tokens, "mean")[0].backward()  # type: ignore[no-untyped-call]
         except UserError:
             raise
         except Exception as error:

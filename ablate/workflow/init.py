@@ -99,7 +99,7 @@ def write_study(
     """
     from ablate.backends.device import default_device
     from ablate.data import identify, prepare
-    from ablate.models.arithmetic import parameters_text
+    from ablate.run.architecture import parameters_text
     from ablate.recipes.coverage import in_short
     from ablate.workflow import pilot
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
-from ablate.models.arithmetic import model_size
 from ablate.reports.findings.speed import read_configs
 from ablate.results.cost import Cost
 from ablate.results.intervals import (
@@ -30,6 +29,7 @@ from ablate.results.intervals import (
     exponential,
     t_interval,
 )
+from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
 

@@ -9,7 +9,7 @@ from ablate.backends.device import Device, device_of
 from ablate.backends.emulated import EmulatedBackend
 from ablate.check import Setup, speed
 from ablate.check.speed import bandwidth, rates, steps
-from ablate.models.arithmetic import model_size
+from ablate.run.architecture import model_size
 from ablate.train.probe import StepTimes
 
 B200 = Device(kind="cuda", arch="sm_100", name="NVIDIA B200")

@@ -27,9 +27,9 @@ def trainee_of(make_config):
 
 def gradient(trainee, step=0):
     trainee.state.step = step
-    trainee.network.module.zero_grad(set_to_none=True)
+    trainee.module.zero_grad(set_to_none=True)
     loss, _ = gradients(trainee, WINDOW, None)
-    flat = [p.grad.double().flatten().numpy() for p in trainee.network.module.parameters()]
+    flat = [p.grad.double().flatten().numpy() for p in trainee.module.parameters()]
     return np.concatenate(flat), loss
 
 
@@ -78,14 +78,14 @@ def test_the_worst_comes_first_each_is_quantised_alone_and_nothing_is_left_behin
     _, alone = harms({"gemms": ALL}, [DOWN])
     assert [one.harm for one in found if one.layer == DOWN] == [one.harm for one in alone]
     assert trainee.state.tap is None
-    assert trainee.network.module.training
+    assert trainee.module.training
     untouched = trainee_of({"gemms": ALL})
     assert np.array_equal(gradient(trainee)[0], gradient(untouched)[0])
 
 
 def test_layers_that_stay_in_high_precision_have_no_cells(trainee_of):
     trainee = trainee_of({"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]})
-    gemms = layer_gemms(trainee, list(quantised_layers(trainee.network.module)), draws=2)
+    gemms = layer_gemms(trainee, list(quantised_layers(trainee.module)), draws=2)
     assert {one.layer.name.split(".")[1] for one in gemms} == {"1"}
     assert {one.gemm for one in gemms} == {"wgrad"}
 

@@ -16,7 +16,6 @@ from ablate.backends import emulated
 from ablate.backends.cpu_bf16 import multiplies_bf16
 from ablate.modelled.on_hardware import step_memory
 from ablate.models import decoder as built_in
-from ablate.models.arithmetic import model_size
 from ablate.recipes import (
     PRESETS,
     Recipe,
@@ -24,6 +23,7 @@ from ablate.recipes import (
     resolve,
 )
 from ablate.run.architecture import PRESETS as MODELS
+from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "memory_model.py"

@@ -25,8 +25,8 @@ from ablate.modelled.speed import (
     speed_up,
     token_time,
 )
-from ablate.models.arithmetic import model_size
 from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, resolve
+from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig
 
 BF16 = Recipe()

@@ -190,7 +190,7 @@ def losses(rows):
 @pytest.mark.parametrize("kind", rest_exhaustive(CONFIGS, lambda kind: kind == "qwen3"))
 def test_a_hugging_face_configuration_trains_with_its_layers_quantised(config, tokens, hf, kind):
     run = config({"hf": hf(kind)}, tokens=8192, eval_every_tokens=2048)
-    module = assemble(run, "cpu").network.module
+    module = assemble(run, "cpu").module
     layers = [type(part) for part in module.modules() if isinstance(part, torch.nn.Linear | QuantLinear)]
     assert layers == [QuantLinear] * dry_run(run).linear_layers
     assert len(layers) == 2 * {"gpt2": 4}.get(kind, 7) + 1
@@ -210,7 +210,7 @@ def test_a_checkpoint_gives_its_weights_and_trains_with_dropout_from_its_first_s
     own = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(hf("gpt2")))
     own.save_pretrained(tmp_path / "saved")
     trained = {"hf": str(tmp_path / "saved"), "pretrained": True}
-    module = assemble(config(trained), "cpu").network.module
+    module = assemble(config(trained), "cpu").module
     assert all(part.training for part in module.modules())
     for name, value in own.state_dict().items():
         is_conv1d = "c_" in name and value.dim() == 2
@@ -220,7 +220,7 @@ def test_a_checkpoint_gives_its_weights_and_trains_with_dropout_from_its_first_s
 
 
 def test_weights_in_bf16_leave_the_rotary_frequencies_alone(config, hf):
-    module = assemble(config({"hf": hf("llama")}, master_weights="bf16"), "cpu").network.module
+    module = assemble(config({"hf": hf("llama")}, master_weights="bf16"), "cpu").module
     assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
     assert {one.dtype for one in module.buffers() if one.is_floating_point()} == {torch.float32}
 

@@ -5,9 +5,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from ablate.layers.linear import QuantLinear
-from ablate.models.arithmetic import model_size
 from ablate.models.decoder import Decoder
-from ablate.run.architecture import PRESETS, layer_places, linear_layers
+from ablate.run.architecture import PRESETS, layer_places, linear_layers, model_size
 from ablate.run.config import ModelConfig
 
 MODELS = {

@@ -126,7 +126,7 @@ def test_an_evaluation_in_bf16_is_that_of_a_bf16_model_with_the_same_weights(mak
     config = make_config(RecipeSpec(gemms=ALL), evaluate_in="both", **SHORT)
     trainee = assemble(config, "cpu")
     other = assemble(make_config(**SHORT), "cpu")
-    other.network.module.load_state_dict(trainee.network.module.state_dict())
+    other.module.load_state_dict(trainee.module.state_dict())
     found = evaluate(trainee, tokens[1])
     assert found["val_loss_bf16"] == evaluate(other, tokens[1])["val_loss"] != found["val_loss"]
 

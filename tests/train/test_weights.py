@@ -38,10 +38,10 @@ def config_of(model, recipe=None, **training):
 def trained(config, folder):
     """Train a run that keeps its weights; return the module at its end."""
     trainee = train(config, lambda _: None, tokens=(TOKENS, TOKENS[:4000])).trainee
-    save_weights(trainee.network.module, ALONE, config, folder)
+    save_weights(trainee.module, ALONE, config, folder)
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & folder.stat().st_mode}
-    return trainee.network.module.eval()
+    return trainee.module.eval()
 
 
 def in_transformers(folder):
@@ -101,11 +101,11 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "weights" / "of an attempt before").touch()
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space left") as caught:
-        save_weights(trainee.network.module, ALONE, config, tmp_path / "weights")
+        save_weights(trainee.module, ALONE, config, tmp_path / "weights")
     assert caught.value.errno == 28
     assert [path.name for path in tmp_path.rglob("*")] == ["weights", "of an attempt before"]
     monkeypatch.undo()
-    save_weights(trainee.network.module, ALONE, config, tmp_path / "weights")
+    save_weights(trainee.module, ALONE, config, tmp_path / "weights")
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
         "config.json",
         "model.safetensors",
