@@ -123,8 +123,14 @@ def load(folder: Path) -> TokenFiles:
             status = own.pop(0).stat()
             if [status.st_size, status.st_mtime_ns] != meta["in_place"]:
                 raise _damaged(folder, f"{files.train} changed since the tokens were prepared")
-        if fault := _changed_by_anybody(folder, *own):
-            raise _damaged(folder, fault)
+        # Every user of the machine could put other tokens there. A group may share a storage, and a file
+        # server may show other owners.
+        for path in (folder, *own):
+            if path.stat().st_mode & stat.S_IWOTH:
+                raise _damaged(folder, f"everybody can write to {path}")
+        is_open = folder.parent.stat().st_mode & stat.S_IWOTH
+        if is_open and folder.stat().st_uid not in (0, os.geteuid()):
+            raise _damaged(folder, f"another user made it, and everybody can write to {folder.parent}")
         found = content_hashes([stat_file(str(path), path.name) for path in own], str(folder))
         for path, digest in zip(own, found, strict=True):
             if digest != meta["hashes"][path.name]:
@@ -134,20 +140,6 @@ def load(folder: Path) -> TokenFiles:
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, f"{_META} cannot be understood") from error
     return files
-
-
-def _changed_by_anybody(folder: Path, *files: Path) -> str | None:
-    """Say how every user of the machine could put other tokens there; None if they cannot.
-
-    A group may share a storage, and a file server may show other owners: both are allowed.
-    """
-    for path in (folder, *files):
-        if path.stat().st_mode & stat.S_IWOTH:
-            return f"everybody can write to {path}"
-    is_open = folder.parent.stat().st_mode & stat.S_IWOTH
-    if is_open and folder.stat().st_uid not in (0, os.geteuid()):
-        return f"another user made it, and everybody can write to {folder.parent}"
-    return None
 
 
 def open_tokens(files: TokenFiles) -> tuple[np.memmap[Any, Any], np.memmap[Any, Any]]:

@@ -145,7 +145,7 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and not set(left.values()).isdisjoint(module.layers):
             module.use_nested_tensor = False  # only that path computes with nested tensors
-    said = f"off is torch's fast path in evaluation, which passes layers by: {', '.join(in_short(left))}"
+    said = f"torch's fast path in evaluation is off: it never calls the layers of {', '.join(in_short(left))}"
     return [said] if left else []
 
 

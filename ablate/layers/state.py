@@ -261,9 +261,9 @@ class RecipeState:
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  within a backward pass, as torch asks it
             if len(passes.open) != 1:
                 raise RuntimeError(
-                    f"layer {layer}: one of {len(passes.open)} forward passes is recomputed, and which is "
-                    "unknown, as is its noise (checkpoint(…, use_reentrant=False, "
-                    "context_fn=ablate.numerics.recompute_contexts) tells, outside of a compiled graph)"
+                    f"layer {layer}: a backward pass recomputes one of {len(passes.open)} forward passes and "
+                    "does not say which, so its noise is unknown (outside of a compiled graph, pass context_fn="
+                    "ablate.numerics.recompute_contexts to checkpoint(…, use_reentrant=False))"
                 )
             return next(iter(passes.open))
         if not training:

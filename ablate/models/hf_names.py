@@ -20,21 +20,45 @@ if TYPE_CHECKING:
 
     from ablate.run.config import ModelConfig
 
-# Our name within a block → Hugging Face's names of its pieces.
+# Our name of a parameter → Hugging Face's names of its pieces; {n} counts blocks, {e} experts.
 _LLAMA = {
-    "attention_norm": ("input_layernorm",),
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.out": ("self_attn.o_proj",),
-    "ffn_norm": ("post_attention_layernorm",),
+    "embedding": ("model.embed_tokens.weight",),
+    "norm.weight": ("model.norm.weight",),
+    "blocks.{n}.attention_norm.weight": ("model.layers.{n}.input_layernorm.weight",),
+    "blocks.{n}.attention.qkv.weight": tuple(f"model.layers.{{n}}.self_attn.{x}_proj.weight" for x in "qkv"),
+    "blocks.{n}.attention.out.weight": ("model.layers.{n}.self_attn.o_proj.weight",),
+    "blocks.{n}.ffn_norm.weight": ("model.layers.{n}.post_attention_layernorm.weight",),
 }
-_DENSE = {"ffn.gate_up": ("mlp.gate_proj", "mlp.up_proj"), "ffn.down": ("mlp.down_proj",)}
+_DENSE = {
+    "blocks.{n}.ffn.gate_up.weight": (
+        "model.layers.{n}.mlp.gate_proj.weight", "model.layers.{n}.mlp.up_proj.weight",
+    ),
+    "blocks.{n}.ffn.down.weight": ("model.layers.{n}.mlp.down_proj.weight",),
+}  # fmt: skip
+_EXPERTS = {
+    "blocks.{n}.ffn.experts.{e}.gate_up.weight": (
+        "model.layers.{n}.block_sparse_moe.experts.{e}.w1.weight",
+        "model.layers.{n}.block_sparse_moe.experts.{e}.w3.weight",
+    ),
+    "blocks.{n}.ffn.experts.{e}.down.weight": ("model.layers.{n}.block_sparse_moe.experts.{e}.w2.weight",),
+    "blocks.{n}.ffn.router": ("model.layers.{n}.block_sparse_moe.gate.weight",),
+}
 _GPT = {
-    "attention_norm": ("ln_1",),
-    "attention.qkv": ("attn.c_attn",),
-    "attention.out": ("attn.c_proj",),
-    "ffn_norm": ("ln_2",),
-    "ffn.up": ("mlp.c_fc",),
-    "ffn.down": ("mlp.c_proj",),
+    "embedding": ("transformer.wte.weight",),
+    "positions": ("transformer.wpe.weight",),
+    **{
+        f"{own}.{kind}": (f"transformer.{theirs}.{kind}",)
+        for kind in ("weight", "bias")
+        for own, theirs in (
+            ("norm", "ln_f"),
+            ("blocks.{n}.attention_norm", "h.{n}.ln_1"),
+            ("blocks.{n}.attention.qkv", "h.{n}.attn.c_attn"),
+            ("blocks.{n}.attention.out", "h.{n}.attn.c_proj"),
+            ("blocks.{n}.ffn_norm", "h.{n}.ln_2"),
+            ("blocks.{n}.ffn.up", "h.{n}.mlp.c_fc"),
+            ("blocks.{n}.ffn.down", "h.{n}.mlp.c_proj"),
+        )
+    },
 }
 
 
@@ -109,27 +133,15 @@ def hugging_face_config(model: ModelConfig, *, vocab_size: int, seq_len: int, dt
 
 def _names(model: ModelConfig) -> dict[str, list[str]]:
     """Our name of each parameter → Hugging Face's names of its pieces."""
-    is_gpt = model.architecture == "gpt"
-    block: dict[str, tuple[str, ...]] = {**(_GPT if is_gpt else _LLAMA)}
-    if not is_gpt and model.experts is None:
-        block |= _DENSE
-    for index in range(model.experts or 0):
-        own, theirs = f"ffn.experts.{index}", f"block_sparse_moe.experts.{index}"
-        block |= {f"{own}.gate_up": (f"{theirs}.w1", f"{theirs}.w3"), f"{own}.down": (f"{theirs}.w2",)}
-    top, blocks = ("transformer", "transformer.h") if is_gpt else ("model", "model.layers")
-    embedding, norm = ("wte", "ln_f") if is_gpt else ("embed_tokens", "norm")
-    found = {"embedding": [f"{top}.{embedding}.weight"]}
-    if is_gpt:
-        found["positions"] = [f"{top}.wpe.weight"]
-    for kind in ("weight", "bias") if is_gpt else ("weight",):
-        found[f"norm.{kind}"] = [f"{top}.{norm}.{kind}"]
-        for index in range(model.layers):
-            for name, pieces in block.items():
-                names = [f"{blocks}.{index}.{piece}.{kind}" for piece in pieces]
-                found[f"blocks.{index}.{name}.{kind}"] = names
-    for index in range(model.layers if model.experts else 0):
-        found[f"blocks.{index}.ffn.router"] = [f"{blocks}.{index}.block_sparse_moe.gate.weight"]
-    return found if model.tied_head else found | {"head.weight": ["lm_head.weight"]}
+    table = _GPT if model.architecture == "gpt" else _LLAMA | (_EXPERTS if model.experts else _DENSE)
+    if not model.tied_head:
+        table = table | {"head.weight": ("lm_head.weight",)}
+    return {
+        own.format(n=n, e=e): [name.format(n=n, e=e) for name in theirs]
+        for own, theirs in table.items()
+        for n in range(model.layers)
+        for e in range(model.experts or 1)
+    }
 
 
 def _turned(model: ModelConfig, own: str, tensor: Tensor) -> Tensor:

@@ -42,11 +42,7 @@ class Group:
 
     def first(self, value: _Value) -> _Value:
         """Return the first process's value to every process."""
-        if self.size == 1:
-            return value
-        values = [value]
-        distributed.broadcast_object_list(values, src=0, group=self.channel)
-        return values[0]
+        return self.gathered(value)[0]
 
     def total(self, own: Mapping[int, float], count: int) -> float:
         """Sum the figures 0 to ``count`` - 1 in this order; each process has some of them."""

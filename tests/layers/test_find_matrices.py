@@ -164,7 +164,9 @@ def test_torchs_fast_path_goes_through_the_recipe_and_attention_is_refused_unles
     assert list(dict.fromkeys(seen)) == list(quantised_layers(model)) == [
         "layers.0.linear1", "layers.0.linear2", "layers.1.linear1", "layers.1.linear2",
     ]  # fmt: skip
-    assert "torch's fast path in evaluation, which passes layers by: layers.* (2)" in str(state.coverage)
+    assert "torch's fast path in evaluation is off: it never calls the layers of layers.* (2)" in str(
+        state.coverage
+    )
 
 
 def test_the_example_of_the_documents():

@@ -249,7 +249,8 @@ def test_options_change_a_configuration_and_one_line_says_how_to_get_transformer
     model = ModelConfig(hf=hf("llama"), options={"num_hidden_layers": 1})
     found = outline(model, vocab_size=64, seq_len=32)
     assert len(found.layers) == 8
-    assert found.attention_flops_per_token == 6 * 64 * 32
+    linear = sum(layer.inputs * layer.outputs for layer in found.layers)
+    assert found.size.flops_per_token == 6 * linear + 6 * 64 * 32
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"needs a package that is not installed: transformers \(pip install"):
         outline(model, vocab_size=64, seq_len=32)
@@ -297,7 +298,7 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
     assert [(layer.name, layer.inputs, layer.outputs, layer.is_head) for layer in found.layers] == [
         ("layers.0", 64, 64, False), ("layers.1", 64, 64, False), ("lm_head", 64, 96, True),
     ]  # fmt: skip
-    assert found.parameters == 2 * 96 * 64 + 2 * (64 * 64 + 64)
+    assert found.size.parameters == 2 * 96 * 64 + 2 * (64 * 64 + 64)
     assert all(matrix.out_of_reach is None for matrix in found.matrices)
     assert [one.name for one in of("lazy").matrices if one.out_of_reach] == ["layers.0"]
     for name, said in (("no_linear", "no linear layer"), ("applied", "layers.0 follows a recipe already")):
