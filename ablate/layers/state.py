@@ -262,8 +262,8 @@ class RecipeState:
             if len(passes.open) != 1:
                 raise RuntimeError(
                     f"layer {layer}: a backward pass recomputes one of {len(passes.open)} forward passes and "
-                    "does not say which, so its noise is unknown (outside of a compiled graph, pass context_fn="
-                    "ablate.numerics.recompute_contexts to checkpoint(…, use_reentrant=False))"
+                    "does not say which, so its noise is unknown (outside of a compiled graph, pass "
+                    "context_fn=ablate.numerics.recompute_contexts to checkpoint(…, use_reentrant=False))"
                 )
             return next(iter(passes.open))
         if not training:

@@ -20,8 +20,6 @@ from ablate.recipes import row_group
 from ablate.run.architecture import model_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ablate.layers.state import RecipeState
     from ablate.run.config import ModelConfig
 
@@ -50,7 +48,8 @@ class Decoder(nn.Module):
         self.mixtures = [module for module in self.modules() if isinstance(module, Experts)]
         for mixture in self.mixtures:
             places = [layer.place for layer in quantised_layers(mixture).values()]
-            mixture.rows_multiple = max(row_group(one) for place in places for _, one in state.phases(place))
+            groups = (row_group(one) for place in places for _, one in state.phases(place))
+            mixture.rows_multiple = max(groups, default=1)
         self.balance: Tensor | None = None
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -117,14 +116,7 @@ class _Block(nn.Module):
         self.attention_norm = _Norm(config)
         self.attention = _Attention(config)
         self.ffn_norm = _Norm(config)
-        self.ffn: nn.Module
-        if config.architecture == "gpt":
-            self.ffn = _GELU(config)
-        elif config.experts is None:
-            self.ffn = _SwiGLU(config)
-        else:
-            experts = (_SwiGLU(config) for _ in range(config.experts))
-            self.ffn = Experts(experts, width=config.width, per_token=config.experts_per_token)
+        self.ffn: nn.Module = Experts(config) if config.experts else _FeedForward(config)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
@@ -154,26 +146,25 @@ class _Attention(nn.Module):
         return out
 
 
-class _SwiGLU(nn.Module):
+class _FeedForward(nn.Module):
+    """GPT's GELU, or Llama's SwiGLU."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up = _Linear(config.width, 2 * config.ffn, bias=False)
-        self.down = _Linear(config.ffn, config.width, bias=False)
+        self.is_gpt = config.architecture == "gpt"
+        if self.is_gpt:
+            self.up = _Linear(config.width, config.ffn)
+        else:
+            self.gate_up = _Linear(config.width, 2 * config.ffn, bias=False)
+        self.down = _Linear(config.ffn, config.width, bias=self.is_gpt)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate) * up)
-        return out
-
-
-class _GELU(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.up = _Linear(config.width, config.ffn)
-        self.down = _Linear(config.ffn, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        if self.is_gpt:
+            inner = F.gelu(self.up(x), approximate="tanh")
+        else:
+            gate, up = self.gate_up(x).chunk(2, dim=-1)
+            inner = F.silu(gate) * up
+        out: Tensor = self.down(inner)
         return out
 
 
@@ -187,11 +178,12 @@ class Experts(nn.Module):
     2101.03961, section 2.2): experts × Σ share of tokens × mean probability.
     """
 
-    def __init__(self, experts: Iterable[nn.Module], *, width: int, per_token: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(experts)
-        self.router = nn.Parameter(torch.empty(len(self.experts), width))
-        self.per_token = min(per_token, len(self.experts))
+        count = config.experts or 1
+        self.experts = nn.ModuleList(_FeedForward(config) for _ in range(count))
+        self.router = nn.Parameter(torch.empty(count, config.width))
+        self.per_token = min(config.experts_per_token, count)
         self.rows_multiple = 1  # the decoder sets it by the experts' recipes
         self.balance: Tensor | None = None
 
