@@ -99,8 +99,8 @@ def write_study(
     """
     from ablate.backends.device import default_device
     from ablate.data import identify, prepare
-    from ablate.run.architecture import parameters_text
     from ablate.recipes.coverage import in_short
+    from ablate.run.architecture import parameters_text
     from ablate.workflow import pilot
 
     listener = listener or Listener()
