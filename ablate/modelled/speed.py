@@ -69,7 +69,6 @@ _UNNAMED = LayerPlace(name="", block=None, num_blocks=0, is_head=False)
 _RESULTS: dict[Gemm, str] = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}
 """For each GEMM, the tensor that has the shape of its result."""
 _BF16_BYTES = 2.0
-_BITS = {"4": 4.0, "6": 6.0, "8": 8.0}
 _ADAM_BYTES = 4 * 4 + 3 * 4 + 2
 """Per parameter: read weight, gradient and two moments in fp32; write all but the gradient, and bf16."""
 
@@ -139,24 +138,23 @@ class Range:
 
 def seconds_range(time: TokenTime) -> Range:
     """Model the seconds per token of a whole step, with their range."""
-    return _range(time.total, _shares(time.by_kernel()))
+    return _range(time.total, time.by_kernel())
 
 
 def speed_up(slow: Mapping[str, float], fast: Mapping[str, float]) -> Range:
     """Model how many times faster ``fast`` is than ``slow``, both in seconds by kind of kernel."""
-    one, other = _shares(slow), _shares(fast)
-    apart = {kernel: one.get(kernel, 0.0) - other.get(kernel, 0.0) for kernel in {**one, **other}}
-    return _range(sum(slow.values()) / sum(fast.values()), apart)
+    return _range(sum(slow.values()) / sum(fast.values()), slow, fast)
 
 
-def _range(estimate: float, shares: Mapping[str, float]) -> Range:
+def _range(estimate: float, *sides: Mapping[str, float]) -> Range:
+    """Find the range by the shares of the kernels in seconds; of two sides by their difference."""
+    shares: defaultdict[str, float] = defaultdict(float)
+    for sign, seconds in zip((1, -1), sides, strict=False):
+        total = sum(seconds.values())
+        for kernel, part in seconds.items():
+            shares[kernel] += sign * (part / total)
     reach = _T * KERNEL_SPREAD * math.sqrt(sum(share**2 for share in shares.values()))
     return Range(estimate=estimate, low=estimate * math.exp(-reach), high=estimate * math.exp(reach))
-
-
-def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    total = sum(seconds.values())
-    return {kernel: part / total for kernel, part in seconds.items()}
 
 
 def workload_of(config: ArmConfig) -> Workload:
@@ -264,7 +262,7 @@ def _bits(policy: OperandPolicy) -> float:
     """Bits per element, without scales."""
     if policy.is_high_precision:
         return 16.0
-    return next(bits for digit, bits in _BITS.items() if digit in policy.format.partition("_")[0])
+    return float(next(filter(str.isdigit, policy.format)))
 
 
 def operand_bytes(policy: OperandPolicy) -> float:
