@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.findings.arms import arm_runs, compare_arms, costs_over, second_ends
+from ablate.reports.findings.arms import against, arm_runs, compare_arms, second_ends
 from ablate.reports.findings.gemms import find_matrices, find_steps, published_for
 from ablate.reports.findings.power import power_of
 from ablate.reports.findings.results import Analysis, ArmResult, Resolution, TuningResult
@@ -89,7 +89,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         arm = compared[entry.name]
         other = from_place[arm.counted_from][plan.baseline].first(arm.seeds)
         arms.append(_with_figures(arm, other, plan, timing, throughput))
-    between = cache(lambda first, origin: costs_over(first, groups[origin], plan))
+    between = cache(lambda first, origin: against(groups[origin][first], groups[origin], plan))
     once = {
         # The baseline's second arm would repeat each of its cells and steps.
         arm.name: frames.configs[arm.name]
@@ -116,7 +116,9 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         arms=tuple(arms),
         matrices=find_matrices(once, free=plan.tuning.fields if plan.tuning else ()),
         # Both arms of a step have the same fork, as they differ in one GEMM only.
-        steps=find_steps(once, lambda one, other: between(one, compared[other].counted_from)[other]),
+        steps=find_steps(
+            once, lambda one, other: between(one, compared[other].counted_from)[other].token_cost
+        ),
         resolution=_resolution(arms, base.used),
         timing=timing,
         throughput=throughput,

@@ -24,12 +24,11 @@ from ablate.results.stops import decide_stops, is_unused
 from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
-    from ablate.results.cost import Cost
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
-    from ablate.results.losses import Curve, LossDifference
+    from ablate.results.losses import Curve
     from ablate.store.plan_file import LockedPlan
 
     Sides = dict[str, tuple[ArmResult, ArmResult]]
@@ -76,69 +75,52 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
     return arms
 
 
-def _over(
-    base: str, arms: Mapping[str, ArmResult], compare: Callable[[Sides], Mapping[str, Found]]
-) -> dict[str, Found]:
-    """Compare each arm with ``base``, each pair over as many seeds as count on both sides.
+def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, ArmResult]:
+    """Add to the other arms their token cost and loss difference over ``base``.
 
-    An arm that was stopped at a look has the interval of that look: from the first runs of all arms that
-    reached the look, which moderate each other.
+    At the stricter level of the two, and over as many seeds as count on both sides. An arm that was stopped
+    at a look has the interval of that look: from the first runs of all arms that reached the look, which
+    moderate each other.
     """
-    other, others = arms[base], {name: arm for name, arm in arms.items() if name != base}
+    paired, moderated = is_paired(plan, base.counted_from), plan.is_moderated
     counts = {
-        name: min((one.seeds for one in (arm, other) if one.seeds is not None), default=None)
-        for name, arm in others.items()
+        name: min((one.seeds for one in (arm, base) if one.seeds is not None), default=None)
+        for name, arm in arms.items()
+        if arm is not base
     }
 
     def went_on(arm: ArmResult, n: int) -> bool:
         ends = [run.end for run in arm.used[:n]]
         return (arm.seeds or n) >= n == len(ends) and "missing" not in ends
 
-    found: dict[str, Found] = {}
+    found = {}
     for n in dict.fromkeys(counts.values()):
         pool = {
             name: count if n is None else n
             for name, count in counts.items()
-            if n in (None, count) or went_on(others[name], n)
+            if n in (None, count) or went_on(arms[name], n)
         }
-        results = compare({name: (others[name].first(m), other.first(m)) for name, m in pool.items()})
-        found |= {name: results[name] for name, count in counts.items() if count == n}
-    return found
-
-
-def costs_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, Cost]:
-    """Compute each other arm's cost over the arm ``base``, at the stricter level of the two."""
-    other = arms[base]
-
-    def compare(sides: Sides) -> dict[str, Cost]:
-        return token_costs(
-            {name: (own.used, right.used) for name, (own, right) in sides.items()},
-            alpha={name: min(own.alpha, other.alpha) for name, (own, _) in sides.items()},
-            paired=is_paired(plan, other.counted_from),
-            moderated=plan.is_moderated,
+        sides = {name: (arms[name].first(m), base.first(m)) for name, m in pool.items()}
+        alphas = {name: min(arms[name].alpha, base.alpha) for name in pool}
+        costs = token_costs(
+            {name: (own.used, other.used) for name, (own, other) in sides.items()},
+            alpha=alphas,
+            paired=paired,
+            moderated=moderated,
         )
-
-    costs = _over(base, arms, compare)
-    for name, cost in costs.items():
-        # The runs that ended before a divergence stopped the arm are a selection.
-        selected = any(one.stopped and one.stopped.kind == "diverged" for one in (arms[name], other))
-        restricted = None if selected else cost.restricted
-        costs[name] = replace(cost, counted_from=other.counted_from, restricted=restricted)
-    return costs
-
-
-def differences_over(base: str, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, LossDifference]:
-    """Compute each other arm's difference in final loss over the arm ``base``, in nats per token."""
-    return _over(
-        base,
-        arms,
-        lambda sides: final_differences(
-            {name: (own.curves, right.curves) for name, (own, right) in sides.items()},
-            {name: own.alpha for name, (own, _) in sides.items()},
-            paired=is_paired(plan, arms[base].counted_from),
-            moderated=plan.is_moderated,
-        ),
-    )
+        differences = final_differences(
+            {name: (own.curves, other.curves) for name, (own, other) in sides.items()},
+            alphas,
+            paired=paired,
+            moderated=moderated,
+        )
+        for name in (name for name, count in counts.items() if count == n):
+            cost = replace(costs[name], counted_from=base.counted_from)
+            # The runs that ended before a divergence stopped the arm are a selection.
+            if any(one.stopped and one.stopped.kind == "diverged" for one in (arms[name], base)):
+                cost = replace(cost, restricted=None)
+            found[name] = replace(arms[name], token_cost=cost, difference=differences[name])
+    return found
 
 
 def compare_arms(
@@ -149,30 +131,21 @@ def compare_arms(
     ``second``: from ``second_ends``.
     """
     base = arms[plan.baseline]
-    others = {name: arm for name, arm in arms.items() if arm is not base}
-    costs = costs_over(plan.baseline, arms, plan)
-    differences = differences_over(plan.baseline, arms, plan)
-    in_bf16 = _evaluate_in_bf16(arms, second, costs, plan)
+    found = against(base, arms, plan)
+    in_bf16 = _evaluate_in_bf16(base, found, second, plan)
     moved = {}
     if plan.target is not None:
         moved = move_target(
-            {name: (arm.curves, base.first(arm.seeds).curves) for name, arm in others.items()},
-            {name: arm.alpha for name, arm in others.items()},
+            {name: (arm.curves, base.first(arm.seeds).curves) for name, arm in found.items()},
+            {name: arm.alpha for name, arm in found.items()},
             plan.target.val_loss,
-            lost={name: [run for run in arm.used if run.end == "diverged"] for name, arm in others.items()},
+            lost={name: [run for run in arm.used if run.end == "diverged"] for name, arm in found.items()},
             rule=plan.target.crossing,
             paired=is_paired(plan, base.counted_from),
             moderated=plan.is_moderated,
         )
     return {
-        name: replace(
-            arm,
-            token_cost=costs[name],
-            difference=differences[name],
-            moved=moved.get(name),
-            in_bf16=in_bf16.get(name),
-        )
-        for name, arm in others.items()
+        name: replace(arm, moved=moved.get(name), in_bf16=in_bf16.get(name)) for name, arm in found.items()
     }
 
 
@@ -186,27 +159,22 @@ def second_ends(frames: StudyFrames, apart: Collection[str], origin: int) -> dic
 
 
 def _evaluate_in_bf16(
-    arms: Mapping[str, ArmResult],
-    second: Mapping[str, RunResult],
-    costs: Mapping[str, Cost],
-    plan: LockedPlan,
+    base: ArmResult, arms: Mapping[str, ArmResult], second: Mapping[str, RunResult], plan: LockedPlan
 ) -> dict[str, InBf16]:
     """Compare arms with the baseline by their evaluations in bf16; arms without any are left out.
 
-    ``costs``: by the arms' own evaluation.
+    ``arms``: compared by their own evaluation.
     """
     by_bf16 = {
         name: replace(arm, runs=tuple(second[run.run_id] for run in arm.used if run.run_id in second))
-        for name, arm in arms.items()
+        for name, arm in {base.name: base, **arms}.items()
     }
     by_bf16 = {name: arm for name, arm in by_bf16.items() if arm.curves}
-    if plan.baseline not in by_bf16:
+    if base.name not in by_bf16:
         return {}
-    base = arms[plan.baseline]
+    by_bf16 = against(by_bf16[base.name], by_bf16, plan)
     paired = is_paired(plan, base.counted_from)
-    sides = {name: (arms[name], base.first(arms[name].seeds)) for name in by_bf16 if name != plan.baseline}
-    costs_in_bf16 = costs_over(plan.baseline, by_bf16, plan)
-    differences = differences_over(plan.baseline, by_bf16, plan)
+    sides = {name: (arms[name], base.first(arms[name].seeds)) for name in by_bf16}
     alone = final_differences(
         {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()},
         {name: own.alpha for name, (own, _) in sides.items()},
@@ -216,15 +184,15 @@ def _evaluate_in_bf16(
     found = {}
     for name, (own, other) in sides.items():
         tokens = _tokens_alone(own, other, second, paired=paired)
-        whole, share = costs[name].log_ratio, None
-        if whole is not None and tokens.estimate is not None and is_settled(costs[name]):
+        whole, share = own.token_cost.log_ratio, None
+        if whole is not None and tokens.estimate is not None and is_settled(own.token_cost):
             share = math.log1p(tokens.estimate) / whole.value
         found[name] = InBf16(
-            token_cost=costs_in_bf16[name],
+            token_cost=by_bf16[name].token_cost,
             tokens_alone=tokens,
             share=share,
             final_loss=final_loss(by_bf16[name].curves, own.alpha),
-            difference=differences[name],
+            difference=by_bf16[name].difference,
             loss_alone=alone[name],
         )
     return found
