@@ -132,7 +132,7 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     if subject.prepared is not None:
         train, _ = open_tokens(prepare(config.data, subject.prepared))
         return batch(train, sequence_starts(config.seed, 0, sequences, seq_len, len(train)), seq_len)
-    data, count = config.data, sequences * seq_len + 1
+    data = config.data
     encode: Any = encode_bytes
     if data.tokenizer_path is not None:
         found = hub.find_tokenizer(data.tokenizer_path)
@@ -147,12 +147,10 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     text_field = data.text_field if is_json else None
     for document in chain.from_iterable(file_documents(file, text_field) for file in files):
         tokens = np.append(tokens, encode([document.encode()]).astype(np.int64))
-        if len(tokens) >= count:
-            break
-    if len(tokens) <= sequences * seq_len:
-        what = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
-        raise UserError(f"--data: {what} (lower --seq-len or --sequences, or name more text)")
-    return batch(tokens, np.arange(sequences) * seq_len, seq_len)
+        if len(tokens) > sequences * seq_len:
+            return batch(tokens, np.arange(sequences) * seq_len, seq_len)
+    what = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
+    raise UserError(f"--data: {what} (lower --seq-len or --sequences, or name more text)")
 
 
 def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
@@ -225,15 +223,15 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
         return ModelConfig(**PRESETS[model]), random
     if ":" in model:
         return ModelConfig(function=model), random
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        hint = "expected a run's folder (…/runs/<id>) or one as save_pretrained writes it"
-        raise UserError(f"{model}: no model there ({hint})")
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        return ModelConfig(hf=str(folder.absolute())), random
     if not folder.is_dir():
         if hint := likely(model, PRESETS, "", cutoff=0.75):
             raise UserError(f"no model '{model}' ({hint})")
         return ModelConfig(hf=model, pretrained=True), "the published checkpoint"
+    if not (folder / "config.json").is_file():
+        hint = "expected a run's folder (…/runs/<id>) or one as save_pretrained writes it"
+        raise UserError(f"{model}: no model there ({hint})")
+    if not any(folder.glob("*.safetensors")):
+        return ModelConfig(hf=str(folder.absolute())), random
     return ModelConfig(hf=str(folder.absolute()), pretrained=True), "the checkpoint in the folder"
 
 

@@ -165,30 +165,26 @@ def exact_product(backend: Backend, where: str, policy: OperandPolicy) -> str:
     """Multiply operands that fp32 accumulates exactly; raise ``AssertionError`` if a product is not exact."""
     compared = 0
     for k in (32, 416, 4096):
-        a, b = (_codes(64, k, policy, seed) for seed in (k, k + 1))
-        left, right = (round_operand(one, policy, axis=1) for one in (a, b))
+        sides = []
+        for seed in (k, k + 1):
+            # Values that quantising leaves unchanged: E2M1's, which MXFP8 and NVFP4 can hold too. Each block
+            # of 16 has a 6, which gives it the intended scale.
+            generator = torch.Generator().manual_seed(seed)
+            values = grid_of(E2M1)[torch.randint(0, 8, (64, k), generator=generator)]
+            values *= 1 - 2.0 * torch.randint(0, 2, (64, k), generator=generator)
+            values[:, ::16] = 6.0
+            scales = 2.0 ** torch.randint(-1, 2, (64, k // 32), generator=generator)
+            if policy.format == "nvfp4":
+                scales[:, 0] = 2.0  # the tensor's largest value, the same in every tensor
+            sides.append((values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16))
+        left, right = (round_operand(one, policy, axis=1) for one in sides)
         sums = (left.values.double() @ right.values.double().t()).float()
         exact = (sums * (float(left.descale) * float(right.descale))).to(torch.bfloat16)
-        if different := int((product(backend, where, policy, a, b) != exact).sum()):
+        if different := int((product(backend, where, policy, *sides) != exact).sum()):
             what = f"{different} of {exact.numel()} products are not those of an fp32 accumulator"
-            raise FaultError(f"{what}; its width is under 'accumulator'", {"a": a, "b": b})
+            raise FaultError(f"{what}; its width is under 'accumulator'", dict(zip("ab", sides, strict=True)))
         compared += exact.numel()
     return f"{compared} products equal to the bit"
-
-
-def _codes(rows: int, k: int, policy: OperandPolicy, seed: int) -> Tensor:
-    """Return bf16 values that quantising leaves unchanged: E2M1's, which MXFP8 and NVFP4 can hold too.
-
-    Each block of 16 has a 6, which gives it the intended scale.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    values = grid_of(E2M1)[torch.randint(0, 8, (rows, k), generator=generator)]
-    values *= 1 - 2.0 * torch.randint(0, 2, (rows, k), generator=generator)
-    values[:, ::16] = 6.0
-    scales = 2.0 ** torch.randint(-1, 2, (rows, k // 32), generator=generator)
-    if policy.format == "nvfp4":
-        scales[:, 0] = 2.0  # the tensor's largest value, the same in every tensor
-    return (values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16)
 
 
 def _cancelled(

@@ -174,8 +174,14 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
     cuda = gpu.backend == "cuda"
     text = kernel.asm["ptx"] if cuda else kernel.asm["amdgcn"]
     usage, size = text, r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)"
-    if cuda:  # bytes of stack per thread
-        usage = _resources_of(kernel.asm["cubin"])
+    if cuda:  # bytes of stack per thread, by NVIDIA's tool in Triton's wheel
+        program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.asm["cubin"])
+            file.flush()
+            command = [program, "--dump-resource-usage", file.name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        usage = done.stdout if done.returncode == 0 else ""
         size = r"(?:STACK|LOCAL):(\d+)"
     spilled = sum(int(number) for number in re.findall(size, usage))
     instructions = Counter(re.findall(native, text)) if native else Counter()
@@ -218,18 +224,6 @@ def inexact(text: str, backend: str) -> list[str]:
     if names["rcp"] > names["div_fixup"] + 1:
         problems.append(f"{names['rcp']} reciprocals for {names['div_fixup']} exact divisions")
     return problems
-
-
-def _resources_of(cubin: bytes) -> str:
-    """Read a cubin's resources by NVIDIA's tool in Triton's wheel; return its text, empty if it fails."""
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run(
-            [program, "--dump-resource-usage", file.name], capture_output=True, text=True, check=False
-        )
-    return done.stdout if done.returncode == 0 else ""
 
 
 def every_kernel(target: str) -> Iterator[Compiled]:

@@ -36,12 +36,6 @@ def test_the_swizzle_is_cublas_definition(shape):
     assert torch.equal(swizzled(scales), out)
 
 
-def test_the_swizzle_is_torchaos():
-    to_blocked = pytest.importorskip("torchao.prototype.mx_formats.utils").to_blocked
-    scales = bytes_of((200, 9), seed=1)
-    assert torch.equal(swizzled(scales), to_blocked(scales, use_triton_kernel=False).flatten())
-
-
 def arguments(fmt, m, n, k, *, hip=False):
     per_byte, block = (1 if fmt == "mxfp8" else 2), (16 if fmt == "nvfp4" else 32)
     sides = (

@@ -355,8 +355,7 @@ def test_four_or_six_is_that_of_both_references(name, rule, options):
     assert np.array_equal(blocks(decode(codes.codes, E2M1)).numpy(), values)
     for axis in (0, 1):  # the compiled quantiser too
         stored = x if axis else x.t().contiguous()
-        expected = round_operand(stored, policy, axis=axis, key=KEY)
-        done = load_backend("emulated").quantize(stored, Draw(policy=policy, key=KEY), axis=axis)
+        expected, done = by_both(stored, policy, axis)
         assert torch.equal(done.values, expected.values)
         assert done.descale == expected.descale
 
@@ -369,26 +368,26 @@ def test_quest_shows_an_overflow_of_its_sums(axis):
     x = x if axis else x.t().contiguous()
     expected = torch.zeros(32, 64, dtype=torch.bool)
     expected[:, :32] = True
-    for name in ("reference", "emulated"):
-        values = (
-            load_backend(name)
-            .quantize(x, Draw(policy=OperandPolicy(format="mxfp4", scale="quest")), axis=axis)
-            .values
-        )
-        assert torch.equal((values if axis else values.t()).isnan(), expected)
+    for done in by_both(x, OperandPolicy(format="mxfp4", scale="quest"), axis):
+        assert torch.equal((done.values if axis else done.values.t()).isnan(), expected)
+
+
+def by_both(x, policy, axis=1):
+    """Quantise in plain torch and by the compiled quantiser."""
+    draw = Draw(policy=policy, key=KEY)
+    return [load_backend(name).quantize(x, draw, axis=axis) for name in ("reference", "emulated")]
 
 
 def test_mxfp8_below_bf16_is_rounded_once_and_its_codes_are_not():
     """E4M3 has steps down to 2^-9, E8M0 scales down to 2^-127: bf16 ends at 2^-133."""
-    x = normal(64, 64) * 2.0**-125
-    codes = quantize(x, OperandPolicy(format="mxfp8"))
+    x, policy = normal(64, 64) * 2.0**-125, OperandPolicy(format="mxfp8")
+    codes = quantize(x, policy)
     scales = 2.0 ** (codes.scales.double().repeat_interleave(32, 1) - 127)
     exact = decode(codes.codes, E4M3).double() * scales
     expected = (exact * 2.0**133).round() / 2.0**133  # to even
     assert (expected != exact).any()
-    for name in ("reference", "emulated"):
-        values = load_backend(name).quantize(x, Draw(policy=OperandPolicy(format="mxfp8")), axis=1).values
-        assert torch.equal(values.double(), expected)
+    for done in by_both(x, policy):
+        assert torch.equal(done.values.double(), expected)
 
 
 def eden(rotated, group, words, *, unscaled):
@@ -421,8 +420,7 @@ def test_ms_eden_to_the_bit_and_where_its_stretch_is_unbiased(scale, group):
     words = random_words(256, 256, KEY)[:, ::16].reshape(-1)
     values, wanted, chosen, decode_scale = eden(rotated, group, words, unscaled=scale == "ms_eden_unscaled")
     expected = torch.from_numpy((values * chosen).reshape(256, 256))
-    for name in ("reference", "emulated"):
-        done = load_backend(name).quantize(x, Draw(policy=policy, key=KEY), axis=1)
+    for done in by_both(x, policy):
         assert torch.equal(done.values.float(), expected)
         assert done.descale == decode_scale
     # The mean over its words is that of the scales before their rounding.
