@@ -179,7 +179,7 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel.asm["cubin"])
             file.flush()
-            command = [program, "--dump-resource-usage", file.name]
+            command = [str(program), "--dump-resource-usage", file.name]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         usage = done.stdout if done.returncode == 0 else ""
         size = r"(?:STACK|LOCAL):(\d+)"

@@ -28,14 +28,8 @@ def random_words(row, column, key0, key1, step, call, ROWS: tl.constexpr, COLUMN
     c1 = (row + tl.arange(0, ROWS)[:, None]).to(tl.uint32) + zero
     c2 = step.to(tl.uint32, bitcast=True) + zero
     c3 = call.to(tl.uint32, bitcast=True) + zero
-    k0 = key0.to(tl.uint32, bitcast=True) + zero
-    k1 = key1.to(tl.uint32, bitcast=True) + zero
-    for _ in tl.static_range(7):
-        high0, low0 = tl.umulhi(c0, 0xD2511F53 + zero), c0 * (0xD2511F53 + zero)
-        high1, low1 = tl.umulhi(c2, 0xCD9E8D57 + zero), c2 * (0xCD9E8D57 + zero)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0 += 0x9E3779B9 + zero
-        k1 += 0xBB67AE85 + zero
+    k0, k1 = key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
+    c0, c1, c2, c3 = tl.philox_impl(c0, c1, c2, c3, k0, k1, 7)
     first = tl.reshape(tl.join(c0, c1), [ROWS, COLUMNS // 64, 32])
     second = tl.reshape(tl.join(c2, c3), [ROWS, COLUMNS // 64, 32])
     return tl.reshape(tl.trans(tl.join(first, second), 0, 1, 3, 2), [ROWS, COLUMNS])
