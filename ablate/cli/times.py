@@ -157,13 +157,14 @@ def time_steps(
     store = StudyStore(storage / plan.study)
     plan = known_plan(plan, store)
     arms = _chosen(plan, names)
-    where, found = chosen_device(device)
-    from ablate.execute.throughput import measure, record
+    where, _ = chosen_device(device)
+    from ablate.execute.throughput import measure
 
     settings = SpeedSettings(steps=steps, warmup=_WARMUP_STEPS, repeats=repeats or 3)
     with click.progressbar(length=2 * len(arms), label="arms, two turns", hidden=as_json) as bar:
-        speeds, others = measure(arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1))
-    measured = record(plan.study, found, speeds, others, settings)
+        measured = measure(
+            plan.study, arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1)
+        )
     deliver(asdict(measured), lambda: _step_lines(measured), as_json=as_json, out=out)
     # Arms of an earlier record are dropped: turns cancel drift only within one measurement.
     said = f"Kept for the report in {store.throughput_path}, in place of what was measured before"

@@ -30,19 +30,19 @@ from ablate.train.probe import StepTimes, time_steps
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ablate.backends.device import Device
     from ablate.plan import PlannedArm
 
 
 def measure(
+    study: str,
     arms: Sequence[PlannedArm],
     baseline: str,
     device: str,
     *,
     settings: SpeedSettings,
     done: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Speed], str | None]:
-    """Time the arms; return their speeds, and what other work used the device before or after, or None.
+) -> SpeedRecord:
+    """Time the arms; return the content of ``throughput.json``: what was timed, where, how and when.
 
     ``done`` is called with the arm's name after each of its two turns.
 
@@ -55,7 +55,7 @@ def measure(
                 f"arm '{arm.name}' trains on {devices} devices a run, and this times one (the runs' own "
                 "tokens/s stand in the report; devices_per_run: 1 with a smaller batch times one device)"
             )
-    others = other_work(device)
+    others, where = other_work(device), device_of(device)
     configs = {arm.name: arm.config.with_seed(arm.runs[0].seed) for arm in arms}
     modes = {}
     for arm in arms:
@@ -70,7 +70,7 @@ def measure(
             with _named(arm):
                 timed = time_steps(configs[arm.name], device=device, layout=layout, **asdict(settings))
             times[arm.name].append(timed)
-            if torch.device(device).type == "cuda":
+            if where.kind != "cpu":
                 torch.cuda.empty_cache()
             done(arm.name)
     finally:
@@ -84,7 +84,7 @@ def measure(
     speeds = []
     for arm in arms:
         own, median, cpus = rates[arm.name], medians[arm.name], arm.resources.cpus
-        why_not = why_not_valid(modes[arm.name], device_of(device), threads=cpus, others=others)
+        why_not = why_not_valid(modes[arm.name], where, threads=cpus, others=others)
         speed = Speed(
             arm=arm.name,
             run=arm.runs[0].id,
@@ -101,31 +101,12 @@ def measure(
             why_not=why_not,
         )
         speeds.append(speed)
-    return speeds, others
-
-
-@contextlib.contextmanager
-def _named(arm: PlannedArm) -> Iterator[None]:
-    """Name the arm in errors."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError:
-        hint = "a smaller training.micro_batch_size needs less"
-        raise UserError(f"arm '{arm.name}': out of GPU memory", hint=hint) from None
-    except (ValueError, UnfitDeviceError) as error:
-        raise UserError(f"arm '{arm.name}': {error}") from None
-
-
-def record(
-    study: str, device: Device, speeds: Sequence[Speed], others: str | None, settings: SpeedSettings
-) -> SpeedRecord:
-    """Make the content of ``throughput.json``: what was timed, where, how and when."""
     clock_mhz = None
     with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
-        clock_mhz = float(psutil.cpu_freq().current if device.kind == "cpu" else torch.cuda.clock_rate())
+        clock_mhz = float(psutil.cpu_freq().current if where.kind == "cpu" else torch.cuda.clock_rate())
     return SpeedRecord(
         study=study,
-        device=device,
+        device=where,
         code=code_digest(),
         clock_mhz=clock_mhz,
         other_work=others,
@@ -139,3 +120,15 @@ def record(
         measured_unix=time.time(),
         arms=tuple(speeds),
     )
+
+
+@contextlib.contextmanager
+def _named(arm: PlannedArm) -> Iterator[None]:
+    """Name the arm in errors."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        hint = "a smaller training.micro_batch_size needs less"
+        raise UserError(f"arm '{arm.name}': out of GPU memory", hint=hint) from None
+    except (ValueError, UnfitDeviceError) as error:
+        raise UserError(f"arm '{arm.name}': {error}") from None

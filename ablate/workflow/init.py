@@ -195,9 +195,8 @@ def write_study(
         modelled = estimate(whole, progress, cores=cores).run_seconds[base.name] / base.batches.steps
         ground = "modelled as `ablate plan` does: an order of magnitude, and emulated formats take longer"
         if timed := pilot.arm_speeds(whole, listener, seconds_per_step=modelled):
-            speeds, others = timed
-            progress = replace(progress, tokens_per_sec={one.arm: one.median for one in speeds})
-            beside = f", beside other work: {others}" if others else ""
+            progress = replace(progress, tokens_per_sec={one.arm: one.median for one in timed.arms})
+            beside = f", beside other work: {timed.other_work}" if timed.other_work else ""
             ground = f"measured: two steps of each arm on this machine{beside}"
 
         def taken(steps: int) -> float:

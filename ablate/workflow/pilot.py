@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ablate.plan import Plan, StudyProgress
     from ablate.plan.pilot import Advice
-    from ablate.store.records import Speed
+    from ablate.store.records import SpeedRecord
     from ablate.workflow import StudyEnd, Where
 
 _SEEDS = 2
@@ -99,16 +99,14 @@ def _with_timed(plan: Plan, progress: StudyProgress, listener: Listener) -> tupl
     found = arm_speeds(plan, listener, seconds_per_step=base.batches.tokens_per_step / speed)
     if found is None:
         return progress, False
-    timed = {one.arm: one.median for one in found[0]}
+    timed = {one.arm: one.median for one in found.arms}
     all_speeds = {name: speed * own / timed[base.name] for name, own in timed.items()}
-    emulated = any(one.backend_mode == "emulated" for one in found[0])
+    emulated = any(one.backend_mode == "emulated" for one in found.arms)
     return replace(progress, tokens_per_sec=all_speeds | progress.tokens_per_sec), emulated
 
 
-def arm_speeds(
-    plan: Plan, listener: Listener, *, seconds_per_step: float
-) -> tuple[list[Speed], str | None] | None:
-    """Time two steps of each arm (A B B A); return speeds without evaluation, and other work on the device.
+def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> SpeedRecord | None:
+    """Time two steps of each arm (A B B A), without evaluation.
 
     This is for plans only, which need a rough idea of how much slower emulation is. None if the arms cannot
     be timed here, or if it would take more than a minute. ``seconds_per_step``: of the baseline, roughly.
@@ -132,4 +130,4 @@ def arm_speeds(
 
     listener.say("Timing two steps of each arm on this machine …")
     settings = SpeedSettings(steps=_STEPS, warmup=_WARMUP, repeats=1)
-    return measure(plan.arms, plan.baseline, device, settings=settings)
+    return measure(plan.study, plan.arms, plan.baseline, device, settings=settings)

@@ -103,7 +103,8 @@ def two_arms(monkeypatch):
     def call(*looks):
         seen = iter(looks)
         monkeypatch.setattr(throughput, "other_work", lambda _: next(seen))
-        return measure(arms, "slow", "cpu", settings=SpeedSettings(steps=1, warmup=1, repeats=1)), taken
+        settings = SpeedSettings(steps=1, warmup=1, repeats=1)
+        return measure("s", arms, "slow", "cpu", settings=settings), taken
 
     return call
 
@@ -113,9 +114,10 @@ BUSY = "the GPU is 40 % busy"
 
 @pytest.mark.parametrize(("looks", "others"), [((None, None), None), ((BUSY,), BUSY), ((None, BUSY), BUSY)])
 def test_there_and_back_and_alone(two_arms, looks, others):
-    ((slow, fast), seen), taken = two_arms(*looks)
+    record, taken = two_arms(*looks)
+    slow, fast = record.arms
     assert taken == ["slow", "fast", "fast", "slow"]
-    assert seen == others
+    assert record.other_work == others
     assert slow.over_baseline == 1.0
     assert fast.over_baseline == pytest.approx(2.0, rel=0.02)  # the drift has cancelled
     assert fast.peak_memory_bytes == 7

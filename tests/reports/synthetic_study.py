@@ -13,14 +13,13 @@ import pytest
 from ablate.backends.device import Device
 from ablate.base.files import append_line, hash_of, read_record, write_record
 from ablate.execute.environment import code_digest
-from ablate.execute.throughput import record
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.results.cost import token_costs
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.outcome import Outcome
 from ablate.store import END_STATES, Status, StudyStore
 from ablate.store.checkpoints import save_manifest
-from ablate.store.records import Speed, SpeedSettings
+from ablate.store.records import Speed, SpeedRecord, SpeedSettings
 
 NONE = MappingProxyType({})
 TRAINING = {
@@ -298,5 +297,8 @@ def speed_of(store, arm, **change):
 
 def write_throughput(store, *speeds, device=GPU, **change):
     """Write a record as ``ablate check STUDY --steps`` writes it."""
-    content = dataclasses.asdict(record(store.path.name, device, speeds, None, SETTINGS))
-    write_record(store.throughput_path, content | {"measured_unix": 1.7e9} | change)
+    record = SpeedRecord(
+        study=store.path.name, device=device, code=code_digest(), settings=SETTINGS, measured_unix=1.7e9,
+        versions={"ablate": "0.1.0"}, arms=speeds,
+    )  # fmt: skip
+    write_record(store.throughput_path, dataclasses.asdict(record) | change)

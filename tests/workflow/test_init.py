@@ -64,7 +64,8 @@ def speeds(monkeypatch):
     """Every arm at the same speed, without a measurement."""
 
     def arm_speeds(plan, _listener, **_options):
-        return [SimpleNamespace(arm=one.name, median=SPEED) for one in plan.arms], None
+        arms = [SimpleNamespace(arm=one.name, median=SPEED) for one in plan.arms]
+        return SimpleNamespace(arms=arms, other_work=None)
 
     monkeypatch.setattr("ablate.workflow.pilot.arm_speeds", arm_speeds)
 

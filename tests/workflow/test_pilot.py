@@ -25,7 +25,8 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executor,
         SimpleNamespace(arm=arm, median=speed, backend_mode="emulated")
         for arm, speed in (("bf16", 100.0), ("fp4", 25.0))
     ]
-    monkeypatch.setattr("ablate.workflow.pilot.arm_speeds", lambda *_args, **_options: (timed, None))
+    speeds = SimpleNamespace(arms=timed)
+    monkeypatch.setattr("ablate.workflow.pilot.arm_speeds", lambda *_args, **_options: speeds)
     (tmp_path / "tiny.yaml").write_text(TUNED)
     done = ablate("pilot", "tiny.yaml", "--write", cwd=tmp_path)
     assert done.code == 0, done
