@@ -91,12 +91,19 @@ class LossDifference(Interval):
     moderated: bool = False
 
 
-def common_grid(curves: Sequence[Curve]) -> CurveGrid:
-    """Restrict the curves of runs with a result to the tokens at which all of them were evaluated."""
-    results = [curve for curve in curves if curve.end != "missing"]
-    if not results:
+def common_grid(curves: Sequence[Curve], others: Sequence[Curve] | None = None) -> CurveGrid:
+    """Restrict the curves of runs with a result to the tokens at which all of them were evaluated.
+
+    ``others``: of further runs, which must have been evaluated there, too; if none has a result the grid is
+    empty.
+    """
+    sides = [
+        [curve for curve in side if curve.end != "missing"] for side in (curves, others) if side is not None
+    ]
+    if not all(sides):
         return CurveGrid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)), seeds=())
-    tokens = reduce(np.intersect1d, [curve.tokens for curve in results])
+    results = sides[0]
+    tokens = reduce(np.intersect1d, [curve.tokens for side in sides for curve in side])
     rows = [curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in results]
     return CurveGrid(tokens=tokens, loss=np.array(rows), seeds=tuple(curve.seed for curve in results))
 
@@ -123,7 +130,7 @@ def final_differences(
     at: dict[Arm, tuple[CurveGrid, CurveGrid]] = {}
     for arm, (own, base) in sides.items():
         note = next((mean.note for mean in map(final_loss, (own, base)) if mean.estimate is None), None)
-        grids = _align(common_grid(own), common_grid(base))
+        grids = common_grid(own, base), common_grid(base, own)
         if note is not None or not len(grids[0].tokens):
             found[arm] = LossDifference(note=note or "no evaluation at equal tokens")
         else:
@@ -152,7 +159,7 @@ def difference_bands(
 
     ``paired``, ``moderated``: as in ``contrasts``, at each token count separately.
     """
-    grids = {arm: _align(common_grid(own), common_grid(base)) for arm, (own, base) in sides.items()}
+    grids = {arm: (common_grid(own, base), common_grid(base, own)) for arm, (own, base) in sides.items()}
     rows: dict[Arm, list[Interval]] = {arm: [] for arm in sides}
     for tokens in sorted({int(at) for left, _ in grids.values() for at in left.tokens}):
         there = {
@@ -181,11 +188,3 @@ def difference_bands(
 def _values(grid: CurveGrid, place: int) -> list[tuple[int, float]]:
     """Return seed and loss of each run at the grid's ``place``."""
     return [(seed, float(loss)) for seed, loss in zip(grid.seeds, grid.loss[:, place], strict=True)]
-
-
-def _align(left: CurveGrid, right: CurveGrid) -> tuple[CurveGrid, CurveGrid]:
-    tokens, in_left, in_right = np.intersect1d(left.tokens, right.tokens, return_indices=True)
-    return (
-        replace(left, tokens=tokens, loss=left.loss[:, in_left]),
-        replace(right, tokens=tokens, loss=right.loss[:, in_right]),
-    )
