@@ -113,20 +113,14 @@ def decide(
     if (settled := rule.settled) is not None:
         for (n, more), alpha in zip(pairwise(settled.looks), levels_of(settled), strict=False):
             allowed = n
-            first = [run for arm in (baseline, *going) for run in outcomes[arm][:n]]
-            if len(first) < n * (1 + len(going)) or any(
-                run.end == "missing" and not run.lost for run in first
-            ):
+            first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
+            if any(len(own) < n or not _is_complete(own, lost=True) for own in first.values()):
                 break  # one of these runs may still give a result
-            sides = {
-                arm: (own[:n], outcomes[baseline][:n])
-                for arm, own in outcomes.items()
-                if arm in going and all(run.end != "missing" for run in own[:n])
-            }
+            sides = {arm: (first[arm], first[baseline]) for arm in going if _is_complete(first[arm])}
             costs = token_costs(sides, paired=paired, alpha=alpha, moderated=moderated)
             losses = {} if differences is None else differences(n, list(sides))
             for arm, cost in costs.items():
-                if arm in never or all(run.end != "missing" for run in outcomes[arm]):
+                if arm in never or _is_complete(outcomes[arm]):
                     continue
                 reason = _settled(cost, losses.get(arm), settled, margin, alpha, n)
                 if reason is not None:
@@ -144,11 +138,16 @@ def decide(
             # Of a settled arm only the runs of its look count here too.
             seeds = stopped[arm].seeds if arm in stopped else None
             count = sum(run.end == "diverged" for run in runs[:seeds])
-            if arm == baseline or arm in never or all(run.end != "missing" for run in runs):
+            if arm == baseline or arm in never or _is_complete(runs):
                 continue
             if count >= rule.diverged:
                 stopped[arm] = Stopped(kind="diverged", reason=f"{count} of its runs have diverged")
     return Decision(stopped=stopped, seeds=allowed)
+
+
+def _is_complete(runs: Sequence[Outcome], *, lost: bool = False) -> bool:
+    """Whether every run has a result; with ``lost``, or can no longer get one."""
+    return all(run.end != "missing" or (lost and run.lost) for run in runs)
 
 
 def alpha_of(
