@@ -64,7 +64,17 @@ _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
     """Yield the documents of a file of JSON lines, or of plain text if ``text_field`` is None."""
     if text_field is not None:
-        yield from _json_lines(file, text_field)
+        for number, line in _read(file, by_line=True):
+            content = line.removeprefix("\ufeff") if number == 1 else line  # a byte order mark
+            if not content.strip():
+                continue
+            try:
+                row = parse_json(content)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise UserError("is not a JSON object", file=file.path, line=number, hint=_ONE_A_LINE)
+            yield text_of(row, text_field, file.path, number)
         return
     buffer, is_long = "", False
     for _, block in _read(file, by_line=False):
@@ -86,20 +96,6 @@ def _cut(text: str, start: int) -> int:
     if blank := _BLANK_LINE.search(text, low, high):
         return blank.end()
     return text.rfind("\n", low, high) + 1 or text.rfind(" ", low, high) + 1 or high
-
-
-def _json_lines(file: SourceFile, text_field: str) -> Iterator[str]:
-    for number, line in _read(file, by_line=True):
-        content = line.removeprefix("\ufeff") if number == 1 else line  # a byte order mark
-        if not content.strip():
-            continue
-        try:
-            row = parse_json(content)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
-            raise UserError("is not a JSON object", file=file.path, line=number, hint=_ONE_A_LINE)
-        yield text_of(row, text_field, file.path, number)
 
 
 def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:

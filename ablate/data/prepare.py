@@ -73,7 +73,7 @@ def prepare(
     data: DataConfig,
     cache_dir: Path,
     *,
-    progress: OnProgress | None = None,
+    progress: OnProgress = lambda _fraction, _what: None,
     notice: Callable[[str], None] = lambda _: None,
 ) -> TokenFiles:
     """Return the corpus's token files; make them first if they are missing or damaged.
@@ -86,21 +86,20 @@ def prepare(
     """
     corpus = resolve(data)
     folder = cache_dir / corpus.identity.digest[:_DIGEST_CHARACTERS]
-    report = progress or (lambda _fraction, _what: None)
     files = _ready(folder, corpus, notice)
     if files is None:
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             lock = cache_dir / f".{folder.name}.lock"
-            with locked(lock, lambda: report(0.0, "another process prepares these tokens")) as is_alone:
+            with locked(lock, lambda: progress(0.0, "another process prepares these tokens")) as is_alone:
                 mine = socket.gethostname() if is_alone else uuid.uuid4().hex
                 partial = folder.with_name(f".{folder.name}.{mine}")
-                files = _ready(folder, corpus) or _make(data, corpus, partial, folder, report)
+                files = _ready(folder, corpus) or _make(data, corpus, partial, folder, progress)
         except OSError as error:
             hint = "check free space and rights, or choose another --storage"
             what = f"cannot write the token cache: {error.strerror or error}"
             raise UserError(what, file=folder, hint=hint) from error
-    report(1.0, "tokens are ready")
+    progress(1.0, "tokens are ready")
     return files
 
 

@@ -168,51 +168,52 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
     encode: Encode = encode_bytes if tokenizer is None else tokenizer.encode
 
     dtype = np.dtype("<u2" if corpus.identity.vocab_size <= 1 << 16 else "<u4")
-    validation_bytes = int(validation.lengths.sum())
-    total = max(1, validation_bytes + int(listed.lengths.sum()))
-    counts = Counter[str]()
 
-    def encode_training(texts: Sequence[bytes]) -> tuple[bytes, dict[str, int]]:
-        training, near_copies = side.leave_out(texts)
-        tokens = encode(training)
-        said = {"tokens": len(tokens), "documents": len(training), "bytes": sum(map(len, training))}
-        said |= {"read": sum(map(len, texts)), "near copies": near_copies}
-        return tokens.astype(dtype).tobytes(), said
+    def write(name: str, texts: Iterable[bytes], num_bytes: int, *, leave_out: bool) -> Counter[str]:
+        """Write the tokens of a side in the order of its texts; count them and what was left out."""
+        counts = Counter[str]()
 
-    progress(0.0, "tokenising")
-    with (folder / "validation.bin").open("wb") as file:
-        for batch in _batches(validation.texts(order)):
-            tokens = encode(batch)
-            tokens.astype(dtype).tofile(file)
-            counts.update({"validation tokens": len(tokens), "read": sum(map(len, batch))})
-    with (folder / "train.bin").open("wb") as file, ThreadPoolExecutor(_AT_ONCE) as pool:
-        waiting: deque[Future[tuple[bytes, dict[str, int]]]] = deque()
-        # The empty batches at the end are never waited for: they let the others out of the queue.
-        for batch in chain(_batches(training_text()), [[]] * _AT_ONCE):
-            waiting.append(pool.submit(encode_training, batch))
-            if len(waiting) > _AT_ONCE:
-                content, said = waiting.popleft().result()
-                file.write(content)
-                counts.update(said)
-                progress(min(1.0, counts["read"] / total), "tokenising")
-    documents_left, near_copies = counts["documents"], counts["near copies"]
-    if not documents_left:
+        def encode_batch(batch: Sequence[bytes]) -> tuple[bytes, dict[str, int]]:
+            kept, near_copies = side.leave_out(batch) if leave_out else (batch, 0)
+            tokens = encode(kept)
+            said = {"tokens": len(tokens), "documents": len(kept), "bytes": sum(map(len, kept))}
+            said |= {"read": sum(map(len, batch)), "near copies": near_copies}
+            return tokens.astype(dtype).tobytes(), said
+
+        with (folder / name).open("wb") as file, ThreadPoolExecutor(_AT_ONCE) as pool:
+            waiting: deque[Future[tuple[bytes, dict[str, int]]]] = deque()
+            # The empty batches at the end are never waited for: they let the others out of the queue.
+            for batch in chain(_batches(texts), [[]] * _AT_ONCE):
+                waiting.append(pool.submit(encode_batch, batch))
+                if len(waiting) > _AT_ONCE:
+                    content, said = waiting.popleft().result()
+                    file.write(content)
+                    counts.update(said)
+                    progress(min(1.0, counts["read"] / num_bytes), "tokenising")
+        return counts
+
+    held_out = write(
+        "validation.bin", validation.texts(order), int(validation.lengths.sum()), leave_out=False
+    )
+    train = write("train.bin", training_text(), int(listed.lengths.sum()), leave_out=True)
+    near_copies = train["near copies"]
+    if not train["documents"]:
         what = "all training text is nearly the same as" if near_copies else "there is no training text but"
         raise UserError(f"{what} validation text", hint=_CHECK_PATHS)
     spool.unlink()
     fetched.unlink(missing_ok=True)
-    own_sides = documents_left + near_copies + (0 if data.validation_paths else len(order))
+    own_sides = train["documents"] + near_copies + (0 if data.validation_paths else len(order))
     return {
         "train": "train.bin",
         "in_place": None,
         "dtype": dtype.name,
-        "train_tokens": counts["tokens"],
-        "validation_tokens": counts["validation tokens"],
+        "train_tokens": train["tokens"],
+        "validation_tokens": held_out["tokens"],
         "tokenizer": description,
-        "validation_bytes_per_token": validation_bytes / counts["validation tokens"],
-        "train_bytes": counts["bytes"],
-        "validation_bytes": validation_bytes,
-        "train_documents": documents_left,
+        "validation_bytes_per_token": held_out["bytes"] / held_out["tokens"],
+        "train_bytes": train["bytes"],
+        "validation_bytes": held_out["bytes"],
+        "train_documents": train["documents"],
         "validation_documents": len(order),
         "copies_left_out": len(listed.lengths) - own_sides,
         "near_copies_left_out": near_copies,
