@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import json
+from dataclasses import replace
 
 import pytest
 from synthetic_study import line, resolved_recipe
 
 from ablate.reports import write_report
+from ablate.reports.figures.curves import draw_trials
 from ablate.reports.findings.analyse import analyse
 from ablate.results.frames import load_frames
 from ablate.results.stops import unneeded_runs
@@ -106,6 +108,9 @@ def test_pages_and_json_say_it(tuned):
         {"learning_rate": 0.008},
     )
     assert [arm["name"] for arm in found["arms_at_shared_values"]] == ["bf16", "fprop"]
+    analysis = analyse(load_frames(tuned))
+    other = replace(analysis.tuning.plan, fields={"weight_decay": {}})
+    assert draw_trials(replace(analysis, tuning=replace(analysis.tuning, plan=other))) is None
     assert found["groups"][2]["trials"][2]["diverged"] == 1
 
 
