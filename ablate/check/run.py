@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ from ablate.check.record import (
 )
 from ablate.check.speed import bandwidth, rates, steps
 from ablate.check.training import linear_gradients, training
-from ablate.execute.environment import code_digest, cpu_name, fingerprint, other_work
+from ablate.execute.environment import code_digest, cpu_name, fingerprint, other_work, version_of
 from ablate.run import backend_names
 
 if TYPE_CHECKING:
@@ -79,12 +78,9 @@ def setup_of(where: str, device: Device) -> Setup:
 
 def machine_of(setup: Setup) -> Machine:
     """Describe what is tested, and with which versions."""
+    packages = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
     versions: dict[str, str | None] = {"ablate": __version__, "python": platform.python_version()}
-    for package in ("torch", *TRITON_PACKAGES, "numpy", "pydantic"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    versions |= {package: found for package in packages if (found := version_of(package))}
     # NVIDIA's driver tells its version without any package.
     driver = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text("utf-8") if _DRIVER.is_file() else "")
     versions |= {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": driver and driver.group()}

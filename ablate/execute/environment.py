@@ -156,8 +156,8 @@ def describe_environment(
         "git_commit": commit,
         "code": code_digest(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
-        "triton": next(filter(None, map(_version, TRITON_PACKAGES)), None),
+        **{name: version_of(name) for name in _PACKAGES},
+        "triton": next(filter(None, map(version_of, TRITON_PACKAGES)), None),
         "platform": platform.platform(),
         "host": platform.node(),
         "cpu": cpu_name(),
@@ -220,7 +220,8 @@ def fingerprint(device: str) -> str:
     return hash_of(b"".join(parts))[:12]
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return an installed package's version; None if it is missing."""
     try:
         return version(package)
     except PackageNotFoundError:

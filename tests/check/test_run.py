@@ -84,7 +84,7 @@ def test_another_code_version_or_device_starts_anew(prove, monkeypatch, other):
     if other == "code":
         monkeypatch.setattr(run, "code_digest", lambda *_: "other")
     elif other == "versions":
-        monkeypatch.setattr(run, "version", lambda _: "9")
+        monkeypatch.setattr(run, "version_of", lambda _: "9")
     elif other == "device":
         setup = replace(SETUP, device=replace(SETUP.device, processors=2))
     else:
