@@ -74,7 +74,7 @@ def test_a_run_vouches_for_its_timing_or_says_why_not(monkeypatch):
         return describe_environment([choice], [], where, None, others=others, fingerprints=["a1"])
 
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    monkeypatch.setattr(environment, "_version", {"triton-rocm": "3.9.0"}.get)  # as ROCm names it
+    monkeypatch.setattr(environment, "version_of", {"triton-rocm": "3.9.0"}.get)  # as ROCm names it
     found = described("emulated", "cpu")
     assert (found["timing_valid"], found["timing_why_not"]) == (False, "emulated arithmetic")
     assert (found["gpu_uuid"], found["fingerprints"], found["triton"]) == (None, ["a1"], "3.9.0")
