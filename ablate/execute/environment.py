@@ -67,16 +67,16 @@ def git_commit() -> str | None:
 
     None for an installed package, even inside a repository of the user's.
     """
-    folder = str(Path(own_version.__file__).resolve().parent)
+    folder = Path(own_version.__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", folder, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        command = ["git", *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", "_version.py")
-        commit = git("rev-parse", "HEAD")
-        return commit + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", folder) else "")
+        return git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -232,12 +232,13 @@ class Queue:
             given_up = 0
             if place.is_elsewhere:
                 state = place.folder.state()
-                is_over = state in END_STATES or state == "failed"
-                if not is_over and place.leases.is_held(given_up := place.leases.latest()):
+                if state in END_STATES or state == "failed":
+                    place.state = state
+                elif place.leases.is_held(given_up := place.leases.latest()):
                     place.due = now + _LOOK_AGAIN_SEC
-                    continue
-                if is_over or place.unneeded is not None:
+                elif place.unneeded is not None:
                     place.stop()
+                if place.state is not None or place.due > now:
                     continue
             # Inside Ray a run that waits for another's state, or for devices, would occupy a process.
             holder = self._places.get(waits_for(place.request) or "")

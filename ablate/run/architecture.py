@@ -40,25 +40,23 @@ def block_layers(model: ModelConfig) -> tuple[LinearLayer, ...]:
     """Return the linear layers of one block of a built-in model, with their names within the block."""
     head_dim = model.width // model.heads
     kv_heads = model.heads if model.kv_heads is None else model.kv_heads
-    attention = (
+    inner, outputs = ("up", model.ffn) if model.architecture == "gpt" else ("gate_up", 2 * model.ffn)
+    names, share = ["ffn"], 1.0
+    if model.experts is not None:
+        names = [f"ffn.experts.{i}" for i in range(model.experts)]
+        share = min(1.0, model.experts_per_token / model.experts)
+    layers = [
         LinearLayer(
             name="attention.qkv", inputs=model.width, outputs=(model.heads + 2 * kv_heads) * head_dim
         ),
         LinearLayer(name="attention.out", inputs=model.heads * head_dim, outputs=model.width),
-    )
-    if model.experts is None:
-        return (*attention, *_feed_forward(model, "ffn", 1.0))
-    share = min(1.0, model.experts_per_token / model.experts)
-    experts = (_feed_forward(model, f"ffn.experts.{i}", share) for i in range(model.experts))
-    return (*attention, *(layer for expert in experts for layer in expert))
-
-
-def _feed_forward(model: ModelConfig, name: str, share: float) -> tuple[LinearLayer, LinearLayer]:
-    inner, outputs = ("up", model.ffn) if model.architecture == "gpt" else ("gate_up", 2 * model.ffn)
-    return (
-        LinearLayer(name=f"{name}.{inner}", inputs=model.width, outputs=outputs, token_share=share),
-        LinearLayer(name=f"{name}.down", inputs=model.ffn, outputs=model.width, token_share=share),
-    )
+    ]
+    for name in names:
+        layers += (
+            LinearLayer(name=f"{name}.{inner}", inputs=model.width, outputs=outputs, token_share=share),
+            LinearLayer(name=f"{name}.down", inputs=model.ffn, outputs=model.width, token_share=share),
+        )
+    return tuple(layers)
 
 
 def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...]:

@@ -32,10 +32,13 @@ def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
     data, training = config.get("data") or {}, config.get("training") or {}
     tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
     # The evaluation set (size, source and windows of its text), and whether Fprop is in bf16.
-    windows = training.get("eval_windows", "spread")
-    evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
-    evaluation += [windows if windows != "spread" else None]
-    evaluation += ["in bf16" if training.get("evaluate_in") == "bf16" else None]
+    windows = training.get("eval_windows") or "spread"
+    evaluation = [
+        training.get("eval_tokens"),
+        data.get("validation_paths"),
+        windows if windows != "spread" else None,
+        "in bf16" if training.get("evaluate_in") == "bf16" else None,
+    ]
     told = [" ".join(str(one) for one in own if one not in (None, [])) for own in (tokenizer, evaluation)]
     return {"data": config.get("data_digest"), "tokenizer": told[0] or None, "evaluation": told[1] or None}
 

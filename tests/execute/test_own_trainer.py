@@ -18,7 +18,6 @@ from ablate.execute.worker import execute_run
 from ablate.numerics import apply_recipe
 from ablate.plan import build_plan
 from ablate.recipes import read_recipe
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.store import RunDir
 from ablate.study import load_study
 from ablate.train import TrainResult
@@ -96,16 +95,14 @@ def test_a_trainer_that_never_advances_fails_with_a_line(execute):
 
 
 @pytest.fixture
-def trained(monkeypatch):
+def trained(monkeypatch, make_config):
     """Call a function as a trainer; return its end and its rows."""
 
     def trained(function, recipe="bf16", **options):
         monkeypatch.setattr(own_trainer, "load_function", lambda _: function)
-        training = TrainingConfig(tokens=150, seq_len=32, batch_size=2, eval_every_tokens=64)  # 3 steps of 64
-        config = RunConfig(
-            model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64, training=training,
-            recipe=read_recipe(recipe), backend="emulated", seed=0,
-        )  # fmt: skip
+        # 3 steps of 64 tokens
+        config = make_config(tokens=150, seq_len=32, batch_size=2, eval_every_tokens=64)
+        config = replace(config, recipe=read_recipe(recipe))
         rows = []
         return own_trainer.call("mine.py:run", config, rows.append, **options), rows
 
