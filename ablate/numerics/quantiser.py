@@ -287,13 +287,13 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
         raise ValueError("expected at least one dimension, got a single number")
     matrix, along = x, axis % 2
     if x.dim() != 2:
-        moved, along = torch.atleast_2d(x.movedim(axis, -1)), 1  # type: ignore[no-untyped-call]
-        matrix = moved.flatten(0, -2)
+        moved = x.movedim(axis, -1)
+        matrix, along = torch.atleast_2d(moved).flatten(0, -2), 1  # type: ignore[no-untyped-call]
     done = round_operand(matrix, policy, axis=along, key=key)
     values = unrotate(done.contraction_last.to(torch.float32) * done.descale, policy, key).to(x.dtype)
     if x.dim() == 2:
         return (values if along else values.t()).contiguous()
-    return values.view(moved.shape).view(x.movedim(axis, -1).shape).movedim(-1, axis).contiguous()
+    return values.view(moved.shape).movedim(-1, axis).contiguous()
 
 
 def quantize(

@@ -12,6 +12,22 @@ UE5M3_VALUES = np.where(
 KEY = Key(seed=0, layer="a", gemm="wgrad", operand="x", step=3)
 
 
+GOES_UP = {  # by the distances from both neighbours, the lower code, and the share of the random bits
+    "nearest": lambda below, above, low, _u: (above < below) | ((above == below) & (low % 2 == 1)),
+    "nearest_away": lambda below, above, _low, _u: above <= below,
+    "nearest_toward_zero": lambda below, above, _low, _u: above < below,
+    "stochastic": lambda below, above, _low, u: below / (below + above) > u,
+}
+
+
+def to_grid(values, grid, rounding="nearest", u=None):
+    """Round to a grid of magnitudes by code, by searching it; saturate."""
+    magnitude = np.minimum(np.abs(values), grid[-1])
+    low = np.minimum(np.searchsorted(grid, magnitude, side="right") - 1, len(grid) - 2)
+    up = GOES_UP[rounding](magnitude - grid[low], grid[low + 1] - magnitude, low, u)
+    return np.copysign(grid[low + up], values).astype(np.float32)
+
+
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

@@ -18,10 +18,14 @@ from ablate.numerics.formats import E2M1, E3M0, E4M3, ELEMENTS, INT4, decode
 from ablate.numerics.philox import random_words
 from ablate.numerics.rotate import rotate
 from ablate.numerics.scales import SEARCH_LARGEST, SEARCH_STEPS
-from tests.numerics.strategies import KEY, UE5M3_VALUES, normal
+from tests.numerics.strategies import KEY, UE5M3_VALUES, normal, to_grid
 
 F32, LARGEST = np.float32, np.finfo(np.float32).max
 FP8 = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
+E2M1_VALUES, E4M3_VALUES = (
+    np.arange(count, dtype=np.uint8).view(of).astype(F32)
+    for count, of in ((8, ml_dtypes.float4_e2m1fn), (127, ml_dtypes.float8_e4m3fn))
+)
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|overflow|invalid value):RuntimeWarning")
 
 
@@ -84,18 +88,9 @@ def tetrajet_v2s_kernel(blocks):
     return to_e2m1(blocks * np.where(product == 0, F32(0), inverse(product))), scale, outer, 1
 
 
-def to_ue5m3(values):
-    """Nearest on the table, ties to even code."""
-    low = np.searchsorted(UE5M3_VALUES, values, side="right") - 1
-    high = np.minimum(low + 1, 254)
-    below, above = values - UE5M3_VALUES[low], UE5M3_VALUES[high] - values
-    up = (above < below) | ((above == below) & (low % 2 == 1))
-    return UE5M3_VALUES[np.where(up, high, low)].astype(F32)
-
-
 def amd_fp4(blocks, outer=None):
     outer = np.abs(blocks).max() / F32(114688 * 6) if outer is None else outer
-    scale = to_ue5m3(np.clip(amax(blocks) / outer / F32(6), 2.0**-17, 114688))
+    scale = to_grid(np.clip(amax(blocks) / outer / F32(6), 2.0**-17, 114688), UE5M3_VALUES)
     return to_e2m1(blocks / (scale * outer)), scale, 1, outer
 
 
@@ -287,7 +282,9 @@ def four_over_six(blocks, measure="mse", bound=256, prescale=1.0, words=None):
     for expand in (F32(1), F32(1.5)):
         scale = to_e4m3(base * expand)
         scaled = blocks * inverse(scale * (F32(1) / encode_scale)) * F32(prescale)
-        values = nearest_or_up(scaled, words)
+        values = (
+            to_e2m1(scaled) if words is None else to_grid(scaled, E2M1_VALUES, "stochastic", share(words))
+        )
         error = MEASURES[measure](values * scale * tensor_amax / F32(6 * bound * prescale) - blocks)
         while error.shape[1] > 1:  # the rows of a tile by halves
             half = error.shape[1] // 2
@@ -298,15 +295,9 @@ def four_over_six(blocks, measure="mse", bound=256, prescale=1.0, words=None):
     return np.where(pick, four, six), np.where(pick, scale_four, scale_six), pick
 
 
-def nearest_or_up(scaled, words):
-    if words is None:
-        return to_e2m1(scaled)
-    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], F32)
-    magnitude = np.minimum(np.abs(scaled), 6)
-    low = np.minimum(np.searchsorted(grid, magnitude, side="right") - 1, 6)
-    p = (magnitude - grid[low]) / (grid[low + 1] - grid[low])
-    up = p > (words.numpy() >> 8).astype(F32) * F32(2**-24)
-    return np.copysign(np.where(up, grid[low + 1], grid[low]), scaled)
+def share(words):
+    """The top 24 bits of random words, of 2^24."""
+    return (words.numpy() >> 8) / 2**24
 
 
 def tied(largest, maxima):
@@ -405,10 +396,8 @@ def eden(rotated, group, words, *, unscaled):
     x, y = (scaled * scale, values * scale) if unscaled else (scaled, values)
     stretch = tree((x * x).reshape(-1, group)) / tree((x * y).reshape(-1, group))
     wanted = scale * stretch.repeat(group // 16, 0)
-    step = np.maximum(2.0 ** np.floor(np.log2(wanted)), 2.0**-6).astype(F32) / 8
-    low = np.floor(wanted / step)
-    up = wanted / step - low > (words.numpy()[:, None] >> 8).astype(F32) * F32(2**-24)
-    return values, wanted, (low + up) * step, decode_scale
+    chosen = to_grid(wanted, E4M3_VALUES, "stochastic", share(words[:, None]))
+    return values, wanted, chosen, decode_scale
 
 
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
