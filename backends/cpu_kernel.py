@@ -27,7 +27,6 @@ from ablate.numerics.scales import (
     four_six_divisor,
     fp32,
     fp32_scale,
-    searched_clip,
     searched_scale,
     tensor_scale,
 )
@@ -185,8 +184,8 @@ class Kernel:
             rows = (x if axis == 1 else x.t()).float() * job.factor
             if job.product_bf16 and job.src_bf16:
                 rows = rows.to(torch.bfloat16).float()
-            clip = searched_clip(rows, ELEMENTS[policy.format])
-            given = scales = searched_scale(clip if axis == 1 else clip.t(), policy)
+            of_rows = searched_scale(rows, policy)
+            given = scales = of_rows if axis == 1 else of_rows.t()
         else:
             amax = torch.empty(x.shape[0] // job.tile_rows, x.shape[1] // job.tile_cols)
             job.dst = amax.data_ptr()

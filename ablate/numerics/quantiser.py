@@ -155,7 +155,7 @@ class _Rounded:
         n, k = self.v.shape
         self.shape = block_shape(policy)
         if rule in ("tensor", "delayed", "row", "searched"):
-            self.shape = (1 if rule in ("row", "searched") else n), max(k, 1)
+            self.shape = 1 if rule in ("row", "searched") else max(n, 1), max(k, 1)
         self.mask: Tensor | None = None
         self.up: Tensor | None = None
         self.outer: Tensor | None = None
@@ -175,8 +175,7 @@ class _Rounded:
             self.scaled = blocks / (self.up * self.decode)
             return
         if rule == "searched":
-            clip = scales.searched_clip(self.v, self.element)
-            self.up = scales.searched_scale(clip[:, :, None], policy)
+            self.up = scales.searched_scale(self.v, policy)[:, :, None]
             self.scaled = blocks / self.up
         elif rule.endswith("ue5m3"):
             self.up = scales.ue5m3_scale(blocks, self.decode)
@@ -249,8 +248,6 @@ def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
     """Cut [n, k] into blocks [number, rows, columns], in row-major order."""
     rows, columns = shape
     n, k = v.shape
-    if not v.numel():
-        return v.new_zeros(0, rows, columns)
     return v.reshape(n // rows, rows, k // columns, columns).transpose(1, 2).reshape(-1, rows, columns)
 
 
@@ -258,8 +255,6 @@ def from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
     """Undo ``to_blocks``: reassemble [n, k]."""
     _, rows, columns = blocks.shape
     n, k = shape
-    if not blocks.numel():
-        return blocks.new_zeros(shape)
     return blocks.view(n // rows, k // columns, rows, columns).transpose(1, 2).reshape(n, k)
 
 

@@ -307,30 +307,26 @@ def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) ->
     return values, chosen
 
 
-def searched_scale(clip: Tensor, policy: OperandPolicy) -> Tensor:
-    """Return the scale that divides rows before rounding and multiplies them after it; 1 for a clip of 0."""
-    return torch.where(clip == 0, 1.0, divided(clip, formats.ELEMENTS[policy.format].max))
+def searched_scale(rows: Tensor, policy: OperandPolicy) -> Tensor:
+    """Search for each row [n, k] the scale [n, 1] of smallest squared error (LLM-FP4, §3).
 
-
-def searched_clip(rows: Tensor, element: formats.Element) -> Tensor:
-    """Search for each row [n, k] the clipping value [n, 1] of smallest squared error (LLM-FP4, §3).
-
-    Searching the largest value equals searching a real-valued exponent bias. Squared errors are added in fp64
-    in a pairwise tree, as of a row padded with zeros to a power of two. Ties go to the first candidate; a row
-    with a NaN or an Inf gets NaN.
+    It divides the row before rounding and multiplies it after it. Searching the largest value equals
+    searching a real-valued exponent bias. Squared errors are added in fp64 in a pairwise tree, as of a row
+    padded with zeros to a power of two. Ties go to the first candidate; a row with a NaN or an Inf gets NaN,
+    a row of zeros 1.
     """
     if not rows.numel():
-        return rows.new_zeros(rows.shape[0], 1)
-    amax = rows.abs().amax(-1, keepdim=True)
+        return rows.new_ones(rows.shape[0], 1)
+    element, amax = formats.ELEMENTS[policy.format], rows.abs().amax(-1, keepdim=True)
     best = torch.full_like(amax, math.inf, dtype=torch.float64)
-    clip = torch.where(amax.isfinite(), amax, math.nan)
+    found = torch.where(amax.isfinite(), 1.0, math.nan)
     zeros = (1 << (rows.shape[1] - 1).bit_length()) - rows.shape[1]
     for step in range(1, SEARCH_STEPS + 1):
-        candidate = amax * fp32(SEARCH_LARGEST * step / SEARCH_STEPS)
-        scale = divided(candidate, element.max)
-        values = rounded(rows / torch.where(scale == 0, 1.0, scale), element) * scale
+        scale = divided(amax * fp32(SEARCH_LARGEST * step / SEARCH_STEPS), element.max)
+        scale = torch.where(scale == 0, 1.0, scale)
+        values = rounded(rows / scale, element) * scale
         squares = (values.double() - rows.double()).square()
         error = tree_sum(torch.nn.functional.pad(squares, (0, zeros)))[:, None]
         better = error < best
-        best, clip = torch.where(better, error, best), torch.where(better, candidate, clip)
-    return clip
+        best, found = torch.where(better, error, best), torch.where(better, scale, found)
+    return found
