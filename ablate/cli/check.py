@@ -235,35 +235,34 @@ def _certificate_lines(claim: Claim, draws: int, found: tuple[OperandCertificate
         f"error; what lies within {BOUND:.0f} of them counts as equal."
     )
     yield from claim.notes
-    named = [(_named(one), one) for one in found]
     rows: list[dict[str, Any]] = []
-    for name, one in named:
-        for kind, ours in one.figures.items():
-            rows.append({"name": name, "kind": kind, "of": ours, "off": ours.gain.off(1.0)})
-            if (theirs := one.definition.get(kind)) is not None:
-                rows.append({"name": "", "kind": "  definition", "of": theirs, "off": theirs.gain.off(1.0)})
+    causes, more = [], []
+    for one in found:
+        name, gaussian = ", ".join(one.operand.names), one.figures["Gaussian"]
+        for of, figures in (("", one.figures), (", definition", one.definition)):
+            for kind, own in figures.items():
+                rows.append({"name": name, "kind": kind + of, "of": own, "off": own.gain.off(1.0)})
+        causes += [{"name": name, "one": each} for each in one.differences]
+        if gaussian.pattern:
+            shown = " ".join(f"{gain:.4f}" for gain in gaussian.pattern)
+            more.append(f"{name}: gain by place in the block, repeating: {shown}")
+        if gaussian.largest_alike is not None:
+            neighbours, by = gaussian.largest_alike
+            correlates = f"correlates by {by.value:.4f} ± {by.error:.4f}"
+            more.append(f"{name}: the noise of elements {neighbours} {correlates}")
+        if one.disagreements:
+            more.append(f"{name}: not the definition's figures: {'; '.join(one.disagreements)}")
     yield "\n" + table_of(_FIGURES, rows)
     yield (
         "Gain: the slope on the exact value; ± from 1: standard errors from 1. Error: relative. Bias: the "
         "share of the error's energy that two draws have in common."
     )
-    for name, one in named:
-        gaussian = one.figures["Gaussian"]
-        if pattern := gaussian.pattern:
-            shown = " ".join(f"{gain:.4f}" for gain in pattern)
-            yield f"{name}: gain by place in the block, repeating: {shown}"
-        if gaussian.largest_alike is not None:
-            neighbours, by = gaussian.largest_alike
-            yield f"{name}: the noise of elements {neighbours} correlates by {by.value:.4f} ± {by.error:.4f}"
-    causes = [{"name": name, "one": each} for name, one in named for each in one.differences]
+    yield from more
     compared = sum(one.compared for one in found)
     yield f"\nCauses of differences from the definition in {compared:,} values: {len(causes)}"
     if causes:
         yield table_of(_CAUSES, causes)
         yield f"{' and '.join(HARMLESS).capitalize()} do not count."
-    for name, one in named:
-        if one.disagreements:
-            yield f"{name}: not the definition's figures: {'; '.join(one.disagreements)}"
     yield f"{claim.name} is {'' if all(one.holds for one in found) else 'NOT '}what it claims to be."
 
 
@@ -277,15 +276,6 @@ _CAUSES = {
     "at": "{one.row}, {one.column}", "exact": "{one.exact:.6g}", "definition": "{one.expected:.6g}",
     "found": "{one.found:.6g}",
 }  # fmt: skip
-
-
-def _named(one: OperandCertificate) -> str:
-    """Write the operands' names by GEMM: ``Dgrad w; Wgrad dy, x``."""
-    gemms: dict[str, list[str]] = {}
-    for name in one.operand.names:
-        gemm, _, operand = name.partition(".")
-        gemms.setdefault(gemm.capitalize() if operand else gemm, []).append(operand)
-    return "; ".join(f"{gemm} {', '.join(names)}".strip() for gemm, names in gemms.items())
 
 
 _CHECKS: dict[str, tuple[Callable[..., int], set[str]]] = {

@@ -12,6 +12,7 @@ import signal
 import string
 import sys
 import textwrap
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -283,29 +284,28 @@ def table_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> s
     return format_table(tuple(columns), [[form(text, (), row) for text in columns.values()] for row in rows])
 
 
-def format_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table as text, fast for thousands of rows.
 
-    Columns are as wide as their content. If the table is wider than ``width`` (None: than the terminal), the
-    widest columns wrap.
+    Columns are as wide as their content. If the table is wider than the terminal, the widest columns wrap.
     """
     table = [header, *rows]
-    widths = [max(len(line) for row in table for line in row[i].split("\n")) for i in range(len(header))]
-    room = (width or shutil.get_terminal_size((100, 24)).columns) - len(_GAP) * (len(header) - 1)
+    widths = [
+        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*table, strict=True)
+    ]
+    room = shutil.get_terminal_size((100, 24)).columns - len(_GAP) * (len(header) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in table:
-        wrapped = [
+        wrapped = (
             [
                 part
                 for line in cell.split("\n")
                 for part in ([line] if len(line) <= size else textwrap.wrap(line, size))
             ]
             for cell, size in zip(row, widths, strict=True)
-        ]
-        for i in range(max(map(len, wrapped))):
-            parts = [cell[i] if i < len(cell) else "" for cell in wrapped]
-            padded = (part.ljust(size) for part, size in zip(parts, widths, strict=True))
-            lines.append(_GAP.join(padded).rstrip())
+        )
+        sides = zip_longest(*wrapped, fillvalue="")
+        lines += [_GAP.join(map(str.ljust, parts, widths)).rstrip() for parts in sides]
     return "\n".join(lines)
