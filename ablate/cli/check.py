@@ -177,7 +177,7 @@ def _machine(arch: str, out: Path | None, *, as_json: bool, details: bool) -> in
             tests += own
         found, code = {"self_tests": tests}, int(not all(test["passed"] for test in tests))
     about = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": not arch}
-    deliver({"device": about, "backends": rows, "auto": auto, **found}, tuple, as_json=as_json, out=out)
+    deliver({"device": about, "backends": rows, "auto": auto, **found}, (), as_json=as_json, out=out)
     return code
 
 
@@ -221,7 +221,7 @@ def _quantiser(
         "format": 1, "subject": claim.name, "backend": claim.backend, "device": claim.device,
         "draws": draws, "seed": seed, "holds": holds, "notes": claim.notes, "operands": operands,
     }  # fmt: skip
-    deliver(content, lambda: _certificate_lines(claim, draws, found), as_json=as_json, out=out)
+    deliver(content, _certificate_lines(claim, draws, found), as_json=as_json, out=out)
     return int(not holds)
 
 

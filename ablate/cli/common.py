@@ -72,17 +72,13 @@ set_option = click.option(
 )
 
 
-def storage_option(function: Callable[..., Any], other_names: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Add ``--storage DIR`` (default: $ABLATE_STORAGE, else ./ablate-runs)."""
-    return click.option(
-        "--storage",
-        *other_names,
-        "storage",
-        type=FOLDER,
-        default=default_storage,
-        show_default="$ABLATE_STORAGE, else ./ablate-runs",
-        help="Folder that holds studies, token cache and the MLflow store.",
-    )(function)
+storage_option = click.option(
+    "--storage",
+    type=FOLDER,
+    default=default_storage,
+    show_default="$ABLATE_STORAGE, else ./ablate-runs",
+    help="Folder that holds studies, token cache and the MLflow store.",
+)
 
 
 def _checked(_context: click.Context, _option: click.Parameter, uri: str | None) -> str | None:
@@ -102,18 +98,6 @@ tracking_option = click.option(
 )
 
 
-def price_option(what_for: str) -> Callable[..., Any]:
-    """Make the option ``--price``: USD for a device-hour, by hardware."""
-    return click.option(
-        "--price",
-        "prices",
-        multiple=True,
-        metavar="HARDWARE=USD",
-        callback=_prices,
-        help=f"USD for a device-hour, such as B200=4: {what_for}.",
-    )
-
-
 def _prices(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
     if not texts:
         return {}
@@ -126,6 +110,16 @@ def _prices(_context: click.Context, _option: click.Parameter, texts: tuple[str,
             raise UserError(f"--price: expected HARDWARE=USD, got '{text}' (hardware: {', '.join(PEAKS)})")
         prices[name] = float(number)
     return prices
+
+
+price_option = click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="HARDWARE=USD",
+    callback=_prices,
+    help="USD for a device-hour, such as B200=4: adds what it costs there.",
+)
 
 
 def refuse_other_options(context: click.Context, takes: Collection[str], what: str) -> None:
@@ -201,9 +195,7 @@ def find_run(
     return runs[0]
 
 
-def deliver(
-    content: Any, lines: Callable[[], Iterable[str]], *, as_json: bool, out: Path | None = None
-) -> None:
+def deliver(content: Any, lines: Iterable[str], *, as_json: bool, out: Path | None = None) -> None:
     """Print ``content`` as JSON, or the lines for people; write it as JSON to ``out``, too."""
     if out is not None:
         with writing_to(out):
@@ -211,7 +203,7 @@ def deliver(
     if as_json:
         click.echo(json.dumps(content, indent=1, ensure_ascii=False))
     else:
-        echo_lines(lines())
+        echo_lines(lines)
 
 
 def echo_lines(lines: Iterable[str]) -> None:

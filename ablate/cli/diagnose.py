@@ -126,7 +126,7 @@ def command(
         "gemms": [asdict(one) for one in ranked],
         "out_of_reach": list(coverage.out_of_reach) if (coverage := trainee.state.coverage) else [],
     }
-    deliver(content, lambda: _lines(content, ranked), as_json=as_json, out=out)
+    deliver(content, _lines(content, ranked), as_json=as_json, out=out)
 
 
 def _matching(trainee: Trainee, patterns: tuple[str, ...]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from math import inf, isfinite, nan
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -350,11 +350,9 @@ def _target(text: str, crossing: Literal["confirmed", "first_eval"]) -> Target:
 
     kind, _, value = text.partition("=")
     try:
-        number = float(value)
+        found = Target(kind=kind, value=float(value), crossing=crossing)  # type: ignore[arg-type]
     except ValueError:
-        number = nan
-    if kind not in ("val_loss", "perplexity") or not isfinite(number):
-        raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'")
-    if kind == "perplexity" and number <= 1:
-        raise UserError(f"--target: a perplexity is above 1, got {number:g}")
-    return Target(kind="val_loss" if kind == "val_loss" else "perplexity", value=number, crossing=crossing)
+        raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'") from None
+    if found.kind == "perplexity" and found.value <= 1:
+        raise UserError(f"--target: a perplexity is above 1, got {found.value:g}")
+    return found

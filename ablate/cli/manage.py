@@ -114,7 +114,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
         for (arm, state, message), seeds in alike.items():
             yield f"{arm} seed {', '.join(seeds)} {state}: {message}"
 
-    deliver(content, lines, as_json=as_json)
+    deliver(content, lines(), as_json=as_json)
 
 
 @click.command("logs", epilog="Examples:  ablate logs 3f0c   ·   ablate logs 3f0c --follow")

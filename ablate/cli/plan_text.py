@@ -121,7 +121,7 @@ def show_plan(
             entry["on_hardware"] = where
         for entry, found in zip(content["arms"], tried, strict=False):
             entry["dry_run"] = found
-    deliver(content, lines, as_json=as_json)
+    deliver(content, lines(), as_json=as_json)
     if plan.missing:
         raise UserError(*plan.missing)
 

@@ -97,7 +97,7 @@ def init(context: click.Context, /, file: Path, storage: Path, *, schema: bool, 
     help="Model memory and GPU-hours on this hardware, such as B200; may be given again.",
 )
 @set_option
-@price_option("adds what the study costs there")
+@price_option
 @storage_option
 def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
     """Show the runs of STUDY without starting any.
@@ -155,9 +155,8 @@ def pilot(study: str, as_json: bool, write: bool, retry_failed: bool, **where: A
         code = conclude(listener.say, end, again)
     if advice is None:
         return code
-    found = advice
-    deliver(asdict(found), lambda: ["", *advice_text(found, written=write)], as_json=as_json)
-    if found.take is None:
+    deliver(asdict(advice), ["", *advice_text(advice, written=write)], as_json=as_json)
+    if advice.take is None:
         return 1
     listener.say(f"\nNext:  {command_line('run', study, **where)}  (trains only what is missing)")
     return code

@@ -44,19 +44,19 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
             raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
         preset = PRESETS[name]
         shown = {key: value for key, value in asdict(preset).items() if key != "written"}
-        deliver(shown | {"recipe": asdict(preset.recipe)}, lambda: _lines(preset), as_json=as_json)
+        deliver(shown | {"recipe": asdict(preset.recipe)}, _lines(preset), as_json=as_json)
         return
     rows = [
         {key: getattr(p, key) for key in ("name", "summary", "checked")} | asdict(p.source)
         for p in PRESETS.values()
     ]
 
-    def lines() -> Iterator[str]:
-        shown = (row | {"url": row["url"].removeprefix("https://")} for row in rows)
-        yield table_of({"recipe": "{name}", "what": "{summary}", "source": "{url}"}, shown)
-        short = ", ".join(name for name in known if name not in PRESETS)
-        yield f"\n{short} are words too. One in full: ablate recipes show NAME"
-
+    places = ({**row, "url": row["url"].removeprefix("https://")} for row in rows)
+    short = ", ".join(name for name in known if name not in PRESETS)
+    lines = [
+        table_of({"recipe": "{name}", "what": "{summary}", "source": "{url}"}, places),
+        f"\n{short} are words too. One in full: ablate recipes show NAME",
+    ]
     deliver({"recipes": rows}, lines, as_json=as_json)
 
 

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 import webbrowser
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -80,7 +79,7 @@ def _settings(_context: click.Context, _option: click.Parameter, names: tuple[st
     help="Pool runs although they differ in this: data, tokenizer, evaluation, code, device, arithmetic, "
     "world_size.",
 )
-@price_option("adds GPU-hours and money to target")
+@price_option
 @click.option("--watch", is_flag=True, help="Write it anew while the study runs; Ctrl-C ends it.")
 @click.option(
     "--every",
@@ -207,7 +206,7 @@ def compare(
             written = write_comparison(found, out)
         for path in written:
             click.echo(str(path), err=as_json)
-    deliver(comparison_document(found), partial(_comparison_lines, found), as_json=as_json)
+    deliver(comparison_document(found), _comparison_lines(found), as_json=as_json)
 
 
 def _comparison_lines(found: Comparison) -> Iterator[str]:

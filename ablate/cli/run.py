@@ -197,7 +197,7 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
         listener = ConsoleListener(err=as_json)
         end = search_study(planned, place, listener, file=file, optuna_storage=optuna_storage)
         table = table_text(front_table(end.found))
-        deliver(search_document(end.found), lambda: [f"\n{table}\n"], as_json=as_json)
+        deliver(search_document(end.found), [f"\n{table}\n"], as_json=as_json)
         for sentence in (*search_sentences(end.found), f"\nReport:  {end.pages / 'search.html'}"):
             listener.say(sentence)
         if (end.pages / CONFIRM).exists():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import asdict
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -85,11 +88,10 @@ def _layers(
         where = layer_places(arm.layers)
         counted: Counter[tuple[str, Shape, LayerRecipe]] = Counter()
         for layer in arm.layers:
-            place = where[layer.name]
-            part = layer.name.replace(f".{place.block}.", ".", 1) if place.block is not None else layer.name
+            part = re.sub(r"(^blocks)?\.\d+\.", ".", layer.name).lstrip(".")
             rows = tokens or sequences * training.seq_len
             shape = Shape(tokens=rows, inputs=layer.inputs, outputs=layer.outputs)
-            counted[part.removeprefix("blocks."), shape, phases_of(arm.config.recipe, place)[0].recipe] += 1
+            counted[part, shape, phases_of(arm.config.recipe, where[layer.name])[0].recipe] += 1
         for (part, shape, recipe), count in counted.items():
             yield arm.name, part, count, shape, recipe, arm.config.backend
 
@@ -121,14 +123,13 @@ def time_gemms(
             about = {"arm": arm, "layer": part, "layers": count, "operands": describe_gemm(policy)}
             rows.append(about | timed)
     arms = []
-    for name in dict.fromkeys(row["arm"] for row in rows):
-        whole = [row for row in rows if row["arm"] == name]
-        sums = {
-            key: sum(row[key] * row["layers"] for row in whole) for key in ("total_ms", "bf16_ms", "fp8_ms")
-        }
-        speeds = {f"speed_over_{one}": sums[f"{one}_ms"] / sums["total_ms"] for one in ("bf16", "fp8")}
+    for name, group in groupby(rows, key=itemgetter("arm")):
+        whole = list(group)
+        keys = ("total_ms", "bf16_ms", "fp8_ms")
+        total, bf16, fp8 = (sum(row[key] * row["layers"] for row in whole) for key in keys)
+        speeds = {"speed_over_bf16": bf16 / total, "speed_over_fp8": fp8 / total}
         modes = sorted({row["mode"] for row in whole})
-        arms.append({"arm": name, "total_ms": sums["total_ms"], **speeds, "modes": modes})
+        arms.append({"arm": name, "total_ms": total, **speeds, "modes": modes})
     content = {"device": asdict(found), "repeats": repeats, "gemms": rows, "arms": arms}
 
     def lines() -> Iterator[str]:
@@ -138,7 +139,7 @@ def time_gemms(
         yield table_of(_ARMS, (arm | {"modes": ", ".join(arm["modes"])} for arm in arms))
         yield "\nTimes of emulated GEMMs say nothing of FP4 hardware."
 
-    deliver(content, lines, as_json=as_json, out=out)
+    deliver(content, lines(), as_json=as_json, out=out)
     return 0
 
 
@@ -165,7 +166,7 @@ def time_steps(
         measured = measure(
             plan.study, arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1)
         )
-    deliver(asdict(measured), lambda: _step_lines(measured), as_json=as_json, out=out)
+    deliver(asdict(measured), _step_lines(measured), as_json=as_json, out=out)
     # Arms of an earlier record are dropped: turns cancel drift only within one measurement.
     said = f"Kept for the report in {store.throughput_path}, in place of what was measured before"
     if plan.baseline not in [one.arm for one in measured.arms]:
