@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.command_hints import command_line, redact
+from ablate.base.command_hints import command_line
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ablate.plan import Plan
     from ablate.reports import ReportPaths
     from ablate.store import State, StudyStore
-    from ablate.track.cursor import MirrorReport
 
     Prepared = Callable[[str, float, str], None]
     """Takes a corpus's digest, the fraction of it that is done, and what is being done."""
@@ -111,12 +110,3 @@ def end_of(
             failed[f"{arm.name} seed {planned.seed}: {status.message}"] = run.attempt_log(status.attempt)
     states = [store.run(run_id).state() for run_id in asked]
     return StudyEnd(outcome=outcome, states=states, failed=failed, report=report, is_tuned=is_tuned)
-
-
-def say_mirror(left: MirrorReport, uri: str, name: str, where: Where, listener: Listener) -> None:
-    """Say how to open MLflow's pages of a study, and what they lack."""
-    if not left.complete:
-        why = left.problem or f"{len(left.unsent)} runs not sent"
-        listener.say(f"MLflow:  not up to date at {redact(uri)}: {why}")
-    pages = command_line("dashboard", name, storage=where.storage, tracking_uri=where.tracking_uri)
-    listener.say(f"MLflow:  {pages}")

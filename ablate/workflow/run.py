@@ -23,13 +23,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, likely
 from ablate.plan import Plan, build_plan, code_warning, known_plan
 from ablate.store import StudyStore
 from ablate.store.runs import running
 from ablate.study import load_study
 from ablate.study.search_space import tuned_name
-from ablate.workflow import Listener, StudyEnd, end_of, say_mirror
+from ablate.workflow import Listener, StudyEnd, end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -81,7 +82,6 @@ def run_study(
     from ablate.execute.pending_runs import find_todo, requests_of, stop_unneeded
     from ablate.reports import write_report
     from ablate.results.stops import Unneeded
-    from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
     try:
@@ -99,8 +99,8 @@ def run_study(
             corpora = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
             unneeded: Callable[[], Mapping[str, str]] = dict if plan.stop is None else Unneeded(store)
             find = partial(find_todo, store, unneeded=unneeded, retry_failed=retry_failed, take=not shared)
-            mirror, report = start_mirror(store.path, where.tracking_uri), None
-            try:
+            named, report = plan.study if settings else str(study), None
+            with mirrored(store, named, where, listener):
                 requests = requests_of(plan, chosen, corpora)
                 outcome = _execute(store, plan, requests, find, where, listener, unneeded)
                 if _is_settled_by_looks(plan):
@@ -109,14 +109,10 @@ def run_study(
                     written = write_report(store)
                     listener.reported(written)
                     report = written.html
-            finally:
-                left = mirror.stop()
-            if plan.keep_weights:
-                kept = sum(store.run(run_id).weights.is_dir() for run_id in chosen)
-                said = "runs that ended before they were asked to keep theirs have none"
-                listener.say(f"Weights: {store.path}/runs/ID/weights, of {kept} runs; {said}.")
-            named = plan.study if settings else str(study)
-            say_mirror(left, mirror.tracking_uri, named, where, listener)
+                if plan.keep_weights:
+                    kept = sum(store.run(run_id).weights.is_dir() for run_id in chosen)
+                    said = "runs that ended before they were asked to keep theirs have none"
+                    listener.say(f"Weights: {store.path}/runs/ID/weights, of {kept} runs; {said}.")
             return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
@@ -223,7 +219,6 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     from ablate.execute.cluster import connection
     from ablate.plan.tuning import tuned_plan, values_text
     from ablate.search.tune import first_trials, tune_arms
-    from ablate.track.process import start_mirror
     from ablate.workflow.prepare import prepare
 
     tuning = plan.tuning
@@ -231,23 +226,35 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     corpora = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
     store = StudyStore(where.storage / tuning.study)
     store.path.mkdir(parents=True, exist_ok=True)
-    mirror = start_mirror(store.path, where.tracking_uri)
-    try:
-        trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
-        listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-        with running(store, first_trials(plan, tuning)) as shared:
-            refuse_second(store, shared=shared)
-            with connection(where.address, listener.say):
-                runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
-                found = tune_arms(plan, tuning, runs)
-    finally:
-        left = mirror.stop()
+    trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
+    listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
+    with mirrored(store, tuning.study, where, listener), running(store, first_trials(plan, tuning)) as shared:
+        refuse_second(store, shared=shared)
+        with connection(where.address, listener.say):
+            runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
+            found = tune_arms(plan, tuning, runs)
     if not found.tuning.is_done:
-        say_mirror(left, mirror.tracking_uri, tuning.study, where, listener)
         return end_of(store, found.plan, found.open_runs, found.outcome, is_tuned=False)
     for group in found.tuning.groups:
         listener.say(f"  {group.name}: {values_text(group.chosen or {})}")
     return tuned_plan(plan, found.tuning)
+
+
+@contextlib.contextmanager
+def mirrored(store: StudyStore, name: str, where: Where, listener: Listener) -> Iterator[None]:
+    """Mirror a study to MLflow during the block; then say how to open its pages, and what they lack."""
+    from ablate.track.process import start_mirror
+
+    mirror = start_mirror(store.path, where.tracking_uri)
+    try:
+        yield
+    finally:
+        left = mirror.stop()
+    if not left.complete:
+        why = left.problem or f"{len(left.unsent)} runs not sent"
+        listener.say(f"MLflow:  not up to date at {redact(mirror.tracking_uri)}: {why}")
+    pages = command_line("dashboard", name, storage=where.storage, tracking_uri=where.tracking_uri)
+    listener.say(f"MLflow:  {pages}")
 
 
 def refuse_second(store: StudyStore, *, shared: bool) -> None:

@@ -19,9 +19,9 @@ from ablate.search.engine import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
 from ablate.store.runs import running
-from ablate.workflow import Listener, say_mirror
+from ablate.workflow import Listener
 from ablate.workflow.prepare import prepare
-from ablate.workflow.run import refuse_second, trial_runs
+from ablate.workflow.run import mirrored, refuse_second, trial_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,6 @@ def search_study(
     """
     from ablate.reports.findings.search import found_of
     from ablate.reports.pages.compare import write_search
-    from ablate.track.process import start_mirror
 
     listener = listener or Listener()
     store = StudyStore(where.storage / planned.name)
@@ -73,17 +72,13 @@ def search_study(
             refuse_second(store, shared=shared)
             check_same(planned, store)
             trials = open_storage(optuna_storage, store.path)
-            mirror = start_mirror(store.path, where.tracking_uri)
-            try:
+            with mirrored(store, planned.name, where, listener):
                 again = where.command_line("search", file, optuna_storage=optuna_storage)
                 code = _go_on(store, planned, trials, where, listener, again)
                 found = found_of(planned, planned.read(trials))
                 names = [one.name for one in found.last.front if not one.is_baseline]
                 confirm = confirm_study(planned, names, file) if names and found.is_done else None
                 write_search(found, store.path / "search", confirm)
-            finally:
-                left = mirror.stop()
-            say_mirror(left, mirror.tracking_uri, planned.name, where, listener)
             return SearchEnd(found=found, pages=store.path / "search", exit_code=code)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
