@@ -22,7 +22,7 @@ from ablate.workflow.run import run_study
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.plan import Plan, StudyProgress
+    from ablate.plan import Plan
     from ablate.plan.pilot import Advice
     from ablate.store.records import SpeedRecord
     from ablate.workflow import StudyEnd, Where
@@ -65,17 +65,25 @@ def pilot_study(
         return end, None
     store = StudyStore(where.storage / plan.study)
     plan = known_plan(plan, store)
-    progress, emulated = read_progress(plan, store), False
-    if where.address is None:
-        progress, emulated = _with_timed(plan, progress, listener)
+    base, progress, emulated = plan.arm(plan.baseline), read_progress(plan, store), False
+    speed = progress.tokens_per_sec.get(base.name)
+    is_open = any(progress.state(run.id) not in END_STATES for _, run in plan.runs())
+    if where.address is None and is_open and speed is not None:
+        # The baseline's own runs tell its real speed; the timing only tells how the others compare with it.
+        found = arm_speeds(plan, listener, seconds_per_step=base.batches.tokens_per_step / speed)
+        arms = () if found is None else found.arms
+        timed = {one.arm: one.median for one in arms}
+        compared = {name: speed * own / timed[base.name] for name, own in timed.items()}
+        progress = replace(progress, tokens_per_sec=compared | progress.tokens_per_sec)
+        emulated = any(one.backend_mode == "emulated" for one in arms)
     curves = []
-    for arm, planned in plan.runs():
-        if arm.name == plan.baseline and planned.seed in seeds:
-            run = store.run(planned.id)
-            rows = {row["tokens"]: row["val_loss"] for row in run.metrics("eval")}
-            losses = [rows[at] for at in sorted(rows)]
-            diverged = run.state() == "diverged"
-            curves.append(Curve(seed=planned.seed, tokens=sorted(rows), val_loss=losses, diverged=diverged))
+    for planned in base.runs[:_SEEDS]:
+        run = store.run(planned.id)
+        losses = dict(sorted({row["tokens"]: row["val_loss"] for row in run.metrics("eval")}.items()))
+        diverged = run.state() == "diverged"
+        curves.append(
+            Curve(seed=planned.seed, tokens=[*losses], val_loss=[*losses.values()], diverged=diverged)
+        )
     advice = advise(plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated)
     if write and advice.take is not None:
         line = loaded.source.place(("target",)).line
@@ -87,29 +95,11 @@ def pilot_study(
     return end, advice
 
 
-def _with_timed(plan: Plan, progress: StudyProgress, listener: Listener) -> tuple[StudyProgress, bool]:
-    """Add the speeds of arms that have no run yet, if they can be timed; tell whether one is emulated.
-
-    The baseline's own runs tell its real speed; the timing only tells how the others compare with it.
-    """
-    base = plan.arm(plan.baseline)
-    speed = progress.tokens_per_sec.get(base.name)
-    if speed is None or all(progress.state(run.id) in END_STATES for _, run in plan.runs()):
-        return progress, False
-    found = arm_speeds(plan, listener, seconds_per_step=base.batches.tokens_per_step / speed)
-    if found is None:
-        return progress, False
-    timed = {one.arm: one.median for one in found.arms}
-    all_speeds = {name: speed * own / timed[base.name] for name, own in timed.items()}
-    emulated = any(one.backend_mode == "emulated" for one in found.arms)
-    return replace(progress, tokens_per_sec=all_speeds | progress.tokens_per_sec), emulated
-
-
 def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> SpeedRecord | None:
-    """Time two steps of each arm (A B B A), without evaluation.
+    """Time two steps of each arm (A B B A); return speeds without evaluation.
 
     This is for plans only, which need a rough idea of how much slower emulation is. None if the arms cannot
-    be timed here, or if it would take more than a minute. ``seconds_per_step``: of the baseline, roughly.
+    be timed here, or if it would take more than a minute. ``seconds_per_step``: of the baseline.
 
     Raises:
         UserError: an arm cannot run on this device.
