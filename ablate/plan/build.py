@@ -78,8 +78,7 @@ def build_plan(
     arms: dict[str, PlannedArm] = {}
     for arm in study.arms:
         identity = identities[arm.data]
-        code_digest = own_code.digest(arm)
-        outline = own_code.outline(arm, identity.vocab_size)
+        code_digest, outline = own_code.read(arm, identity.vocab_size)
         size: ModelSize | None = None
         layers: tuple[LinearLayer, ...] = ()
         if outline is not None:

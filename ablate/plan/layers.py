@@ -44,46 +44,41 @@ class OwnCode:
         self._code = cache(code_digest)
         self._outlines: dict[tuple[ModelConfig, int, int], Outline] = {}
 
-    def digest(self, arm: ResolvedArm) -> str | None:
-        """Hash an arm's own code and its model's files; None if it has neither.
+    def read(self, arm: ResolvedArm, vocab_size: int) -> tuple[str | None, Outline | None]:
+        """Hash an arm's own code and its model's files, and outline its model, checked against its recipe.
+
+        The hash is None for an arm with neither, the outline for a built-in model.
 
         Raises:
-            UserError: there is no such code or model.
+            UserError: there is no such code or model, it cannot be built, or it does not fit the recipe.
         """
-        parts = []
-        if arm.model.hf is not None:
+        model, parts = arm.model, []
+        if model.hf is not None:
             from ablate.data.hub import hf_digest
 
             with self._at(arm, "model"):
-                parts.append(hf_digest(arm.model))
-        for part, code in (("model", arm.model.function), ("trainer", arm.trainer)):
+                parts.append(hf_digest(model))
+        for part, code in (("model", model.function), ("trainer", arm.trainer)):
             if code is not None:
                 with self._at(arm, part):
                     parts.append(self._code(code))
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest() if parts else None
-
-    def outline(self, arm: ResolvedArm, vocab_size: int) -> Outline | None:
-        """Return the outline of an arm's model, checked against its recipe; None for a built-in model.
-
-        Raises:
-            UserError: the model cannot be built, or does not fit its recipe.
-        """
-        if arm.model.is_built_in:
-            return None
-        key = arm.model, vocab_size, arm.training.seq_len
+        digest = hashlib.sha256(" ".join(parts).encode()).hexdigest() if parts else None
+        if model.is_built_in:
+            return digest, None
+        key = model, vocab_size, arm.training.seq_len
         if key not in self._outlines:
             from ablate.models.custom_models import outline
 
             with self._at(arm, "model"):
-                self._outlines[key] = outline(key[0], vocab_size=key[1], seq_len=key[2])
+                self._outlines[key] = outline(model, vocab_size=vocab_size, seq_len=key[2])
         found = self._outlines[key]
-        unreached = coverage_faults(arm.recipe, found.matrices, allow=arm.model.allow)
+        unreached = coverage_faults(arm.recipe, found.matrices, allow=model.allow)
         misfits = _misfits(arm.recipe, found.layers, arm.training.tokens)
         for part, faults in (("allow", unreached), ("recipe", misfits)):
             with self._at(arm, part):
                 if said := [Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults]:
                     raise UserError(*said)
-        return found
+        return digest, found
 
     @contextmanager
     def _at(self, arm: ResolvedArm, part: str) -> Iterator[None]:

@@ -78,14 +78,16 @@ def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tup
         name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
         for name, place in where.items()
     }
+    named = {index for rules in naming.values() for index in rules}
+    decide = {rules[0] for rules in naming.values() if rules}
     names = list(where)
     for index, rule in enumerate(recipe.rules):
-        if not any(index in rules for rules in naming.values()):
+        if index not in named:
             what = f"no layer of this model is called '{rule.match}'"
             if rule.match is None:
                 what = f"the model has no {'head' if rule.head else 'blocks of layers'}"
             yield index, what, f"its layers are {names[0]} … {names[-1]}"
-        elif not any(rules[:1] == [index] for rules in naming.values()):
+        elif index not in decide:
             what = "an entry that decides nothing: an earlier one names every layer that it names"
             yield index, what, "put it first"
     is_left = any(not naming[name] for name, place in where.items() if not place.is_head)
