@@ -1,7 +1,7 @@
 """Files of cases: first a text in which ``@`` stands for what differs, then the cases with their lines.
 
-``=== TITLE``, what differs, ``--- faults`` or ``--- means``, then the lines. Where these are meant to change,
-``REWRITE=1 pytest`` writes them anew, for the diff to show.
+``=== TITLE``, what differs, ``--- faults`` or ``--- means``, then the lines. ``# --set KEY=VALUE`` is a setting
+of the command line. Where lines are meant to change, ``REWRITE=1 pytest`` writes them anew, for the diff to show.
 """
 
 from __future__ import annotations
@@ -32,3 +32,8 @@ def check(case, found):
         whole, new = path.read_text(encoding="utf-8"), "".join(f"{line}\n" for line in found)
         path.write_text(whole.replace(f"\n=== {asked}{lines}", f"\n=== {asked}{new}"), encoding="utf-8")
     assert found == lines.splitlines()
+
+
+def settings_of(text):
+    """Return the settings that a case asks for."""
+    return tuple(re.findall(r"^# --set (.*)$", str(text), re.MULTILINE))

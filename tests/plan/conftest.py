@@ -7,6 +7,7 @@ import pytest
 
 from ablate.plan import build_plan
 from ablate.study import load_study
+from tests.golden import settings_of
 
 MODEL = """\
 from torch import nn
@@ -48,7 +49,7 @@ def study(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        return load_study(path)
+        return load_study(path, settings_of(text))
 
     return load
 

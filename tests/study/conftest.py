@@ -7,6 +7,7 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.recipes import describe
 from ablate.study import load_study
+from tests.golden import settings_of
 
 SHORTEST = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\narms: {a: }\n"
 
@@ -20,7 +21,7 @@ def study(tmp_path, monkeypatch):
 
     def load(text: str | bytes):
         (tmp_path / "study.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
-        return load_study("study.yaml")
+        return load_study("study.yaml", settings_of(text))
 
     return load
 
@@ -34,7 +35,7 @@ def outcome(study, tmp_path):
             found = study(text)
         except UserError as error:
             shown = [str(problem) for problem in error.problems]
-            assert all(line.startswith("study.yaml:") and "\n" not in line for line in shown)
+            assert all(line.startswith(("study.yaml:", "--set:")) and "\n" not in line for line in shown)
             return [line.removeprefix("study.yaml:").lstrip() for line in shown]
         return [line.replace(str(tmp_path), "HERE") for line in meaning(found, vars(study(SHORTEST)))]
 
