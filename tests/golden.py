@@ -1,7 +1,8 @@
 """Files of cases: first a text in which ``@`` stands for what differs, then the cases with their lines.
 
-``=== TITLE``, what differs, ``--- faults`` or ``--- means``, then the lines. ``# --set KEY=VALUE`` is a setting
-of the command line. Where lines are meant to change, ``REWRITE=1 pytest`` writes them anew, for the diff to show.
+``=== TITLE``, what differs, ``--- faults`` or ``--- means``, then the lines. ``# --set KEY=VALUE`` is a
+setting of the command line. Where lines are meant to change, ``REWRITE=1 pytest`` writes them anew, for the
+diff to show.
 """
 
 from __future__ import annotations
