@@ -72,6 +72,7 @@ def build_plan(
     own_code = OwnCode(study)
     named = {arm.name: arm for arm in study.arms}
     base = named[study.baseline]
+    base_parts = _parts(base)
     folded: dict[str, list[str]] = {}
     for name, into in study.folded.items():
         folded.setdefault(into, []).append(name)
@@ -105,11 +106,11 @@ def build_plan(
         batches = counted(arm.training, arm.resources.devices_per_run)
         differs: dict[str, tuple[Any, Any]] = {}
         for part, own in _parts(arm).items():
-            usual = _parts(base)[part]
+            usual = base_parts[part]
             if own != usual and (part != "recipe" or arm.recipe != base.recipe):
                 said = stated(part, own)
-                pairs = ((key, (value, said[key])) for key, value in stated(part, usual).items())
-                differs |= {key: pair for key, pair in pairs if pair[0] != pair[1]}
+                told = stated(part, usual).items()
+                differs |= {key: (value, said[key]) for key, value in told if value != said[key]}
         arms[arm.name] = PlannedArm(
             name=arm.name,
             description=arm.description,

@@ -171,7 +171,7 @@ class Arms:
             self.faults.add(at, f"the values make names that {what}" if is_cell else what, hint)
         if arm is None or (rule and is_cell):
             return None
-        word, is_own = name.lower(), "recipe" in dict(self._source.items("arms", name))
+        word, is_own = name.lower(), not is_cell and "recipe" in dict(self._source.items("arms", name))
         if not is_cell and word in SHORT_RECIPES and (word == "bf16" or not is_own):
             # Rules may keep some layers in high precision, but bf16 must hold for all layers.
             named, of = read_recipe(word), arm.recipe.parts if word == "bf16" else (arm.recipe,)

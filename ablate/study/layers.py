@@ -96,20 +96,20 @@ def _merge(under: Any, over: Any) -> Any:
 def factors_of(source: Source, layers: Layers) -> dict[str, Any]:
     """Map dotted paths to the leaves that an arm and its parents set, as written; without the base's."""
     factors: dict[str, Any] = {}
-
-    def put(name: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
-            for key, below in value.items():
-                put(f"{name}.{key}", below)
-            return
-        for part in [part for part in factors if part.startswith(f"{name}.")]:
-            del factors[part]  # setting the whole replaces its parts
-        factors[name] = value
-
     for stack in layers[1:]:
         for where, into in stack:
-            put(".".join(map(str, into)), source.get(*where))
+            _put(factors, ".".join(map(str, into)), source.get(*where))
     return factors
+
+
+def _put(factors: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            _put(factors, f"{name}.{key}", below)
+        return
+    for part in [part for part in factors if part.startswith(f"{name}.")]:
+        del factors[part]  # setting the whole replaces its parts
+    factors[name] = value
 
 
 class Sections:
