@@ -294,21 +294,12 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         )
         for name, linear in found.linears.items()
     )
-    linear = sum(layer.inputs * layer.outputs for layer in layers)
     known = (each for each in module.parameters() if not isinstance(each, UninitializedParameter))
-    size = ModelSize(
-        parameters=sum(each.numel() for each in known),
-        flops_per_token=6 * linear + _attention_flops(module, seq_len),
-    )
+    flops = 6 * sum(layer.inputs * layer.outputs for layer in layers)
+    config = getattr(module, "config", None)  # of Hugging Face; without one attention is not counted
+    sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    depth, heads, width = (getattr(config, key, None) for key in sizes)
+    if isinstance(depth, int) and isinstance(heads, int) and isinstance(width, int):
+        flops += 6 * depth * heads * (getattr(config, "head_dim", None) or width // heads) * seq_len
+    size = ModelSize(parameters=sum(each.numel() for each in known), flops_per_token=flops)
     return Outline(layers=layers, matrices=found.matrices, size=size)
-
-
-def _attention_flops(module: nn.Module, seq_len: int) -> int:
-    """FLOPs per token of causal attention, from a Hugging Face configuration; 0 without one."""
-    config = getattr(module, "config", None)
-    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    layers, heads, width = (getattr(config, name, None) for name in names)
-    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)):
-        return 0
-    head_dim: int = getattr(config, "head_dim", None) or width // heads
-    return 6 * layers * heads * head_dim * seq_len

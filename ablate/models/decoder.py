@@ -9,6 +9,7 @@ TransformerEngine, so that their input is quantised once.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +79,11 @@ class Decoder(nn.Module):
         if self.config.architecture == "gpt":
             x = x + self.positions[: tokens.shape[1]].to(x.dtype)
         else:
-            rotation = _rotation(tokens.shape[1], self.config, tokens.device)
+            # Cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864).
+            count = partial(torch.arange, dtype=torch.float32, device=tokens.device)
+            half = self.config.width // self.config.heads // 2
+            angle = torch.outer(count(tokens.shape[1]), self.config.rope_base ** (-count(half) / half))
+            rotation = angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
         for block in self.blocks:
             x = block(x, rotation)
         balance = [mixture.balance for mixture in self.mixtures if mixture.balance is not None]
@@ -207,14 +212,6 @@ class Experts(nn.Module):
             # A token reaches an expert at most once, so the order of these sums is always the same.
             out = out.index_add(0, tokens, y * weights[tokens, place, None])
         return out.view_as(x)
-
-
-def _rotation(positions: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864)."""
-    half = config.width // config.heads // 2
-    frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float32, device=device) / half)
-    angle = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), frequency)
-    return angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
 
 
 class _Rotate(torch.autograd.Function):
