@@ -184,6 +184,8 @@ class _Rounded:
             base, decode = scales.two_level_base(blocks, n, policy, encode, self.decode)
             self.outer = decode if isinstance(decode, Tensor) else None
             found = scales.nvfp4_scale(base, decode)
+            if rule == "two_level_1x128":  # the kernel's own factor is infinite, and turns zeros into NaN
+                found = found._replace(down=torch.where(found.up * decode == 0, 0.0, found.down))
             if rule.startswith("four_six"):
                 found = scales.four_six(blocks, base, found, self.decode, amax or 0.0, policy, self._elements)
             self.up, self.scaled = found.up, blocks * found.down
@@ -319,7 +321,8 @@ def quantize(
     elif policy.block != "none":
         found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
     grid = found.view(len(codes) // done.shape[0], -1) if found.numel() else found.new_empty(len(codes), 0)
-    return Codes(codes=codes, scales=grid, tensor_scale=done.decode, descale=done.descale, mask=done.mask)
+    mask = done.mask if axis % 2 or done.mask is None else done.mask.t()
+    return Codes(codes=codes, scales=grid, tensor_scale=done.decode, descale=done.descale, mask=mask)
 
 
 def on_grid(
