@@ -100,12 +100,9 @@ def test_another_study_of_that_name_is_left_alone(write, tmp_path):
     [
         ({"a": [run(0, 4)], "b": []}, "arm 'b' has no run that could be read"),
         ({"a": [run(0, 4)], "b": [run(0, 4)]}, "log 0 is in arm 'a' and in arm 'b' (expected one)"),
-        ({"a": [run(0, 4)], "baseline": "c"}, "--baseline: no arm 'c' (arms: a)"),
         ({"a": [*runs("0: 4; 1: 4"), run(2, 4, settings={"batch": 32})]},
          "arm 'a': its runs differ in batch (32 in log 2, 16 in most) and cannot be pooled; make two arms"),
         ({"a": [run(0, 4, settings=FP8), run(1, 4, settings=NVFP4)]}, "lowest_numerical_precision_in_linear"),
-        ({"a": [run(0, 4)], "b": [run(None, 4)], "paired_seeds": True},
-         "--paired: log None (arm 'b') tells no seed, so it has no pair: name"),
         ({"a": runs("0: 4; 0: 3"), "paired_seeds": True},
          "--paired: arm 'a' has several runs of seed 0 (leave --paired out)"),
         ({"a": runs("0: 4; 1: 4"), "b": runs("2: 4"), "paired_seeds": True},

@@ -127,7 +127,6 @@ def test_what_is_read(tmp_path, kind, text, options, found, faults):
         ("tokens,val_loss\n1,4\n5,3\n2,4\n6,3\n", "", f": tokens that rise and fall {SECOND}tokens"),
         ("s,val_loss\n1,2\n2,1\n", "", f":3: losses 2 and 1 at 0 tokens {SECOND}s, val_loss)"),
         ("seed,val_loss\n1,2\n1,2\n", "", f":3: losses 2 and 2 at 0 tokens {SECOND}seed"),
-        ("tokens,val_loss\n1,4\n1,5\n", "seed=s", " has no column 's' (has tokens, val_loss)"),
     ],
 )
 def test_rows_of_several_runs_never_merge(tmp_path, text, columns, said):
@@ -178,21 +177,6 @@ def test_large_files_are_read_in_little_memory(tmp_path):
     assert len(runs_in("text", hole, [], "tokens=step", TOKENS, (STEP,))[None][0].evals) == 2
     assert tracemalloc.get_traced_memory()[1] < 1 << 23 < rows.stat().st_size
     tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("patterns", "line"),
-    [
-        ([r"val_loss:(?P<val_loss>\S+"], r"--pattern: '.*' is no regular expression: missing \)"),
-        ([r"(?P<val_loss>\S+) (?P<loss>\S+)"], "expected groups .* got loss, val_loss$"),
-        ([r"step:(?P<step>\d+)"], "got step$"),
-        ([r"(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms"], "got ms, val_loss$"),
-        ([STEP, r"tokens (?P<tokens>\d+)"], "got step, tokens, val_loss$"),
-    ],
-)
-def test_a_pattern_that_cannot_work_is_one_line(patterns, line):
-    with pytest.raises(UserError, match=line):
-        check_patterns(patterns)
 
 
 ARMS = {"FP8": ["tags.recipe = 'fp8'"], "FP4": ["tags.recipe = 'fp4'"]}
