@@ -319,27 +319,23 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
     Raises:
         UserError: another process runs the study with another plan; the message names that process.
     """
-    holder = ""
+    holder, lock = "", store.path / _LOCK
     for _ in range(_LOOKS):
         store.path.mkdir(parents=True, exist_ok=True)
-        with (store.path / _LOCK).open("a+", encoding="utf-8") as file:
+        with lock.open("ab") as file:
             alone = _alone(file)
             if alone:
                 store.write_plan(plan)
             fcntl.flock(file, fcntl.LOCK_SH)
             is_same = False
             with contextlib.suppress(OSError, UserError):  # the study may have been removed meanwhile
-                is_there = os.path.samestat((store.path / _LOCK).stat(), os.fstat(file.fileno()))
+                holder = lock.read_text(encoding="utf-8").strip()
+                is_there = os.path.samestat(lock.stat(), os.fstat(file.fileno()))
                 is_same = is_there and plan_to_json(store.plan()) == plan_to_json(plan)
             if is_same:
-                file.seek(0)
-                file.truncate()
-                file.write(f"process {os.getpid()} on {platform.node()}\n")
-                file.flush()
+                lock.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
                 yield not alone
                 return
-            file.seek(0)
-            holder = file.read().strip()
         time.sleep(_PAUSE_SEC)
     status = command_line("status", store.path.name, storage=store.path.parent)
     raise UserError(
@@ -351,7 +347,7 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
 @contextlib.contextmanager
 def kept_still(study_dir: Path) -> Iterator[bool]:
     """Keep others from running the study for the block; yields False if a process runs it now."""
-    with (study_dir / _LOCK).open("a+", encoding="utf-8") as file:
+    with (study_dir / _LOCK).open("ab") as file:
         yield _alone(file)
 
 

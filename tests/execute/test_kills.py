@@ -74,7 +74,8 @@ def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
         assert run.state() == "finished"
         assert not run.checkpoints.exists()
         ledger = [Leases(run.attempts).read(n) for n in range(1, Leases(run.attempts).latest() + 1)]
-        assert [record.outcome for record in ledger if record.outcome][-1] == "finished"
+        # None is noted of an attempt that is killed after its result.
+        assert [record.outcome for record in ledger if record.outcome] in ([], ["finished"])
         resumed.append(ledger[-1].resumed_from_step)
         assert sorted(path.name for path in run.weights.iterdir()) == ["config.json", "model.safetensors"]
     assert len(resumed) >= min(len(operations), 51), "an attempt has more operations than that"
