@@ -31,13 +31,13 @@ from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.philox import Key
 from ablate.recipes import GEMMS, OPERANDS, LayerRecipe, features_fault, token_group
 from ablate.recipes.coverage import in_short
-from ablate.recipes.place import LayerPlace, places
 from ablate.recipes.policy import contracted_axis
 
 if TYPE_CHECKING:
     from ablate.backends.protocol import Backend, Operand
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
+    from ablate.recipes.place import LayerPlace
 
 AMAX_HISTORY = 1024
 """Steps of past largest magnitudes that a delayed scale uses (TransformerEngine's DelayedScaling)."""
@@ -62,16 +62,14 @@ class QuantLinear(nn.Linear):
     """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
     @classmethod
-    def take_over(
-        cls, linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace | None = None
-    ) -> QuantLinear:
+    def take_over(cls, linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace) -> QuantLinear:
         """Make a linear layer follow a recipe.
 
         It stays the same object, so the change reaches modules and lists that hold it, hooks and wrappers.
         """
         linear.__class__ = cls
         assert isinstance(linear, cls)
-        cls._follow(linear, name, state, places([name])[name] if place is None else place)
+        cls._follow(linear, name, state, place)
         return linear
 
     def _follow(self, name: str, state: RecipeState, place: LayerPlace) -> None:

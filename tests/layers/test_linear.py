@@ -21,6 +21,7 @@ from ablate.recipes import (
     resolve,
     token_group,
 )
+from ablate.recipes.place import places
 
 ALL = list(GEMMS)
 NAME = "blocks.0.ffn.down"
@@ -61,7 +62,7 @@ def made(name, backend="emulated", **position):
     state = RecipeState(recipe=RECIPES[name], backend=Selection(backend), seed=3, **position)
     linear = torch.nn.Linear(256, 384, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(torch.randn(384, 256, generator=generator))
-    return QuantLinear.take_over(linear, name=NAME, state=state)
+    return QuantLinear.take_over(linear, name=NAME, state=state, place=places([NAME])[NAME])
 
 
 def data(rows):
