@@ -328,10 +328,8 @@ def _each(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
         groups.setdefault(text_of(arm), []).append(arm.name)
     if len(groups) == 1:
         return list(groups)
-    lines = [f"{text} ({names_text(names)})" for text, names in list(groups.items())[:_MAX_GROUPS]]
-    if len(groups) > _MAX_GROUPS:
-        lines.append(f"and {len(groups) - _MAX_GROUPS} others (--json lists all)")
-    return lines
+    lines = [f"{text} ({names_text(names)})" for text, names in groups.items()]
+    return [*lines[:_MAX_GROUPS], *["… (--json lists all)"] * (len(lines) > _MAX_GROUPS)]
 
 
 def _states(progress: StudyProgress, ids: Iterable[str]) -> str:

@@ -16,45 +16,25 @@ import psutil
 import pytest
 
 import ablate.track.server as tracking
-from ablate.base.files import append_line
 from ablate.cli import report
-from ablate.store import Status, StudyStore
-from ablate.store.plan_file import plan_from_json
 from tests.cli.command import ablate
+from tests.cli.stored import make_store
 from tests.waiting import is_alive, wait_until
-
-PLAN = {
-    "format": 1,
-    "study": "small",
-    "description": "A small study",
-    "baseline": "bf16",
-    "target": {"kind": "val_loss", "value": 2.0},
-    "training": {"schedule": "constant"},
-    "arms": [{"name": "bf16", "recipe": "bf16", "runs": [{"id": "aaaa", "seed": 0}]}],
-    "dropped": [],
-}
 
 
 @pytest.fixture
 def storage(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("MLFLOW")]:
         monkeypatch.delenv(name)
-    store = StudyStore(tmp_path / "runs" / "small")
-    store.write_plan(plan_from_json(PLAN))
-    run = store.run("aaaa")
-    run.create({"seed": 0})
-    row = {"kind": "eval", "val_loss": 5.0, "tokens": 4096, "step": 1, "time_unix": 1.7e9}
-    append_line(run.metrics_path, row)
-    run.write_status(Status(state="finished", started_unix=1.7e9, ended_unix=1.7e9 + 1))
-    return tmp_path / "runs"
+    make_store(tmp_path, "small")
+    return tmp_path
 
 
-def call(storage, *words, study="small"):
-    return ablate("dashboard", study, "--no-browser", *words, cwd=storage, storage=storage)
+def call(storage, *words):
+    return ablate("dashboard", "small", "--no-browser", *words, cwd=storage, storage=storage)
 
 
-def fault(storage, *words, study="small"):
-    ended = call(storage, *words, study=study)
+def fault(ended):
     assert (ended.code, ended.out) == (2, "")
     [line] = [line for line in ended.err.splitlines() if not line.startswith("Sending")]
     return line
@@ -119,36 +99,12 @@ def test_a_real_server_shows_the_experiment_and_leaves_no_process(storage):
     wait_until(lambda: not any(is_alive(one.pid) for one in servers))
 
 
-def test_sync_sends_what_mlflow_lacks_once_and_opens_nothing(storage):
-    first = call(storage, "--sync")
-    assert (first.code, first.out) == (0, "1 runs looked at, 2 metric points sent\n")  # and its perplexity
-    assert "0 metric points sent" in call(storage, "--sync").out
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
-    experiment = client.get_experiment_by_name("small")
-    (run,) = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
-    assert len(client.get_metric_history(run.info.run_id, "val_loss")) == 1
-
-
-def test_port_in_use(storage):
+def test_a_port_in_use_and_a_server_that_is_not_there_are_one_line(storage):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"port {port} is in use" in fault(storage, "--port", str(port))
-
-
-@pytest.mark.parametrize(
-    ("uri", "said"),
-    [
-        ("sqlite:////no/gone.db", "no MLflow database /no/gone.db"),
-        ("./mlruns", "keeps no runs in plain files"),
-        ("http://ann:s3cret@127.0.0.1:9", "MLflow at http://***@127.0.0.1:9 cannot be used"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(storage, uri, said):
-    line = fault(storage, "--tracking-uri", uri)
-    assert said in line
+        assert f"port {port} is in use" in fault(call(storage, "--port", str(port)))
+    line = fault(call(storage, "--tracking-uri", "http://ann:s3cret@127.0.0.1:9"))
+    assert line.startswith("MLflow at http://***@127.0.0.1:9 cannot be used")
     assert "s3cret" not in line
-    assert re.search("no study 'smal'.*small", fault(storage, study="smal"))

@@ -63,6 +63,7 @@ def said(command, folder):
 @pytest.mark.parametrize("name", ["import", "plan", "store"])
 def test_commands_print_what_they_printed(tmp_path, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     golden, folder = TRANSCRIPTS / f"{name}.txt", tmp_path / "folder"
     if (TRANSCRIPTS / name).exists():
         shutil.copytree(TRANSCRIPTS / name, folder)
