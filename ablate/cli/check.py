@@ -118,19 +118,17 @@ def command(
 
     Exit code 1 if a check failed, or a quantiser is not what it claims to be.
     """
-    what = "a quantiser"
-    if timed:
-        what = "--time"
-    elif options["steps"] is not None:
-        what = "--steps"
-        if subject is None:
-            raise UserError("--steps: expected a study whose arms are timed")
-    elif subject is None:
-        what = "this machine"
-    elif DEVICE.fullmatch(subject):
-        what = "a device"
-    elif ARCHITECTURE.fullmatch(subject):
-        what = "an architecture"
+    kinds = {
+        "--time": timed,
+        "--steps": options["steps"],
+        "this machine": subject is None,
+        "a device": DEVICE.fullmatch(subject or ""),
+        "an architecture": ARCHITECTURE.fullmatch(subject or ""),
+        "a quantiser": True,
+    }
+    what = next(kind for kind, holds in kinds.items() if holds)
+    if what == "--steps" and subject is None:
+        raise UserError("--steps: expected a study whose arms are timed")
     run, takes = _CHECKS[what]
     refuse_other_options(context, {*takes, "timed", "as_json", "out"}, what)
     context.exit(run(subject or "", out, as_json=as_json, **{name: options[name] for name in takes}))

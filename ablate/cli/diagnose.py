@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from dataclasses import asdict, replace
-from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,11 +134,11 @@ def _matching(trainee: Trainee, patterns: tuple[str, ...]) -> list[str]:
     from ablate.layers.linear import quantised_layers
 
     names = list(quantised_layers(trainee.module))
-    chosen = {pattern: [name for name in names if fnmatchcase(name, pattern)] for pattern in patterns or "*"}
-    for pattern, matching in chosen.items():
-        if not matching:
+    matching = {pattern: fnmatch.filter(names, pattern) for pattern in patterns or "*"}
+    for pattern, found in matching.items():
+        if not found:
             raise UserError(f"--layers: '{pattern}' names no layer (layers: {names_text(names)})")
-    return [name for name in names if any(name in matching for matching in chosen.values())]
+    return [name for name in names if any(name in found for found in matching.values())]
 
 
 def _lines(content: dict[str, Any], ranked: list[Harm]) -> Iterator[str]:

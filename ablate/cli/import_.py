@@ -180,8 +180,7 @@ def command(
     from ablate.reports.read.imported import machine, tidied, with_settings, write_study
 
     own = {name: options.pop(name) for name in set().union(*_OWN_OPTIONS.values())}
-    shared = {"arms", "study", "baselines", "target", "crossing", "storage", *options}
-    refuse_other_options(context, shared | _OWN_OPTIONS[kind], kind)
+    refuse_other_options(context, {*context.params} - {*own} | _OWN_OPTIONS[kind], kind)
     hardware, constant_from = options.pop("hardware"), options.pop("constant_from")
     if hardware is not None:
         machine(hardware)
