@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -253,7 +253,7 @@ def read_recipe(given: Any) -> Recipe:
         fault = error.errors()[0]
         what, asked, known = fault["msg"], fault["input"], fault.get("ctx", {}).get("words", ())
         if fault["type"] == "unexpected_keyword_argument" and len(fault["loc"]) == 1:
-            what, asked, known = "unknown key", fault["loc"][0], [one.name for one in fields(RecipeSpec)]
+            what, asked, known = "unknown key", fault["loc"][0], list(vars(RecipeSpec()))
         elif fault["type"] == "literal_error" and known:
             what = f"unknown recipe '{asked}'"
         hint = f" ({likely(str(asked), known, f'expected {one_of(list(known))}')})" if known else ""
@@ -342,7 +342,7 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
 
 
 def _given(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
-    return {field.name: value for field in fields(spec) if (value := getattr(spec, field.name)) is not None}
+    return {name: value for name, value in vars(spec).items() if value is not None}
 
 
 def _is_low(fmt: str) -> bool:

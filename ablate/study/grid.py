@@ -139,15 +139,18 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
         if len(set(named)) < 2:
             faults.add(at, "a group to zip needs at least two factors")
             continue
+        known = []
         for index, name in enumerate(named):
-            if _is_known((*at, index), name, factors, faults) and len(group_of[name]) > 1:
-                faults.add((*at, index), f"'{name}' is zipped twice")
-        lengths = {name: len(factors[name]) for name in named if name in factors}
-        if len(lengths) == len(named) and len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            if _is_known((*at, index), name, factors, faults):
+                known.append(name)
+                if len(group_of[name]) > 1:
+                    faults.add((*at, index), f"'{name}' is zipped twice")
+        if len(known) == len(named) and len({len(factors[name]) for name in known}) > 1:
+            shown = ", ".join(f"{name} has {len(factors[name])}" for name in known)
             faults.add(at, "zipped factors need equally many values", shown)
-        group_of |= dict.fromkeys(lengths, tuple(lengths))
+        group_of |= dict.fromkeys(known, tuple(dict.fromkeys(known)))
     groups = dict.fromkeys(group_of.values())
+    # Factors of unequal length are a fault, and the grid then has no cells.
     return [list(zip(*(factors[name] for name in group), strict=False)) for group in groups]
 
 
