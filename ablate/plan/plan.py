@@ -30,10 +30,9 @@ _MEASURED_RUNS_PER_ARM = 3
 class PlannedArm(LockedArm):
     """One arm: what the run store keeps of it, its configuration, and derived figures.
 
-    The id of a run hashes the data too, and is empty if they are missing.
-    ``tuned_from``: the arm that this one repeats with its tuned values. ``size``, ``layers``: None and empty
-    if the user's own trainer builds a model that the study does not describe. ``coverage``: what the recipe
-    reaches in a model that is not built in, else None.
+    The id of a run hashes the data too, and is empty if they are missing. ``size``, ``layers``: None and
+    empty if the user's own trainer builds a model that the study does not describe. ``coverage``: what the
+    recipe reaches in a model that is not built in, else None.
     """
 
     recipe: str
@@ -44,7 +43,6 @@ class PlannedArm(LockedArm):
     size: ModelSize | None
     layers: tuple[LinearLayer, ...]
     coverage: Coverage | None
-    tuned_from: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

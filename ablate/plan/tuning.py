@@ -77,28 +77,25 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
 def tuned_plan(plan: Plan, tune: Tune) -> Plan:
     """Add its search to a plan, and arms at the best values once these are known."""
     groups = {arm: group for group in tune.groups for arm in group.arms}
-    shared, added = groups[plan.baseline].shared, []
+    shared = groups[plan.baseline].shared
+    added: dict[str, PlannedArm] = {}
     for arm in plan.arms if tune.is_done else ():
         group = groups[plan.baseline if arm.again else arm.name]
         chosen = group.chosen
         assert chosen is not None
         if chosen != group.shared:
-            own = {
-                "name": tuned_name(arm.name),
-                "description": f"{arm.name} at the values found for it: {values_text(chosen)}",
-                "tuned_from": arm.name,
-            }
-            added.append(_at_values(arm, shared, chosen, [run.seed for run in arm.runs], {}, **own))
-    tuned = {arm.tuned_from: arm.name for arm in added}
+            said = f"{arm.name} at the values found for it: {values_text(chosen)}"
+            own = {"name": tuned_name(arm.name), "description": said}
+            added[arm.name] = _at_values(arm, shared, chosen, [run.seed for run in arm.runs], {}, **own)
     training = TrainingConfig(**plan.training | {"tokens": tune.budget})
     tuning = replace(
         tune,
         done=tune.is_done,
         tokens=plan_steps(training).tokens,
         groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tune.groups),
-        tuned={arm.name: tuned.get(arm.name, arm.name) for arm in plan.arms} if tune.is_done else {},
+        tuned={arm.name: added.get(arm.name, arm).name for arm in plan.arms} if tune.is_done else {},
     )
-    return replace(plan, tuning=tuning, arms=(*plan.arms, *added))
+    return replace(plan, tuning=tuning, arms=(*plan.arms, *added.values()))
 
 
 def known_plan(plan: Plan, store: StudyStore) -> Plan:

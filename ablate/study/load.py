@@ -187,7 +187,7 @@ def _baseline(found: Arms, names: Collection[str]) -> str:
     dropped = {cell.name: cell.reason for cell in found.dropped}
     if name in dropped and name not in found.arms:
         faults.add(("baseline",), f"the baseline '{name}' was dropped", dropped[name])
-    elif names and name not in (*names, *found.arms) and not faults.any_within("grid"):
+    elif names and name not in names and not faults.any_within("grid"):
         hint = likely(name, names, f"arms: {', '.join(list(names)[:8])}")
         faults.add(("baseline",), f"no arm '{name}'", hint)
     return name
