@@ -114,11 +114,15 @@ class Kernel:
         self._job = _structure("Job", sources["job.h"].decode())
         self._product = _structure("Product", sources["product.h"].decode())
         self.multiplies = bool(self._library.ablate_multiplies())
-        if (runtime := _openmp_runtime()) is not None:
-            names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-            self._library.ablate_use_threads_of(
-                *(ctypes.cast(runtime[name], ctypes.c_void_p) for name in names)
-            )
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        with suppress(OSError, AttributeError):  # no /proc, or without GNU's functions
+            for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+                where = line.split(maxsplit=5)[-1]
+                if Path(where).name.startswith(("libgomp", "libiomp5", "libomp")):  # torch's own
+                    runtime = ctypes.CDLL(where)
+                    threads = (ctypes.cast(runtime[name], ctypes.c_void_p) for name in names)
+                    self._library.ablate_use_threads_of(*threads)
+                    break
 
     def _run(self, function: str, job: Any) -> int:
         """Call a function of the library on a job, on torch's number of threads, or on one if it is small."""
@@ -248,17 +252,6 @@ def _structure(name: str, header: str) -> type[ctypes.Structure]:
         for one in declared.split(",")
     ]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-def _openmp_runtime() -> ctypes.CDLL | None:
-    """Find the OpenMP library that torch uses in this process; None if there is none with GNU's functions."""
-    with suppress(OSError):
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-            path = line.split(maxsplit=5)[-1]
-            if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")):
-                runtime = ctypes.CDLL(path)
-                return runtime if hasattr(runtime, "GOMP_parallel") else None
-    return None
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -65,6 +65,7 @@ Accumulate = Literal["fp32", "blackwell"]
 _E8M0 = ("floor", "even", "rceil", "ceil", "quest")
 _FP32 = ("tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
 FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
+"""Scale rules that map each block's largest value to 6 or to 4."""
 MS_EDEN: tuple[Scale, ...] = ("ms_eden", "ms_eden_unscaled")
 """Scale rules with stochastic scales."""
 _OUTER = ("two_level_row", "two_level_1x128")
