@@ -403,24 +403,23 @@ def _hardware_lines(
         )
     if len(others) == len(names):
         return
-    rows = []
-    for name in study:
+    yield "\nmodelled, with 95 % ranges (–: no unit for a format, not modelled, or no price)"
+    for name, whole in study.items():
         known = [entry for own in arms if (entry := own[name]) is not None]
         most = max(known, key=lambda entry: entry["memory_bytes"]["total"])
         parts = ", ".join(f"{part} {size / 1e9:.3g}" for part, size in most["memory_bytes"].items() if size)
-        fits = f"{sum(bool(entry['fits']) for entry in known)} of {len(known)} arms"
-        rows.append((name, f"{most['capacity_bytes'] / 1e9:.3g}", parts, fits))
-    yield "\nGB of a device, modelled at the peak of the arm that needs most:"
-    yield format_table(("hardware", "has", "needs", f"fit into {FITS_SHARE:.0%}"), rows)
-    yield "\nGPU-hours a run, modelled, with 95 % ranges (–: no unit for a format, or not modelled):"
-    table = [(name, *_cells(own, "gpu_hours_per_run", ",.1f")) for name, own in zip(names, arms, strict=True)]
-    table.append(("all runs", *_cells(study, "gpu_hours", ",.0f")))
-    if any(one["usd"] is not None for one in study.values()):
-        table.append(("USD", *_cells(study, "usd", ",.0f")))
-    yield format_table(("arm", *study), table)
+        fitting = sum(bool(entry["fits"]) for entry in known)
+        yield f"{name:<9} {most['capacity_bytes'] / 1e9:.3g} GB; at its peak the largest arm takes {parts}"
+        yield f"          arms that fit into {FITS_SHARE:.0%} of it: {fitting} of {len(known)}"
+        yield f"          all runs: {_range(whole, 'gpu_hours')} GPU-hours, {_range(whole, 'usd')} USD"
+    yield "\nGPU-hours a run, modelled:"
+    rows = [
+        (name, *(_range(entry, "gpu_hours_per_run") for entry in own.values()))
+        for name, own in zip(names, arms, strict=True)
+    ]
+    yield format_table(("arm", *study), rows)
 
 
-def _cells(entries: Mapping[str, Entry | None], key: str, form: str) -> Iterator[str]:
-    for entry in entries.values():
-        ends = [entry and entry[key + suffix] for suffix in _ENDS]
-        yield "–" if None in ends else "{} [{}, {}]".format(*(format(end, form) for end in ends))
+def _range(entry: Entry | None, key: str) -> str:
+    ends: list[Any] = [entry and entry[key + suffix] for suffix in _ENDS]
+    return "–" if None in ends else "{:,.1f} [{:,.1f}, {:,.1f}]".format(*ends)
