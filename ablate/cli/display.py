@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections import defaultdict
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
-
-import click
 
 from ablate.base.errors import safe_text
 from ablate.cli.common import count_text, verdict_lines
@@ -20,8 +18,6 @@ from ablate.workflow import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from rich.progress import TaskID
 
     from ablate.reports import ReportPaths
     from ablate.store import StudyStore
@@ -59,7 +55,8 @@ class ConsoleListener(Listener):
 
     def say(self, sentence: str) -> None:
         """Print a sentence in one line; the terminal breaks a long one."""
-        click.echo(sentence, err=self.err)
+        # Not by click: the stream that rich puts in a terminal's place has no encoding.
+        print(sentence, file=sys.stderr if self.err else sys.stdout, flush=True)
 
     def reported(self, written: ReportPaths) -> None:
         """Print the verdict, and where the report is."""
@@ -68,19 +65,17 @@ class ConsoleListener(Listener):
 
     @contextmanager
     def preparing(self) -> Iterator[Callable[[str, float, str], None]]:
-        """Show a bar for each corpus that is not ready yet; without a terminal, a line for each step."""
+        """Say each step of each corpus that is not ready yet; on a terminal its share stands below."""
         from rich.console import Console
-        from rich.progress import Progress
 
-        console, said = Console(stderr=self.err), set()
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            tasks: dict[str, TaskID] = defaultdict(lambda: bar.add_task("tokens", total=1.0))
+        said = set()
+        with Console(stderr=self.err).status("", refresh_per_second=1) as status:
 
             def show(digest: str, fraction: float, what: str) -> None:
-                bar.update(tasks[digest], completed=fraction, description=what)
-                if bar.disable and (digest, what) not in said:
+                if (digest, what) not in said:
                     said.add((digest, what))
                     self.say(f"Preparing the corpus: {what} …")
+                status.update(f"{fraction:.0%}")
 
             yield show
 

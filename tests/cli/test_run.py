@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -182,3 +183,23 @@ def test_ctrl_c_before_the_command_line_is_there_ends_the_process(tmp_path):
     command = [sys.executable, "-c", INTERRUPTED, "click"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+TERMINAL = """
+from pathlib import Path
+from ablate.cli.display import ConsoleListener
+from tests.cli.stored import IDS, make_store
+
+with ConsoleListener().executing(make_store(Path({folder!r})), IDS) as poll:
+    poll()
+"""
+
+
+def test_on_a_terminal_a_line_stands_below_what_is_said(tmp_path):
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", TERMINAL.format(folder=str(tmp_path))]
+    environment, root = os.environ | {"TERM": "xterm", "COLUMNS": "100"}, Path(__file__).parents[2]
+    subprocess.run(command, cwd=root, env=environment, stdout=theirs, check=True)
+    shown = os.read(ours, 10_000).decode()
+    assert "] bf16 seed 0: finished, val loss 1.5000 nats/token at 10 tokens\r\n" in shown
+    assert "[0:00:00] 1 of 2 done · 1 pending" in shown
