@@ -80,15 +80,12 @@ def _of_costs(analysis: Analysis) -> Iterator[str]:
             "between evaluations: evaluate more often."
         )
     # An arm that was stopped early has few results on purpose.
-    sizes = {arm.name: arm.n for arm in analysis.arms if arm.n and arm.stopped is None and analysis.others}
-    least = min(sizes.values(), default=0)
-    if least == 1:
-        single = [name for name, n in sizes.items() if n == 1]
-        yield f"One result only, so no interval: {', '.join(single)}. Add seeds."
-    elif least == 2:
+    few = [arm.name for arm in analysis.arms if 0 < arm.n < 3 and arm.stopped is None and analysis.others]
+    if few:
         yield (
-            "With 2 results an arm the intervals lean on the normal distribution and, where moderated, on "
-            "the other arms' spread: an arm that spreads otherwise is hardly seen. Add seeds."
+            f"One or two results only: {', '.join(few)}. One gives no interval; with two, intervals lean on "
+            "the normal distribution and, where moderated, on the other arms' spread: an arm that spreads "
+            "otherwise is hardly seen. Add seeds."
         )
     early = [
         f"{arm.name} at {tokens(at)}" for arm in analysis.others if (at := early_difference(arm, analysis))
@@ -133,28 +130,21 @@ def _of_costs(analysis: Analysis) -> Iterator[str]:
 
 def _of_crossings(analysis: Analysis) -> Iterator[str]:
     """Warn of targets that were reached too early or in the decay, and of what the schedule means."""
-    early, before, late = [], [], []
+    early, late = [], []
     base = analysis.baseline_arm
     for arm in analysis.arms:
         crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
-        bounds = any(run.left_bound for run in arm.runs)
-        if not arm.counted_from:
-            early += [arm.name] * bounds
-        elif arm is not base:
-            behind = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in base.runs)
-            before += [arm.name] * (bounds or behind)
+        # A crossing of the baseline before the arm's fork is early for that arm.
+        others = base.runs if arm is not base else ()
+        forked = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in others)
+        early += [arm.name] * (forked or any(run.left_bound for run in arm.runs))
         falls = math.inf if arm.decay_begins is None else arm.decay_begins - arm.counted_from
         if count := sum(at > falls for at in crossings):
             late.append(f"{arm.name} {count} of {plural(len(crossings), 'crossing')}")
-    if before:
-        yield (
-            f"The target is reached before the fork, or by the first evaluation after it "
-            f"({', '.join(before)}): take a lower target, or an earlier fork."
-        )
     if early:
         yield (
-            f"The first evaluation is already at or under the target ({', '.join(early)}): evaluate earlier "
-            "or take a lower target."
+            f"The target is already reached by the first evaluation, or before the fork ({', '.join(early)})"
+            ": evaluate earlier, take a lower target, or an earlier fork."
         )
     if late:
         yield (

@@ -36,7 +36,7 @@ from ablate.reports.words.format import (
     timing_reasons,
     tokens,
 )
-from ablate.results.cost import NEAR_BUDGET, is_settled
+from ablate.results.cost import NEAR_BUDGET
 from ablate.results.stop_rule import levels_of
 
 if TYPE_CHECKING:
@@ -94,19 +94,16 @@ def write_verdict(analysis: Analysis) -> Verdict:
     if not any(arm.n for arm in analysis.arms):
         runs = plural(analysis.planned, "run")
         return Verdict(lead=f"No results yet: none of the {runs} has finished or diverged.")
-    judge = _judge_loss if target is None else _judge_cost
-    findings = tuple(judge(arm, analysis) for arm in analysis.others)
+    findings = tuple(_judge(arm, analysis) for arm in analysis.others)
     again = {arm.name for arm in analysis.arms if arm.planned.again}
     tones = {one.arm: one.tone for one in findings if one.arm not in again or target is None}
     said: dict[str, Any] = {"findings": findings, "notes": tuple(_notes(analysis)) if findings else ()}
     if not tones:
         lead = (
             f"The study has one arm, {base.name}: there is nothing to compare it with. Its final loss is "
-            f"{interval(base.final_loss)} nats/token, n = {base.n}."
+            f"{interval(base.final_loss)} nats/token, its tokens to target "
+            f"{interval(base.tokens_to_target, tokens)}, n = {base.n}."
         )
-        if target is not None:
-            reached = interval(base.tokens_to_target, tokens)
-            lead += f" {base.hit} reached {target_text(target)}, after {reached} tokens."
         return Verdict(lead=lead, **said)
     words = TONES if target is not None else _LOSS_TONES
     numbers = Counter(tones.values())
@@ -151,16 +148,10 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
     first = min(known, key=lambda arm: (-round(arm.fp4_share or 0, 6), tokens_needed(arm)))
     beside = "" if fewest is first else f" Fewest tokens: {told(fewest)}."
     if good:
-        what = (
-            "is within the margin"
-            if tones[first.name] == "within"
-            else f"needs fewer tokens than {base.name}"
-        )
-        lead = f"Take {told(first)}: it {what}.{beside}"
+        lead = f"Take {told(first)}: {TONES[tones[first.name]]}.{beside}"
     else:
         lacking = f"need fewer tokens than {base.name}" if within is None else f"be within {margin(within)}"
-        least = "Most in FP4" if beside else "Least costly"
-        lead = f"No arm is shown to {lacking}. {least}: {told(first)}.{beside}"
+        lead = f"No arm is shown to {lacking}. Most in FP4: {told(first)}.{beside}"
     more = [
         f"{arm.name} pays where it trains {times(arm.break_even)} as fast as {base.name}."
         for arm in (first, *([fewest] if beside else []))
@@ -188,74 +179,57 @@ def _counts(arm: ArmResult) -> str:
     return counts(arm.token_cost) + ", emulated" * bool(modes & {"emulated", "reference"})
 
 
-def _judge_cost(arm: ArmResult, analysis: Analysis) -> Finding:
-    found, base = arm.token_cost, analysis.baseline
-    size = f"{cost(found)}, {_counts(arm)}"
+def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
+    """Say what was found on an arm: on its token cost or, without a target, on its final loss."""
+    name, base, found = arm.name, analysis.baseline, arm.token_cost
+    low, high = found.low, found.high
+    kind, reason, size, noun = found.kind, found.reason, f"{cost(found)}, {_counts(arm)}", "token cost"
+    limit, worse, better = f"costs above {share(high)}", "costs more tokens than", "needs fewer tokens than"
+    if analysis.plan.target is None:
+        loss, noun, worse, better = arm.difference, "loss difference", "ends above", "ends below"
+        low, high, reason = loss.low, loss.high, loss.note
+        at = f" after {tokens(loss.tokens)} tokens" if analysis.has_curves else ""
+        size = f"{interval(loss, signed)} nats/token{at}, {counts(loss)}"
+        kind = "none" if loss.estimate is None else "point" if low is None or high is None else "interval"
+        limit = f"differences above {max(-(low or 0), high or 0):.4f}"
     tone: Tone = "open"
-    if found.kind == "none":
-        tone, text = "none", f"For {arm.name} no token cost can be given ({found.reason})."
-    elif found.kind == "point":
-        text = f"{arm.name} is no finding: {size} ({found.reason})."
-    elif found.kind == "bound" and arm.diverged == arm.n:
-        tone, text = (
+    if kind == "none":
+        tone, text = "none", f"For {name} no {noun} can be given"
+    elif kind == "point":
+        text = f"{name} against {base} is no finding: {size}"
+    elif kind == "bound" and arm.diverged == arm.n:
+        tone, text, reason = (
             "diverged",
-            f"{arm.name} did not reach the target: all its runs ({arm.n}) diverged.",
+            f"{name} did not reach the target",
+            f"all its runs ({arm.n}) diverged",
         )
-    elif found.kind == "bound" and found.low is not None and found.low > 0:
+    elif kind == "bound" and low is not None and low > 0:
         # Without a sampling error the bound says nothing of other runs.
         cut = found.restricted
         tone = "more" if cut is not None and cut.low is not None and cut.low > 0 else "bound"
         at_budget = "" if cut is None else f"; with all runs cut at the budget {percents(cut)}"
-        text = (
-            f"In these runs {arm.name} took at least {share(found.low)} more tokens than {base} "
-            f"({found.reason}{at_budget}, {_counts(arm)})."
-        )
-    elif found.kind == "bound":
-        tone = "bound"
-        text = f"{arm.name} is inconclusive: the cost is {cost(found)} in these runs ({found.reason})."
+        text = f"In these runs {name} took at least {share(low)} more tokens than {base}"
+        reason = f"{reason}{at_budget}, {_counts(arm)}"
+    elif kind == "bound":
+        tone, text = "bound", f"{name} is inconclusive: the cost is {cost(found)} in these runs"
     elif arm.planned.again:  # any difference between the baseline and itself is chance
-        alarm = (
-            "a false alarm, of which one in twenty is to be expected"
-            if is_settled(found)
-            else "no false alarm"
+        text = (
+            f"{name} differs from {base} in its seeds alone, and one such interval in twenty leaves zero "
+            f"out: {size}"
         )
-        text = f"{arm.name} differs from {base} in its seeds alone: {size}; {alarm}."
-    elif is_settled(found):
-        tone = "more" if (found.low or 0) > 0 else "fewer"
-        text = f"{arm.name} {'costs more' if tone == 'more' else 'needs fewer'} tokens than {base}: {size}."
+    elif low is not None and high is not None and low <= 0 <= high:
+        text = f"{name} is inconclusive against {base}: {size}; the interval holds zero, and excludes {limit}"
     else:
-        excluded = f"the interval holds zero, and excludes costs above {share(found.high)}"
-        text = f"{arm.name} is inconclusive against {base}: {size}; {excluded}."
-    if found.kind == "interval" and found.reason:
-        text += f" {found.reason.capitalize()}."
+        tone = "more" if (low or 0) > 0 else "fewer"
+        text = f"{name} {worse if tone == 'more' else better} {base}: {size}"
+    text += f" ({reason})." if reason else "."
     if arm.standing is not None:
         text += f" Against the margin: {arm.standing}."
     if arm.stopped is not None:
         text += f" Stopped early: {arm.stopped.reason}."
     if arm.standing == "within" and tone in ("more", "open", "bound"):
         tone = "within"
-    return Finding(arm=arm.name, tone=tone, text=text)
-
-
-def _judge_loss(arm: ArmResult, analysis: Analysis) -> Finding:
-    found, base = arm.difference, analysis.baseline
-    at = f" after {tokens(found.tokens)} tokens" if analysis.has_curves else ""
-    size = f"{interval(found, signed)} nats/token{at}, {counts(found)}"
-    note = f" ({found.note})" if found.note else ""
-    tone: Tone = "open"
-    if found.estimate is None:
-        tone, text = "none", f"For {arm.name} no loss difference can be given"
-    elif found.low is None or found.high is None:
-        text = f"{arm.name} against {base} is no finding: {size}"
-    elif found.low <= 0 <= found.high:
-        excluded = (
-            f"the interval holds zero, and excludes differences above {max(-found.low, found.high):.4f}"
-        )
-        text = f"{arm.name} is inconclusive against {base}: {size}; {excluded}"
-    else:
-        tone = "more" if found.low > 0 else "fewer"
-        text = f"{arm.name} ends {'above' if tone == 'more' else 'below'} {base}: {size}"
-    return Finding(arm=arm.name, tone=tone, text=f"{text}{note}.")
+    return Finding(arm=name, tone=tone, text=text)
 
 
 def _notes(analysis: Analysis) -> Iterator[str]:
@@ -350,13 +324,6 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             f"arm was stopped; at each look the nominal level is stricter ({levels(levels_of(looked))}). The "
             "estimate of an arm that was stopped is biased away from zero; its interval takes the stop into "
             "account."
-        )
-    if analysis.stopped:
-        saved = sum(arm.tokens_saved for arm in analysis.stopped)
-        of_all = saved / max(1, sum(run.budget for arm in analysis.arms for run in arm.runs))
-        yield (
-            f"Early stops saved {tokens(saved)} tokens ({share(of_all)} of the study's budget): "
-            f"{plural(sum(arm.unused for arm in analysis.stopped), 'run')} not needed."
         )
     untimed = [arm for arm in analysis.others if arm.measured is None]
     if analysis.timing.kind == "logged":

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import requests
+from mlflow import MlflowClient
 
 from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
@@ -48,10 +49,9 @@ class Study:
         self.write_plan()
 
     def write_plan(self):
-        self.store.write_plan(self.typed_plan())
-
-    def typed_plan(self):
-        return plan_from_json(self.plan)
+        plan = plan_from_json(self.plan)
+        self.store.write_plan(plan)
+        return plan
 
     def run(self, arm="bf16", seed=0):
         return self.store.run(self.runs[arm, seed])
@@ -89,11 +89,39 @@ class Study:
 
     def whole(self, steps=8):
         """Write every run from start to end."""
-        for arm, seed in self.runs:
-            self.start(arm, seed)
-            self.train(range(1, steps + 1), arm, seed)
-            self.end(arm, seed)
+        for key in self.runs:
+            self.start(*key)
+            self.train(range(1, steps + 1), *key)
+            self.end(*key)
         return self
+
+    def held(self, uri):
+        """What MLflow holds: (arm, seed), or ``summary`` for the report -> its run, with all points."""
+        client, found = MlflowClient(uri), {}
+        keys = {run_id: key for key, run_id in self.runs.items()}
+        experiment = client.get_experiment_by_name(self.plan["study"])
+        for run in client.search_runs([experiment.experiment_id], max_results=1000):
+            key = "summary" if "ablate.summary" in run.data.tags else keys[run.data.tags["ablate.run_id"]]
+            assert key not in found, f"{key} is there twice"
+            found[key] = run
+            history = (client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
+            run.points = sorted((at.key, at.step, at.value, at.timestamp) for one in history for at in one)
+        return found
+
+    def check(self, uri):
+        """See that MLflow holds every point of every file once, and no other; return the study's runs."""
+        there = self.held(uri)
+        expected = {"summary": []}
+        for key in self.runs:
+            run = self.run(*key)
+            paths = [run.metrics_path, run.system_path, run.diagnostics_path]
+            lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
+            if run.metrics_path.exists():
+                rows = (point for line in lines for point in points(json.loads(line)))
+                expected[key] = sorted((at.key, at.step, at.value, at.timestamp_ms) for at in rows)
+        assert {key: run.points for key, run in there.items()} == expected
+        del there["summary"]
+        return there
 
 
 @pytest.fixture(scope="session")
@@ -209,77 +237,3 @@ def gateway():
     for one in made:
         one.shutdown()
         one.server_close()
-
-
-@pytest.fixture
-def held():
-    """What MLflow holds of a study: run id -> its run with all points."""
-
-    def read(study, uri):
-        found = {}
-        for run in _in_mlflow(study, uri):
-            if "ablate.summary" not in run.data.tags:
-                key = run.data.tags["ablate.run_id"]
-                assert key not in found, f"{key} is there twice"
-                found[key] = run
-        return found
-
-    return read
-
-
-@pytest.fixture
-def summary():
-    """The one run of MLflow's that holds a study's report."""
-
-    def read(study, uri):
-        [run] = [run for run in _in_mlflow(study, uri) if "ablate.summary" in run.data.tags]
-        return run
-
-    return read
-
-
-def _in_mlflow(study, uri):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(study.plan["study"])
-    runs = client.search_runs([experiment.experiment_id], max_results=1000)
-    for run in runs:
-        history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
-        run.points = {
-            name: sorted((point.step, point.value, point.timestamp) for point in points)
-            for name, points in history.items()
-        }
-        run.artifacts = sorted(
-            item.path
-            for folder in (None, "report")
-            for item in client.list_artifacts(run.info.run_id, folder)
-            if not item.is_dir
-        )
-    return runs
-
-
-@pytest.fixture
-def check_same(held):
-    """See that MLflow holds every point of every file once, and no other."""
-
-    def check(study, uri):
-        there = held(study, uri)
-        assert {key: run.points for key, run in there.items()} == {
-            run_id: _in_files(study.store.run(run_id))
-            for run_id in study.runs.values()
-            if study.store.run(run_id).metrics_path.exists()
-        }
-        return there
-
-    return check
-
-
-def _in_files(run):
-    """Return what MLflow must hold of a run: metric -> sorted (step, value, time stamp)."""
-    expected = {}
-    for path in (run.metrics_path, run.system_path, run.diagnostics_path):
-        for line in path.read_text().splitlines() if path.exists() else ():
-            for point in points(json.loads(line)):
-                expected.setdefault(point.key, []).append((point.step, point.value, point.timestamp_ms))
-    return {key: sorted(values) for key, values in expected.items()}

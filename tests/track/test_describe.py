@@ -28,7 +28,7 @@ CONFIG = {
 def test_the_design_as_mlflow_shows_it(study):
     fork = {"arm": "bf16", "tokens": 4096}
     study.plan["arms"][1] |= {"name": "a|b", "fork": fork}
-    plan = study.typed_plan()
+    plan = study.write_plan()
     status = Status(state="failed", tokens=12_345, message="CUDA out of memory")
     environment = {"timing_valid": False, "git_commit": "f00", "backend": None, "fingerprints": ["a1", "b2"]}
     shown = {
@@ -49,7 +49,7 @@ def test_the_design_as_mlflow_shows_it(study):
 def test_what_is_too_long_for_mlflow_is_cut(study):
     study.plan["arms"][1]["factors"] = {f"training.field{n}": "x" * 9000 for n in range(80)}
     study.plan["arms"] *= 2000
-    plan = study.typed_plan()
+    plan = study.write_plan()
     assert len(describe.study_note(plan, report="LINK")) < 20_000
     view = describe.view(plan)
     assert len(view) < 5000

@@ -37,7 +37,7 @@ def write_third(study, third):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("away", range(3), ids=("first", "middle", "last"))
-def test_away_for_a_third_of_a_study(make_study, server, gateway, check_same, away):
+def test_away_for_a_third_of_a_study(make_study, server, gateway, away):
     study, way = make_study(name=f"away {away}"), gateway(server)
     mirror = Mirror(study.store, way.url)
     for third in range(3):
@@ -48,11 +48,11 @@ def test_away_for_a_third_of_a_study(make_study, server, gateway, check_same, aw
     way.is_open, way.wait_sec = True, 0.05  # slow as well
     assert mirror.sync_once().problem is None
     assert pending(study.store, way.url).complete
-    assert {run.info.status for run in check_same(study, server).values()} == {"FINISHED"}
+    assert {run.info.status for run in study.check(server).values()} == {"FINISHED"}
 
 
 @pytest.mark.exhaustive
-def test_the_process_catches_up_by_itself(make_study, server, gateway, check_same):
+def test_the_process_catches_up_by_itself(make_study, server, gateway):
     study, way = make_study(name="catches up"), gateway(server)
     url = way.url.replace("//", "//ann:s3cret@")
     write_third(study, 0)
@@ -76,13 +76,11 @@ def test_the_process_catches_up_by_itself(make_study, server, gateway, check_sam
     assert b"s3cret" not in log + command_line + report.problem.encode()
     way.is_open = True
     assert Mirror(study.store, url).sync_once().complete
-    check_same(study, server)
+    study.check(server)
 
 
 @pytest.mark.parametrize("status", [None, 500])
-def test_a_lost_answer_to_runs_create_doubles_no_run(
-    make_study, server, gateway, summary, check_same, status, monkeypatch
-):
+def test_a_lost_answer_to_runs_create_doubles_no_run(make_study, server, gateway, status, monkeypatch):
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     study, way = make_study(name=f"lost answers, {status}").whole(), gateway(server)
     mirror = Mirror(study.store, way.url)
@@ -92,8 +90,7 @@ def test_a_lost_answer_to_runs_create_doubles_no_run(
         mirror.sync_once()
     way.loses = 0
     assert mirror.sync_once().problem is None
-    assert {run.info.status for run in check_same(study, server).values()} == {"FINISHED"}
-    assert summary(study, server)
+    assert {run.info.status for run in study.check(server).values()} == {"FINISHED"}
 
 
 @pytest.mark.parametrize("status", [200, 401, 404, 503])
@@ -167,7 +164,7 @@ def postgres():
 
 
 @pytest.mark.exhaustive
-def test_postgresql(study, postgres, check_same, tmp_path, storage):
+def test_postgresql(study, postgres, tmp_path, storage):
     """Directly and through a server with local artifacts, the one after the other: the same runs."""
     direct = Mirror(study.store, postgres)
     write_third(study, 0)
@@ -177,9 +174,9 @@ def test_postgresql(study, postgres, check_same, tmp_path, storage):
         for third in (1, 2):
             write_third(study, third)
             assert served.sync_once().problem is None
-        check_same(study, url)
+        study.check(url)
     assert direct.sync_once().problem is None
-    check_same(study, postgres)
+    study.check(postgres)
     assert list(storage.glob("mlartifacts/synthetic/*/artifacts/config.json"))
     kept = [path for folder in (study.store.path, tmp_path) for path in folder.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"s3cret" in path.read_bytes()]

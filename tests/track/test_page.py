@@ -64,7 +64,7 @@ def see(browser):
 
 
 @pytest.mark.exhaustive
-def test_a_finished_study_its_report_and_the_pages_of_a_run(make_study, server, browser, see, held, summary):
+def test_a_finished_study_its_report_and_the_pages_of_a_run(make_study, server, browser, see):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -90,13 +90,13 @@ def test_a_finished_study_its_report_and_the_pages_of_a_run(make_study, server, 
     assert charts[:4] == ["val_loss", "tokens_to_target", "token_cost", "train_loss"]
 
     # From a run's description to the report, by its link.
-    run = held(study, server)[study.runs["all three", 1]]
+    run = study.held(server)["all three", 1]
     see(f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}", "The study's report")
     [link, *_] = browser.find_elements(By.PARTIAL_LINK_TEXT, "The study's report")
     report_page = link.get_attribute("href")
 
     # The report itself, in the artifact viewer of the summary run: a frame that runs and loads nothing.
-    assert summary(study, server).info.run_id in report_page
+    assert study.held(server)["summary"].info.run_id in report_page
     browser.get(report_page)
     frame = WebDriverWait(browser, 240).until(lambda _: browser.find_elements(By.TAG_NAME, "iframe"))[0]
     browser.switch_to.frame(frame)
