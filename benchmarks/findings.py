@@ -8,7 +8,7 @@ A page says what goes where, and this script writes it there, so that no figure 
 
 TABLE is ``evaluation`` for that table of the report, ``contrasts`` for arms over parents of their
 own (``of=ARM:PARENT;ARM:PARENT``), ``places`` for token costs in several places (``after=TOKENS,TOKENS``), or
-``figure=NAME`` for one of the report's figures, shown with the first sentence of its alt text. STUDY may
+``figure=NAME`` for one of the report's figures, shown with its title. STUDY may
 be several, ``A,B,C``, for ``figure=trend``, which ``ablate compare`` draws of them.
 ``--check`` writes nothing and fails where a page is not what the storage says. Without ``--storage`` the runs
 are made again of the losses in ``docs/findings/data`` and the study files.
@@ -216,9 +216,8 @@ def read(storage: Path, study: str, baseline: str | None, target: float | None =
 
 def as_figure(drawing: Drawing, parts: Iterable[str | None]) -> tuple[str, dict[Path, bytes]]:
     name = "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in parts if part) + ".svg"
-    alt = escape_markdown(drawing.alt.split(". ")[0].removesuffix(".") + ".")
-    caption = escape_markdown(drawing.caption)
-    return f"\n![{alt}](figures/{name})\n\n*{caption}*\n", {FOLDER / "figures" / name: drawing.svg}
+    title, caption = escape_markdown(drawing.title), escape_markdown(drawing.caption)
+    return f"\n![{title}](figures/{name})\n\n*{caption}*\n", {FOLDER / "figures" / name: drawing.svg}
 
 
 def as_markdown(table: Table) -> str:

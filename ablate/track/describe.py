@@ -16,6 +16,7 @@ import math
 import re
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.base.files import read_json
@@ -24,8 +25,6 @@ from ablate.run.config import ModelConfig
 from ablate.store.metrics import new_lines, number_in, parse_rows
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ablate.store import Status
     from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun
 
@@ -57,9 +56,6 @@ RESULTS = _TOKENS, _COST = "tokens_to_target", "token_cost"
 """Metrics from the report."""
 SUMMARY = "summary"
 """The key of the run that holds the report; other runs have their ids as keys."""
-_CHART_ORDER = (
-    "val_loss", *RESULTS, "train_loss", "val_perplexity", "grad_norm", "tokens_per_sec", "learning_rate",
-)  # fmt: skip
 _MOST_CURVES = 40
 """Above this number a chart shows a mean curve for each arm instead of a curve for each run."""
 _TAGS = {
@@ -224,50 +220,21 @@ def report_link(experiment_id: str, summary: str) -> str:
 def view(plan: LockedPlan) -> str:
     """Write the columns and charts of the study's page, in MLflow's format for shared views (JSON).
 
-    The charts are left out if they do not fit in a tag.
+    ``view.json`` has what is the same for every study: our order of the charts (MLflow's own is by name), and
+    the group of an arm, which is for many curves. MLflow adds the charts of other metrics itself, and shows
+    none that have no values. The charts are left out if they do not fit in a tag.
     """
-    factors = list(dict.fromkeys(key for arm in plan.arms for key in arm.factors))
-    columns = [
+    fixed = read_json(Path(__file__).parent / "view.json")
+    state = fixed["state"]
+    state["selectedColumns"] = [
         "tags.`ablate.state`",
-        *(f"params.`{_name(f'factor.{key}')}`" for key in factors),
+        *dict.fromkeys(f"params.`{_name(f'factor.{key}')}`" for arm in plan.arms for key in arm.factors),
         *(f"metrics.`{key}`" for key in ("val_loss", *RESULTS, "tokens_per_sec")),
         "tags.`ablate.backend_mode`",
     ]
-    many = sum(len(arm.runs) for arm in plan.arms) > _MOST_CURVES
-    group = {"groupByKeys": [{"mode": "tag", "groupByData": "ablate.arm"}], "aggregateFunction": "average"}
-    state = {
-        "orderByKey": "attributes.start_time",
-        "orderByAsc": True,
-        "selectedColumns": columns,
-        "runsHiddenMode": "SHOW_ALL",
-        "groupBy": group if many else None,
-        "useGroupedValuesInCharts": True,
-    }
-    # Our order of the charts: MLflow's own is by name, sections with a slash in their names first. It adds
-    # the charts of other metrics itself, and shows none that have no values.
-    line = {"xAxisKey": "step", "scaleType": "linear", "xAxisScaleType": "linear", "lineSmoothness": 0}
-    line |= {"range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "useGlobalXaxisKey": True}
-    cards = [
-        {
-            "uuid": name,
-            "metricKey": name,
-            "displayName": name,
-            "metricSectionId": "curves",
-            "isGenerated": True,
-        }
-        | ({"type": "BAR"} if name in RESULTS else {"type": "LINE", **line})
-        for name in _CHART_ORDER
-    ]
-    sections = {"curves": "Model metrics", "System metrics": "System metrics"}
-    charts = {
-        "compareRunCharts": cards,
-        "compareRunSections": [
-            {"uuid": key, "name": name, "display": True} for key, name in sections.items()
-        ],
-        "isAccordionReordered": True,
-        "hideEmptyCharts": True,
-    }
-    whole, short = (json.dumps(one, separators=(",", ":")) for one in (state | charts, state))
+    if sum(len(arm.runs) for arm in plan.arms) <= _MOST_CURVES:
+        state["groupBy"] = None
+    whole, short = (json.dumps(one, separators=(",", ":")) for one in (state | fixed["charts"], state))
     return whole if len(whole) <= _MAX_TAG else short
 
 

@@ -1,10 +1,10 @@
-"""Figures of an analysis, each as SVG and PNG, with a caption and an alternative text."""
+"""Figures of an analysis, each as SVG and PNG, with a caption."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.reports.figures.canvas import Drawing
 from ablate.reports.figures.curves import draw_convergence, draw_trials
@@ -12,7 +12,7 @@ from ablate.reports.figures.forest import draw_forest
 from ablate.reports.figures.panels import draw_difference, draw_sweep
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.reports.findings.results import Analysis
 
 __all__ = ["Drawing", "draw_figures", "drawn_arms"]
 
@@ -38,13 +38,14 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
 
 def drawn_arms(analysis: Analysis) -> Analysis:
     """Keep only the arms that figures show: the baseline and those of lowest token cost, 40 at most."""
-
-    def cost(arm: ArmResult) -> float:
-        return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
-
-    names = {analysis.baseline, *(arm.name for arm in sorted(analysis.others, key=cost)[: _MOST_ARMS - 1])}
-    curves: dict[str, Any] = {
-        name: tuple(curve for curve in getattr(analysis, name) if curve.arm in names)
-        for name in ("curves", "curves_in_bf16")
+    costs = {
+        arm.name: math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
+        for arm in analysis.others
     }
-    return replace(analysis, arms=tuple(arm for arm in analysis.arms if arm.name in names), **curves)
+    names = {analysis.baseline, *sorted(costs, key=costs.__getitem__)[: _MOST_ARMS - 1]}
+    return replace(
+        analysis,
+        arms=tuple(arm for arm in analysis.arms if arm.name in names),
+        curves=tuple(curve for curve in analysis.curves if curve.arm in names),
+        curves_in_bf16=tuple(curve for curve in analysis.curves_in_bf16 if curve.arm in names),
+    )

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Look = dict[str, Any]
 """How an arm is drawn in every figure: matplotlib's arguments for colour, line and marker."""
-Picture = tuple[Any, str, str]
-"""A figure, its caption, and its alternative text."""
+Picture = tuple[Any, str]
+"""A figure and its caption."""
 T = TypeVar("T")
 Draw = Callable[[Any], T | None]
 
@@ -67,7 +67,7 @@ _RC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure. ``alt``: its alternative text.
+    """A finished figure.
 
     ``axes``: for each panel its left, top, right and bottom edge in the SVG's units (``box``), and the values
     at the edges (``x``, ``y``).
@@ -76,14 +76,13 @@ class Drawing:
     name: str
     title: str
     caption: str
-    alt: str
     svg: bytes
     png: bytes
     axes: list[dict[str, list[float]]]
 
 
 def drawing(name: str, title: str) -> Callable[[Draw[Picture]], Draw[Drawing]]:
-    """Decorate a function that returns a figure, its caption and its ``alt``, or None, to make a ``Drawing``.
+    """Decorate a function that returns a figure, and its caption, or None, to make a ``Drawing``.
 
     The style applies inside the function only: no global setting changes. SVG and PNG hold no dates.
     """
@@ -96,10 +95,10 @@ def drawing(name: str, title: str) -> Callable[[Draw[Picture]], Draw[Drawing]]:
                 picture = draw(found)
                 if picture is None:
                     return None
-                figure, caption, alt = picture
+                figure, caption = picture
                 figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
                 axes, png = [*map(_scales, figure.axes)], to_png(figure)
-            return Drawing(name, title, caption, alt, svg.getvalue(), png, axes)
+            return Drawing(name, title, caption, svg.getvalue(), png, axes)
 
         return drawn
 

@@ -86,12 +86,8 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     ends = {arm.name: loss(arm.final_loss.estimate) for arm in analysis.arms}
     named = sorted(ends, key=lambda name: (ends[name] == DASH, ends[name]))
     lines = {f"{ends[name]}  {name}": style[name] for name in named}
-    told = canvas.legend(figure, lines | ({f"{target:.4g}  target": _TARGET} if target else {}))
-    for name, line, text in zip(named, told.get_lines(), told.get_texts(), strict=False):
-        line.set_gid(part(name))
-        text.set_gid(part(name))
-    alt = f"Line chart of validation loss over training tokens. Mean final losses: {'; '.join(lines)}."
-    return figure, caption + canvas.decay_caption(analysis.decay_begins), alt
+    canvas.legend(figure, lines | ({f"{target:.4g}  target": _TARGET} if target else {}))
+    return figure, caption + canvas.decay_caption(analysis.decay_begins)
 
 
 @canvas.drawing("trials", "Trials")
@@ -134,7 +130,7 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
         "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. The rates found: "
         f"{found}."
     )
-    return figure, caption, f"Chart of the trials' final loss over the learning rate. Found: {found}."
+    return figure, caption
 
 
 def _has_loss(trial: TrialRecord) -> bool:

@@ -66,8 +66,7 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
             f"are {len(rows)} of {len(names)} rows, those with the largest error, and {_MOST_COLUMNS} steps "
             "at most."
         )
-        alt = f"Heat maps of relative error, bias share and gain by layer and GEMM, of arm {arm.arm}."
-        return figure, caption, alt
+        return figure, caption
 
     drawings = (
         canvas.drawing(f"diagnostics-{i}", f"Diagnostics: {arm.arm}")(picture)(arm)

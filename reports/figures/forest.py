@@ -46,8 +46,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         f"arm, and how they ended. Grey band: one evaluation interval ({share(band)}), below which a cost "
         f"rests on interpolation. The scale follows the points: longer bars are cut.{forked(arms)}"
     )
-    rows = "; ".join(f"{arm.name} {cost(arm.token_cost)}" for arm in arms)
-    return figure, caption, f"Forest plot of token costs. {rows}."
+    return figure, caption
 
 
 @canvas.drawing("compare", "Token cost in both studies")
@@ -77,8 +76,7 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
         f"Token cost of each arm, in {names[0]} (squares, above) and {names[1]} (triangles), each "
         f"against its own study's baseline; bars: {coverage(*found.rules)} intervals."
     )
-    rows = "; ".join(f"{name} {' and '.join(map(cost, points))}" for name, points in arms)
-    return figure, caption, f"Forest plot of token costs in two studies. {rows}."
+    return figure, caption
 
 
 def _draw(

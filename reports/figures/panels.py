@@ -11,13 +11,10 @@ import numpy as np
 from ablate.reports.figures import canvas
 from ablate.reports.words.compare import UNITS
 from ablate.reports.words.format import (
-    cost,
     counts,
     coverage,
     forked,
-    percent,
     percents,
-    signed,
     tokens,
 )
 from ablate.results.cost import Cost
@@ -78,9 +75,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
             " Thin and black: evaluated in bf16, what the arm learnt worse; the rest of the difference is "
             "its own evaluation."
         )
-    last = (f"{name} {signed(float(band.difference[-1]))}" for name, band in bands.items())
-    alt = f"Small line charts of the loss difference to {analysis.baseline}. At the end: {', '.join(last)}."
-    return figure, caption + canvas.decay_caption(analysis.decay_begins), alt
+    return figure, caption + canvas.decay_caption(analysis.decay_begins)
 
 
 def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
@@ -129,9 +124,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     without = ", ".join(arm.name for arm in analysis.others if arm.name not in sweeps)
     if without:
         caption += f" No range in common, or diverged: {without}."
-    ends = (f"{name} {percent(pairs[-1][1].estimate)}" for name, pairs in sweeps.items())
-    alt = f"Small line charts of token cost over the target loss. At the last target: {', '.join(ends)}."
-    return figure, caption, alt
+    return figure, caption
 
 
 @canvas.drawing("trend", "Token cost over size or budget")
@@ -173,12 +166,7 @@ def draw_trend(found: Comparison) -> canvas.Picture | None:
         "each tenfold. It is an average slope: its interval does not tell whether the line is straight. The "
         "scale follows the points: longer bars are cut."
     )
-    told = "; ".join(
-        f"{name}: {', '.join(f'{cost(one)} at {tokens(place)}' for place, one in pairs)}; "
-        f"change per tenfold {percents(lines[name].change)}"
-        for name, pairs in known.items()
-    )
-    return figure, caption, f"Small charts of token cost over {UNITS[found.axis]}, one an arm. {told}."
+    return figure, caption
 
 
 def _known(found: Comparison, line: Line) -> list[tuple[int, Any]]:

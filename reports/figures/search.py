@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.figures import canvas
 from ablate.reports.words.format import NBSP
-from ablate.reports.words.search import time_text, value_text
 from ablate.search.halving import short_tokens
 
 if TYPE_CHECKING:
@@ -47,5 +46,4 @@ def draw_front(found: Found) -> canvas.Picture | None:
         "not measured. Line: the front; grey squares: other recipes that the search started from. Runs "
         "without a result are not shown."
     )
-    front = "; ".join(f"{one.name}: {value_text(found, one)} at {time_text(one)}" for one in rungs[-1].front)
-    return figure, caption, f"{found.value_words} over modelled step time. Front: {front}."
+    return figure, caption

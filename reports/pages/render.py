@@ -134,7 +134,7 @@ def _environment(*, autoescape: bool) -> Environment:
 
 
 def inline_svg(drawing: Drawing) -> Markup:
-    """Make an SVG for the page: with unique ids, the page's colours, and the alternative text."""
+    """Make an SVG for the page: with unique ids, the page's colours, and a label."""
     svg = drawing.svg.decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
@@ -153,6 +153,6 @@ def inline_svg(drawing: Drawing) -> Markup:
     width = f"--width: {float(size[1]) * 1.45:.0f}px"
     opening = (
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size[0]} style="{width}" role="img" '
-        f'aria-label="{Markup.escape(drawing.alt)}">'
+        f'aria-labelledby="{drawing.name}-title {drawing.name}-caption">'
     )
     return Markup(opening + svg[svg.index(">") + 1 :])  # noqa: S704  matplotlib has escaped the text inside

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ablate.recipes import Gemm
     from ablate.reports.findings.gemms import Matrix
-    from ablate.reports.findings.results import Analysis, ArmResult, InBf16
+    from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.words.format import Table
     from ablate.reports.words.verdict import Finding, Tone
     from ablate.results.intervals import Interval
@@ -258,18 +258,12 @@ def _plain(value: Any) -> str:
 
 def run_table(analysis: Analysis) -> Table:
     """List every run of the plan: its tokens, last loss, state and end."""
-    has_target = analysis.plan.target is not None
-    caption = "Every run of the plan. Losses in nats/token."
-    if has_target:
-        caption += (
-            " End: hit, censored (budget ended before the target), diverged, missing (no result), or unused "
-            "(its arm was stopped early). To target: ≤ : at the target by its first evaluation; of an "
-            "arm that forks from the fork on."
-        )
     return make_table(
         "runs",
         "Every run",
-        caption,
+        "Every run of the plan. Losses in nats/token. End: hit, censored (budget ended before the target), "
+        "diverged, missing (no result), unused (its arm was stopped early), or ended (there is no target). "
+        "To target: ≤ : at the target by its first evaluation; of an arm that forks from the fork on.",
         [
             {
                 "Run": run.run_id,
@@ -277,31 +271,20 @@ def run_table(analysis: Analysis) -> Table:
                 "Seed": run.seed,
                 "Last loss": loss(run.last_loss),
                 "Tokens": tokens(run.tokens),
+                "To target": "≤ " * run.left_bound + tokens(run.tokens_to_target),
+                "State": run.state,
+                "End": run.end,
+                "Message": run.message or "",
             }
-            | ({"To target": "≤ " * run.left_bound + tokens(run.tokens_to_target)} if has_target else {})
-            | {"State": run.state}
-            | ({"End": run.end} if has_target else {})
-            | {"Message": run.message or ""}
             for arm in analysis.every_arm
             for run in arm.runs
         ],
-        range(2, 6 if has_target else 5),
+        range(2, 6),
     )
 
 
 def evaluation_table(analysis: Analysis) -> Table:
     """Compare both evaluations, by the arm's own Fprop and in bf16, of the arms that have both."""
-
-    def figures(found: InBf16) -> dict[str, str]:
-        costs = {
-            "Token cost, in bf16": cost(found.token_cost),
-            "Evaluation alone": percents(found.tokens_alone),
-        }
-        return (costs if analysis.plan.target else {}) | {
-            "Loss difference, in bf16": interval(found.difference, signed),
-            "Evaluation alone, nats/token": interval(found.loss_alone, signed),
-        }
-
     return make_table(
         "evaluation",
         "Learnt or inferred",
@@ -310,7 +293,17 @@ def evaluation_table(analysis: Analysis) -> Table:
         "what its own forward pass adds; 1 + token cost is 1 + cost in bf16, times 1 + evaluation alone. "
         f"Brackets: {coverage(analysis.plan.stop)} intervals; of evaluation alone from the differences "
         "within each run, by the arm's own variance.",
-        [{"Arm": arm.name, **figures(arm.in_bf16)} for arm in analysis.others if arm.in_bf16 is not None],
+        [
+            {
+                "Arm": arm.name,
+                "Token cost, in bf16": cost(found.token_cost),
+                "Evaluation alone": percents(found.tokens_alone),
+                "Loss difference, in bf16": interval(found.difference, signed),
+                "Evaluation alone, nats/token": interval(found.loss_alone, signed),
+            }
+            for arm in analysis.others
+            if (found := arm.in_bf16) is not None
+        ],
         range(1, 5),
     )
 
@@ -366,17 +359,15 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
         f"{alone}: errors of repeats on that one machine. In its runs: the runs' own tokens/s, errors over "
         "runs. As logged: as the logs of others say, on devices of one kind and number.",
         [
-            {"Arm": arm.name, "Timed": measured.timed, "n": arm.n}
-            | (
-                {"Throughput": "1", "Break-even": "1", "End-to-end speed": "1"}
-                if arm.name == analysis.baseline
-                else {
-                    "Throughput": times(measured.throughput),
-                    "Break-even": times(arm.break_even),
-                    "End-to-end speed": times(measured.end_to_end),
-                }
-            )
-            | {"GPU-hours to target": _hours(measured.hours)}
+            {
+                "Arm": arm.name,
+                "Timed": measured.timed,
+                "n": arm.n,
+                "Throughput": times(measured.throughput),
+                "Break-even": times(arm.break_even),
+                "End-to-end speed": times(measured.end_to_end),
+                "GPU-hours to target": _hours(measured.hours),
+            }
             | ({} if price is None else {f"Cost at {price:g} $/h": _hours(measured.hours, price)})
             for arm in analysis.arms
             if (measured := arm.measured) is not None

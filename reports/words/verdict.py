@@ -151,7 +151,8 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
         lead = f"Take {told(first)}: {TONES[tones[first.name]]}.{beside}"
     else:
         lacking = f"need fewer tokens than {base.name}" if within is None else f"be within {margin(within)}"
-        lead = f"No arm is shown to {lacking}. Most in FP4: {told(first)}.{beside}"
+        least = "Most in FP4" if beside else "Least costly"
+        lead = f"No arm is shown to {lacking}. {least}: {told(first)}.{beside}"
     more = [
         f"{arm.name} pays where it trains {times(arm.break_even)} as fast as {base.name}."
         for arm in (first, *([fewest] if beside else []))

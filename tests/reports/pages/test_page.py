@@ -245,7 +245,8 @@ def test_headings_come_in_order_and_tables_and_pictures_are_told(browser, writte
           [...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1]),
           [...document.querySelectorAll('table')].every(
             t => t.caption && t.querySelector('th[scope=col]') && t.querySelector('th[scope=row]')),
-          [...document.querySelectorAll('figure svg')].map(s => s.getAttribute('aria-label').length),
+          [...document.querySelectorAll('figure svg')].map(s => s.getAttribute('aria-labelledby')
+            .split(' ').map(id => document.getElementById(id).innerText).join(' ').length),
         ]
         """
     )
