@@ -64,23 +64,24 @@ class Study:
         write_record(run.environment_path, {"backend_mode": "emulated", "fingerprints": ["a1", "b2"]})
         return run
 
-    def train(self, steps, arm="bf16", seed=0, late_sec=0.0):
-        """Append rows: an evaluation every fourth step, losses that differ a little by arm and seed."""
+    def train(self, steps, arm="bf16", seed=0, late_sec=0.0, files="metrics diagnostics system"):
+        """Append rows: four figures and two more, with an evaluation of two figures every fourth step."""
         run = self.run(arm, seed)
         shift = 0.02 * seed + 0.1 * list(ARMS).index(arm)
         for step in steps:
             common = {"tokens": 4096 * step, "step": step, "time_unix": START_UNIX + step + late_sec}
             loss = 2.0 + shift + 3.5 * math.exp(-step / 20)
             rates = {"lr": 4e-3, "grad_norm": 1.0 / step, "tokens_per_sec": 31000.0 + step}
-            append_line(run.metrics_path, {"kind": "train", **common, "loss": loss, **rates})
-            if step % 4 == 0:
-                append_line(run.metrics_path, {"kind": "eval", **common, "val_loss": loss + 0.05})
-
-    def sample(self, steps, arm="bf16", seed=0):
-        """Append what the machine was asked for."""
-        for step in steps:
-            row = {"kind": "system", "tokens": 4096 * step, "time_unix": START_UNIX + step}
-            append_line(self.run(arm, seed).system_path, row | {"cpu_utilization_percentage": 1.5 * step})
+            error = {"layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": loss}
+            rows = [
+                (run.system_path, {"kind": "system", "cpu_utilization_percentage": 1.5 * step}),
+                (run.diagnostics_path, {"kind": "diagnosis", **error}),
+                (run.metrics_path, {"kind": "train", "loss": loss, **rates}),
+                *[(run.metrics_path, {"kind": "eval", "val_loss": loss + 0.05})] * (step % 4 == 0),
+            ]
+            for path, row in rows:
+                if path.stem in files:
+                    append_line(path, row | common)
 
     def end(self, arm="bf16", seed=0, state="finished", message=None):
         times = {"started_unix": START_UNIX, "ended_unix": START_UNIX + 100}
@@ -116,7 +117,7 @@ class Study:
             run = self.run(*key)
             paths = [run.metrics_path, run.system_path, run.diagnostics_path]
             lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
-            if run.metrics_path.exists():
+            if run.status_path.exists():
                 rows = (point for line in lines for point in points(json.loads(line)))
                 expected[key] = sorted((at.key, at.step, at.value, at.timestamp_ms) for at in rows)
         assert {key: run.points for key, run in there.items()} == expected

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +18,7 @@ from mlflow import MlflowClient
 
 from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
-from ablate.base.files import append_line, write_record
+from ablate.base.files import write_record
 from ablate.store import Status, StudyStore
 from ablate.track.cursor import cursor_path, load_cursor, pending
 from ablate.track.describe import RESULTS
@@ -40,7 +41,7 @@ def sync(study, uri):
 def test_a_whole_study_and_its_design(study, uri, storage):
     study.whole(steps=8)
     mirror = Mirror(study.store, uri)
-    assert mirror.sync_once().metrics_sent == 4 * (8 * 4 + 2 * 2)
+    assert mirror.sync_once().metrics_sent == 4 * (8 * 6 + 2 * 2)
     run = study.check(uri)["fprop", 1]
     assert (run.info.run_name, run.info.status) == ("fprop seed 1", "FINISHED")
     assert (run.info.start_time, run.info.end_time) == (MS, MS + 100_000)
@@ -49,6 +50,11 @@ def test_a_whole_study_and_its_design(study, uri, storage):
         assert len(list((storage / "mlartifacts" / "synthetic").glob(f"*/artifacts/{file}.json"))) == 4
     again = mirror.sync_once()
     assert (again.runs_sent, again.metrics_sent, sync(study, uri).metrics_sent) == (0, 0, 0)
+    study.train([9], files="system")  # nothing else has changed
+    assert mirror.sync_once().metrics_sent == 1
+    study.start()
+    study.train([10, 11, 13])
+    assert mirror.sync_once().metrics_sent == 3 * 6
     study.plan["description"] = "Another question"
     study.plan["arms"][1] |= {"name": "only Fprop", "factors": {"recipe.gemms": ["fprop", "changed"]}}
     study.write_plan()
@@ -91,22 +97,6 @@ def test_states_and_a_run_that_is_tried_again(make_study, uri):
     assert pending(study.store, uri).complete
 
 
-def test_a_run_while_it_grows(study, uri):
-    mirror = Mirror(study.store, uri)
-    run = study.start()
-    sent = []
-    for step in range(1, 6):
-        study.train([step])
-        content = run.metrics_path.read_bytes()
-        run.metrics_path.write_bytes(content[:-7])  # as a reader may find it
-        sent.append(mirror.sync_once().metrics_sent)
-        run.metrics_path.write_bytes(content)
-    assert sent == [0, 4, 4, 4 + 4, 2]  # step 4 has an evaluation, whose line was the one cut
-    study.end()
-    assert mirror.sync_once().metrics_sent == 4
-    assert study.check(uri)["bf16", 0].info.status == "FINISHED"
-
-
 @pytest.mark.parametrize("is_broken", [True, False])
 def test_a_lost_cursor_doubles_nothing(study, uri, is_broken):
     study.whole(8)
@@ -118,71 +108,83 @@ def test_a_lost_cursor_doubles_nothing(study, uri, is_broken):
         cursor_path(study.store, uri).write_text('{"format": 2, "runs": {"x": {}}')
     else:
         cursor_path(study.store, uri).unlink()
-    assert mirror.sync_once().metrics_sent == 4 * 36
+    assert mirror.sync_once().metrics_sent == 4 * 52
     after = study.check(uri)
     assert {run.info.run_id for run in after.values()} == {run.info.run_id for run in before.values()}
     assert after["bf16", 0].info.status == "RUNNING"
 
 
-@pytest.mark.parametrize("steps_again", [1, 12])
-@pytest.mark.parametrize("with_cursor", [True, False])
-def test_rewound_rows_are_shown_by_a_new_run_alone(study, uri, steps_again, with_cursor):
-    """MLflow never forgets a point."""
-    study.start()
-    study.train(range(1, 9))
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.exhaustive) for turn in (1, 2))])
+def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch, turn):
+    """Two mirrors in turn see rows, ends, rewinds, cuts, kills, and what is lost or deleted."""
+    draw, client, log = random.Random(turn), MlflowClient(uri), Sink.log
+    mirrors, steps = [Mirror(study.store, uri) for _ in range(2)], dict.fromkeys(study.runs, 0)
+
+    def grow(key):
+        study.start(*key)
+        more = range(steps[key] + 1, steps[key] + draw.randint(2, 9))
+        files = draw.choice(["metrics", "metrics diagnostics system", "diagnostics", "system"])
+        study.train(more, *key, late_sec=draw.random(), files=files)
+        steps[key] = more[-1]
+
+    def cut_last_line(key):
+        grow(key)
+        path = study.run(*key).metrics_path
+        whole = path.read_bytes() if path.exists() else b""
+        path.write_bytes(whole[:-7])  # as a reader may find it
+        mirrors[0].sync_once()
+        path.write_bytes(whole)
+
+    def rewind(key):
+        grow(key)
+        mirrors[1].sync_once()
+        for path in (study.run(*key).metrics_path, study.run(*key).diagnostics_path):
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            path.write_bytes(b"".join(lines[: draw.randint(0, len(lines))]))
+        grow(key)
+
+    def end(key):
+        study.start(*key)
+        study.end(*key, state=draw.choice(["finished", "diverged", "failed", "interrupted"]))
+
+    def lose_cursor(_):
+        cursor_path(study.store, uri).write_text('{"format": 2, "runs": {"x": {}}')
+
+    def kill(key):
+        grow(key)
+        left = draw.randint(0, 3)
+
+        def stop(self, *args):
+            nonlocal left
+            log(self, *args)
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(Sink, "log", stop)
+            if draw.random() < 0.5:  # not even the cursor is written
+                patch.setattr("ablate.track.mirror.write_json_atomic", lambda *_: None)
+            mirrors[0].sync_once()
+
+    def delete(key):
+        client.delete_run(study.held(uri)[key].info.run_id)
+        grow(key)
+
+    def delete_all(key):
+        client.delete_experiment(client.get_experiment_by_name("synthetic").experiment_id)
+        grow(key)
+
+    for key in study.runs:
+        grow(key)
     sync(study, uri)
-    lines = study.run().metrics_path.read_bytes().splitlines(keepends=True)
-    study.run().metrics_path.write_bytes(b"".join(lines[:4]))  # to the checkpoint after step 4
-    study.train(range(5, 5 + steps_again), late_sec=50)
-    if not with_cursor:
-        cursor_path(study.store, uri).unlink()
-    sync(study, uri)
-    study.check(uri)
-
-
-def diagnose(study, steps, gain=0.98):
-    for step in steps:
-        row = {"kind": "diagnosis", "layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": gain + step / 1000}
-        row |= {"tokens": 4096 * step, "step": step, "time_unix": 1.7e9 + step + gain}
-        append_line(study.run().diagnostics_path, row)
-
-
-def test_samples_and_diagnoses_come_along_once(study, uri):
-    study.whole(4)
-    study.sample([1, 2])
-    mirror = Mirror(study.store, uri)
-    mirror.sync_once()
-    study.sample([3])  # nothing else has changed
-    assert mirror.sync_once().metrics_sent == 1
-    diagnose(study, (1, 2))
-    study.end()
-    assert not pending(study.store, uri).complete
-    sync(study, uri)
+    for happens in draw.sample([cut_last_line, rewind, end, lose_cursor, kill, delete, delete_all] * 2, 14):
+        happens(draw.choice([*study.runs]))
+        draw.choice(mirrors).sync_once()
+        mirror = draw.choice(mirrors)
+        assert any(mirror.sync_once().complete for _ in range(3))
+        study.check(uri)
     assert sync(study, uri).metrics_sent == 0
-    study.check(uri)
-    study.run().diagnostics_path.unlink()
-    diagnose(study, (1, 3), gain=0.5)
-    study.end()
-    sync(study, uri)
-    study.check(uri)
-
-
-def test_what_was_deleted_in_mlflow_comes_back(study, uri):
-    client = MlflowClient(uri)
-    study.whole(4)
-    mirror = Mirror(study.store, uri)
-    mirror.sync_once()
-    client.delete_run(study.held(uri)["bf16", 0].info.run_id)
-    study.train([5])
-    study.end()
-    first = mirror.sync_once()
-    assert "active" in first.problem
-    assert first.unsent == (study.runs["bf16", 0],)
-    assert mirror.sync_once().complete
-    study.check(uri)
-    client.delete_experiment(client.get_experiment_by_name("synthetic").experiment_id)
-    sync(study, uri)
-    study.check(uri)
 
 
 def write_found(study, hits, forks=()):
@@ -221,9 +223,9 @@ def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri):
             assert [metrics[name] for name in RESULTS if name in metrics] == found.get(key, [])
         return runs
 
-    before = check(6 * 8 + 5)
+    before = check(6 * 12 + 5)
     cursor_path(study.store, uri).unlink()
-    assert check(6 * 8 + 5)["fprop", 0].points == before["fprop", 0].points
+    assert check(6 * 12 + 5)["fprop", 0].points == before["fprop", 0].points
     (study.store.path / "report" / "report.json").write_text("{")
     check(0)  # the report was cut off: nothing is taken back
     hits["fprop", 0], found["fprop", 0] = 1100, [1100, 1100 / 1000 - 1]
@@ -231,7 +233,7 @@ def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri):
     check(2)
     del hits["fprop", 0], found["fprop", 0]
     write_found(study, hits, forks=["all three"])
-    after = check(8)  # another target, which it misses
+    after = check(12)  # another target, which it misses
     assert after["fprop", 0].points == [at for at in before["fprop", 0].points if at[0] not in RESULTS]
     assert after["summary"].info.run_id in after["fprop", 0].data.tags["mlflow.note.content"]
 
@@ -322,38 +324,6 @@ def test_mirrors_take_turns(study, uri):
         thread.start()
     for thread in threads:
         thread.join()
-    study.check(uri)
-
-
-def test_mirrors_of_one_study_know_the_runs_that_the_others_made(study, uri):
-    mirrors = [Mirror(study.store, uri) for _ in range(2)]
-    for number, (arm, seed) in enumerate(study.runs):
-        study.start(arm, seed)
-        study.train([1, 2], arm, seed)
-        sent = [mirror.sync_once() for mirror in mirrors[:: 1 if number % 2 else -1]]
-        assert [(report.problem, report.metrics_sent) for report in sent] == [(None, 8), (None, 0)]
-    study.check(uri)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_pass_that_is_cut_off_between_sending_and_saving(study, uri, monkeypatch, error):
-    study.whole(8)
-    logged = []
-    log = Sink.log
-
-    def stop(self, *args, **kwargs):
-        log(self, *args, **kwargs)
-        logged.append(args)
-        if len(logged) == 3:
-            raise error
-
-    monkeypatch.setattr(Sink, "log", stop)
-    if error is SystemExit:  # as a kill: not even the cursor is written
-        monkeypatch.setattr("ablate.track.mirror.write_json_atomic", lambda *_: None)
-    with pytest.raises(error):
-        Mirror(study.store, uri).sync_once()
-    monkeypatch.undo()
-    sync(study, uri)
     study.check(uri)
 
 

@@ -71,7 +71,6 @@ def test_a_finished_study_its_report_and_the_pages_of_a_run(make_study, server, 
     study = make_study(name="pages", arms=("bf16", "fprop", "all three")).whole(60)
     study.plan["target"]["value"] = 3.0
     study.write_plan()
-    study.sample(range(1, 60), "all three", 1)
     write_report(study.store)
     experiment = Mirror(study.store, server).sync_once().experiment_id
     names = [f"{arm} seed {seed}" for arm, seed in study.runs]
