@@ -33,7 +33,7 @@ from ablate.data.identity import DataIdentity
 from ablate.plan import build_plan
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
-from ablate.reports.figures.panels import draw_trend
+from ablate.reports.figures.panels import draw_comparison
 from ablate.reports.findings.compare import trend
 from ablate.reports.pages.document import csv_text
 from ablate.reports.pages.render import escape_markdown
@@ -160,7 +160,7 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
 
 def trend_figure(storage: Path, studies: list[str]) -> tuple[str, dict[Path, bytes]]:
     frames = [read_against(load_frames(StudyStore(storage / study))) for study in studies]
-    drawing = draw_trend(trend([analyse(frame) for frame in frames], frames))
+    drawing = draw_comparison(trend([analyse(frame) for frame in frames], frames))
     return as_figure(drawing, (*studies, "trend"))
 
 

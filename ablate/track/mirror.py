@@ -151,8 +151,7 @@ class Mirror:
         except Away:
             raise
         except Exception as error:  # a faulty run must not delay the others
-            # Usually the run was deleted in MLflow: the next pass creates it again.
-            self._cursor.runs.pop(key, None)
+            # Usually the run was deleted in MLflow: the next pass opens it anew, and creates it again.
             self._problems.append(f"run {key}: {_one_line(error)}")
         if time.monotonic() - self._saved_sec > _SAVE_EVERY_SEC:
             self._save()

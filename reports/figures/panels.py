@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +17,12 @@ from ablate.reports.words.format import (
     percents,
     tokens,
 )
-from ablate.results.cost import Cost
 from ablate.results.losses import difference_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ablate.reports.findings.compare import Comparison, Line
+    from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis
     from ablate.results.losses import Band, Curve
 
@@ -127,49 +126,58 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     return figure, caption
 
 
-@canvas.drawing("trend", "Token cost over size or budget")
-def draw_trend(found: Comparison) -> canvas.Picture | None:
-    """Draw the token cost of every arm with a line over parameters or budget; None without such an arm."""
+@canvas.drawing("compare", "Token cost in each study")
+def draw_comparison(found: Comparison) -> canvas.Picture | None:
+    """Draw every arm's token cost in each study, in a trend over parameters or budget; None without any."""
+    places = found.places if found.axis else range(len(found.studies))
     lines = {arm.name: arm.cost for arm in found.arms if arm.cost is not None}
-    if not lines:
+    known = {
+        name: [
+            (at, one)
+            for at, one in zip(places, line.points, strict=True)
+            if one and _ENDS(one)[0] is not None
+        ]
+        for name, line in lines.items()
+    }
+    known = {name: pairs for name, pairs in known.items() if pairs}
+    if not known:
         return None
-    known = {name: _known(found, line) for name, line in lines.items()}
-    looks = canvas.looks(("", *lines))
+    looks = canvas.looks(("", *known))
     figure, axes = canvas.small_multiples(
         {
-            name: ([*places], map(_ENDS, costs), f"{percents(lines[name].change)} per tenfold")
+            name: ([*at], map(_ENDS, costs), percents(lines[name].change) + " per tenfold" * bool(found.axis))
             for name, pairs in known.items()
-            for places, costs in [zip(*pairs, strict=True)]
+            for at, costs in [zip(*pairs, strict=True)]
         },
         looks,
-        UNITS[found.axis],
+        UNITS[found.axis] if found.axis else "study",
         "token cost",
         least=0.01,
         bars=True,
     )
-    for name, axis in axes.items():
+    numbers = dict.fromkeys(counts(one) for pairs in known.values() for _, one in pairs)
+    caption = (
+        f"Token cost over {found.against}, each point a study; bars: {coverage(*found.rules)} intervals, "
+        f"{', '.join(numbers)} a point. Above the points: what (1 + token cost) changes by. The scale "
+        "follows the points: longer bars are cut."
+    )
+    for name, axis in axes.items() if found.axis else ():
         line, look = lines[name], looks[name]
         along = np.geomspace(known[name][0][0], known[name][-1][0], 40)
         fitted = np.expm1(line.intercept + line.slope * np.log10(along))
         axis.plot(along, fitted, color=look["color"], linewidth=0.9, linestyle=look["linestyle"])
-    axis.set_xscale("log")
+    axis = next(iter(axes.values()))
+    canvas.percent_ticks(axis.yaxis)
     axis.margins(x=0.1)
-    axis.set_xticks(sorted({found.places[0], found.places[-1]}))
+    if not found.axis:
+        axis.set_xticks(places, [canvas.short(study.name, 16) for study in found.studies])
+        return figure, caption
+    axis.set_xscale("log")
+    axis.set_xticks(sorted({places[0], places[-1]}))
     axis.minorticks_off()
     axis.xaxis.set_major_formatter(lambda place, _: tokens(place))
-    canvas.percent_ticks(axis.yaxis)
-    numbers = dict.fromkeys(counts(one) for pairs in known.values() for _, one in pairs)
-    caption = (
-        f"Token cost over {found.against} against the number of {UNITS[found.axis]}, each point a study; "
-        f"bars: {coverage(*found.rules)} intervals, {', '.join(numbers)} a point. Thin: the straight line of "
-        "log (1 + token cost) over the logarithm of that number by least squares; above it its change for "
-        "each tenfold. It is an average slope: its interval does not tell whether the line is straight. The "
-        "scale follows the points: longer bars are cut."
+    return figure, (
+        f"{caption} Thin: the straight line of log (1 + token cost) over the logarithm of the number of "
+        f"{UNITS[found.axis]} by least squares. The change for each tenfold is an average slope: its "
+        "interval does not tell whether the line is straight."
     )
-    return figure, caption
-
-
-def _known(found: Comparison, line: Line) -> list[tuple[int, Any]]:
-    """Pair each study's place with its cost, only for studies with an estimate."""
-    pairs = zip(found.places, line.points, strict=True)
-    return [(place, one) for place, one in pairs if isinstance(one, Cost) and one.log_ratio is not None]

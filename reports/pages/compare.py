@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
-from ablate.reports.figures.forest import draw_comparison
-from ablate.reports.figures.panels import draw_trend
+from ablate.reports.figures.panels import draw_comparison
 from ablate.reports.figures.search import draw_front
 from ablate.reports.pages.document import comparison_document, search_document
 from ablate.reports.pages.render import write_pages
@@ -25,9 +24,8 @@ CONFIRM = "confirm.yaml"
 def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
     """Write ``compare.json``, ``.md`` and ``.html`` of studies, and the figure; return the three."""
     names = [study.name for study in found.studies]
-    title, drawn, studies = " and ".join(names), draw_comparison, None
+    title, studies = " and ".join(names), None
     if found.axis:
-        drawn = draw_trend
         title = (
             f"{len(names)} studies from {tokens(found.places[0])} to {tokens(found.places[-1])} "
             f"{compare.UNITS[found.axis]}"
@@ -57,7 +55,7 @@ def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
         rows or [{"Key": "Nothing that their files tell"}],
     )
     values = {"title": f"Side by side: {title}", "sentences": [*compare.trend_sentences(found)]}
-    parts = (*compare.compare_tables(found), drawn(found), studies, differences)
+    parts = (*compare.compare_tables(found), draw_comparison(found), studies, differences)
     return write_pages(folder, "compare", values, comparison_document(found), parts)
 
 

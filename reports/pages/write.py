@@ -10,6 +10,7 @@ How it fails: a damaged run is named in the report's warnings; only a plan that 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -179,16 +180,15 @@ def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
     most = max(found.values(), key=lambda one: len(one.base_ends[0]), default=None)
     targets = most.targets if most else ()
 
-    def figures(ends: Sequence[Outcome], cost_text: str) -> list[str]:
-        counts = (str(sum(run.end == end for run in ends)) for end in ("hit", "censored", "diverged"))
-        texts = (words.interval(mean_tokens(ends), words.tokens), cost_text)
-        return [*(text.partition(" [")[0] for text in texts), " / ".join(counts)]
+    def figures(runs: Sequence[Outcome], cost_text: str) -> list[str]:
+        count = Counter(run.end for run in runs)
+        to_target = words.interval(mean_tokens(runs), words.tokens)
+        ends = f"{count['hit']} / {count['censored']} / {count['diverged']}"
+        return [to_target.partition(" [")[0], cost_text.partition(" [")[0], ends]
 
-    moved = {name: [[words.DASH] * 3 for _ in targets] for name in names}
+    moved = {name: [[words.DASH] * 3] * len(targets) for name in names}
     for name, one in found.items():
-        moved[name] = [
-            figures(ends, words.cost(cost)) for ends, cost in zip(one.ends, one.costs, strict=True)
-        ]
+        moved[name] = list(map(figures, one.ends, map(words.cost, one.costs)))
     if most:
         moved[analysis.baseline] = [figures(ends, "baseline") for ends in most.base_ends]
     own = analysis.plan.target.val_loss if analysis.plan.target else 0.0

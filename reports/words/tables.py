@@ -257,30 +257,32 @@ def _plain(value: Any) -> str:
 
 
 def run_table(analysis: Analysis) -> Table:
-    """List every run of the plan: its tokens, last loss, state and end."""
-    return make_table(
-        "runs",
-        "Every run",
-        "Every run of the plan. Losses in nats/token. End: hit, censored (budget ended before the target), "
-        "diverged, missing (no result), unused (its arm was stopped early), or ended (there is no target). "
-        "To target: ≤ : at the target by its first evaluation; of an arm that forks from the fork on.",
-        [
-            {
-                "Run": run.run_id,
-                "Arm": run.arm,
-                "Seed": run.seed,
-                "Last loss": loss(run.last_loss),
-                "Tokens": tokens(run.tokens),
-                "To target": "≤ " * run.left_bound + tokens(run.tokens_to_target),
-                "State": run.state,
-                "End": run.end,
-                "Message": run.message or "",
-            }
-            for arm in analysis.every_arm
-            for run in arm.runs
-        ],
-        range(2, 6),
-    )
+    """List every run of the plan: its tokens, last loss, state and, with a target, its end."""
+    caption, hidden = "Every run of the plan. Losses in nats/token.", {"To target", "End"}
+    if analysis.plan.target is not None:
+        hidden = set()
+        caption += (
+            " End: hit, censored (budget ended before the target), diverged, missing (no result), or unused "
+            "(its arm was stopped early). To target: ≤ : at the target by its first evaluation; of an "
+            "arm that forks from the fork on."
+        )
+    rows = [
+        {
+            "Run": run.run_id,
+            "Arm": run.arm,
+            "Seed": run.seed,
+            "Last loss": loss(run.last_loss),
+            "Tokens": tokens(run.tokens),
+            "To target": "≤ " * run.left_bound + tokens(run.tokens_to_target),
+            "State": run.state,
+            "End": run.end,
+            "Message": run.message or "",
+        }
+        for arm in analysis.every_arm
+        for run in arm.runs
+    ]
+    rows = [{head: cell for head, cell in row.items() if head not in hidden} for row in rows]
+    return make_table("runs", "Every run", caption, rows, range(2, 6 - bool(hidden)))
 
 
 def evaluation_table(analysis: Analysis) -> Table:

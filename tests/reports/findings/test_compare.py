@@ -18,7 +18,7 @@ from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.recipes import PRESETS
 from ablate.reports import analyse, load_frames
-from ablate.reports.figures.panels import draw_trend
+from ablate.reports.figures.panels import draw_comparison
 from ablate.reports.findings.compare import (
     NOT_TOLD,
     compare,
@@ -180,7 +180,7 @@ def test_on_the_command_line(tmp_path, count):
         assert "model.width" in result.stdout.partition("The studies differ in")[2]
     else:
         assert "steep: its token cost shrinks with size" in result.stdout
-        assert "](trend.svg)" in files["md"]
+        assert "](compare.svg)" in files["md"]
         assert json.loads(files["json"])["arms"][0]["token_cost"]["per_tenfold"]["high"] < 0
 
 
