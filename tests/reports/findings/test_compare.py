@@ -382,7 +382,7 @@ def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):
 
 def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence(tmp_path):
     found = trend(*read(*falling(tmp_path)))
-    assert "n\u00a0=\u00a05 a point" in draw_trend(found).caption
+    assert "n\u00a0=\u00a05 a point" in draw_comparison(found).caption
     steep, *_, flat, span = (text.replace("\u00a0", " ") for text in trend_sentences(found))
     change = r"changes by −[\d.]+ % \[−[\d.]+, −[\d.]+\] for each tenfold of parameters"
     begun, end = r"steep: its token cost shrinks with size: \(1 \+ token cost\)", r"41\.1 k to 410 k\."
