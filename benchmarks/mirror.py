@@ -53,7 +53,7 @@ def mirror_seconds(storage: Path, runs: int, rows: int) -> tuple[float, float, i
     """Return elapsed seconds, CPU seconds and metrics sent of one pass over a whole study."""
     store = write_study(storage, runs, rows)
     uri = default_tracking_uri(storage)
-    Sink(uri, storage).experiment("opened", "nobody")  # migrations and import are paid once a storage
+    Sink(uri, storage).experiment("opened")  # migrations and import are paid once a storage
     began, began_cpu = time.perf_counter(), time.process_time()
     report = Mirror(store, uri).sync_once()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
@@ -65,7 +65,7 @@ def loop_seconds(storage: Path, metrics: int) -> float:
     from mlflow import MlflowClient
 
     uri = default_tracking_uri(storage)
-    Sink(uri, storage).experiment("opened", "nobody")
+    Sink(uri, storage).experiment("opened")
     client = MlflowClient(uri)
     run_id = client.create_run(client.create_experiment("loop")).info.run_id
     began = time.perf_counter()

@@ -162,7 +162,7 @@ class Mirror:
     def _open(self, study: str, owner: str) -> None:
         """Find the experiment and its runs; drop runs that MLflow no longer has from the cursor."""
         self._forget()
-        experiment_id, cursor = self._sink.experiment(study, owner), self._cursor
+        experiment_id, cursor = self._sink.experiment(study), self._cursor
         self._known = self._sink.known_runs(experiment_id, owner, self._mlflow_ids())
         there = {key: run.info.run_id for key, run in self._known.items()}
         cursor.runs = {key: one for key, one in cursor.runs.items() if there.get(key) == one.mlflow_id}

@@ -123,11 +123,11 @@ class Sink:
         self._opened: Any = None
 
     @_translated()
-    def experiment(self, name: str, store_id: str) -> str:
+    def experiment(self, name: str) -> str:
         """Find or create the study's experiment; return its id.
 
         A deleted experiment is restored, because its name stays taken. MLflow then restores all of its runs
-        too, so this study's runs are deleted again and created anew.
+        too, of which ``known_runs`` keeps one each.
         """
         client = self._client()
         found = client.get_experiment_by_name(name)
@@ -138,8 +138,6 @@ class Sink:
             return str(client.create_experiment(name, artifact_location=place, tags=tags))
         if found.lifecycle_stage != "active":
             client.restore_experiment(found.experiment_id)
-            for run in list(self._runs(found.experiment_id, store_id)):  # deleting shifts the pages
-                client.delete_run(run.info.run_id)
         return str(found.experiment_id)
 
     @_translated()

@@ -129,7 +129,7 @@ class Study:
 def empty_database(tmp_path_factory):
     """An MLflow database without runs: making one takes seconds, copying it none."""
     folder = tmp_path_factory.mktemp("empty")
-    Sink(f"sqlite:///{folder / 'mlflow.db'}", folder).experiment("nothing", "nobody")
+    Sink(f"sqlite:///{folder / 'mlflow.db'}", folder).experiment("nothing")
     return folder / "mlflow.db"
 
 
