@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -42,6 +43,28 @@ def local_ray(tmp_path_factory):
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A headless Chromium that asks the network for nothing by itself, and logs what its pages ask for."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    names = ("chromium", "google-chrome", "chrome", "chromedriver")
+    *chromium, driver = (shutil.which(name) for name in names)
+    if not (any(chromium) and driver):
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = next(filter(None, chromium))
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    flags = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
+    flags += "disable-component-update disable-sync window-size=1440,1200 user-data-dir="
+    for flag in f"{flags}{tmp_path_factory.mktemp('chromium')}".split():
+        options.add_argument(f"--{flag}")
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    driver.get("about:blank")  # the browser's own first page goes on loading parts of itself
+    driver.set_script_timeout(120)  # axe on a large page takes half a minute of a busy machine
+    yield driver
+    driver.quit()
 
 
 @pytest.fixture(scope="session")

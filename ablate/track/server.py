@@ -107,12 +107,8 @@ def choose_port(port: int | None) -> int:
         UserError: the port is taken.
     """
     for candidate in (port,) if port else (DEFAULT_PORT, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", candidate))
-                number: int = probe.getsockname()[1]
-                return number
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", candidate)) as probe:
+            return int(probe.getsockname()[1])
     raise UserError(f"port {port} is in use (leave --port out to take a free one)")
 
 

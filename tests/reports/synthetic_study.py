@@ -183,6 +183,12 @@ def line(*losses, every=100):
     return [(every * i, loss) for i, loss in enumerate(losses, 1)]
 
 
+def lines(text):
+    """Return the evaluations of ``ARM: LOSS LOSS, LOSS LOSS; ARM: …``, a comma between runs."""
+    arms = (arm.split(":") for arm in text.split("; "))
+    return {name: [line(*map(float, run.split())) for run in own.split(",")] for name, own in arms}
+
+
 def ladder_study(folder, seeds=2, seed=1):
     """Six arms as in the quickstart."""
     rng = np.random.default_rng(seed)

@@ -138,13 +138,15 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
     def rewind(key):
         grow(key)
         mirrors[1].sync_once()
-        kept = draw.randint(0, steps[key])
+        kept = draw.randint(0, steps[key] // 2)
         for path in (study.run(*key).metrics_path, study.run(*key).diagnostics_path):
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             path.write_text("".join(line for line in lines if json.loads(line)["step"] <= kept))
         grow(key)
-        if draw.random() < 0.5:
-            cursor_path(study.store, uri).unlink()
+
+    def rewind_without_cursor(key):
+        rewind(key)
+        cursor_path(study.store, uri).unlink()
 
     def end(key):
         study.start(*key)
@@ -182,7 +184,7 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
 
     grow(("bf16", 0))
     sync(study, uri)
-    events = [cut_last_line, rewind, end, lose_cursor, kill, delete, delete_all] * 2
+    events = [cut_last_line, rewind, rewind_without_cursor, end, lose_cursor, kill, delete, delete_all] * 2
     for happens in draw.sample(events, len(events)):
         happens(draw.choice([*study.runs]))
         draw.choice(mirrors).sync_once()
@@ -291,8 +293,7 @@ def test_a_damaged_run_is_not_sent_and_holds_up_no_other(study, uri, file):
     assert len(study.held(uri)) == 4  # the others and the report
     path.unlink()
     study.start()
-    study.run("bf16", 0).metrics_path.unlink(missing_ok=True)
-    study.train((1, 2))
+    study.train((3, 4))
     study.end()
     sync(study, uri)
     study.check(uri)
@@ -332,6 +333,15 @@ def test_mirrors_take_turns(study, uri):
     for thread in threads:
         thread.join()
     study.check(uri)
+
+
+def test_mirrors_of_one_study_know_the_runs_that_the_others_made(study, uri):
+    mirrors = [Mirror(study.store, uri) for _ in range(2)]
+    for number, key in enumerate(study.runs):
+        study.start(*key)
+        study.train([1, 2], *key)
+        sent = [mirror.sync_once() for mirror in mirrors[:: 1 if number % 2 else -1]]
+        assert [(report.problem, report.metrics_sent) for report in sent] == [(None, 12), (None, 0)]
 
 
 def test_two_runs_of_one_id_become_one_also_when_rebuilt(study, uri):

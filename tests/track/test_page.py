@@ -4,7 +4,6 @@ With ABLATE_PICTURES=docs/images it renews the documentation's picture.
 """
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -15,34 +14,7 @@ from ablate.reports import write_report
 from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 
-selenium = pytest.importorskip("selenium")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 PICTURES = Path(os.environ["ABLATE_PICTURES"]) if "ABLATE_PICTURES" in os.environ else None
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
-
-
-@pytest.fixture
-def browser(tmp_path):
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--window-size=1440,1200",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ):
-        options.add_argument(argument)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture

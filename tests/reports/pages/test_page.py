@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from importlib.resources import files
 
 import numpy as np
@@ -18,28 +17,6 @@ from ablate.reports.pages.compare import write_comparison, write_search
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import format as words
 from ablate.store import StudyStore
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    flags = "headless=new no-sandbox disable-gpu disable-background-networking disable-component-update"
-    for flag in (*flags.split(), "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(f"--{flag}")
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.get("about:blank")  # the browser's own first page goes on loading parts of itself
-    driver.set_script_timeout(120)  # axe on a large page takes half a minute of a busy machine
-    yield driver
-    driver.quit()
 
 
 def open_page(browser, path, width, scheme="light"):

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pandas as pd
 import pytest
-from synthetic_study import line, reseal
+from synthetic_study import line, lines, reseal
 
 from ablate import open_study
 from ablate._version import __version__
@@ -147,21 +147,23 @@ def test_the_page_is_whole_by_itself_and_well_formed(written):
         assert color not in text.split("</style>")[1].lower(), "a colour of the figures escaped the dark mode"
 
 
-@pytest.mark.parametrize(
-    ("curves", "drawn"),
-    [
-        ({"a": [[]], "b": [[]]}, ""),
-        ({"a": [line(1)], "b": [line(3)]}, "convergence difference token-cost"),
-        ({"a": [line(3, 3, 3)], "b": [line(3, 3, 3)]}, "convergence difference"),
-        ({"a": [line(2, 2, 2)], "b": [line(2, 2, 2)]}, "convergence difference"),
-        ({"a": [line(3, 1)]}, "convergence"),
-        ({"a": [line(1, 2, 3)], "b": [line(1, 1, 1)]}, "convergence difference"),
-        ({"a": [line(3, 1)], "b": [[(150, 3.0), (250, 1.0)]]}, "convergence sweep token-cost"),
-        ({"a": [line(1e-3, 1e6)], "b": [line(1e6, 1e-3)]}, "convergence difference token-cost"),
-    ],
-    ids=["nothing", "one point", "constant", "at the target", "one arm", "rising", "none in common", "huge"],
-)
-def test_strange_curves_give_a_whole_report(make_study, curves, drawn, recwarn):
+STRANGE = {
+    "nothing": ("a: ; b: ", ""),
+    "one point": ("a: 1; b: 3", "convergence difference token-cost"),
+    "constant": ("a: 3 3 3; b: 3 3 3", "convergence difference"),
+    "at the target": ("a: 2 2 2; b: 2 2 2", "convergence difference"),
+    "one arm": ("a: 3 1", "convergence"),
+    "rising": ("a: 1 2 3; b: 1 1 1", "convergence difference"),
+    "none in common": ("a: 3 1; b:", "convergence sweep token-cost"),
+    "huge": ("a: 1e-3 1e6; b: 1e6 1e-3", "convergence difference token-cost"),
+}
+
+
+@pytest.mark.parametrize(("text", "drawn"), STRANGE.values(), ids=STRANGE)
+def test_strange_curves_give_a_whole_report(make_study, text, drawn, recwarn):
+    curves = lines(text)
+    if text.endswith(":"):
+        curves["b"] = [[(150, 3.0), (250, 1.0)]]
     paths = write_report(make_study(curves, target={"value": 2.0}))
     assert strict(paths)["study"]
     assert paths.html.read_text().endswith("</html>\n")

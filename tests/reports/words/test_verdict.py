@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from synthetic_study import (
     line,
+    lines,
     native_study,
     resolved_recipe,
     smooth_curve,
@@ -42,12 +43,6 @@ def curves(costs, seeds, noise=0.01):
     }
 
 
-def runs(text):
-    """Return the evaluations of ``ARM: LOSS LOSS, LOSS LOSS; ARM: …``, a comma between runs."""
-    arms = (arm.split(":") for arm in text.split("; "))
-    return {name: [line(*map(float, run.split())) for run in own.split(",")] for name, own in arms}
-
-
 def said_of(store, shares=None):
     """All that is said of a study: the verdict, its matrices, the cautions, and how costs are defined."""
     analysis = analyse(load_frames(store))
@@ -73,10 +68,10 @@ LOW = {"value": 2.0}
 WITHIN = TARGET | {"within": {"kind": "cost", "value": 0.05}}
 SPREAD_CURVES = curves({"bf16": 0, "fp4": 0.2, "fp8": 0.1}, 5, {"bf16": 0.08, "fp4": 0.01, "fp8": 0.01})
 BUDGET = {"target": LOW, "training": {"tokens": 400}}
-LATE = runs("a: 3 2.5 1.8 1.7, 3 2.4 1.8 1.7; b: 3 2.9 2.8 1.99, 3 2.8 2.7 1.9")
+LATE = lines("a: 3 2.5 1.8 1.7, 3 2.4 1.8 1.7; b: 3 2.9 2.8 1.99, 3 2.8 2.7 1.9")
 HIT = "3 2.5 1.8 1.7, 3 2.45 1.8 1.7"
 MISSED = "3 2.9 2.801 2.7, 3 2.9 2.801 2.7"
-DECAY = runs("a: 2.1 2 1.9 1.8, 3 2.5 2.3 2.2; b: 2.1 2 1.9 1.8, 3 2.5 1.9 1.8")
+DECAY = lines("a: 2.1 2 1.9 1.8, 3 2.5 2.3 2.2; b: 2.1 2 1.9 1.8, 3 2.5 1.9 1.8")
 TWO, THREE = ({name: 0.1 * i for i, name in enumerate(names)} for names in ("ab", "abc"))
 COSTS = {"bf16": 0.0, "fp8": 0.0, "F": 0.01, "all": 0.3, "all SR": 0.3, "all DHT": 0.03, "F DHT": 0.0}
 SHARES = {"bf16": 0.0, "fp8": 0.0, "F": 0.25, "all": 0.75, "all SR": 0.75, "all DHT": 0.75, "F DHT": 0.25}
@@ -93,31 +88,31 @@ CASES = {
     "the baseline spreads more": (SPREAD_CURVES, {"target": TARGET}),
     "own intervals": (SPREAD_CURVES, {"target": TARGET, "intervals": "own"}),
     "one seed": (curves({"bf16": 0, "fp4": 0.2}, 1), {"target": TARGET}),
-    "equal seeds": (runs("a: 3 1.9, 3 1.9; b: 3 2.5 1.9, 3 2.5 1.9"), {"target": TARGET}),
-    "met by the first evaluation": (runs("a: 3 1.9, 3 1.9; b: 2 1.9, 2 1.9"), {"target": TARGET}),
+    "equal seeds": (lines("a: 3 1.9, 3 1.9; b: 3 2.5 1.9, 3 2.5 1.9"), {"target": TARGET}),
+    "met by the first evaluation": (lines("a: 3 1.9, 3 1.9; b: 2 1.9, 2 1.9"), {"target": TARGET}),
     "bounds": (
-        runs(f"a: {HIT}; b: {MISSED}; c: 3 9, 3 9"),
+        lines(f"a: {HIT}; b: {MISSED}; c: 3 9, 3 9"),
         BUDGET | {"states": {("c", 0): "diverged", ("c", 1): "diverged"}},
     ),
     "a bound that the cut runs do not bear out": (
-        runs(f"a: 3 2.5 1.8 1.7, 3 2.95 2.9 1.7; b: {MISSED}"), BUDGET,
+        lines(f"a: 3 2.5 1.8 1.7, 3 2.95 2.9 1.7; b: {MISSED}"), BUDGET,
     ),
     "near the budget": (LATE, {"target": LOW, "training": {"tokens": 415}}),
     "far from it": (LATE, {"target": LOW, "training": {"tokens": 480}}),
-    "the baseline misses": (runs("a: 3 1.8, 3 2.9; b: 3 1.8, 3 1.8"), {"target": LOW}),
-    "neither reaches it": (runs("a: 3 2.9; b: 3 2.9"), {"target": LOW}),
+    "the baseline misses": (lines("a: 3 1.8, 3 2.9; b: 3 1.8, 3 1.8"), {"target": LOW}),
+    "neither reaches it": (lines("a: 3 2.9; b: 3 2.9"), {"target": LOW}),
     "a target that all reach": (
-        runs(f"a: {HIT}; b: {MISSED}; c: 3 2.5 1.8 1.7, 3 9"),
+        lines(f"a: {HIT}; b: {MISSED}; c: 3 2.5 1.8 1.7, 3 9"),
         {"target": LOW, "states": {("c", 1): "diverged"}},
     ),
-    "that target": (runs(f"a: {HIT}; b: {MISSED}"), {"target": {"value": 2.81}}),
+    "that target": (lines(f"a: {HIT}; b: {MISSED}"), {"target": {"value": 2.81}}),
     "a perplexity that all reach": (
-        runs(f"a: {HIT}; b: {MISSED}"), {"target": {"kind": "perplexity", "value": 7.0}},
+        lines(f"a: {HIT}; b: {MISSED}"), {"target": {"kind": "perplexity", "value": 7.0}},
     ),
     "no results": ({"a": [[]], "b": [[]]}, {"states": {("a", 0): "pending", ("b", 0): "failed"}}),
-    "one arm": (runs("a: 3 2.5"), {"target": LOW}),
+    "one arm": (lines("a: 3 2.5"), {"target": LOW}),
     "partial": (
-        runs("a: 3 1, 3 1; b: 3 2, 3 2"),
+        lines("a: 3 1, 3 1; b: 3 2, 3 2"),
         {"states": {("a", 1): "running", ("b", 0): "failed", ("b", 1): "failed"}},
     ),
     "cosine": (curves({"a": 0, "b": 0.3}, 3), {"target": TARGET, "training": {"schedule": "cosine"}}),
