@@ -136,7 +136,8 @@ def report(
     if as_json and not watch:
         click.echo(written.json.read_text(encoding="utf-8"), nl=False)
     else:
-        echo_lines([*verdict_lines(written), "", *map(str, written.paths())])
+        files = (written.html, written.markdown, written.json, written.tables, written.figures)
+        echo_lines([*verdict_lines(written), "", *map(str, files)])
     return code
 
 

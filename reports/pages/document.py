@@ -316,9 +316,8 @@ def arm_frame(analysis: Analysis) -> pd.DataFrame:
 
 def run_frame(analysis: Analysis) -> pd.DataFrame:
     """Make the frame of ``runs.csv``, one row a run; figures have full precision."""
-    runs = (run for arm in analysis.every_arm for run in arm.runs)
-    rows = [[getattr(run, name) for name in RUN_FIGURES] for run in runs]
-    return pd.DataFrame(rows, columns=list(RUN_FIGURES), dtype=object)
+    rows = [_parts(run, *RUN_FIGURES) for arm in analysis.every_arm for run in arm.runs]
+    return pd.DataFrame(rows, dtype=object)
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -60,10 +60,6 @@ class ReportPaths:
     matrices: tuple[tuple[Table, tuple[str, ...]], ...]
     notices: tuple[str, ...]
 
-    def paths(self) -> tuple[Path, ...]:
-        """List the files and folders written: the pages, then tables and figures."""
-        return (self.html, self.markdown, self.json, self.tables, self.figures)
-
 
 def write_report(
     store: StudyStore,

@@ -88,11 +88,11 @@ class Study:
         status = Status(state=state, attempt=1, tokens=4096, message=message, **times)
         self.run(arm, seed).write_status(status)
 
-    def whole(self, steps=8):
+    def whole(self, steps=8, **more):
         """Write every run from start to end."""
         for key in self.runs:
             self.start(*key)
-            self.train(range(1, steps + 1), *key)
+            self.train(range(1, steps + 1), *key, **more)
             self.end(*key)
         return self
 

@@ -344,19 +344,6 @@ def test_mirrors_of_one_study_know_the_runs_that_the_others_made(study, uri):
         assert [(report.problem, report.metrics_sent) for report in sent] == [(None, 12), (None, 0)]
 
 
-def test_two_runs_of_one_id_become_one_also_when_rebuilt(study, uri):
-    study.whole()
-    sync(study, uri)
-    first = study.check(uri)["bf16", 0]
-    for rebuilt in (False, True):
-        MlflowClient(uri).create_run(first.info.experiment_id, tags=dict(first.data.tags))
-        if rebuilt:
-            cursor_path(study.store, uri).unlink()
-        sync(study, uri)
-        kept = {run.info.run_id for run in study.check(uri).values()}
-        assert rebuilt or first.info.run_id in kept
-
-
 def test_import_is_light():
     code = "import sys, ablate.track, ablate.track.process, ablate.cli.report; print('mlflow' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -40,7 +40,7 @@ def test_a_finished_study_its_report_and_the_pages_of_a_run(make_study, server, 
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
-    study = make_study(name="pages", arms=("bf16", "fprop", "all three")).whole(60)
+    study = make_study(name="pages", arms=("bf16", "fprop", "all three")).whole(60, files="metrics system")
     study.plan["target"]["value"] = 3.0
     study.write_plan()
     write_report(study.store)

@@ -101,7 +101,7 @@ def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(brows
     """
     browser.execute_script("document.querySelectorAll('.live tbody input')[4].click()")
     parts, left, _ = browser.execute_script(shown)
-    assert (parts > 6, left) == (True, 0)
+    assert (parts > 5, left) == (True, 0)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.execute_script(shown) == [parts, parts, "none"]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
