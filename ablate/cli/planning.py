@@ -15,12 +15,12 @@ from ablate.cli.common import (
     address_option,
     deliver,
     ended_by_ctrl_c,
-    format_table,
     json_option,
     price_option,
     refuse_other_options,
     set_option,
     storage_option,
+    table_of,
     tracking_option,
 )
 
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.plan.pilot import Advice
+
+_NEEDED = {
+    "to find a token cost of": "{of.cost:.0%}", "seeds (–: more than 30)": "{of.seeds}",
+    "the rest of the study takes": "{of.seconds:time}",
+}  # fmt: skip
 
 
 @click.command("init")
@@ -166,9 +171,6 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     """Say in lines what the pilot found; ``written``: the target is in the study file."""
     from ablate.plan.estimate import duration_text
 
-    def left(seconds: float | None) -> str:
-        return "–" if seconds is None else f"about {duration_text(seconds)}" if seconds else "nothing to run"
-
     if take := advice.take:
         tokens = " and ".join(f"{tokens:,.0f}" for tokens in take.tokens.values())
         seeds = " and ".join(map(str, take.tokens))
@@ -187,12 +189,12 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
             f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs; below, "
             f"pairs of runs spread by {spread.pairs:.1%}\n"
         )
-        rows = [
-            (f"{one.cost:.0%}", str(one.seeds or "more than 30"), left(one.seconds)) for one in advice.needed
-        ]
-        yield format_table(("to find a token cost of", "seeds", "the rest of the study takes"), rows)
+        yield table_of(_NEEDED, ({"of": one} for one in advice.needed))
     most = "at most " if advice.may_end_sooner else ""
-    yield f"\ntime     the rest of the study, {most}{advice.seeds} seeds an arm: {left(advice.seconds)}"
+    left = "nothing to run" if advice.seconds == 0 else "not known"
+    if advice.seconds:
+        left = f"about {duration_text(advice.seconds)}"
+    yield f"\ntime     the rest of the study, {most}{advice.seeds} seeds an arm: {left}"
     for name, factor in advice.slower.items():
         if name != advice.baseline:
             yield f"         a token of {name} takes {factor:.1f} times the baseline's time"
