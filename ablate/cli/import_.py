@@ -64,18 +64,19 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     found: StepSizes = {}
     for text in texts:
         arm, _, value = text.rpartition("=")
-        parts = [part.partition(":") for part in (value if ":" in value else f"0:{value}").split(",")]
+        parts = (value if ":" in value else f"0:{value}").split(",")
         try:
-            starts, sizes = zip(*((float(start), float(tokens)) for start, _, tokens in parts), strict=True)
+            stages = tuple((float(start), float(tokens)) for start, tokens in (p.split(":") for p in parts))
         except ValueError:
-            starts, sizes = (), ()
-        rising = starts[:1] == (0,) and all(one < other < inf for one, other in pairwise(starts))
-        if not rising or not all(0 < tokens < inf for tokens in sizes):
+            stages = ()
+        starts = [start for start, _ in stages]
+        rising = starts[:1] == [0] and all(one < other < inf for one, other in pairwise(starts))
+        if not rising or not all(0 < tokens < inf for _, tokens in stages):
             expected = "a number, or stages from step 0 on such as 0:65536,1000:131072"
             raise UserError(f"--tokens-per-step: expected {expected}, got '{text}'")
         if arm in found:
             raise UserError(f"--tokens-per-step: '{text}' is a second one for {arm or 'every arm'}")
-        found[arm] = tuple(zip(starts, sizes, strict=True))
+        found[arm] = stages
     return found
 
 
