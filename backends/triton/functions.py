@@ -9,12 +9,13 @@ a square tile.
 import triton
 import triton.language as tl
 
-from ablate.numerics import formats, scales
+from ablate.numerics.formats import FLOAT32_MAX
+from ablate.numerics.scales import EDEN_CLIP, QUEST_CLIP, fp32
 
-FLOAT32_MAX = tl.constexpr(formats.FLOAT32_MAX)
-ONE_SIXTH = tl.constexpr(scales.fp32(1 / 6))
-QUEST_CLIP = tl.constexpr(scales.fp32(scales.QUEST_CLIP))
-EDEN_CLIP = tl.constexpr(scales.EDEN_CLIP)
+LARGEST_FP32 = tl.constexpr(FLOAT32_MAX)
+ONE_SIXTH = tl.constexpr(fp32(1 / 6))
+CLIP_OF_QUEST = tl.constexpr(fp32(QUEST_CLIP))
+CLIP_OF_EDEN = tl.constexpr(EDEN_CLIP)
 
 
 @triton.jit
@@ -216,7 +217,7 @@ def quest_byte(blocks, amax_bits):
     """Return the E8M0 byte of 2^floor(log2(clip × std + 1e-8)); 255 where a square or a value leaves fp32."""
     mean = tree_sum(blocks) * 0.03125
     variance = tree_sum(blocks * blocks) * 0.03125 - mean * mean
-    scale = tl.sqrt_rn(tl.maximum(variance, 0.0)) * QUEST_CLIP + 1e-8
+    scale = tl.sqrt_rn(tl.maximum(variance, 0.0)) * CLIP_OF_QUEST + 1e-8
     finite = (variance.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
     return tl.where(finite & (amax_bits < 0x7F800000), scale.to(tl.int32, bitcast=True) >> 23, 255)
 
@@ -224,10 +225,10 @@ def quest_byte(blocks, amax_bits):
 @triton.jit
 def nvfp4_scale(base, decode_scale, SIDE: tl.constexpr):
     """Return the E4M3 byte nearest to ``base``, what divides by it and the tensor's scale, and its value."""
-    base = tl.minimum(base, FLOAT32_MAX)
+    base = tl.minimum(base, LARGEST_FP32)
     byte = rounded(base, 0, SIDE.of_scales, "nearest")
     up = value_of(byte, base, SIDE.of_scales)
-    return byte, tl.minimum(tl.div_rn(1.0, up * decode_scale), FLOAT32_MAX), up
+    return byte, tl.minimum(tl.div_rn(1.0, up * decode_scale), LARGEST_FP32), up
 
 
 @triton.jit
@@ -272,7 +273,7 @@ def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
 @triton.jit
 def eden_scale(amax, tensor, SIDE: tl.constexpr):
     """Return MS-EDEN's block scales before their correction; NaN where the tensor's scale is NaN or zero."""
-    base = tl.div_rn(tl.div_rn(amax, EDEN_CLIP), tl.load(tensor + 1))
+    base = tl.div_rn(tl.div_rn(amax, CLIP_OF_EDEN), tl.load(tensor + 1))
     up = value_of(rounded(base, 0, SIDE.of_scales, "nearest"), base, SIDE.of_scales)
     return tl.where(base != base, float("nan"), tl.where(up == 0.0, 1.0, up))
 
