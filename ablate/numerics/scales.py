@@ -313,10 +313,10 @@ def searched_scale(rows: Tensor, policy: OperandPolicy) -> Tensor:
     It divides the row before rounding and multiplies it after it. Searching the largest value equals
     searching a real-valued exponent bias. Squared errors are added in fp64 in a pairwise tree, as of a row
     padded with zeros to a power of two. Ties go to the first candidate; a row with a NaN or an Inf gets NaN,
-    a row of zeros 1.
+    a row of zeros 1. An empty matrix has no scales.
     """
     if not rows.numel():
-        return rows.new_ones(rows.shape[0], 1)
+        return rows.new_ones(0, 1)
     element, amax = formats.ELEMENTS[policy.format], rows.abs().amax(-1, keepdim=True)
     best = torch.full_like(amax, math.inf, dtype=torch.float64)
     found = torch.where(amax.isfinite(), 1.0, math.nan)

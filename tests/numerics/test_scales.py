@@ -161,7 +161,7 @@ def test_blocks_of_16_as_their_source_has_them(which, octaves):
         ("nvfp4 two_level_row", 256), ("nvfp4 two_level_1x128", 128), ("nvfp4 ue5m3", 16),
         ("nvfp4 two_level_ue5m3", 32 * 256), ("nvfp4 four_six", 32 * 256),
         ("nvfp4 ms_eden H32 step", 32 * 256), ("nvint4", 32 * 256), ("if4", 32 * 256),
-        ("fp8_e4m3", 32 * 256), ("fp8_e4m3 row", 256), ("fp8_e4m3 1x128", 128),
+        ("fp8_e4m3", 32 * 256), ("fp8_e4m3 row", 256), ("fp8_e4m3 1x128", 128), ("fp4_e2m1 searched", 256),
     ],
 )  # fmt: skip
 def test_a_bad_value_spoils_what_shares_its_scale_and_zeros_stay_zeros(text, spoiled):
@@ -252,6 +252,7 @@ def test_tensor_wise_fp8_and_a_delayed_scale_that_clips_what_has_grown(fmt):
 @pytest.mark.parametrize(("fmt", "element"), [("fp4_e2m1", E2M1), ("fp4_e3m0", E3M0)])
 def test_a_searched_scale_is_the_best_of_those_searched(fmt, element):
     x = normal(16, 64)
+    x[3] = torch.tensor([2.0**-149, 0.0]).repeat(32)  # every scale of it is zero in fp32
     grid = decode(torch.arange(8), element).double()
     ours = fake_quantize(x, OperandPolicy(format=fmt, scale="searched"))
     best = torch.full((16,), torch.inf, dtype=torch.float64)

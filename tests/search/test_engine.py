@@ -168,12 +168,14 @@ def test_what_is_not_finite_is_no_result(value):
     assert {t.state.name for group in groups(storage) for t in group.study.get_trials()} == {"RUNNING"}
 
 
-@pytest.mark.parametrize("cut", [1, 15, 39])
-def test_a_journal_whose_last_line_is_cut_is_gone_on_with(whole, tmp_path, cut):
-    go_rates(open_storage(None, tmp_path))
+@BOTH
+@pytest.mark.parametrize("cut", [1, 15, 39, 700, 5_000, 20_000])
+def test_a_journal_that_a_kill_cut_is_gone_on_with(go, whole, tmp_path, cut):
+    """A kill at any write leaves the journal's beginning, in whole lines or not."""
+    go(open_storage(None, tmp_path))
     path = tmp_path / JOURNAL
     path.write_bytes(path.read_bytes()[:-cut])
-    assert go_rates(open_storage(None, tmp_path)) == whole[go_rates]
+    assert go(open_storage(None, tmp_path)) == whole[go]
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path):
