@@ -12,7 +12,8 @@ from ablate.backends.packed import Packed
 from ablate.backends.protocol import Draw
 from ablate.backends.scaled import scaled_mm_arguments, swizzled
 from ablate.backends.select import load_backend
-from ablate.backends.testing.suite import both
+from ablate.backends.testing.inputs import label, policies_of
+from ablate.backends.testing.suite import both, quantised_bits
 from ablate.recipes import OperandPolicy
 
 BACKEND = load_backend("torch")
@@ -138,3 +139,14 @@ def test_fp8_of_any_shape(m, n, k, scale):
     assert out.shape == (m, n)
     bound = exact.abs() * 2.0**-8 + (a.abs() @ b.abs().t()) * 2.0**-20
     assert bool(((out.double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize(
+    "policy",
+    policies_of(
+        "mxfp4 quest H32 mask\nmxfp4 stochastic 0.75\nmxfp8 32x32\nnvfp4 four_six\nfp8_e5m2\nfp8_e4m3 row"
+    ),
+    ids=label,
+)
+def test_what_is_packed_in_plain_torch_has_the_references_bits_and_mask_along_both_axes(policy):
+    assert quantised_bits(BACKEND, "cpu", policy)
