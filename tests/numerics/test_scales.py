@@ -177,6 +177,10 @@ def test_a_bad_value_spoils_what_shares_its_scale_and_zeros_stay_zeros(text, spo
             assert (codes.scales == 255).sum() == bad.sum() // (256 // codes.scales.shape[1])
         assert text.startswith("fp8") or not codes.codes[bad].any()
     assert fake_quantize(torch.zeros(32, 256), policy, key=KEY).abs().max() == 0
+    small = torch.zeros(32, 256)
+    small[::2, ::3] = 2.0**-149
+    # The scale of MS-EDEN's tensor is zero there.
+    assert fake_quantize(small, policy, key=KEY).isfinite().all() == ("ms_eden" not in text)
     for shape in ((0, 256), (32, 0), (1, 256)):
         assert fake_quantize(torch.zeros(shape), policy, key=KEY).shape == shape
 
