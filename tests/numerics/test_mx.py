@@ -163,6 +163,7 @@ def test_undoing_the_prescale_on_the_operand_leaves_the_grid():
 
 def test_quest_takes_the_scale_from_the_standard_deviation():
     x = normal(64, 32) * torch.logspace(-4, 4, 64)[:, None] + torch.logspace(-4, 4, 64)[:, None]
+    x[0] = 1.0
     policy = OperandPolicy(format="mxfp4", scale="quest")
     std = x.double().std(1, correction=0)
     expected = torch.floor(torch.log2(2.92247856 / 6 * std + 1e-8)).int() + 127
@@ -171,6 +172,8 @@ def test_quest_takes_the_scale_from_the_standard_deviation():
     scaled = x.double() * 2.0 ** (127 - expected.double())[:, None]
     assert torch.equal(masked.mask, scaled.abs() < 6)
     assert 0 < (~masked.mask).float().mean() < 0.2
+    at_six = round_operand(torch.tensor([[6.0, 5.9] * 16]), dataclasses.replace(MXFP4, mask=True), axis=1)
+    assert at_six.mask[0, :2].tolist() == [False, True]
 
 
 def test_the_rocm_variant_shares_a_word_among_four_neighbours():
