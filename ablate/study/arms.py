@@ -110,7 +110,8 @@ class Arms:
         """Add a fault at a field to blame that the file writes, else at the arm's recipe, else at the arm."""
         place = locate(self._source, layers, *misfit.fields) or locate(self._source, layers, "recipe")
         where = place or _home(name, layers)
-        self.faults.add(where, misfit.what, misfit.hint, arm=name if where[0] != "arms" else None)
+        arm = None if where[:2] == ("arms", name) else name
+        self.faults.add(where, misfit.what, misfit.hint, arm=arm)
 
     def _build(self, name: str, layers: Layers) -> ResolvedArm | None:
         """None if the arm is dropped or cannot be built."""

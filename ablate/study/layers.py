@@ -129,9 +129,9 @@ class Sections:
             part, replaces = _part(self._source, layer)
             merged = part if replaces else _merge(merged, part)
         if name == "backend":  # it and the trainer are words, checked with the file
-            return merged or "auto", {}
+            return str(merged or "auto"), {}
         if name == "trainer":
-            return self._join_code(merged) if isinstance(merged, str) else merged, {}
+            return None if merged is None else self._join_code(str(merged)), {}
         if name == "fork" and merged is None:
             return None, {}
         try:
