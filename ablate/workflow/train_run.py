@@ -97,7 +97,7 @@ def train_run(
         "arms": {_ARM: None},
     }
     try:
-        text = json.dumps(study, default=dict).encode()
+        text = json.dumps(study, ensure_ascii=False, default=dict).encode()
     except (TypeError, ValueError) as error:
         raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
     try:

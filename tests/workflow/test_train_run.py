@@ -20,18 +20,18 @@ seeds: [3]
 base:
   model: {width: 32, layers: 1, heads: 2, ffn: 32}
   recipe: {gemms: [wgrad], stabiliser: sr}
-  data: {source: text, paths: [text.txt]}
+  data: {source: text, paths: [text 😀.txt]}
   training: {tokens: 4096, seq_len: 64, batch_size: 16, eval_tokens: 4096, eval_every_tokens: 1024}
 arms: {run: }
 """
 
 
 def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, capfd):
-    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "text 😀.txt").write_text(TEXT)
     (tmp_path / "same.yaml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
     words = yaml.safe_load(STUDY)["base"]
-    words |= {"data": "text.txt", **words.pop("training")}
+    words |= {"data": "text 😀.txt", **words.pop("training")}
     run = ablate.train_run(**words, seed=3, device="cpu", progress=False)
     assert run_id(run.config) == build_plan(load_study("same.yaml")).arms[0].runs[0].id
     assert (run.state, run.tokens, run.message) == ("finished", 4096, None)
