@@ -81,7 +81,7 @@ def command(
 def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     """Show failed runs with their last lines, and ``again``, the command to resume; return the exit code."""
     for sentence, log in end.failed.items():
-        say(f"\nFailed: {sentence}  (log: {log})")
+        say(f"\nFailed: {safe_text(sentence)}  (log: {log})")
         printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         for line in printed.splitlines()[-_LOG_LINES:]:
             say(f"    {safe_text(line)}")

@@ -37,29 +37,29 @@ arms:
 AGAIN = "ablate run small.yaml --storage /elsewhere --address ray://head:10001"
 RETRY = f"\nFailed runs: 1; try again with: {AGAIN} --retry-failed"
 MISSING = f"\nRuns without a result: 1; go on with: {AGAIN}"
+GONE = "\nRay has gone; what it ran goes on from its checkpoints."
 STOPPED = f"\nStopped. Finished runs are kept; go on with: {AGAIN}"
 
 
 @pytest.mark.parametrize(
-    ("states", "interrupted", "code", "said"),
+    ("states", "how", "code", "said"),
     [
-        (["finished", "diverged"], False, 0, []),
-        (["finished", "failed"], False, 1, [RETRY]),
-        (["finished", "interrupted"], False, 1, [MISSING]),
-        (["failed", "running"], False, 1, [RETRY, MISSING]),
-        (["finished", "interrupted"], True, 130, [STOPPED]),
+        (["finished", "diverged"], {}, 0, []),
+        (["finished", "failed"], {}, 1, [RETRY]),
+        (["finished", "interrupted"], {"problem": "Ray has gone"}, 1, [GONE, MISSING]),
+        (["failed", "running"], {}, 1, [RETRY, MISSING]),
+        (["finished", "interrupted"], {"interrupted": True}, 130, [STOPPED]),
     ],
 )
-def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, states, interrupted, code, said):
+def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, states, how, code, said):
     log, lines = tmp_path / "1.log", []
     log.write_text("".join(f"line {n}\n" for n in range(20)) + "[odd] markup\x1b\n")
-    outcome = ExecutionEnd(states={}, interrupted=interrupted)
-    end = StudyEnd(
-        outcome=outcome, states=states, failed={"fp8 seed 0: no such thing": log}, report=None, is_tuned=True
-    )
+    outcome = ExecutionEnd(**{"states": {}, "interrupted": False} | how)
+    failed = {"fp8 seed 0: \x1b[31m": log}
+    end = StudyEnd(outcome=outcome, states=states, failed=failed, report=None, is_tuned=True)
     assert conclude(lines.append, end, AGAIN) == code
     first, *printed = lines[:7]
-    assert first == f"\nFailed: fp8 seed 0: no such thing  (log: {log})"
+    assert first == f"\nFailed: fp8 seed 0: \\x1b[31m  (log: {log})"
     assert printed == [*(f"    line {n}" for n in range(15, 20)), "    [odd] markup\\x1b"]
     assert lines[7:] == said
 

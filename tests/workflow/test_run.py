@@ -32,8 +32,9 @@ def test_a_plain_call_says_nothing_and_returns_how_it_ended(executor, where, cap
     end = run_study("tiny.yaml", where, seeds=[0])
     assert executor.calls[1] == [("bf16", 0)]
     assert (end.failed, end.is_done) == ({}, True)
-    run_study("tiny.yaml", where, only=["fp4"])
+    end = run_study("tiny.yaml", where, only=["fp4"])
     assert len(executor.calls) == 2  # nothing was left to run
+    assert (end.failed, end.is_done) == ({}, False)  # it failed in an earlier call
     run_study("tiny.yaml", where, only=["fp4"], retry_failed=True)
     assert executor.calls[2] == [("fp4", 7)]
     assert capfd.readouterr().out == ""
