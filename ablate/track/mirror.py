@@ -122,7 +122,11 @@ class Mirror:
             self._open(plan.study, owner)
         experiment = str(cursor.experiment_id)
         # First, so that every run can link to it.
-        owned = {"mlflow.source.name": "ablate", "mlflow.runName": f"report: {plan.study}"}
+        owned = {
+            "mlflow.source.name": "ablate",
+            "mlflow.runName": f"report: {plan.study}",
+            "mlflow.note.content": f"It comes when the study ends; `ablate report {plan.study}` makes it.",
+        }
         summary = self._entry(SUMMARY, {SUMMARY_TAG: "true", **owned})
         link = describe.report_link(experiment, summary.mlflow_id)
         note, view = describe.study_note(plan, report=link), describe.view(plan)
@@ -254,16 +258,18 @@ class Mirror:
             entry.mlflow_status, entry.state = mlflow_status, state_key(status)
 
     def _send_report(self, entry: RunCursor) -> None:
-        if (self._report / "report.html").exists() and self._send_artifact(SUMMARY, entry, self._report):
+        if not (self._report / "report.html").exists():
+            return
+        self._send_artifact(SUMMARY, entry, self._report)
+        if entry.mlflow_status != "FINISHED":
             self._sink.set_state(entry.mlflow_id, "FINISHED", None)
+            entry.mlflow_status = "FINISHED"
 
-    def _send_artifact(self, key: str, entry: RunCursor, path: Path) -> bool:
-        """Send a file or folder if it has changed; return whether it had."""
-        if (content := content_digest(path)) == entry.artifacts.get(path.name):
-            return False
-        self._sink.log_artifact(self._known[key], path)
-        entry.artifacts[path.name] = content
-        return True
+    def _send_artifact(self, key: str, entry: RunCursor, path: Path) -> None:
+        """Send a file or folder if it has changed."""
+        if (content := content_digest(path)) != entry.artifacts.get(path.name):
+            self._sink.log_artifact(self._known[key], path)
+            entry.artifacts[path.name] = content
 
     def _save(self) -> None:
         """Write the cursor if it changed; its file's time shows that the mirror makes progress."""

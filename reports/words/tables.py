@@ -296,10 +296,16 @@ def evaluation_table(analysis: Analysis) -> Table:
         f"Brackets: {coverage(analysis.plan.stop)} intervals; of evaluation alone from the differences "
         "within each run, by the arm's own variance.",
         [
-            {
-                "Arm": arm.name,
-                "Token cost, in bf16": cost(found.token_cost),
-                "Evaluation alone": percents(found.tokens_alone),
+            {"Arm": arm.name}
+            | (
+                {
+                    "Token cost, in bf16": cost(found.token_cost),
+                    "Evaluation alone": percents(found.tokens_alone),
+                }
+                if analysis.plan.target
+                else {}
+            )
+            | {
                 "Loss difference, in bf16": interval(found.difference, signed),
                 "Evaluation alone, nats/token": interval(found.loss_alone, signed),
             }

@@ -218,7 +218,7 @@ def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
             f"{name} differs from {base} in its seeds alone, and one such interval in twenty leaves zero "
             f"out: {size}"
         )
-    elif low is not None and high is not None and low <= 0 <= high:
+    elif (low or 0.0) <= 0.0 <= (high or 0.0):  # None: beyond the range of numbers
         text = f"{name} is inconclusive against {base}: {size}; the interval holds zero, and excludes {limit}"
     else:
         tone = "more" if (low or 0) > 0 else "fewer"

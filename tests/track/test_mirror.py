@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ from ablate.track.cursor import cursor_path, load_cursor, pending
 from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
-from ablate.track.sink import Sink, default_tracking_uri, is_local, make_database, resolve_tracking_uri
+from ablate.track.sink import Away, Sink, default_tracking_uri, is_local, make_database, resolve_tracking_uri
 from tests.waiting import is_alive, wait_until
 
 MS = 1_700_000_000_250
@@ -38,7 +39,13 @@ def sync(study, uri):
     return report
 
 
-def test_a_whole_study_and_its_design(study, uri, storage):
+def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
+    create = Sink.create_run
+    monkeypatch.setattr(  # a request that is sent again makes a second run: the one that is filled stays
+        Sink,
+        "create_run",
+        lambda *args: max(create(*args), create(*args), key=lambda run: run.info.run_id),
+    )
     study.whole(steps=8)
     mirror = Mirror(study.store, uri)
     assert mirror.sync_once().metrics_sent == 4 * (8 * 6 + 2 * 2)
@@ -120,10 +127,10 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
     draw, client, log = random.Random(turn), MlflowClient(uri), Sink.log
     mirrors, steps = [Mirror(study.store, uri) for _ in range(2)], dict.fromkeys(study.runs, 0)
 
-    def grow(key):
+    def grow(key, files=None):
         study.start(*key)
         more = range(steps[key] + 1, steps[key] + draw.randint(2, 9))
-        files = draw.choice(["metrics", "metrics diagnostics system", "system"])
+        files = files or draw.choice(["metrics", "metrics diagnostics system", "system"])
         study.train(more, *key, late_sec=draw.random(), files=files)
         steps[key] = more[-1]
 
@@ -136,7 +143,7 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
         path.write_bytes(whole)
 
     def rewind(key):
-        grow(key)
+        grow(key, "metrics diagnostics system")
         mirrors[1].sync_once()
         kept = draw.randint(0, steps[key] // 2)
         for path in (study.run(*key).metrics_path, study.run(*key).diagnostics_path):
@@ -247,13 +254,19 @@ def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri):
     assert after["summary"].info.run_id in after["fprop", 0].data.tags["mlflow.note.content"]
 
 
-def test_the_report_is_logged_when_it_changes(study, uri, storage):
+def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
     study.whole(2)
     sync(study, uri)
     first = study.held(uri)["summary"].info
     assert (first.run_name, first.status) == ("report: synthetic", "RUNNING")
     page = study.store.path / "report" / "report.html"
     page.parent.mkdir()
+    page.write_text("<h1>sent, and cut off before its end</h1>")
+    with monkeypatch.context() as patch:
+        patch.setattr(Sink, "set_state", Mock(side_effect=Away("no answer")))
+        assert Mirror(study.store, uri).sync_once().problem is not None
+    sync(study, uri)
+    assert study.held(uri)["summary"].info.status == "FINISHED"
     written = []
     for text in ("<h1>first</h1>", "<h1>first</h1>", "<h1>second</h1>"):
         page.write_text(text)
