@@ -105,7 +105,7 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     if os.path.lexists(path):
         return [stat_file(path, os.path.basename(path))]  # noqa: PTH119
     shards = _shards(text, path)
-    varies = _RANGE.search if len(shards) > 1 else glob.has_magic
+    varies = _RANGE.search if shards != [path] else glob.has_magic
     # The folder above the first part that varies: names are relative to it.
     base = Path(*itertools.takewhile(lambda part: not varies(part), Path(path).parts))
     files, missing = [], []

@@ -13,7 +13,7 @@ from ablate.layers import state as states
 from ablate.layers.linear import quantised_layers
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
-from ablate.recipes import LayerRule, Recipe, describe_layer
+from ablate.recipes import PRESETS, LayerRule, Recipe, describe_layer
 
 SR_RHT = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
 
@@ -350,10 +350,14 @@ Dgrad, Wgrad: 1 of 7 matrices in low precision, 16.0% of the FLOPs
     assert not capsys.readouterr().out
 
 
-def test_tied_weights_stay_tied():
-    model = Model().to(torch.bfloat16)
-    model.lm_head.weight = model.embed.weight
-    apply_recipe(model, SR_RHT, quiet=True)
-    _, grads = step(model)
-    assert all(torch.isfinite(grad).all() for grad in grads.values())
-    assert model.lm_head.weight is model.embed.weight
+def test_presets_run_on_a_model_as_deep_as_their_rules_want_and_tied_weights_stay_tied():
+    for name, preset in PRESETS.items():
+        if "128" in str(preset.recipe):
+            continue  # groups of 128, wider than this model
+        model = Model(depth=12 if preset.recipe.rules else 1).to(torch.bfloat16)
+        model.lm_head.weight = model.embed.weight
+        state = apply_recipe(model, preset.recipe, total_tokens=1000, quiet=True)
+        for state.tokens in (0, 999):  # its first phase and its last
+            loss, grads = step(model)
+            assert all(torch.isfinite(found).all() for found in (loss, *grads.values())), name
+        assert model.lm_head.weight is model.embed.weight
