@@ -88,7 +88,9 @@ def test_what_may_pass_is_tried_again_after_growing_pauses_and_then_given_up(fak
         fake.take("a", LOST, now)
         assert fake.move(now + pause - 0.01) == []
         now += pause
+        fake.dirs["a"].stop_path.touch()  # it asked the lost attempt
         assert fake.started(now) == "a"
+        assert not fake.dirs["a"].stop_path.exists()
     fake.take("b", LOST, now)  # counts its own tries
     fake.take("a", LOST, now)
     status = fake.dirs["a"].status()

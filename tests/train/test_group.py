@@ -131,7 +131,7 @@ def test_the_first_process_measures_what_one_alone_would(make_config, together):
 
 
 @pytest.mark.parametrize(("model", "recipe"), [
-    ("gpt", {"gemms": ["wgrad"]}),
+    ("gpt", ALL),
     *(pytest.param(*one, marks=pytest.mark.exhaustive)
       for one in (("llama", ALL), ("untied", NVFP4), ("llama", RESET), ("experts", ALL))),
 ])  # fmt: skip
