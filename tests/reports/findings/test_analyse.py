@@ -251,6 +251,19 @@ def test_the_stop_rule_looks_at_the_cost_from_the_fork(study):
     assert arms_of(store)["forked"].stopped is not None
 
 
+def test_the_interval_of_a_look_is_not_moderated_by_arms_without_its_results(make_study):
+    spread = np.array([1, 1.01, 0.99, 1])
+    paces = {"a": spread, "b": 0.7 * spread, "failed": spread**9}
+    curves = {name: [*map(falling, own)] for name, own in paces.items()}
+    ended = {("b", 3): "pending", ("failed", 2): "failed", ("failed", 3): "failed"}
+    alone, beside = (
+        arms_of(make_study(some, target={"value": 1.1}, states=ended, stop={"settled": {"looks": [3, 4]}}))
+        for some in ({name: curves[name] for name in "ab"}, curves)
+    )
+    assert beside["b"].stopped.seeds == 3
+    assert beside["b"].token_cost == alone["b"].token_cost
+
+
 def test_the_speed_of_what_it_leaves_does_not_count(study):
     store = study()
     run = store.run(store.plan().arm("forked").runs[0].id)
