@@ -96,6 +96,7 @@ DECISIONS = """
 x300 c298 x301 - -         | 100 101 99 100.5 99.5 | settled        | 2 | its token cost is settled
 x200 - x200 - -            | 100 101 99 100.5 99.5 | both           |   | 2 of its runs
 x200 x200 - - -            | 100 101 99 100.5 99.5 | never          |   |
+x200 x200 145 155 150      | 100 101 99 100.5 99.5 | diverged       |   |
 100 101 99 100.5 99.5      | x200 x200 - - -       | diverged       |   |
 # Seeds after the look do not change what was decided at it.
 145 155 150 x200 -         | 100 101 99 100.5 99.5 | first diverged | 3 | is settled
@@ -129,6 +130,9 @@ def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first()
     assert (found.seeds, found.stopped) == (2, {})
     runs["b"][1] = replace(runs["b"][1], lost=True)  # a run that failed is not waited for
     assert set(decide(runs, SETTLED, baseline="base").stopped) == {"a"}
+    # Two results of three seeds are no third look.
+    runs["b"] = [*runs_of("120"), runs["b"][1], *runs_of("- - 119 - -")[2:]]
+    assert set(decide(runs, SETTLED, baseline="base", paired=True).stopped) == {"a"}
 
 
 def test_settled_arms_stay_so_and_when_no_arm_needs_another_run_the_baseline_needs_none():
