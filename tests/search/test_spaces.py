@@ -8,8 +8,9 @@ import optuna
 import pytest
 from made_up import RATE, grid_space, groups, train_all, truth
 
-from ablate.search.engine import search
+from ablate.search.engine import TrialResult, search, violation
 from ablate.search.halving import candidate_of, search_grid, short_tokens
+from ablate.search.tune import best_trial
 from ablate.study.search_space import Choices, combinations
 
 
@@ -66,6 +67,18 @@ def searched(run=train_all, **changes):
     found = groups(optuna.storages.InMemoryStorage(), **changes)
     assert search(found, 2, run)
     return [group.study.get_trials() for group in found]
+
+
+def test_a_trial_that_diverged_is_never_chosen():
+    def run(asked):
+        return [
+            TrialResult(values=(1.0,), violation=1.0) if one.trial.params["learning_rate"] > 4e-3 else end
+            for one, end in zip(asked, train_all(asked), strict=True)
+        ]
+
+    (trials,) = searched(run, names=["fp4"])
+    assert best_trial(trials).params["learning_rate"] <= 4e-3
+    assert best_trial([trial for trial in trials if violation(trial)]) is None
 
 
 RATES = Choices(values=(1e-3, 2e-3, 4e-3))
