@@ -48,6 +48,8 @@ class Shifted(EmulatedBackend):
             return dataclasses.replace(done, descale=done.descale * 1.0000001)
         if self.fault == "sign of zero":
             return dataclasses.replace(done, values=done.values + 0.0)
+        if self.fault == "mask":
+            return dataclasses.replace(done, mask=None)
         return done
 
     def multiply(self, a, b):
@@ -69,6 +71,7 @@ class Shifted(EmulatedBackend):
         ("step", "quantised bits: mxfp4 H16 step"),
         ("descale", "quantised bits: mxfp4"),
         ("sign of zero", "quantised bits: mxfp4"),
+        ("mask", "quantised bits: mxfp4 mask"),
         ("output", "product: mxfp4"),
         ("narrow", "exact probe: mxfp4"),
     ],
@@ -76,7 +79,7 @@ class Shifted(EmulatedBackend):
 def test_a_wrong_back_end_fails(fault, caught_by):
     wrong = Shifted()
     wrong.fault = fault
-    chosen = policies_of("mxfp4\nmxfp4 stochastic\nmxfp4 H16 step")
+    chosen = policies_of("mxfp4\nmxfp4 stochastic\nmxfp4 H16 step\nmxfp4 mask")
     by_name = {check.name: check for check in checks(wrong, "cpu", chosen)}
     with pytest.raises(AssertionError):
         by_name[caught_by].run()

@@ -67,9 +67,9 @@ def mxfp4(x):
     return defined(x, MXFP4, 1, None)
 
 
-def drawn(x, seed):
+def drawn(x, seed, rounding="stochastic"):
     """SR with words of its own."""
-    return defined(x, SR, 1, operand(SR).key(seed, 0, 99))
+    return defined(x, replace(SR, rounding=rounding), 1, operand(SR).key(seed, 0, 99))
 
 
 def away_from_zero(x):
@@ -113,6 +113,9 @@ def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed(m
     assert one.differences == ()  # each value is a neighbour
     assert not one.holds
     assert "bias share (Gaussian)" in one.disagreements
+    shared = quick(lambda x, seed: drawn(x, seed, "stochastic_rocm"), SR, monkeypatch)
+    by_neighbours = {"gain by position (Gaussian)", "independence of the noise (Gaussian)"}
+    assert by_neighbours <= set(shared.disagreements)
 
 
 def test_the_work_is_counted(monkeypatch):
