@@ -11,6 +11,7 @@ from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import POLICIES, label, policies_of
 from ablate.backends.testing.suite import checks, sum_rounding
 from ablate.numerics import OperandPolicy
+from ablate.run import BUILT_IN
 
 MXFP4, NVFP4 = OperandPolicy(format="mxfp4"), OperandPolicy(format="nvfp4")
 BACKENDS = ["reference", "emulated", "torch"]
@@ -148,3 +149,7 @@ def test_bad_operands_are_refused_by_every_back_end():
     for name in BACKENDS:
         with pytest.raises(ValueError, match="32 does not divide 40"):
             load_backend(name).quantize(torch.zeros(2, 40), Draw(policy=MXFP4), axis=1)
+
+
+def test_every_built_in_back_end_is_held_to_the_suite():
+    assert {*BACKENDS, "triton"} == {*BUILT_IN}  # Triton's is interpreted in ``triton/``

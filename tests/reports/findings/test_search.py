@@ -52,7 +52,7 @@ def test_token_costs_are_percentages_and_a_miss_is_a_bound():
 
 
 def test_the_whole_text_is_the_one_that_was_read(tmp_path):
-    """A change of it is to be read as a diff: ``ABLATE_SNAPSHOTS=write pytest …`` takes it over."""
+    """A change of it is to be read as a diff: ``REWRITE=1 pytest …`` takes it over."""
     write_search(found_search(), tmp_path, "name: s\n")
     assert {path.name for path in tmp_path.iterdir()} == {
         "search.html", "search.md", "search.json", "front.svg", "front.png", "confirm.yaml",
@@ -60,7 +60,7 @@ def test_the_whole_text_is_the_one_that_was_read(tmp_path):
     page, text = ((tmp_path / f"search.{kind}").read_text() for kind in ("html", "md"))
     text = re.sub(r"run /\S+/confirm", "run FOLDER/confirm", text).replace(__version__, "VERSION")
     path = Path(__file__).parents[1] / "pages" / "snapshots" / "search.txt"
-    if os.environ.get("ABLATE_SNAPSHOTS") == "write":
+    if "REWRITE" in os.environ:
         path.write_text(text)
     assert text == path.read_text()
     for shown in ("+0.0200", "biased upward", "confirm.yaml", "Share of each factor", "0.850×"):

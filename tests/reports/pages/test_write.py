@@ -127,10 +127,10 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 @pytest.mark.parametrize("study", ["ladder", "wide"])
 def test_the_whole_text_is_the_one_that_was_read(written, study):
-    """A change of it is to be read as a diff: ``ABLATE_SNAPSHOTS=write pytest …`` takes it over."""
+    """A change of it is to be read as a diff: ``REWRITE=1 pytest …`` takes it over."""
     text = written(study).markdown.read_text().replace(f"ablate {__version__}", "ablate VERSION")
     path = SNAPSHOTS / f"{study}.txt"
-    if os.environ.get("ABLATE_SNAPSHOTS") == "write":
+    if "REWRITE" in os.environ:
         path.write_text(text)
     assert text == path.read_text()
 
