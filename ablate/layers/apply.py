@@ -8,16 +8,21 @@ tables are looked up, and norms multiply element by element.
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import distributed, nn
+from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from ablate.backends.select import Selection
 from ablate.layers.deoscillation import Deoscillation
+from ablate.layers.experts import ExpertLinear, expert_parameters, take_over
 from ablate.layers.linear import QuantLinear, phases_that_fit, weights_used_alone
 from ablate.layers.state import RecipeState
 from ablate.recipes import Recipe, read_recipe
@@ -41,6 +46,7 @@ def apply_recipe(
     total_tokens: int | None = None,
     skip: Collection[str] | str = (),
     allow: Collection[str] | str = (),
+    reach: Collection[type[nn.Linear]] = (),
     quiet: bool = False,
 ) -> RecipeState:
     """Make the linear layers of a model follow a recipe; return the state that the training loop advances.
@@ -77,6 +83,9 @@ def apply_recipe(
         total_tokens: the budget; required by phases that start at a fraction of it.
         skip: names of layers to leave unchanged, or shell patterns of them (``*.router``).
         allow: the same of what the recipe cannot reach and may leave in high precision; ``*`` for all of it.
+        reach: subclasses of ``nn.Linear`` whose layers follow the recipe, too, if they compute as
+            ``functional.linear`` does: output and gradients are compared to the bit on random input. Such a
+            layer keeps its class's other methods.
         quiet: print nothing. Of several processes only the first prints.
 
     Raises:
@@ -90,7 +99,7 @@ def apply_recipe(
         backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens, replica=None,
     )  # fmt: skip
     skip, allow = ((names,) if isinstance(names, str) else names for names in (skip, allow))
-    quantise_layers(model, state, skip=skip, allow=allow)
+    quantise_layers(model, state, skip=skip, allow=allow, reach=reach)
     if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
     if not distributed.is_initialized():  # an expert may run only in another process
@@ -106,10 +115,11 @@ def quantise_layers(
     *,
     skip: Collection[str] = (),
     allow: Collection[str] = (),
+    reach: Collection[type[nn.Linear]] = (),
     key: str = "allow=",
 ) -> None:
     """Make a model's layers follow ``state``, as ``apply_recipe`` does; ``key``: how users write allow."""
-    found, recipe = survey(model), state.recipe
+    found, recipe = survey(model, reach), state.recipe
     for what, hint in coverage_faults(recipe, found.matrices, allow=allow, skip=skip, key=key):
         raise ValueError(f"{what} ({hint})")
     unskipped = {matrix.name for matrix in found.matrices if not matrix.named_by(skip)}
@@ -118,17 +128,28 @@ def quantise_layers(
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
     for _, what, hint in rule_faults(recipe, where):
         raise ValueError(f"{what} ({hint})")
+    grouped: dict[nn.Module, dict[str, dict[int, ExpertLinear]]] = {}
     for name, place in where.items():
-        phases = phases_that_fit(found.linears[name], name, state, place)
+        if name in found.experts:
+            module, parameter, index = found.experts[name]
+            expert = ExpertLinear(module, parameter, index, name=name, state=state, place=place)
+            grouped.setdefault(module, {}).setdefault(parameter, {})[index] = expert
+            layer: nn.Linear = expert
+        else:
+            layer = found.linears[name]
+        phases = phases_that_fit(layer, name, state, place)
         is_low = any(not part.fprop.right.is_high_precision for _, part in phases)
-        if state.deoscillates and is_low and not isinstance(found.linears[name].weight, nn.Parameter):
+        if state.deoscillates and is_low and not isinstance(layer.weight, nn.Parameter):
             raise ValueError(
-                f"deoscillate resets weights, but that of layer {name} is no parameter: a hook computes it "
-                f"anew (give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
+                f"deoscillate resets weights, but that of layer {name} is no parameter of its own "
+                f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
             )
-    notes = _leave_fast_paths(model, {found.linears[name] for name in where})
-    for name, place in where.items():
-        QuantLinear.take_over(found.linears[name], name=name, state=state, place=place)
+    linears = {name: found.linears[name] for name in where if name in found.linears}
+    notes = _leave_fast_paths(model, set(linears.values()))
+    for name, linear in linears.items():
+        QuantLinear.take_over(linear, name=name, state=state, place=where[name])
+    for module, experts in grouped.items():
+        take_over(module, experts)
     state.coverage = coverage_of(recipe, found.matrices, where, skip=skip, notes=(*notes, *found.notes))
 
 
@@ -153,18 +174,20 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
 class Survey:
     """What ``survey`` found.
 
-    ``linears``: the layers that can follow a recipe, ``places`` their places; ``matrices``: those layers and
+    ``linears``: the layers that can follow a recipe; ``experts``: module, parameter and number of each expert
+    that can; ``places``: of both; ``matrices``: those layers and
     everything else that may enter a GEMM. ``notes``: more that the user should know, in words.
     """
 
     linears: dict[str, nn.Linear]
+    experts: dict[str, tuple[nn.Module, str, int]]
     places: dict[str, LayerPlace]
     matrices: tuple[Matrix, ...]
     notes: tuple[str, ...]
 
 
-def survey(model: nn.Module) -> Survey:
-    """Find the matrices of a model, in the model's order.
+def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
+    """Find the matrices of a model, in the model's order. ``reach``: subclasses that may follow a recipe.
 
     Raises:
         ValueError: a layer follows a recipe already.
@@ -183,6 +206,7 @@ def survey(model: nn.Module) -> Survey:
         raise ValueError(f"layer {done[0]} follows a recipe already (apply_recipe takes each layer once)")
     parts = {part for module in names if isinstance(module, nn.Linear) for part in module.modules()}
     linears: dict[str, nn.Linear] = {}
+    experts: dict[str, tuple[nn.Module, str, int]] = {}
     matrices: list[Matrix] = []
     tables = []
     for module, (name, *also) in names.items():
@@ -193,13 +217,20 @@ def survey(model: nn.Module) -> Survey:
                 elements=module.in_features * module.out_features,
                 is_head=module in outputs if outputs else by_name,
                 also=tuple(also),
-                out_of_reach=_why_not(module),
+                out_of_reach=_why_not(module, reach),
             )
             matrices.append(matrix)
             if matrix.out_of_reach is None:
                 linears[name] = module
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             tables.append(f"{name} ({_type_name(module)})")
+        elif held := expert_parameters(module):
+            for own, parameter in held.items():
+                count, height, width = parameter.shape
+                for index in range(count):
+                    matrix = Matrix(name=f"{name}.{own}.{index}", elements=height * width)
+                    matrices.append(matrix)
+                    experts[matrix.name] = (module, own, index)
         elif module not in parts and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 unknown = is_lazy(parameter)
@@ -212,13 +243,14 @@ def survey(model: nn.Module) -> Survey:
                     matrices.append(matrix)
     return Survey(
         linears=linears,
-        places=places(linears, heads={matrix.name for matrix in matrices if matrix.is_head}),
+        experts=experts,
+        places=places((*linears, *experts), heads={matrix.name for matrix in matrices if matrix.is_head}),
         matrices=tuple(matrices),
         notes=(f"no product is assumed with: {', '.join(in_short(tables))}",) if tables else (),
     )
 
 
-def _why_not(linear: nn.Linear) -> str | None:
+def _why_not(linear: nn.Linear, reach: Collection[type[nn.Linear]] = ()) -> str | None:
     """Say why a linear layer cannot follow a recipe; None if it can."""
     kind = type(linear)
     if is_lazy(linear.weight):
@@ -229,13 +261,59 @@ def _why_not(linear: nn.Linear) -> str | None:
         return "torch.nn.MultiheadAttention multiplies by its weight itself"
     if any(base.__name__ == "FSDPModule" for base in kind.__mro__):
         return "fully_shard made it a layer of its own kind: apply the recipe before that"
-    if kind is not nn.Linear:
+    if kind is not nn.Linear and kind in reach:
+        if differs := _difference(linear):
+            return f"{_type_name(linear)} computes something else: {differs}"
+    elif kind is not nn.Linear:
         return f"a subclass of torch.nn.Linear ({_type_name(linear)}), which may compute something else"
     if "forward" in vars(linear):
         return "its forward was replaced"
     needed = QuantLinear.OWN_ATTRIBUTES | vars(QuantLinear).keys()
     taken = sorted(own for own in needed if hasattr(linear, own) and not hasattr(nn.Linear, own))
     return f"it has an attribute of its own, {taken[0]}, that a quantised layer needs" if taken else None
+
+
+def _difference(linear: nn.Linear) -> str | None:
+    """Compare a layer of a subclass with ``functional.linear`` on random operands; None if equal to the bit.
+
+    The layer itself, its hooks and its weights are left alone, which may be sharded.
+    """
+    device = "cpu" if linear.weight.is_meta else linear.weight.device
+    for dtype in (torch.float32, torch.bfloat16):
+        sizes = {"x": (3, 5, linear.in_features), "weight": (linear.out_features, linear.in_features)}
+        if "bias" in dict(linear.named_parameters()):
+            sizes["bias"] = (linear.out_features,)
+        generator = torch.Generator(device).manual_seed(0)
+        made = {
+            name: torch.randn(size, generator=generator, device=device, dtype=dtype)
+            for name, size in {**sizes, "dy": (3, 5, linear.out_features)}.items()
+        }
+        results = []
+        for own in (True, False):
+            operands = {name: made[name].clone().requires_grad_() for name in sizes}
+            if own:
+                twin: Any = copy.copy(linear)
+                vars(twin)["_parameters"] = {name: operands.get(name) for name in ("weight", "bias")}
+                for hooks in (
+                    "_forward_hooks",
+                    "_forward_pre_hooks",
+                    "_backward_hooks",
+                    "_backward_pre_hooks",
+                ):
+                    vars(twin)[hooks] = OrderedDict()
+                try:
+                    y = twin(operands["x"])
+                except Exception as error:  # whatever its own code raises
+                    return f"{type(error).__name__}: {error}"
+            else:
+                y = functional.linear(operands["x"], operands["weight"], operands.get("bias"))
+            y.backward(made["dy"].to(y.dtype))
+            results.append({"y": y, **{f"d{name}": operand.grad for name, operand in operands.items()}})
+        for name, found in results[0].items():
+            expected = results[1][name]
+            if found is None or found.dtype != expected.dtype or not torch.equal(found, expected):
+                return f"its {name} differs from that of functional.linear in {dtype}"
+    return None
 
 
 def _type_name(module: nn.Module) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -49,6 +50,12 @@ _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
 
 
+@cache
+def _made_of_both(own: type[QuantLinear], theirs: type[nn.Linear]) -> type[QuantLinear]:
+    """Make a class that computes as ``own`` and keeps the other methods of a subclass of ``nn.Linear``."""
+    return type(f"Quant{theirs.__name__}", (own, theirs), {})
+
+
 class QuantLinear(nn.Linear):
     """A linear layer whose three GEMMs follow a recipe.
 
@@ -58,7 +65,7 @@ class QuantLinear(nn.Linear):
     model. ``take_over`` makes one of a linear layer.
     """
 
-    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "override", "has_run", *BUFFERS_OF_SCALES))
+    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "site", "override", "has_run", *BUFFERS_OF_SCALES))
     """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
     @classmethod
@@ -67,7 +74,8 @@ class QuantLinear(nn.Linear):
 
         It stays the same object, so the change reaches modules and lists that hold it, hooks and wrappers.
         """
-        linear.__class__ = cls
+        kind = type(linear)
+        linear.__class__ = cls if kind is nn.Linear else _made_of_both(cls, kind)  # type: ignore[arg-type]  # mypy takes no class for hashable
         assert isinstance(linear, cls)
         cls._follow(linear, name, state, place)
         return linear
@@ -93,8 +101,8 @@ class QuantLinear(nn.Linear):
         self._register()
 
     def _register(self) -> None:
-        self._site = next(_numbers)
-        _sites[self._site] = self
+        self.site = next(_numbers)
+        _sites[self.site] = self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -124,13 +132,7 @@ class QuantLinear(nn.Linear):
                 f"layer {self.name} follows a recipe, which no transform of torch.func (grad, vmap, jvp) can "
                 "pass: use torch.autograd.grad or .backward(), and a loop for gradients of each sample"
             )
-        rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
-        y, _ = _fprop(rows, self.weight, self._site)
-        if self.bias is not None:
-            y = y + self.bias.to(y.dtype)
-        keep = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
-        out: Tensor = y if keep else y.to(x.dtype)
-        return out.view(*x.shape[:-1], self.out_features)
+        return compute(self, x, self.weight)
 
     def position(self) -> Position:
         """Return this layer's stream position; count the forward pass unless the trainer does."""
@@ -222,6 +224,17 @@ class QuantLinear(nn.Linear):
             if 0 < known < math.inf:
                 used[index] = known
         return known
+
+
+def compute(layer: QuantLinear, x: Tensor, weight: Tensor) -> Tensor:
+    """Compute x wᵀ + b by a layer's recipe; ``weight``: the layer's, or what its module has made of it."""
+    rows = x.reshape(-1, layer.in_features).to(torch.bfloat16)
+    y, _ = _fprop(rows, weight, layer.site)
+    if layer.bias is not None:
+        y = y + layer.bias.to(y.dtype)
+    keep = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
+    out: Tensor = y if keep else y.to(x.dtype)
+    return out.view(*x.shape[:-1], layer.out_features)
 
 
 def phases_that_fit(

@@ -282,21 +282,25 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         found = survey(module)
     except ValueError as error:
         raise UserError(f"model {name}: {error}", hint="ablate applies each arm's recipe itself") from None
-    if not found.linears:
+    if not found.places:
         hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
         raise UserError(f"model {name}: no linear layer to replace in {type(module).__name__}", hint=hint)
+    config = getattr(module, "config", None)  # of Hugging Face; without one attention is not counted
+    shapes = {name: (1, linear.out_features, linear.in_features) for name, linear in found.linears.items()}
+    shapes |= {name: tuple(getattr(holder, own).shape) for name, (holder, own, _) in found.experts.items()}
+    chosen = getattr(config, "num_experts_per_tok", None)
     layers = tuple(
         LinearLayer(
             name=name,
-            inputs=linear.in_features,
-            outputs=linear.out_features,
+            inputs=inputs,
+            outputs=outputs,
             is_head=found.places[name].is_head,
+            token_share=chosen / experts if chosen and name in found.experts else 1.0,
         )
-        for name, linear in found.linears.items()
+        for name, (experts, outputs, inputs) in shapes.items()
     )
     known = (each for each in module.parameters() if not isinstance(each, UninitializedParameter))
-    flops = 6 * sum(layer.inputs * layer.outputs for layer in layers)
-    config = getattr(module, "config", None)  # of Hugging Face; without one attention is not counted
+    flops = 6 * round(sum(layer.inputs * layer.outputs * layer.token_share for layer in layers))
     sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size")
     depth, heads, width = (getattr(config, key, None) for key in sizes)
     if isinstance(depth, int) and isinstance(heads, int) and isinstance(width, int):

@@ -7,10 +7,11 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ablate.backends.select import load_backend
 from ablate.layers import state as states
-from ablate.layers.linear import quantised_layers
+from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
 from ablate.recipes import PRESETS, LayerRule, Recipe, describe_layer
@@ -360,3 +361,57 @@ def test_presets_with_rules_or_phases_run_on_a_deep_model_and_tied_weights_stay_
             loss, grads = step(model)
             assert all(torch.isfinite(found).all() for found in (loss, *grads.values()))
         assert model.lm_head.weight is model.embed.weight
+
+
+class Casting(nn.Linear):
+    """As nanochat's: the weight takes the input's dtype."""
+
+    def forward(self, x):
+        return functional.linear(x, self.weight.to(x.dtype), self.bias)
+
+    def hello(self):
+        return "hello"
+
+
+class Scaled(nn.Linear):
+    """As a row-wise layer of tensor parallelism: its bias counts by parts."""
+
+    parts = 2
+
+    def forward(self, x):
+        return functional.linear(x, self.weight, self.bias / self.parts)
+
+
+class Signs(nn.Linear):
+    """Its output is that of a linear layer, its gradient is not."""
+
+    def forward(self, x):
+        return functional.linear(x, self.weight + (self.weight - self.weight.detach()), self.bias)
+
+
+def test_a_subclass_that_computes_as_linear_is_reached_on_request():
+    def trained(kind, **options):
+        torch.manual_seed(0)
+        model = nn.Sequential(kind(64, 64), nn.ReLU(), kind(64, 32))
+        apply_recipe(model, "mxfp4", quiet=True, **options)
+        model(torch.ones(32, 64)).sum().backward()
+        return model, model[0].weight.grad
+
+    model, grad = trained(Casting, reach=[Casting])
+    assert isinstance(model[0], QuantLinear)
+    assert isinstance(model[0], Casting)
+    assert model[0].hello() == "hello"
+    assert torch.equal(grad, trained(nn.Linear)[1])
+    assert isinstance(copy.deepcopy(model)[0], Casting)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(Scaled, "its y differs from that of functional.linear"), (Signs, "its dweight differs")],
+)
+def test_a_subclass_that_computes_something_else_is_refused(kind, said):
+    with pytest.raises(ValueError, match=said):
+        apply_recipe(nn.Sequential(kind(64, 64)), "mxfp4", reach=[kind])
+    plain = Scaled(64, 64)
+    plain.parts = 1
+    apply_recipe(nn.Sequential(plain), "mxfp4", reach=[Scaled], quiet=True)

@@ -307,8 +307,13 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
     pytest.importorskip("transformers")
     content = SMALL | {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    reasons = {one.name: one.out_of_reach for one in of("", hf=str(tmp_path)).matrices}
-    assert "MixtralExperts holds it" in reasons["model.layers.0.mlp.experts.gate_up_proj"]
+    mixture = of("", hf=str(tmp_path))
+    reasons = {one.name: one.out_of_reach for one in mixture.matrices}
+    assert "MixtralTopKRouter holds it" in reasons["model.layers.0.mlp.gate.weight"]
+    assert reasons["model.layers.0.mlp.experts.gate_up_proj.3"] is None
+    (first,) = (one for one in mixture.layers if one.name == "model.layers.0.mlp.experts.down_proj.0")
+    assert (first.inputs, first.outputs) == (content["intermediate_size"], content["hidden_size"])
+    assert first.token_share == 2 / 4
 
 
 def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(config, function):

@@ -1,0 +1,168 @@
+"""Experts in one parameter [experts, out, in] follow the recipe as so many linear layers do, to the bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ablate.layers.linear import QuantLinear
+from ablate.numerics import apply_recipe
+
+RECIPE = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
+EXPERTS, WIDTH, INNER = 3, 64, 32
+
+
+class Gathered(nn.Module):
+    """As transformers' experts: a slice for each expert."""
+
+    is_transposed, has_bias = False, False
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.up = nn.Parameter(0.2 * torch.randn(EXPERTS, INNER, WIDTH, generator=generator))
+        self.down = nn.Parameter(0.2 * torch.randn(EXPERTS, WIDTH, INNER, generator=generator))
+
+    def forward(self, x, counts):
+        out, begin = torch.zeros_like(x), 0
+        for expert in torch.arange(EXPERTS):
+            end = begin + int(counts[expert])
+            if end > begin:
+                inner = torch.relu(functional.linear(x[begin:end], self.up[expert]))
+                out[begin:end] = functional.linear(inner, self.down[expert])
+            begin = end
+        return out
+
+
+class Grouped(Gathered):
+    """As torchtitan's experts: one product for all."""
+
+    def forward(self, x, counts):
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        inner = torch.relu(self._grouped_mm(x.bfloat16(), self.up.bfloat16().transpose(-2, -1), ends))
+        return self._grouped_mm(inner, self.down.bfloat16().transpose(-2, -1), ends).type_as(x)
+
+    def _grouped_mm(self, x, weight, ends):
+        return torch._grouped_mm(x, weight, offs=ends)
+
+
+class Matmul(Gathered):
+    """Multiplies past both."""
+
+    def forward(self, x, _):
+        return torch.einsum("tk,enk->ten", x, self.up).sum(1)
+
+
+class Apart(nn.Module):
+    """The same experts as linear layers, under the same names."""
+
+    def __init__(self, experts):
+        super().__init__()
+        for name in ("up", "down"):
+            weights = getattr(experts, name).detach()
+            layers = [nn.Linear(one.shape[1], one.shape[0], bias=False) for one in weights]
+            for layer, weight in zip(layers, weights, strict=True):
+                layer.weight = nn.Parameter(weight.clone())
+            setattr(self, name, nn.ModuleList(layers))
+
+    forward = Gathered.forward
+
+
+def in_model(experts):
+    model = nn.Module()
+    model.experts = experts
+    return model
+
+
+def trained(experts, counts):
+    """Output and gradients of two steps."""
+    model = in_model(experts)
+    state = apply_recipe(model, RECIPE, seed=3, quiet=True)
+    x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    found = []
+    for _ in range(2):
+        y = model.experts(x, counts)
+        y.pow(2).sum().backward()
+        state.advance()
+        found.append(y.detach().clone())
+    return found, x.grad
+
+
+@pytest.mark.parametrize("counts", [[32, 32, 32], [64, 0, 32]])
+def test_slices_are_as_layers(counts, monkeypatch):
+    counts = torch.tensor(counts)
+    experts = Gathered()
+    apart = Apart(experts)
+    plain = functional.linear
+
+    def linear(x, weight, bias=None):  # ``Gathered`` multiplies by what ``self.up[expert]`` is
+        return weight(x) if isinstance(weight, nn.Module) else plain(x, weight, bias)
+
+    monkeypatch.setattr(functional, "linear", linear)
+    expected, dx = trained(apart, counts)
+    monkeypatch.undo()
+    found, own_dx = trained(experts, counts)
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(own_dx, dx)
+    for name in ("up", "down"):
+        for index, layer in enumerate(getattr(apart, name)):
+            gradient = getattr(experts, name).grad[index]
+            assert torch.equal(
+                gradient, torch.zeros_like(gradient) if layer.weight.grad is None else layer.weight.grad
+            )
+
+
+def test_a_grouped_product_is_as_slices():
+    counts = torch.tensor([64, 0, 32])
+    experts, grouped = Gathered(), Grouped()
+    models = [in_model(one) for one in (experts, grouped)]
+    for model in models:
+        apply_recipe(model, RECIPE, seed=3, quiet=True)
+    x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
+    first, second = (model.experts(x, counts) for model in models)
+    assert torch.equal(first, second)
+    first.float().sum().backward()
+    second.float().sum().backward()
+    torch.testing.assert_close(experts.up.grad, grouped.up.grad.float(), rtol=0, atol=0)
+    assert models[0].state_dict().keys() == {"experts.up", "experts.down"}
+
+
+def test_another_product_is_an_error_not_high_precision():
+    model = in_model(Matmul())
+    apply_recipe(model, RECIPE, quiet=True)
+    with pytest.raises(RuntimeError, match=r"experts experts\.up\.0, …: einsum uses their weights"):
+        model.experts(torch.ones(32, WIDTH), None)
+
+
+def test_rules_skips_and_copies():
+    model = in_model(Gathered())
+    recipe = RECIPE | {"layers": [{"match": "*.down.*", "recipe": "bf16"}]}
+    state = apply_recipe(model, recipe, skip="*.up.1", quiet=True)
+    assert "6 matrices" in str(state.coverage)
+    assert state.coverage.count("fprop") == 2
+    twin = copy.deepcopy(model)
+    twin.experts(torch.ones(96, WIDTH), torch.tensor([32, 32, 32]))
+    assert sum(isinstance(module, QuantLinear) for module in twin.modules()) == 5
+    with pytest.raises(ValueError, match="no parameter of its own"):
+        apply_recipe(in_model(Gathered()), {"preset": "primus-turbo", "deoscillate": {"window": 2}})
+
+
+def test_transformers_mixtral():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MixtralConfig(vocab_size=64, num_key_value_heads=2, num_local_experts=4, **sizes)
+    model = MixtralForCausalLM(config)
+    plain = copy.deepcopy(model)
+    state = apply_recipe(model, RECIPE, allow="*.gate.weight", quiet=True)
+    assert state.coverage.count("wgrad") == 4 + 2 * 4
+    x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
+    losses = [one(x, labels=x).loss for one in (model, plain)]
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
+    assert plain.config._experts_implementation == config._experts_implementation
