@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,22 +17,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.recipes import LayerRecipe, Preset
+    from ablate.recipes.stacks import Flags
 
 _SHOWN = ("format", "scale", "block", "rounding")
 
 
 @click.command(
     "recipes",
-    epilog="\b\nExamples:\n  ablate recipes\n  ablate recipes show tseng\n  ablate recipes show tseng --json",
+    epilog="\b\nExamples:\n  ablate recipes\n  ablate recipes show tseng --json\n"
+    "  ablate recipes nvidia-nvfp4 --for megatron-te",
 )
 @click.argument("words", nargs=-1, metavar="[show NAME]")
+@click.option(
+    "--for", "stack", metavar="STACK", help="Print the flags by which a trainer has it: megatron-te, …"
+)
 @json_option
-def command(words: tuple[str, ...], as_json: bool) -> None:
+def command(words: tuple[str, ...], stack: str | None, as_json: bool) -> None:
     """List the recipes that a study can name; or show one: its six operands, its source, what that states.
 
     Also what had to be assumed where the source does not state it.
     """
-    from ablate.recipes import PRESETS
+    from ablate.recipes import PRESETS, read_recipe
     from ablate.recipes.short import SHORT_RECIPES
 
     known = list(dict.fromkeys([*PRESETS, *SHORT_RECIPES]))
@@ -40,12 +46,25 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
         if name not in known or words[:-1] not in ((), ("show",)):
             hint = likely(name, known, "`ablate recipes` lists them")
             raise UserError(f"no recipe '{' '.join(words)}' ({hint})")
+        if stack is not None:
+            from ablate.recipes.stacks import STACKS, flags_for
+
+            if stack not in STACKS:
+                raise UserError(f"--for: no stack '{stack}' (expected {', '.join(STACKS)})")
+            try:
+                flags = flags_for(read_recipe(name), stack)
+            except ValueError as error:
+                raise UserError(f"recipe '{name}': {error}") from None
+            deliver(asdict(flags), _flag_lines(flags), as_json=as_json)
+            return
         if name not in PRESETS:
             raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
         preset = PRESETS[name]
         shown = {key: value for key, value in asdict(preset).items() if key != "written"}
         deliver(shown | {"recipe": asdict(preset.recipe)}, _lines(preset), as_json=as_json)
         return
+    if stack is not None:
+        raise UserError(f"--for {stack} needs a recipe (ablate recipes NAME --for {stack})")
     rows = [
         {key: getattr(p, key) for key in ("name", "summary", "checked")} | asdict(p.source)
         for p in PRESETS.values()
@@ -58,6 +77,11 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
         f"\n{short} are words too. One in full: ablate recipes show NAME",
     ]
     deliver({"recipes": rows}, lines, as_json=as_json)
+
+
+def _flag_lines(flags: Flags) -> Iterator[str]:
+    yield shlex.join([*(f"{name}={value}" for name, value in flags.env.items()), *flags.args]) or "(no flags)"
+    yield f"# read in {flags.read_in}"
 
 
 def _lines(preset: Preset) -> Iterator[str]:

@@ -1,0 +1,212 @@
+"""Recipes as the flags of others' trainers: one table a stack, in the JSON files of this folder.
+
+A table says in which versions it was read. ``recipes`` pairs a recipe, as a study file writes it, with
+arguments and variables of the environment; ``blocks`` says how the stack keeps the first and last blocks in
+BF16, ``deoscillate`` how it resets weights; ``factory`` takes any other recipe, by ``ablate.integrations``.
+
+TransformerEngine stores a tensor twice: Fprop reads x and w by rows; Dgrad reads dy by rows and w by columns;
+Wgrad reads x and dy by columns. So its ``CustomRecipe`` asks for a quantiser of rows and one of columns for
+each tensor (d0067d0da, August 2026: custom_recipes/quantizer_factories.py, tensor/hybrid_tensor.py).
+
+How it fails: what a stack cannot express is a ``ValueError`` that says why, and what comes nearest.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ablate.recipes.policy import GEMMS, LayerRecipe
+from ablate.recipes.short import read_recipe
+
+if TYPE_CHECKING:
+    from ablate.recipes.policy import OperandPolicy, Recipe
+
+Kind = Literal["identity", "mxfp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
+"""Kinds of TransformerEngine's quantisers."""
+STACKS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.json")))
+"""The names of the tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What a stack is started with. ``read_in``: the versions in which the table was read."""
+
+    args: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    read_in: str
+
+
+def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
+    """Return the flags of a recipe. ``steps``: of the run, for what begins at a part of it.
+
+    Raises:
+        ValueError: the stack cannot express the recipe; says why, and what comes nearest.
+    """
+    table = _table(stack)
+    title, args = table["title"], []
+    env: dict[str, str] = {}
+    body = LayerRecipe(**{gemm: recipe.gemm(gemm) for gemm in GEMMS})
+    entries = [(entry, _differences(body, read_recipe(entry["recipe"]))) for entry in table["recipes"]]
+    found = next((entry for entry, differs in entries if not differs), None)
+    if found is None:
+        nearest, differs = min(entries, key=lambda entry: len(entry[1]))
+        parts = ", ".join([*differs[:4], *["…"] * (len(differs) > 4)])
+        told = f"the nearest that it can is {_written(nearest['recipe'])}, which differs in {parts}"
+        found, why = table.get("factory"), f"{title} cannot express it"
+        if found is not None and not found.get("whole"):
+            try:
+                te_quantizers(body)
+            except ValueError as error:
+                found, why = None, str(error)
+        if found is None:
+            raise ValueError(f"{why}; {told}")
+    args += found.get("args", [])
+    env |= found.get("env", {})
+    if found.get("whole"):  # our own code reads rules and phases, too
+        return Flags(args=tuple(args), env=env, read_in=table["read_in"])
+    if recipe.phases:
+        raise ValueError(f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:")
+    for rule in recipe.rules:
+        counts = all(type(count) is int for count in (rule.first, rule.last))
+        if (
+            rule.match
+            or rule.head
+            or not rule.recipe.is_high_precision
+            or not counts
+            or len(recipe.rules) > 1
+        ):
+            raise ValueError(
+                f"{title} keeps the first n and the last n blocks in BF16, and has no other rule"
+            )
+        args += [word.format(first=rule.first, last=rule.last) for word in table["blocks"]["args"]]
+    if (reset := recipe.deoscillate) is not None:
+        if "deoscillate" not in table:
+            raise ValueError(f"{title} does not reset oscillating weights")
+        if steps is None:
+            raise ValueError("the number of steps is not known, from which the start of the resets follows")
+        begins = round((reset.from_fraction or 0) * steps)
+        values = {"start_step": begins, "window": reset.window, "threshold": reset.threshold}
+        args += [word.format(**values) for word in table["deoscillate"]["args"]]
+    return Flags(args=tuple(args), env=env, read_in=table["read_in"])
+
+
+def _differences(one: LayerRecipe, other: LayerRecipe) -> list[str]:
+    """List the fields of the six operands that differ, such as ``wgrad.dy.rounding``."""
+    pairs = zip(one.operands(), other.operands(), strict=True)
+    return [
+        f"{gemm}.{operand}.{part.name}"
+        for (gemm, operand, own), (_, _, theirs) in pairs
+        if own != theirs
+        for part in fields(own)
+        if getattr(own, part.name) != getattr(theirs, part.name)
+    ]
+
+
+def _written(recipe: Any) -> str:
+    return recipe if isinstance(recipe, str) else json.dumps(recipe)
+
+
+@cache
+def _table(stack: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(Path(__file__).with_name(f"{stack}.json").read_text(encoding="utf-8"))
+    return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizer:
+    """One direction of one tensor; the last four are of NVFP4 alone."""
+
+    kind: Kind = "identity"
+    rht: bool = False
+    two_dimensional: bool = False
+    stochastic: bool = False
+    row_scaled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizers:
+    """Both directions. ``from_rows``: the columns are made of the dequantised rows."""
+
+    rows: Quantizer
+    columns: Quantizer
+    from_rows: bool = False
+
+
+def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
+    """Return the quantisers of ``input``, ``weight`` and ``grad_output``.
+
+    Raises:
+        ValueError: an operand that TransformerEngine's quantisers cannot express.
+    """
+    found = {
+        f"{gemm}.{operand}": _quantizer(f"{gemm}.{operand}", policy)
+        for gemm, operand, policy in recipe.operands()
+    }
+    if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in ("fprop", "dgrad", "wgrad")):
+        raise ValueError(
+            "accumulate: 'blackwell' is a model of the hardware, which TransformerEngine runs on"
+        )
+    return {
+        "input": Quantizers(
+            rows=found["fprop.x"],
+            columns=found["wgrad.x"],
+            from_rows=recipe.wgrad.right.source != "high_precision",
+        ),
+        "weight": Quantizers(
+            rows=found["fprop.w"],
+            columns=found["dgrad.w"],
+            from_rows=recipe.dgrad.right.source != "high_precision",
+        ),
+        "grad_output": Quantizers(rows=found["dgrad.dy"], columns=found["wgrad.dy"]),
+    }
+
+
+def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
+    """Translate one operand."""
+
+    def refused(what: str) -> ValueError:
+        return ValueError(f"TransformerEngine has no {what} on {where}")
+
+    low = not policy.is_high_precision
+    if policy.format == "fp16":
+        raise refused("fp16")
+    # It dequantises rows into the tensor's own dtype, bf16, before it makes columns of them.
+    if low and policy.source == "forward":
+        raise refused(
+            "operand that is quantised from the exact forward values (source: forward_bf16 is its way)"
+        )
+    if policy.rounding not in ("nearest", "stochastic") or policy.prescale != 1.0 or policy.mask:
+        raise refused(f"rounding '{policy.rounding}' with prescale {policy.prescale:g}")
+    if policy.permute:
+        raise refused("permutation")
+    if policy.format == "nvfp4":
+        if policy.scale not in ("two_level", "two_level_row"):
+            raise refused(f"scale '{policy.scale}'")
+        is_wgrad = where.startswith("wgrad")
+        rht = policy.hadamard == 16 and policy.signs == "fixed" and policy.rotated_bf16 and is_wgrad
+        if policy.hadamard and not rht:
+            raise refused(
+                f"Hadamard of {policy.hadamard} with signs '{policy.signs}' (its way: 16, fixed, bf16, Wgrad)"
+            )
+        if policy.scale == "two_level_row" and where != "fprop.x":
+            raise refused("row scale")
+        return Quantizer(
+            kind="nvfp4",
+            rht=rht,
+            two_dimensional=policy.block == "16x16",
+            stochastic=policy.is_stochastic,
+            row_scaled=policy.scale == "two_level_row",
+        )
+    if policy.hadamard or policy.is_stochastic:
+        raise refused(f"Hadamard or stochastic rounding in {policy.format}")
+    if policy.format == "bf16":
+        return Quantizer()
+    if policy.format == "mxfp8" and policy.scale == "rceil" and policy.block == "1x32":
+        return Quantizer(kind="mxfp8")
+    if policy.format in ("fp8_e4m3", "fp8_e5m2") and policy.scale == "tensor":
+        return Quantizer(kind="fp8_e4m3" if policy.format == "fp8_e4m3" else "fp8_e5m2")
+    raise refused(f"{policy.format} with scale '{policy.scale}' and block '{policy.block}'")
