@@ -1,0 +1,79 @@
+"""A quantiser factory for TransformerEngine, which follows the recipe in ``$ABLATE_RECIPE``.
+
+Megatron-LM takes it by ``--fp4-quantizer-factory ablate.integrations.te.quantizer_factory`` with
+``--fp4-recipe custom``; other trainers by ``CustomRecipe(qfactory=quantizer_factory)``. Any subset of the
+three GEMMs may be in NVFP4, MXFP8, FP8 or BF16. Not run on a device: the tests run it against a stand-in for
+TransformerEngine's interface as of d0067d0da (August 2026).
+
+How it fails: a missing variable or a recipe that TransformerEngine cannot express is a ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ablate.integrations import recipe_of_environment
+from ablate.recipes.stacks import Quantizer, Quantizers, te_quantizers
+
+
+@functools.cache
+def _quantizers() -> dict[str, Quantizers]:
+    return te_quantizers(recipe_of_environment())
+
+
+def quantizer_factory(role: Any) -> Any:
+    """Return the quantiser of one tensor; what is no linear layer's stays in high precision.
+
+    ``role``: TransformerEngine's ``QuantizerRole``, or None.
+    """
+    is_linear = role is not None and role.module_type in ("linear", "grouped_linear")
+    both = _quantizers().get(role.tensor_type) if is_linear else None
+    if both is None:
+        return _build(Quantizer())
+    rows, columns = both.rows, both.columns
+    if not both.from_rows and _shared(rows) == _shared(columns):
+        return _build(columns)  # RHT is of the columns alone in TransformerEngine's own quantiser, too
+    from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
+
+    return HybridQuantizer(
+        rowwise_quantizer=_build(rows),
+        columnwise_quantizer=_build(columns),
+        columnwise_source="rowwise_dequantized" if both.from_rows else "original",
+    )
+
+
+def _shared(one: Quantizer) -> tuple[object, ...]:
+    return one.kind, one.two_dimensional, one.stochastic, one.row_scaled
+
+
+def _build(one: Quantizer) -> Any:
+    from transformer_engine.pytorch.constants import DType
+
+    if one.kind == "identity":
+        from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
+
+        return IdentityQuantizer()
+    if one.kind == "mxfp8":
+        from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+
+        return MXFP8Quantizer(fp8_dtype=DType.kFloat8E4M3)
+    if one.kind == "nvfp4":
+        from transformer_engine.pytorch.tensor.nvfp4_tensor import NVFP4Quantizer
+
+        return NVFP4Quantizer(
+            fp4_dtype=DType.kFloat4E2M1,
+            with_rht=one.rht,
+            with_post_rht_amax=one.rht,
+            with_2d_quantization=one.two_dimensional,
+            stochastic_rounding=one.stochastic,
+            row_scaled_nvfp4=one.row_scaled,
+            with_random_sign_mask=True,
+        )
+    import torch
+    from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer
+
+    dtype = DType.kFloat8E5M2 if one.kind == "fp8_e5m2" else DType.kFloat8E4M3
+    return Float8CurrentScalingQuantizer(
+        fp8_dtype=dtype, device=torch.device("cuda"), force_pow_2_scales=False, amax_epsilon=0.0
+    )

@@ -1,0 +1,41 @@
+"""A small problem for every adapter, and what a study puts into the environment of its commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from ablate.recipes import read_recipe
+
+NOISY = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
+"""Everything that must move with the optimizer's steps: signs per step, noise per pass."""
+
+
+@pytest.fixture
+def batches():
+    """32 batches of 4 sequences × 32 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 64, (32, 4, 32), generator=generator)
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+
+
+@pytest.fixture
+def in_study(tmp_path, monkeypatch):
+    """The environment of a study's command; the run's folder."""
+    for name, value in {
+        "ABLATE_RUN_DIR": str(tmp_path), "ABLATE_RECIPE": json.dumps(asdict(read_recipe(NOISY))),
+        "ABLATE_SEED": "3", "ABLATE_TOKENS": "4096", "ABLATE_TOKENS_PER_STEP": "256",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]

@@ -1,0 +1,163 @@
+"""Hugging Face's Trainer and TRL's: counted steps, a state in the checkpoint, resumes to the bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+from ablate.integrations.hf import AblateCallback, convert_conv1d
+from ablate.numerics import apply_recipe
+from tests.integrations.conftest import NOISY, rows_of
+
+ARGUMENTS = {
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1, "save_steps": 3,
+    "save_strategy": "steps", "report_to": [], "disable_tqdm": True, "use_cpu": True, "seed": 1,
+    "learning_rate": 1e-3, "lr_scheduler_type": "constant",
+}  # fmt: skip
+
+
+def model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, tie_word_embeddings=False, **sizes)
+    return LlamaForCausalLM(config)
+
+
+def trained(out, batches, steps=8, resume=None, recipe=NOISY, **options):
+    data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
+    callback = AblateCallback(recipe, seed=3, quiet=True, **options.pop("callback", {}))
+    trainer = Trainer(
+        model=model(), train_dataset=data, eval_dataset=data[:4], callbacks=[callback],
+        args=TrainingArguments(output_dir=str(out), max_steps=steps, **ARGUMENTS, **options),
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume and str(resume))
+    return trainer, callback, {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    batches = torch.randint(0, 64, (32, 4, 32), generator=torch.Generator().manual_seed(1))
+    out = tmp_path_factory.mktemp("hf")
+    return out, batches, *trained(out, batches)
+
+
+def test_optimizer_steps_are_counted_not_batches(whole):
+    _, _, _, callback, losses = whole
+    assert callback.stepper.state.step == len(losses) == 8
+
+
+def test_a_resume_is_equal_to_the_bit(whole, tmp_path):
+    out, batches, *_, losses = whole
+    _, callback, resumed = trained(tmp_path, batches, resume=out / "checkpoint-3")
+    assert resumed == losses
+    assert callback.stepper.state.step == 8
+
+
+def test_a_resume_without_the_state_raises(whole, tmp_path):
+    out, batches, *_ = whole
+    place = out / "checkpoint-6/trainer_state.json"
+    content = json.loads(place.read_text())
+    del content["stateful_callbacks"]["AblateCallback"]
+    place.write_text(json.dumps(content))
+    with pytest.raises(RuntimeError, match="goes on after step 6, the recipe's state after 0"):
+        trained(tmp_path, batches, resume=out / "checkpoint-6")
+
+
+def test_reset_weights_resume_to_the_bit(tmp_path, batches):
+    recipe = {"preset": "primus-turbo", "deoscillate": {"window": 2, "threshold": 2.0}}
+    *_, losses = trained(tmp_path / "a", batches, recipe=recipe)
+    *_, resumed = trained(tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-3")
+    assert resumed == losses
+    (tmp_path / "a/checkpoint-6/ablate_state.pt").unlink()
+    with pytest.raises(RuntimeError, match="resume in its folder"):
+        trained(tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-6")
+
+
+@pytest.mark.exhaustive
+def test_compiled_and_in_bf16(tmp_path, batches):
+    _, callback, losses = trained(tmp_path, batches, steps=2, bf16=True, torch_compile=True)
+    assert callback.stepper.state.step == 2
+    assert all(loss < 5 for loss in losses.values())
+
+
+def test_in_a_study_it_passes_rows_and_saves_when_asked_to_stop(in_study, batches, monkeypatch):
+    class Asked(AblateCallback):
+        def on_optimizer_step(self, *args, **rest):
+            super().on_optimizer_step(*args, **rest)
+            self.stepper.should_stop = self.stepper.state.step == 2
+
+    data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
+    arguments = TrainingArguments(
+        output_dir=str(in_study / "out"), max_steps=8, eval_strategy="steps", eval_steps=1, **ARGUMENTS
+    )
+    trainer = Trainer(
+        model=model(),
+        train_dataset=data,
+        eval_dataset=data[:4],
+        callbacks=[Asked(quiet=True)],
+        args=arguments,
+    )
+    trainer.train()
+    assert (in_study / "out/checkpoint-2/trainer_state.json").exists()
+    rows = rows_of(in_study)
+    assert [(row["step"], *(row.keys() & {"loss", "val_loss"})) for row in rows] == [
+        (1, "loss"), (1, "val_loss"), (2, "loss"), (2, "val_loss"),
+    ]  # fmt: skip
+    history = {(row["step"], "loss"): row["loss"] for row in trainer.state.log_history if "loss" in row}
+    assert rows[0]["loss"] == history[1, "loss"]
+
+
+def test_a_callback_that_came_too_late_says_so(tmp_path, batches):
+    data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, **ARGUMENTS)
+    trainer = Trainer(model=model(), train_dataset=data, args=arguments)
+    trainer.add_callback(AblateCallback(NOISY))
+    with pytest.raises(RuntimeError, match="was not there when the Trainer was made"):
+        trainer.train()
+
+
+def test_gpt2_is_converted_on_request():
+    torch.manual_seed(0)
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32)).eval()
+    x = torch.arange(32)[None]
+    before = gpt2(x).logits
+    names = convert_conv1d(gpt2)
+    assert names == [
+        f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    ]
+    torch.testing.assert_close(gpt2(x).logits, before)
+    assert "4 of 5 matrices in low precision" in str(apply_recipe(gpt2, "mxfp4", quiet=True).coverage)
+
+
+def test_trl(tmp_path):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    ids = torch.randint(0, 64, (32, 33), generator=torch.Generator().manual_seed(1)).tolist()
+    arguments = trl.SFTConfig(output_dir=str(tmp_path), max_steps=2, max_length=32, **ARGUMENTS)
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, 64)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")), pad_token="<pad>", eos_token="<eos>"
+    )
+    callback = AblateCallback(NOISY, quiet=True)
+    trainer = trl.SFTTrainer(
+        model=model(), args=arguments, train_dataset=datasets.Dataset.from_dict({"input_ids": ids}),
+        processing_class=tokenizer, callbacks=[callback],
+    )  # fmt: skip
+    trainer.train()
+    assert callback.stepper.state.step == 2

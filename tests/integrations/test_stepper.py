@@ -1,0 +1,112 @@
+"""The stepper under every adapter, alone, in accelerate's loop and in torchao's ``quantize_``."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torchao.quantization import quantize_
+
+from ablate.integrations import Stepper, applied_line
+from ablate.integrations.torchao import AblateConfig, root
+from ablate.recipes import read_recipe
+from tests.integrations.conftest import NOISY, rows_of, two_layers
+
+
+def losses(stepper, model, steps, optimizer=None):
+    found = []
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(steps):
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(stepper.state.step))
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        stepper.step()
+        found.append(loss.item())
+    return found
+
+
+def test_a_study_gives_recipe_seed_and_tokens(in_study, capsys):
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        stepper = Stepper(two_layers(), quiet=True)
+        assert (stepper.state.recipe, stepper.state.seed) == (read_recipe(NOISY), 3)
+        assert applied_line(read_recipe(NOISY)) in capsys.readouterr().out
+        stepper.step()
+        assert (stepper.state.step, stepper.state.tokens) == (1, 256)
+        stepper.row(1, loss=2.5)
+        stepper.row(1, val_loss=2.75)
+        assert rows_of(in_study) == [{"step": 1, "loss": 2.5}, {"step": 1, "val_loss": 2.75}]
+        assert not stepper.should_stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stepper.should_stop
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def test_another_recipe_than_the_arms_is_refused(in_study):
+    with pytest.raises(ValueError, match="the study's arm has another recipe"):
+        Stepper(two_layers(), "mxfp4", quiet=True)
+
+
+def test_outside_of_a_study_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("ABLATE_RUN_DIR", raising=False)
+    monkeypatch.delenv("ABLATE_RECIPE", raising=False)
+    with pytest.raises(ValueError, match="no recipe is given"):
+        Stepper(two_layers())
+    Stepper(two_layers(), NOISY, quiet=True).row(1, loss=2.5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resume_needs_the_state_and_an_end_needs_steps():
+    stepper = Stepper(two_layers(), NOISY, quiet=True)
+    stepper.check_resumed(0)
+    with pytest.raises(RuntimeError, match="goes on after step 3, the recipe's state after 0"):
+        stepper.check_resumed(3)
+    with pytest.raises(RuntimeError, match="never advanced"):
+        stepper.check_ended()
+    model = two_layers()
+    by_tokens = Stepper(
+        model, {"preset": "fp4-all-the-way", "phases": [{"from_tokens": 64, "recipe": "bf16"}]}, quiet=True
+    )
+    losses(by_tokens, model, 1)
+    with pytest.raises(RuntimeError, match=r"without tokens: phases"):
+        by_tokens.check_ended()
+
+
+def test_accelerate_saves_and_loads_the_state(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+
+    def made():
+        accelerator = accelerate.Accelerator(cpu=True)
+        model = two_layers()
+        stepper = Stepper(model, NOISY, seed=3, quiet=True)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        accelerator.register_for_checkpointing(stepper)
+        return accelerator, stepper, model, optimizer
+
+    _, stepper, model, optimizer = made()
+    whole = losses(stepper, model, 6, optimizer)
+    accelerator, stepper, model, optimizer = made()
+    first = losses(stepper, model, 3, optimizer)
+    accelerator.save_state(tmp_path / "state")
+    accelerator, stepper, model, optimizer = made()
+    accelerator.load_state(tmp_path / "state")
+    stepper.check_resumed(3)
+    assert first + losses(stepper, model, 3, optimizer) == whole
+
+
+def test_torchao_takes_the_whole_model_alone():
+    config, model = AblateConfig(NOISY, {"seed": 3, "quiet": True}), two_layers()
+    quantize_(model, config, filter_fn=root)
+    assert model[0].state is model[2].state is config.stepper.state
+    plain = two_layers()
+    expected = losses(Stepper(plain, NOISY, seed=3, quiet=True), plain, 3)
+    assert losses(config.stepper, model, 3) == expected
+    # By module every layer would draw the same noise.
+    with pytest.raises(ValueError, match="takes the whole model"):
+        quantize_(two_layers(), AblateConfig(NOISY, {"quiet": True}))
