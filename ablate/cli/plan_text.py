@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,13 +23,13 @@ from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_token
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, values_text
 from ablate.run.architecture import parameters_text
+from ablate.run.command import Command, result_files, run_values, shell_line
 from ablate.run.schedule import schedule_text
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
     from ablate.study import Study
@@ -43,6 +44,7 @@ _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation
 _TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 """Suffixes of a key, for the estimate and for the ends of its 95 % range."""
+_DRY_COMMAND = "dry run  {arm}: the command ended with exit code 0; its last line: {last_line}"
 _DRY_RUN = (
     "dry run  {arm}: {parameters:,} parameters, {linear_layers} linear layers, forward and backward of "
     "{tokens:,} tokens fit"
@@ -108,9 +110,8 @@ def show_plan(
             ]
             yield "\n" + format_table(("arm", "linear layers", "n", "carry"), rows)
             yield from (f"\n{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None)
-        yield from (
-            _DRY_RUN.format(arm=arm.name, **found) for arm, found in zip(plan.arms, tried, strict=False)
-        )
+        for arm, found in zip(plan.arms, tried, strict=False):
+            yield (_DRY_COMMAND if "last_line" in found else _DRY_RUN).format(arm=arm.name, **found)
         if plan.missing:
             yield "\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:"
 
@@ -157,12 +158,17 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
     }
 
 
-def _dry_runs(plan: Plan) -> list[dict[str, int]]:
+def _dry_runs(plan: Plan) -> list[dict[str, Any]]:
     from ablate.train.probe import dry_run
 
-    found = []
+    found: list[dict[str, Any]] = []
     for arm in plan.arms:
         config = arm.config.with_seed(arm.runs[0].seed)
+        if isinstance(config.trainer, Command):
+            from ablate.execute.command import dry_run as try_command
+
+            found.append(try_command(arm.name, config, max(1, arm.resources.gpus)))
+            continue
         try:
             found.append(asdict(dry_run(config, arm.resources.devices_per_run)))
         except (ValueError, UserError) as error:
@@ -207,6 +213,8 @@ def _figures(
             f"{len(shared):,} begin with steps that another trains, to the same bits: "
             f"{sum(shared.values()):,} tokens less"
         )
+    commands = [one for arm in plan.arms if isinstance(one := arm.config.trainer, Command)]
+    told = ("batch", "budget") if len(commands) == len(plan.arms) else tuple(_OF_AN_ARM)
     time = "nothing left to run"
     if costs.wall_seconds is None:
         time = "not known before a run is finished: the study does not describe the model"
@@ -215,7 +223,9 @@ def _figures(
         time = f"about {duration_text(costs.wall_seconds)}{where} ({_GROUND})"
     figures = {
         "tuning": _tuning_texts(plan),
-        **{name: _each(plan, text_of) for name, text_of in _OF_AN_ARM.items()},
+        **{name: _each(plan, text_of) for name, text_of in _OF_AN_ARM.items() if name in told},
+        "command": [f"{arm.name}: {text}" for arm in plan.arms if (text := _command_text(plan, arm))],
+        "its files": [*dict.fromkeys(str(path) for one in commands for path in result_files(one))],
         "seeds": _seeds_texts(plan),
         "fork": [
             f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"
@@ -291,12 +301,25 @@ def _work_text(arm: PlannedArm) -> str:
 def _model_text(arm: PlannedArm) -> str:
     model = arm.config.model
     if arm.size is None:
-        return f"not known: {arm.config.trainer} builds it, and the study has no model"
+        whose = "the command" if isinstance(arm.config.trainer, Command) else arm.config.trainer
+        return f"not known: {whose} builds it, and the study has no model"
     text = model.function or f"{model.hf}, {'pretrained' if model.pretrained else 'random'} weights"
     if model.is_built_in:
         text = f"{model.architecture}, width {model.width}, layers {model.layers}, heads {model.heads}"
         text += f", ffn {model.ffn}" + f" of {model.experts} experts" * (model.experts is not None)
     return f"{text}: {parameters_text(arm.size.parameters)} parameters"
+
+
+def _command_text(plan: Plan, arm: PlannedArm) -> str | None:
+    """Write the line that starts an arm's first run; None without a command."""
+    command, run = arm.config.trainer, arm.runs[0]
+    if not isinstance(command, Command):
+        return None
+    values = run_values(
+        seed=run.seed, steps=arm.batches.steps, tokens=arm.batches.tokens,
+        run_dir=Path(f"RUNS/{plan.study}/runs/{run.id}"), num_devices=max(1, arm.resources.gpus),
+    )  # fmt: skip
+    return shell_line(command, arm.config.recipe, values)
 
 
 def _carried_text(arm: PlannedArm) -> str:

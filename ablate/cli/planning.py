@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.base.command_hints import command_line
+from ablate.base.errors import UserError
 from ablate.cli.common import (
     PATH,
     address_option,
@@ -42,10 +43,16 @@ _NEEDED = {
 @click.option("--data", metavar="PATH", help="Text, or JSON lines: a file, a folder or a glob.")
 @click.option("--arms", metavar="WORD", help="ladder, published or grid.")
 @click.option("--budget", metavar="TIME", help="Wall time of the whole study here: 30m, 2h, 1d.")
+@click.option("--command", metavar="LINE", help="Your own training program; needs --log.")
+@click.option("--log", type=PATH, help="--command: what it printed in a run.")
+@click.option("--pattern", "patterns", multiple=True, metavar="REGEX", help="--command: reads its log.")
 @click.option("--schema", is_flag=True, help="Only print the JSON Schema of study files, for editors.")
 @storage_option
 @click.pass_context
-def init(context: click.Context, /, file: Path, storage: Path, *, schema: bool, **given: str | None) -> None:
+def init(
+    context: click.Context, /, file: Path, storage: Path, *, schema: bool, command: str | None,
+    log: Path | None, patterns: tuple[str, ...], **given: str | None,
+) -> None:  # fmt: skip
     """Write a commented study to FILE (default: study.yaml), which must not be there yet.
 
     What no option says is asked on a terminal. Elsewhere it is the built-in model, the standard library's
@@ -59,6 +66,7 @@ def init(context: click.Context, /, file: Path, storage: Path, *, schema: bool, 
       ablate init
       ablate init ladder.yaml --data corpus/ --budget 2h
       ablate init own.yaml --model function:my_model.py:build --arms grid
+      ablate init mine.yaml --command "python train.py --seed {seed}" --log train.log
       ablate init --schema > study.schema.json
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     if schema:
@@ -66,6 +74,16 @@ def init(context: click.Context, /, file: Path, storage: Path, *, schema: bool, 
 
         refuse_other_options(context, {"schema"}, "--schema")
         click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+        return
+    if command is not None or log is not None or patterns:
+        from ablate.workflow.init import write_command_study
+
+        refuse_other_options(context, {"command", "log", "patterns", "storage"}, "--command")
+        if command is None or log is None:
+            hint = "a log of one run tells how to read it"
+            raise UserError("--command and --log belong together", hint=hint)
+        click.echo(write_command_study(file, command, log=log, patterns=patterns))
+        click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
         return
     from ablate.cli.display import ConsoleListener
     from ablate.run.architecture import PRESETS

@@ -9,6 +9,7 @@ does not grow with them.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import uuid
 from dataclasses import asdict, replace
@@ -21,6 +22,7 @@ from ablate.execute.pending_runs import DEFAULT_TRAINER, clean_prefixes, share_p
 from ablate.execute.queue import ExecutionEnd, Queue, Workers
 from ablate.execute.worker import on_signal
 from ablate.plan import configured_runs
+from ablate.run.command import secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +86,7 @@ def execute_study(
             stop_path=stop_path,
             device="cuda" if run.resources.gpus else "cpu",
             git_commit=commit,
+            secrets=secrets_of(run.config.trainer, os.environ),
             trainer=trainer,
         )
         for run in runs

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import time
 from dataclasses import asdict
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from ablate import _version as own_version
 from ablate._version import __version__
 from ablate.base.files import hash_of
+from ablate.run.command import code_of, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ablate.backends.device import Device
     from ablate.backends.select import Choice
+    from ablate.run.command import Command
 
 _RESULT_SOURCES = ("backends", "data", "layers", "models", "numerics", "recipes", "run", "train")
 """Parts of this package that can change a run's result."""
@@ -40,6 +43,10 @@ _SETTINGS = (
 """Variables that choose a library's instructions."""
 _IDLE_PERCENT = 10.0
 """Above this load a device counts as shared."""
+_GPU_TOOLS = (
+    ("nvidia-smi --query-gpu=name --format=csv,noheader", r"(.+)"),
+    ("rocm-smi --showproductname", r"Card [Ss]eries:\s*(.+)"),
+)
 _CPU_WINDOW_SEC = 0.5
 _GPU_WINDOW_SEC = 1.0
 """A GPU's driver averages the load over at most this time."""
@@ -179,6 +186,39 @@ def describe_environment(
         # As far as this run can know. The ledgers show whether other runs used the device later.
         "timing_valid": why_not is None,
         "timing_why_not": why_not,
+    }
+
+
+def describe_command(command: Command, commit: str | None, num_devices: int, *, gpus: int) -> dict[str, Any]:
+    """Make the content of ``environment.json`` for an attempt that a command trains.
+
+    Its arithmetic is not known, only what the study asked it for; the GPU is asked for by its own tool, so
+    that this process opens nothing on it.
+    """
+    gpu = "a GPU of unknown kind" if gpus else None
+    for words, pattern in _GPU_TOOLS if gpus else ():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(words.split(), capture_output=True, text=True, check=True, timeout=60)
+            if found := re.search(pattern, done.stdout):
+                gpu = found[1].strip()
+                break
+    return {
+        "ablate": __version__,
+        "git_commit": commit,
+        "code": code_of(Path(command.cwd)) or digest_of(command)[:12],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cpus_visible": len(os.sched_getaffinity(0)),
+        "gpu": gpu,
+        "world_size": num_devices,
+        "software": command.version,
+        "backend": "command",
+        "backend_mode": "command",
+        "backend_detail": "by the command, as configured",
+        "timing_valid": False,
+        "timing_why_not": "by the command's log",
     }
 
 

@@ -50,16 +50,25 @@ def _wait(pid: int, mark: str) -> None:
     select.select([worker], [], [])
     pipe = Path("/proc/self/fd/0").readlink()
     for _ in range(_LOOKS):  # a process that is started during one look is found at the next
-        for folder in Path("/proc").glob("[0-9]*"):
-            if int(folder.name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError):  # it has ended, or is another user's
-                variables = (folder / "environ").read_bytes().split(b"\0")
-                if f"{_VARIABLE}={mark}".encode() in variables or any(
-                    descriptor.readlink() == pipe for descriptor in (folder / "fd").iterdir()
-                ):
-                    os.kill(int(folder.name), signal.SIGKILL)
+        for one in marked(_VARIABLE, mark, pipe):
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(one, signal.SIGKILL)
         time.sleep(_PAUSE_SEC)
+
+
+def marked(variable: str, value: str, pipe: Path | None = None) -> list[int]:
+    """Find the processes that inherited a variable of this value, or hold ``pipe`` open; not this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        if int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if f"{variable}={value}".encode() in variables or (
+                pipe is not None and any(one.readlink() == pipe for one in (folder / "fd").iterdir())
+            ):
+                found.append(int(folder.name))
+    return found
 
 
 if __name__ == "__main__":

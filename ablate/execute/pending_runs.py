@@ -50,9 +50,9 @@ class RunRequest:
 
     ``keep_weights``: leave the final weights in the run's folder. The driver sets the fields from ``run_dir``
     on, for the worker; their paths are on the shared storage. ``given_up``: the attempt whose holder was
-    found dead, or 0. ``prefix``: folder and step of the state that a fresh run starts from; ``holder``: the
-    run that trains it. ``prefixes``: the folders for states that other runs start from, by the number of
-    tokens before the state.
+    found dead, or 0. ``secrets``: variables that a command needs, which are written nowhere. ``prefix``:
+    folder and step of the state that a fresh run starts from; ``holder``: the run that trains it.
+    ``prefixes``: the folders for states that other runs start from, by the number of tokens before the state.
     """
 
     run_id: str
@@ -66,6 +66,7 @@ class RunRequest:
     stop_path: Path = Path("stop")
     device: str = "cpu"
     git_commit: str | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     trainer: str = DEFAULT_TRAINER
     given_up: int = 0
     prefix: tuple[Path, int] | None = None
@@ -96,7 +97,7 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
             run_id=run.id,
             arm=arm.name,
             config=arm.config.with_seed(run.seed),
-            tokens_dir=corpora[arm.config.data_digest].folder.resolve(),
+            tokens_dir=files.folder.resolve() if (files := corpora.get(arm.config.data_digest)) else None,
             resources=arm.resources,
             diagnostics=plan.diagnostics,
             keep_weights=plan.keep_weights,

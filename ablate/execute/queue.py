@@ -65,14 +65,23 @@ class Workers:
         self._foreign = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._together = ray.remote(max_retries=0)(execute_together)
         self._running: dict[str, tuple[Any, RunRequest, Leases]] = {}
+        self._groups: dict[str, Any] = {}
         self._looked = time.monotonic()
 
     def start(self, run: RunRequest) -> None:
         """Hand a run to a worker."""
+        from ray.util import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
         wanted, remote = run.resources, self._alone if run.config.trainer is None else self._foreign
         asked = {"num_cpus": wanted.cpus, "num_gpus": wanted.gpus, "resources": wanted.custom or None}
         if wanted.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
             remote, asked = self._together, {"num_cpus": 0}
+        if wanted.nodes > 1:  # the command's other nodes are reserved with the first
+            bundle = {"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.custom}
+            group = placement_group([bundle] * wanted.nodes, strategy="STRICT_SPREAD")
+            asked["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
+            self._groups[run.run_id] = group
         task = remote.options(name=run.run_id, **asked).remote(run)
         self._running[run.run_id] = task, run, _beats(run)
 
@@ -97,6 +106,8 @@ class Workers:
         for task in done:
             run = tasks[task]
             del self._running[run.run_id]
+            if (group := self._groups.pop(run.run_id, None)) is not None:
+                ray.util.remove_placement_group(group)
             try:
                 end = ray.get(task)
             except ray.exceptions.TaskCancelledError:

@@ -23,6 +23,7 @@ from ablate.backends.device import device_of
 from ablate.backends.select import UnfitDeviceError, fit_choices, overall_mode
 from ablate.base.errors import UserError
 from ablate.execute.environment import code_digest, other_work, why_not_valid
+from ablate.run.command import Command
 from ablate.store.records import Speed, SpeedRecord, SpeedSettings
 from ablate.train.group import Layout
 from ablate.train.probe import StepTimes, time_steps
@@ -50,6 +51,9 @@ def measure(
         UserError: an arm that cannot run on this device, or needs several.
     """
     for arm in arms:
+        if isinstance(arm.config.trainer, Command):
+            what = f"arm '{arm.name}' is trained by a command, whose own log has its speed"
+            raise UserError(what, hint="the report takes it from there")
         if (devices := arm.resources.devices_per_run) > 1:
             raise UserError(
                 f"arm '{arm.name}' trains on {devices} devices a run, and this times one (the runs' own "

@@ -26,6 +26,7 @@ from ablate.base.errors import UserError, first_line
 from ablate.base.files import restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
 from ablate.execute.pending_runs import DEFAULT_TRAINER
+from ablate.run.command import Command
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import load_newest
 from ablate.store.leases import Leases
@@ -147,6 +148,17 @@ def _train(
         sampled(run.system_path, lambda: watch.tokens),
         contextlib.ExitStack() as files,
     ):
+        # Schedulers send SIGTERM before they kill.
+        files.enter_context(on_signal(lambda *_: terminated.set(), signal.SIGTERM))
+        if isinstance(task.config.trainer, Command):  # the device is the command's: it is not looked at
+            from ablate.execute.command import train_by_command
+
+            end, hashes = train_by_command(task, lease, watch=watch, should_stop=should_stop)
+            said = "preempted (SIGTERM)" if terminated.is_set() else end.message
+            ended = replace(
+                status, state=end.state, tokens=end.tokens, step=end.step, message=said, files=hashes
+            )
+            return ended, end.transient or terminated.is_set()
         # Loaded inside the block, so that the worker shows meanwhile that it lives.
         import torch
 
@@ -180,8 +192,6 @@ def _train(
             files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
             for path in (run.metrics_path, *([run.diagnostics_path] if task.diagnostics else []))
         ]
-        # Schedulers send SIGTERM before they kill.
-        files.enter_context(on_signal(lambda *_: terminated.set(), signal.SIGTERM))
         result = _call_trainer(
             task,
             begin(step) if begin else ALONE,
@@ -276,6 +286,7 @@ def _call_trainer(
             options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
         result = train(task.config, **options)
     else:
+        assert isinstance(name, str)
         result = own_trainer.call(name, task.config, follows=lease is None, **options)
     if task.keep_weights and result.trainee is not None and group.first(lease is None or lease.is_mine()):
         from ablate.train.snapshot import save_weights

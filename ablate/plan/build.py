@@ -13,6 +13,7 @@ would not compare with the baseline's. With ``without_data`` a study without its
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from ablate.plan.plan import Plan, PlannedArm, planned_runs
 from ablate.plan.tuning import tuned_plan
 from ablate.recipes import describe
 from ablate.run.architecture import LinearLayer, ModelSize, linear_layers, model_size
+from ablate.run.command import REACHES, THE_COMMANDS, Command
 from ablate.run.config import ArmConfig, Fork, configured
 from ablate.run.schedule import plan_steps
 from ablate.store.plan_file import Question
@@ -42,7 +44,8 @@ _PLAIN: TypeAdapter[Any] = TypeAdapter(Any)
 
 def code_warning(study: Study) -> str | None:
     """Return a warning with the names of the user's code that a study executes; None if it has none."""
-    names = {name: None for arm in study.arms for name in (arm.model.function, arm.trainer) if name}
+    codes = [one for arm in study.arms for one in (arm.model.function, arm.trainer) if one]
+    names = dict.fromkeys(shlex.join(one.words) if isinstance(one, Command) else one for one in codes)
     if not names:
         return None
     return f"Study {study.name} runs code of its own on this machine: {', '.join(names)}. Trust it first."
@@ -78,7 +81,7 @@ def build_plan(
         folded.setdefault(into, []).append(name)
     arms: dict[str, PlannedArm] = {}
     for arm in study.arms:
-        identity = identities[arm.data]
+        identity = identities[None if isinstance(arm.trainer, Command) else arm.data]
         code_digest, outline = own_code.read(arm, identity.vocab_size)
         size: ModelSize | None = None
         layers: tuple[LinearLayer, ...] = ()
@@ -110,11 +113,11 @@ def build_plan(
             if own != usual and (part != "recipe" or arm.recipe != base.recipe):
                 said = stated(part, own)
                 told = stated(part, usual).items()
-                differs |= {key: (value, said[key]) for key, value in told if value != said[key]}
+                differs |= {key: (value, said.get(key)) for key, value in told if value != said.get(key)}
         arms[arm.name] = PlannedArm(
             name=arm.name,
             description=arm.description,
-            recipe=described(arm.recipe),
+            recipe=_described(arm) or described(arm.recipe),
             tokens=batches.tokens,
             factors=arm.factors,
             differs=differs,
@@ -150,10 +153,13 @@ def build_plan(
             folded=(),
             runs=planned_runs(arms[base.name].config, range(first, first + len(study.seeds))),
         )
+    training = asdict(study.training)
+    if all(isinstance(arm.trainer, Command) for arm in study.arms):
+        training = {key: training[key] for key in REACHES}
     plan = Plan(
         **{field.name: getattr(study, field.name) for field in fields(Question)},
         study=study.name,
-        training=asdict(study.training),
+        training=training,
         arms=tuple(arms.values()),
         folded=study.folded,
         diagnostics=study.diagnostics,
@@ -165,16 +171,19 @@ def build_plan(
 
 def _identify_all(
     study: Study, identify: Callable[[DataConfig], DataIdentity] | None, *, without_data: bool
-) -> tuple[dict[DataConfig, DataIdentity], tuple[Problem, ...]]:
-    """Return the identity of each data section, and the faults found.
+) -> tuple[dict[DataConfig | None, DataIdentity], tuple[Problem, ...]]:
+    """Return the identity of each data section, and the faults found; None: of the data that a command reads.
 
     Data that cannot be used get an identity without a digest, if the size of their vocabulary is known.
     """
     from ablate.data import identity
 
-    identities: dict[DataConfig, DataIdentity] = {}
+    identities: dict[DataConfig | None, DataIdentity] = {}
     problems: dict[Problem, None] = {}
-    for data in dict.fromkeys(arm.data for arm in study.arms):
+    for data in dict.fromkeys(None if isinstance(arm.trainer, Command) else arm.data for arm in study.arms):
+        if data is None:
+            identities[data] = identity.DataIdentity(digest=THE_COMMANDS, vocab_size=10**15, num_bytes=0)
+            continue
         try:
             identities[data] = (identify or identity.identify)(data)
         except UserError as error:
@@ -209,6 +218,13 @@ def _not_comparable(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Probl
                 what = f"arm '{one.name}' differs from the baseline in {setting}: expected {usual}, got {own}"
                 hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
                 yield study.problem(study.where(one, setting), what, hint)
+
+
+def _described(arm: ResolvedArm) -> str | None:
+    """Name the arithmetic of a command that no recipe reaches; None: the recipe says it."""
+    if not isinstance(arm.trainer, Command) or arm.trainer.reads_recipe:
+        return None
+    return arm.trainer.precision or "as the command has it"
 
 
 def _parts(arm: ResolvedArm) -> dict[str, Any]:

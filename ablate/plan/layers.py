@@ -23,6 +23,7 @@ from ablate.recipes import describe_layer
 from ablate.recipes.coverage import coverage_faults
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.architecture import layer_places
+from ablate.run.command import Command, digest_of
 from ablate.study.checks import layer_misfits, phase_misfits
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class OwnCode:
         for part, code in (("model", model.function), ("trainer", arm.trainer)):
             if code is not None:
                 with self._at(arm, part):
-                    parts.append(self._code(code))
+                    parts.append(digest_of(code) if isinstance(code, Command) else self._code(code))
         digest = hashlib.sha256(" ".join(parts).encode()).hexdigest() if parts else None
         if model.is_built_in:
             return digest, None

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from ablate.base.config_base import Section, key
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run import BUILT_IN, backend_names
+from ablate.run.command import Command  # noqa: TC001  pydantic reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +98,7 @@ class ModelConfig(Section):
         """Whether the fields describe the model; otherwise its own code does."""
         return self.hf is None and self.function is None
 
-    def describes(self, trainer: str | None) -> bool:
+    def describes(self, trainer: str | Command | None) -> bool:
         """Whether the fields describe what is trained; a trainer may build any model if no field is set."""
         return self.is_built_in and (trainer is None or self != ModelConfig())
 
@@ -189,6 +190,7 @@ class ResourcesConfig(Section):
     custom: dict[str, PositiveFloat] = key(
         dict, "resources that the cluster names itself, such as {mi355x: 1}, per device of a run"
     )
+    nodes: PositiveInt = key(1, "machines on which a command trains each run, each with these cpus and gpus")
     activation_checkpointing: StrictBool = key(
         False, "compute the blocks' activations twice to keep less; same result"
     )
@@ -249,7 +251,7 @@ class ArmConfig(Section):
     training: TrainingConfig
     recipe: Recipe
     backend: BackendName
-    trainer: str | None = None
+    trainer: str | Command | None = None
     code_digest: str | None = key(None, "hash of the model's and trainer's own code, of hf's configuration")
     fork: Fork | None = None
 

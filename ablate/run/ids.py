@@ -4,6 +4,7 @@ Included: model, training, the six resolved operand policies, back end, seed, th
 the data's content, the vocabulary size, the digest of user code, the fork (how the run trained before it, and
 where it is), and ``RESULT_VERSION``. Default values of model, data and training fields are left out: a
 changed default raises ``RESULT_VERSION``.
+Of a command: its words and environment before templates are filled, how its log is read, its version.
 Excluded: names of study and arm, descriptions, resources, file locations and ``model.allow``, which only says
 what the user knows. ``data_digest`` represents the content of ``paths`` and ``validation_paths``, and of a
 tokenizer in a local file; ``code_digest`` represents the file of a model or trainer. So a renamed, moved or
@@ -22,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ablate.run.command import Command
 from ablate.run.config import ArmConfig, DataConfig, Fork, ModelConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def _canonical(section: str | int | Section) -> str:
         training, tokens = _canonical(section.training), section.tokens
         return f'{{"recipe":{section.recipe.text},"tokens":{tokens},"training":{training}}}'
     if not isinstance(section, (ModelConfig, DataConfig, TrainingConfig)):
-        return section.text
+        return section.text if not isinstance(section, Command) else _compact(section.identity)
     usual = _DEFAULTS[type(section)]
     content = {key: value for key, value in asdict(section).items() if value != usual[key]}
     if isinstance(section, DataConfig):
@@ -81,6 +83,10 @@ def _canonical(section: str | int | Section) -> str:
     if isinstance(section, ModelConfig):
         content.pop("allow", None)
         content |= {key: _placeless(content[key]) for key in ("hf", "function") if key in content}
+    return _compact(content)
+
+
+def _compact(content: dict[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -22,6 +22,7 @@ from ablate.data.identity import field_faults
 from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, SenselessRecipe, describe, read_recipe, resolve
 from ablate.recipes.place import phases_of
 from ablate.run.architecture import model_places
+from ablate.run.command import Command
 from ablate.run.schedule import plan_steps
 from ablate.store.plan_file import DroppedCell, ForkPoint
 from ablate.study import checks
@@ -140,10 +141,17 @@ class Arms:
         misfits = [] if model is None else list(checks.model_misfits(model, built["model"][1]))
         if recipe is not None and model is not None and not misfits and model.describes(config["trainer"]):
             misfits += checks.shape_misfits(model, recipe)
-        if training is not None:
+        if training is not None and not isinstance(config["trainer"], Command):
             misfits += checks.budget_misfits(training, recipe)
             misfits += [] if resources is None else checks.device_misfits(training, resources)
-        for what, keys, hint in () if data is None else field_faults(data):
+        command = config["trainer"]
+        if isinstance(command, Command) and recipe is not None and None not in (training, resources):
+            command, faults = checks.ready_command(command, recipe, training, resources, built)
+            config["trainer"], misfits = command, misfits + faults
+        elif resources is not None and resources.nodes > 1:
+            hint = "devices_per_run may lie on several machines"
+            misfits.append(Misfit("nodes are those of a command", hint, ("resources.nodes",)))
+        for what, keys, hint in () if data is None or isinstance(command, Command) else field_faults(data):
             misfits.append(Misfit(what, hint, tuple(f"data.{key}" for key in keys)))
         for misfit in misfits:
             self.add_fault(name, layers, misfit)
@@ -234,7 +242,8 @@ def content_of(arm: ResolvedArm) -> tuple[str, ...]:
     if arm.model.describes(arm.trainer) and (recipe.rules or recipe.phases):
         recipe = _without_idle_parts(arm.model, recipe)
     parts = (recipe, arm.model, arm.data, arm.training)
-    return (arm.backend, arm.trainer or "", *(part.text for part in parts))
+    trainer = arm.trainer.text if isinstance(arm.trainer, Command) else arm.trainer or ""
+    return (arm.backend, trainer, *(part.text for part in parts))
 
 
 # ---- forks -------------------------------------------------------------------------------------------------

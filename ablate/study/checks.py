@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.recipes import features_fault
 from ablate.recipes.place import phases_of, rule_faults
+from ablate.recipes.stacks import flags_for
 from ablate.run.architecture import layer_places, linear_layers
+from ablate.run.command import REACHES, READS_RECIPE
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
+    from ablate.run.command import Command
     from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 
 
@@ -195,3 +198,46 @@ def phase_misfits(recipe: Recipe, tokens: int) -> Iterator[Misfit]:
 
 def _of_recipe(what: str, hint: str, key: str) -> Misfit:
     return Misfit(what, hint, (f"recipe.{key}", "recipe.preset", "recipe"))
+
+
+def ready_command(
+    command: Command,
+    recipe: Recipe,
+    training: TrainingConfig,
+    resources: ResourcesConfig,
+    built: Mapping[str, tuple[Any, dict[str, Any]]],
+) -> tuple[Command, list[Misfit]]:
+    """Put an arm's recipe into its command; also return what does not fit, or would have no effect.
+
+    ``built``: the arm's sections, each with its keys as written.
+    """
+    misfits = [Misfit(what, hint, (f"trainer.{key}", "trainer")) for what, hint, key in command.faults()]
+    for section, what in (("model", "builds its own model"), ("data", "reads its own data")):
+        for key in built[section][1]:
+            hint = "say it in the command's own words: trainer.args, trainer.files or trainer.version"
+            misfits.append(Misfit(f"{key} has no effect: the command {what}", hint, (f"{section}.{key}",)))
+    for key in built["training"][1]:
+        if key not in REACHES:
+            hint = f"write it in trainer.args; of training only {', '.join(REACHES)} are read"
+            misfits.append(Misfit(f"{key} does not reach the command", hint, (f"training.{key}",)))
+    if resources.devices_per_run > 1:
+        hint = f"resources.gpus: {resources.gpus * resources.devices_per_run} reserves them for one command"
+        misfits.append(Misfit("a command starts its own processes", hint, ("resources.devices_per_run",)))
+    if resources.nodes > 1 and "{node_rank}" not in " ".join((*command.words, *command.env.values())):
+        hint = "pass on {node_rank}, {num_nodes}, {master_addr} and {port}, as torchrun takes them"
+        misfits.append(Misfit("nothing tells the nodes apart", hint, ("trainer.command",)))
+    if command.reads_recipe:
+        if misfits or command.recipes in (None, READS_RECIPE):
+            return command, misfits
+        try:
+            flags = flags_for(recipe, command.recipes, steps=plan_steps(training).steps)
+        except ValueError as error:
+            return command, [Misfit(str(error), None, ("recipe", "trainer.recipes"))]
+        if flags.args and "{recipe_args}" not in command.command:
+            what, hint = "the recipe's arguments have no place in the command", "add the word '{recipe_args}'"
+            return command, [Misfit(what, hint, ("trainer.command",))]
+        command = command.with_recipe(flags.args, flags.env)
+    elif built["recipe"][1]:
+        hint = "trainer.recipes names the table for it; or leave it out and name the arm by trainer.precision"
+        misfits.append(Misfit("the recipe does not reach the command", hint, ("recipe",)))
+    return command, misfits

@@ -42,7 +42,7 @@ _MISSING = {
     "name": "it names the study's folder",
     "factors": "path of a field: its values",
 }
-_USUAL = {"lr": "learning_rate", "hidden_size": "width", "d_model": "width"}
+_USUAL = {"lr": "learning_rate", "cores": "cpus", "hidden_size": "width", "d_model": "width"}
 """Other projects' names → our keys."""
 
 

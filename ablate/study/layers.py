@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ablate.base.user_functions import is_file
 from ablate.recipes import GEMMS, SHORT_RECIPES, RecipeSpec
 from ablate.run.architecture import PRESETS
+from ablate.run.command import Command
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.store.plan_file import ForkPoint
 from ablate.study.sections import ForkSection
@@ -36,6 +37,7 @@ _TYPES: dict[str, Any] = {
     "training": TrainingConfig,
     "recipe": RecipeSpec,
     "resources": ResourcesConfig,
+    "trainer": Command,
     "fork": ForkSection,
 }
 
@@ -128,9 +130,9 @@ class Sections:
         for layer in layers:
             part, replaces = _part(self._source, layer)
             merged = part if replaces else _merge(merged, part)
-        if name == "backend":  # it and the trainer are words, checked with the file
+        if name == "backend":  # a word, checked with the file, as a training function is
             return str(merged or "auto"), {}
-        if name == "trainer":
+        if name == "trainer" and not isinstance(merged, dict):
             return None if merged is None else self._join_code(str(merged)), {}
         if name == "fork" and merged is None:
             return None, {}
@@ -148,6 +150,8 @@ class Sections:
             hf, function = built.hf, built.function
             hf, function = hf and self._join_existing(hf), function and self._join_code(function)
             return replace(built, hf=hf, function=function)
+        if isinstance(built, Command):
+            return replace(built, cwd=self._join(built.cwd))
         if not isinstance(built, DataConfig):
             return built
         paths, validation, tokenizer = built.paths, built.validation_paths, built.tokenizer_path

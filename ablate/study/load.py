@@ -15,8 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import UserError, likely
 from ablate.recipes import Recipe, SenselessRecipe, resolve
+from ablate.run.command import Command
 from ablate.store.plan_file import Margin, Settled, StopRule, Target
 from ablate.study.arms import Arms, resolve_forks
+from ablate.study.checks import Misfit
 from ablate.study.faults import Faults
 from ablate.study.searches import check_search, check_tune
 from ablate.study.sections import SeedsSection, StudyFile
@@ -162,6 +164,18 @@ def _check_file(file: StudyFile, found: Arms) -> None:
         if file.keep_weights and arm.trainer is not None:
             what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
             faults.add(("keep_weights",), what, "let that trainer write them")
+        if isinstance(arm.trainer, Command):
+            if arm.trainer.command and file.paired_seeds and not arm.trainer.has_seed:
+                hint = "pass it on, or say paired_seeds: false where its runs differ by themselves"
+                found.add_fault(
+                    arm.name, arm.layers, Misfit("no {seed} in the command", hint, ("trainer.command",))
+                )
+            if file.diagnostics is not None:
+                faults.add(("diagnostics",), "nothing looks into a command", "leave it out")
+            if file.tune is not None:
+                faults.add(
+                    ("tune",), "its values do not reach a command", "make an arm of each in trainer.args"
+                )
     first: dict[Recipe, int] = {}
     for index, spec in enumerate(file.diagnostics.what_if if file.diagnostics is not None else ()):
         at = ("diagnostics", "what_if", index)

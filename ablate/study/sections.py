@@ -17,6 +17,7 @@ from ablate.base.config_base import key, said
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import AnyRecipe, RecipeSpec
 from ablate.run.architecture import Preset  # noqa: TC001  pydantic reads the annotation at run time
+from ablate.run.command import Command
 from ablate.run.config import (
     BackendName,
     DataConfig,
@@ -137,6 +138,12 @@ class ForkSection:
     at: PositiveInt | None = key(None, "after so many tokens, rounded to a whole optimizer step")
 
 
+Trainer = Annotated[
+    Annotated[Command, Tag("[section]")] | Annotated[str, Tag("[word]")],
+    Discriminator(lambda value: "[section]" if isinstance(value, dict | Command) else "[word]"),
+]
+
+
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class BaseSection:
     """What every arm starts from. Any field of it can be a factor of the grid."""
@@ -150,8 +157,10 @@ class BaseSection:
     backend: BackendName = key(
         "auto", "who quantises and multiplies; auto: the fastest that this machine has"
     )
-    trainer: str | None = key(
-        None, "your own training function instead: package.module:function or file.py:function"
+    trainer: Trainer | None = key(
+        None,
+        "your own training function instead: package.module:function or file.py:function; or a command, as "
+        "{command: [python, train.py, …], metrics: …}",
     )
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
     fork: ForkSection | None = key(None, "start from another arm's state; default: from the beginning")

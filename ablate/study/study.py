@@ -11,6 +11,7 @@ from ablate.store.plan_file import Question
 
 if TYPE_CHECKING:
     from ablate.recipes import Recipe, RecipeSpec
+    from ablate.run.command import Command
     from ablate.run.config import (
         BackendName,
         DataConfig,
@@ -57,7 +58,7 @@ class ResolvedArm:
     recipe: Recipe
     recipe_spec: RecipeSpec
     backend: BackendName
-    trainer: str | None
+    trainer: str | Command | None
     resources: ResourcesConfig
     fork: ForkPoint | None
     layers: Layers

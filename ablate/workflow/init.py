@@ -9,17 +9,22 @@ How it fails: with a ``UserError`` that names the option, before anything is wri
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shlex
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from ablate.base.errors import Problem, UserError
 from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
+from ablate.run.log_rows import KNOWN_LOGS, PLACES, LogReader, LogSource
 from ablate.study.load import study_of
 from ablate.study.template import (
     BUILT_IN,
@@ -32,7 +37,7 @@ from ablate.study.template import (
 from ablate.workflow import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 USED = 0.8
 """The share of the budget that is planned: runs side by side slow each other, and Ray has to start."""
@@ -233,3 +238,83 @@ def _naming(option: str) -> Iterator[None]:
         first = error.problems[0]
         place = f"{first.file}: " if first.file is not None and first.line is None else ""
         raise UserError(Problem(what=f"{option}: {place}{first.what}", hint=first.hint)) from None
+
+
+_COMMAND_STUDY = """\
+# A study of a command that trains by itself: docs/training-scripts.md says what each key does.
+name: {name}
+baseline: bf16
+target: {{val_loss: {target:.4g}}} # nats per token; the log reaches it after {part:.0%} of its steps
+seeds: 3
+base:
+  trainer:
+    command: {words}
+    metrics: {metrics}
+  # Correct these: {{steps}} is tokens / (seq_len × batch_size), {steps:,} in the log.
+  training: {{tokens: {tokens}, seq_len: {seq_len}, batch_size: {batch_size}}}
+arms:
+  # Your flags for each arm; or recipes: megatron-te and {{recipe_args}}, for flags from ablate's recipes.
+  bf16: {{trainer: {{precision: BF16}}}}
+  fp4: {{trainer: {{precision: FP4, args: [--fp4]}}}}
+"""
+_TARGET_AT = 0.8
+
+
+def write_command_study(path: Path, command: str, *, log: Path, patterns: Sequence[str] = ()) -> str:
+    """Write a study of a command to ``path``, from a log of it; return lines that say what the log holds.
+
+    ``patterns``: regular expressions for a log that none of the known trainers writes.
+
+    Raises:
+        UserError: the log has no validation loss that can be read, or the study cannot be planned as written.
+    """
+    if path.exists():
+        raise UserError("is there already, and is left as it is", file=path, hint="give another name")
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
+    except OSError as error:
+        raise UserError(f"--log: cannot read {log}: {error.strerror or error}") from None
+    try:
+        sources = (
+            [LogSource(patterns=list(patterns))]
+            if patterns
+            else [LogSource(preset=one) for one in KNOWN_LOGS]
+        )
+    except ValidationError as error:
+        raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
+    best: tuple[LogSource, list[dict[str, Any]]] = sources[0], []
+    for one in sources:
+        reader = LogReader(one)
+        found = [row for line in lines for row in reader.rows(line)]
+        best = max(best, (one, found), key=lambda pair: sum("val_loss" in row for row in pair[1]))
+    source, rows = best
+    evals = [row for row in rows if "val_loss" in row]
+    if not evals:
+        hint = "--pattern 'step (?P<step>\\d+).*val_loss (?P<val_loss>\\S+)'"
+        told = "its patterns find none" if patterns else f"it is no log of {', '.join(KNOWN_LOGS)}"
+        raise UserError(f"--log: no validation loss in {log}: {told}", hint=hint)
+    words = shlex.split(command)
+    words += ["{args}"] * ("{args}" not in words)
+    batch = re.search(r"global batch size:\s*(\d+)", "\n".join(lines))
+    seq_len, batch_size = 1024, int(batch[1]) if batch else 1
+    last = evals[-1]
+    of_tokens = last.get("tokens", 0) / (seq_len * batch_size)
+    steps = int(last.get("step") or last.get("samples", 0) / batch_size or of_tokens)
+    at = evals[min(len(evals) - 1, int(_TARGET_AT * len(evals)))]
+    metrics = f"{{preset: {source.preset}}}" if source.preset else json.dumps({"patterns": source.patterns})
+    text = _COMMAND_STUDY.format(
+        name=path.stem, target=at["val_loss"], part=(evals.index(at) + 1) / len(evals),
+        words=json.dumps(words), metrics=metrics, steps=steps, tokens=steps * seq_len * batch_size,
+        seq_len=seq_len, batch_size=batch_size,
+    )  # fmt: skip
+    build_plan(study_of(text.encode(), path))
+    path.write_text(text, encoding="utf-8")
+    first = evals[0]
+    where = next(name for name in PLACES if name in first)
+    kind = f" ({source.preset})" if source.preset else ""
+    return (
+        f"{log}: {len(evals):,} validation losses and {len(rows) - len(evals):,} rows of training{kind}, "
+        f"from {first['val_loss']:g} at {where} {first[where]:,} to {last['val_loss']:g} at "
+        f"{last[where]:,}.\n"
+        f"Written: {path}. Correct training, and each arm's args."
+    )

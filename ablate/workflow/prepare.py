@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
+from ablate.run.command import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,8 @@ def prepare(
     repeated: dict[str, None] = {}
     with listener.preparing() as show:
         for arm in chosen:
+            if isinstance(arm.config.trainer, Command):  # it reads its own
+                continue
             data, digest, training = arm.config.data, arm.config.data_digest, arm.config.training
             if digest not in corpora:
                 progress = partial(show, digest)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 NO_TARGET = "no target was given"
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
-    "timing_why_not", "gpu_uuid",
+    "timing_why_not", "gpu_uuid", "markers", "resumed_differently",
 )  # fmt: skip
 
 
@@ -127,6 +127,8 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         failed_self_tests=sum(
             any(test.get("passed") is False for test in ran.self_tests or ()) for ran in environments
         ),
+        resumed_differently=sum(bool(ran.whole.get("resumed_differently")) for ran in environments),
+        markers=tuple(dict.fromkeys(one for ran in environments for one in ran.whole.get("markers") or ())),
         set_apart=set_apart,
         waived=waived,
         last_ended_unix=max(
@@ -166,7 +168,7 @@ def _with_figures(
         figures["measured"] = alone_speed(
             rates[arm.name], rates[plan.baseline], cost=cost, tokens=log_tokens(arm.used), alpha=arm.alpha
         )
-    elif timing.kind == "native" or (timing.kind == "logged" and arm.name not in timing.untold):
+    elif timing.kind == "native" or (timing.kind in ("logged", "command") and arm.name not in timing.untold):
         found = measured_speed(
             arm.runs,
             base.runs,

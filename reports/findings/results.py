@@ -230,6 +230,8 @@ class Analysis:
     environments: tuple[tuple[dict[str, Any], int], ...]
     backends: tuple[tuple[str, int], ...]
     failed_self_tests: int
+    resumed_differently: int
+    markers: tuple[str, ...]
     set_apart: tuple[SetApart, ...]
     waived: tuple[str, ...]
     last_ended_unix: float | None

@@ -58,11 +58,11 @@ class RunTiming:
     """The runs' own timing. ``reasons``: why it is not ``native``, each with a number of runs.
 
     ``kind``: ``native``, native and unshared in every run; ``unvouched``, native arithmetic, but not known to
-    be unshared; ``emulated``; ``logged``, from imported logs. ``untold``: for logged runs, by arm, why its
-    speed cannot be compared with the baseline's.
+    be unshared; ``emulated``; ``logged``, from imported logs; ``command``, from commands' logs. ``untold``:
+    for logged runs, by arm, why its speed cannot be compared with the baseline's.
     """
 
-    kind: Literal["native", "unvouched", "emulated", "logged"]
+    kind: Literal["native", "unvouched", "emulated", "logged", "command"]
     reasons: tuple[tuple[str, int], ...] = ()
     untold: Mapping[str, str] = field(default_factory=dict)
 
@@ -119,6 +119,8 @@ def timing_of_runs(
     modes = {environment.backend_mode for environment in environments.values()}
     if "imported" in modes:
         return RunTiming(kind="logged", untold=_untold(plan))
+    if modes == {"command"}:
+        return RunTiming(kind="command")
     reasons: Counter[str] = Counter()
     for environment in environments.values():
         if environment.backend_mode != "native":

@@ -16,7 +16,7 @@ findings[]        {arm, tone ("fewer" | "within" | "more" | "bound" | "diverged"
 matrices[]        {format, gemms[] (of a row), stabilisers[] (of a column), arms[][] (name, null where there is none)}
 runs_planned, runs_missing, paired_seeds
 stop              {diverged, settled {looks, narrower_than}, tokens_saved}, null without a rule
-timing            of the runs: "native" | "unvouched" (native, but not known to be unshared) | "emulated" | "logged"
+timing            of the runs: "native" | "unvouched" (native, but not known to be unshared) | "emulated" | "logged" | "command"
 timing_reasons[]  {reason, runs}
 throughput        {device, arch, versions, steps, repeats, measured_unix, tokens_per_sec {arm: [...]},
                    not_used {arm: reason}}, null where `ablate check STUDY --steps` has not been run
@@ -64,7 +64,7 @@ tuning            null, or {study, done, fields, sampler, trials, seeds, tokens,
 dropped[]         {name, reason}
 environments[]    {runs, environment}
 back_ends[]       {runs, what}
-training, failed_self_tests
+training, failed_self_tests, resumed_differently (runs), markers[] (what trainer.expect matched)
 ```
 
 ## compare.json
@@ -178,7 +178,16 @@ def report_document(
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         **_parts(
             analysis,
-            *("matrices", "throughput", "arms", "steps", "waived", "failed_self_tests"),
+            *(
+                "matrices",
+                "throughput",
+                "arms",
+                "steps",
+                "waived",
+                "failed_self_tests",
+                "resumed_differently",
+                "markers",
+            ),
             runs_planned="planned",
             runs_missing="missing",
             timing="timing.kind",

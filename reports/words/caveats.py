@@ -186,6 +186,12 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
             f"The runs come from {len(analysis.environments)} different environments (see Method); "
             "differences between them are part of the error bars at best."
         )
+    if analysis.resumed_differently:
+        yield (
+            f"Resumed differently: in {plural(analysis.resumed_differently, 'run')} the command logged other "
+            "values for steps that it trained once more after an interruption. The first values stand; what "
+            "follows may differ from an undisturbed run (see environment.json)."
+        )
     if analysis.failed_self_tests:
         yield (
             f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "

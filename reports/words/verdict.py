@@ -327,7 +327,12 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             "account."
         )
     untimed = [arm for arm in analysis.others if arm.measured is None]
-    if analysis.timing.kind == "logged":
+    if analysis.timing.kind == "command":
+        yield (
+            "The runs were trained by commands, as configured: ablate started them, read their logs and did "
+            "not see their arithmetic. Speed is as logged, and intervals hold nothing of other machines."
+        )
+    elif analysis.timing.kind == "logged":
         yield (
             "The runs were read from logs that others wrote: what is not in a log, such as how FP4 was "
             "computed, is theirs to vouch for. Speed as logged, where it is given, is of the same kind and "

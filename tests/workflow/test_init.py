@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
 
+from ablate.base.errors import UserError
 from ablate.plan import StudyProgress, build_plan, estimate
+from ablate.run.schedule import plan_steps
 from ablate.study import load_study
 from ablate.workflow import Listener
-from ablate.workflow.init import USED, write_study
+from ablate.workflow.init import USED, write_command_study, write_study
 from ablate.workflow.prepare import prepare
 from tests.cli.command import ablate
 
@@ -119,3 +122,43 @@ def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written
     ):
         assert line in ablate("init", *words, cwd=tmp_path).line
     assert not list(tmp_path.glob("*.yaml"))
+
+
+MEGATRON = "".join(
+    f" validation loss at iteration {step} | lm loss value: {8 - step / 100:.6E} | \n"
+    for step in range(100, 501, 100)
+)
+LINE = "torchrun train.py --seed {seed} --json '{\"a\": {}}'"
+
+
+def test_a_command_gets_a_study_from_its_log(tmp_path):
+    (tmp_path / "train.log").write_text("global batch size:   16 |\n" + MEGATRON)
+    path = tmp_path / "mine.yaml"
+    said = write_command_study(path, LINE, log=tmp_path / "train.log")
+    assert "5 validation losses and 0 rows of training (megatron), from 7 at step 100 to 3 at 500" in said
+    study = load_study(path)
+    first, second = study.arms
+    assert first.trainer.words == ["torchrun", "train.py", "--seed", "{seed}", "--json", '{"a": {}}']
+    assert second.trainer.words[-1] == "--fp4"
+    assert plan_steps(first.training).steps == 500
+    assert first.training.batch_size == 16
+    with pytest.raises(UserError, match="is there already"):
+        write_command_study(path, LINE, log=tmp_path / "train.log")
+
+
+REFUSED = {
+    "a log of nobody": ("hello", [], "it is no log of megatron"),
+    "patterns that find nothing": ("hello", ["(?P<step>x) (?P<val_loss>y)"], "its patterns find none"),
+    "no pattern": ("hello", ["("], "no regular expression"),
+    "no seed": (MEGATRON, [], "no {seed} in the command"),
+    "no log": (None, [], "cannot read"),
+}
+
+
+@pytest.mark.parametrize(("log", "patterns", "said"), REFUSED.values(), ids=list(REFUSED))
+def test_a_command_that_gets_no_study(tmp_path, log, patterns, said):
+    if log is not None:
+        (tmp_path / "train.log").write_text(log)
+    with pytest.raises(UserError, match=re.escape(said)):
+        write_command_study(tmp_path / "s.yaml", "run", log=tmp_path / "train.log", patterns=patterns)
+    assert not (tmp_path / "s.yaml").exists()

@@ -1,0 +1,561 @@
+"""A command as a run's trainer: started, its log read row by row, and ended with all that it started.
+
+The worker never touches the device: the command owns it. The command keeps its own checkpoints; the rows
+that earlier attempts have written stand. A resumed command repeats some steps: rows that agree are dropped,
+and of those that differ the first stands and the step is named.
+
+Every process that the command starts inherits ``ABLATE_COMMAND`` and is found by it, in whatever session.
+``orphans`` ends them with the worker; the next attempt ends what is left before it begins.
+
+How it fails: an exit code of 0 is no success without rows up to the end of the plan. A command that got
+further than the attempts before it is tried again; one that did not has failed, with its last line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ablate.base.errors import UserError, first_line, safe_text
+from ablate.base.files import restrict_umask, write_record
+from ablate.execute.environment import describe_command
+from ablate.execute.orphans import end_with_this_process, marked
+from ablate.integrations import applied_line
+from ablate.run.command import Command, check_inherited, files_of, filled, recipe_text, run_values, secrets_of
+from ablate.run.log_rows import LogReader, hf_rows, without_colours
+from ablate.run.schedule import plan_steps
+from ablate.store import RunDir
+from ablate.store.leases import Leases
+from ablate.store.metrics import MetricsWriter, new_lines, parse_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ablate.execute.pending_runs import RunRequest
+    from ablate.execute.side_tasks import Watch
+    from ablate.recipes import Recipe
+    from ablate.run.config import RunConfig
+
+MARK = "ABLATE_COMMAND"
+LOOK_SEC = 0.2
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandEnd:
+    """How an attempt of a command ended. ``transient``: another attempt may get further.
+
+    ``seen``: what of its output the expected markers matched; ``resumed_differently``: steps whose rows
+    differ from those of an earlier attempt.
+    """
+
+    state: Literal["finished", "diverged", "interrupted", "failed"]
+    step: int
+    tokens: int
+    message: str | None = None
+    transient: bool = False
+    seen: tuple[str, ...] = ()
+    resumed_differently: tuple[int, ...] = ()
+
+
+def train_by_command(
+    task: RunRequest, lease: Leases, *, watch: Watch, should_stop: Callable[[], bool]
+) -> tuple[CommandEnd, dict[str, str]]:
+    """Train a run by its command, in its folder; return its end, and the hashes of its files of rows.
+
+    On several nodes this process follows the command on the first; ``start_on_node`` runs on the others.
+
+    Raises:
+        UserError: the command cannot be started as the study has it; see ``run_command``.
+    """
+    run, command, attempt = RunDir(task.run_dir), task.config.trainer, lease.record.attempt
+    assert isinstance(command, Command)
+    lines, whole = new_lines(run.metrics_path)
+    nodes, gpus = task.resources.nodes, task.resources.gpus
+    environment = describe_command(command, task.git_commit, max(1, gpus) * nodes, gpus=gpus)
+    write_record(run.environment_path, environment)
+    plan, (address, port) = plan_steps(task.config.training), _free_address()
+    place = Place(
+        command=command, recipe=task.config.recipe, secrets=task.secrets,
+        group=task.run_dir.parent.parent.name,
+        values=run_values(
+            seed=task.config.seed, steps=plan.steps, tokens=plan.tokens, run_dir=run.path.resolve(),
+            attempt=attempt, num_devices=max(1, gpus), port=port, num_nodes=nodes, master_addr=address,
+        ),
+    )  # fmt: skip
+    over = run.attempts / f"{attempt}.over"
+    with MetricsWriter(run.metrics_path, whole) as writer:
+
+        def write(row: dict[str, Any]) -> None:
+            watch.progress(row["tokens"])
+            writer.append({**row, "time_unix": time.time()})
+
+        others = _start_others(task, place, attempt)
+        try:
+            end = run_command(
+                task.config,
+                place,
+                logs=[
+                    [run.attempt_log(number), *(node_log(run, number, rank) for rank in range(1, nodes))]
+                    for number in range(1, attempt + 1)
+                ],
+                before=parse_rows(lines),
+                on_row=write,
+                alive=watch.progress,
+                should_stop=should_stop,
+                others_fault=lambda: next(filter(None, (fault() for fault in others)), None),
+            )
+        finally:
+            if others:
+                over.touch()
+                for wait in others:
+                    wait(last=True)
+        hashes = {writer.name: writer.sync()[1]}
+    told = {"markers": list(end.seen), "resumed_differently": list(end.resumed_differently)}
+    write_record(run.environment_path, environment | told)
+    return end, hashes
+
+
+def node_log(run: RunDir, attempt: int, rank: int) -> Path:
+    """Return where the command of a further node prints."""
+    return run.attempts / f"{attempt}.node{rank}.log"
+
+
+def _start_others(task: RunRequest, place: Place, attempt: int) -> list[Callable[..., str | None]]:
+    """Start the command on the other nodes; return for each a function that says why it failed, or None."""
+    if task.resources.nodes == 1:
+        return []
+    import ray
+    from ray.util import get_current_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    wanted, found = task.resources, []
+    for rank in range(1, wanted.nodes):
+        strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), rank)
+        remote = ray.remote(max_retries=0, max_calls=1)(start_on_node).options(
+            num_cpus=wanted.cpus, num_gpus=wanted.gpus, resources=wanted.custom or None,
+            scheduling_strategy=strategy,
+        )  # fmt: skip
+        there = remote.remote(place, task.run_dir, attempt, rank)
+
+        def fault(*, last: bool = False, there: Any = there, rank: int = rank) -> str | None:
+            done, _ = ray.wait([there], timeout=place.command.grace_sec + 30 if last else 0)
+            try:
+                code = ray.get(done[0]) if done else 0
+            except ray.exceptions.RayError as error:
+                return f"node {rank} of the command is gone: {first_line(error)}"
+            return f"the command on node {rank} ended with exit code {code}" if code else None
+
+        found.append(fault)
+    return found
+
+
+def start_on_node(place: Place, run_dir: Path, attempt: int, rank: int) -> int:
+    """Run the command on one more node until it ends, or the attempt is over; return its exit code."""
+    restrict_umask()
+    end_with_this_process()
+    run, leases = RunDir(run_dir), Leases(RunDir(run_dir).attempts)
+    process = place.start(node_log(run, attempt, rank), rank)
+    try:
+        while process.poll() is None:
+            is_over = (run.attempts / f"{attempt}.over").exists()
+            if is_over or leases.latest() != attempt or not leases.is_held():
+                return 0
+            time.sleep(LOOK_SEC)
+        return process.returncode
+    finally:
+        end_all(place.mark(rank), place.command.grace_sec, process)
+
+
+def _free_address() -> tuple[str, int]:
+    """Return this machine's address, for the other nodes, and a port that is free now."""
+    ray = sys.modules.get("ray")
+    address = ray.util.get_node_ip_address() if ray is not None and ray.is_initialized() else "127.0.0.1"
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return address, free.getsockname()[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a run's command is started with, on any of its nodes. ``group``: the study's name, for W&B."""
+
+    command: Command
+    recipe: Recipe
+    values: Mapping[str, object]
+    secrets: Mapping[str, str] = field(repr=False)
+    group: str
+
+    def mark(self, rank: int) -> str:
+        """Return by what the command's processes on a node are found, in ``$ABLATE_COMMAND``."""
+        return f"{self.values['run_dir']} {rank}"
+
+    def start(self, log: Path, rank: int = 0) -> subprocess.Popen[bytes]:
+        """End what an earlier attempt has left here, then start the command; it appends to ``log``.
+
+        Raises:
+            UserError: the environment would change its arithmetic, a secret is missing, or there is no such
+                program.
+        """
+        command = self.command
+        check_inherited(command, os.environ)
+        if missing := [name for name in command.secrets if name not in {**self.secrets, **os.environ}]:
+            hint = "set it where `ablate run` starts"
+            raise UserError(f"trainer.secrets: {missing[0]} is not set", hint=hint)
+        end_all(self.mark(rank), command.grace_sec)
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or ""
+        values = {**self.values, "node_rank": rank, "devices": devices}
+        words = [filled(word, values) for word in command.words]
+        steps: Any = values["steps"]
+        tokens: Any = values["tokens"]
+        environment = {
+            **os.environ,
+            **self.secrets,
+            "ABLATE_SEED": str(values["seed"]),
+            "ABLATE_TOKENS": str(tokens),
+            "ABLATE_TOKENS_PER_STEP": str(tokens // steps),
+            "ABLATE_RECIPE": recipe_text(self.recipe),
+            "WANDB_RUN_ID": Path(str(values["run_dir"])).name,
+            "WANDB_RUN_GROUP": self.group,
+            "WANDB_RESUME": "allow",
+            "MASTER_ADDR": str(values["master_addr"]),
+            "MASTER_PORT": str(values["port"]),
+            **{name: filled(text, values) for name, text in command.env.items()},
+            "ABLATE_RUN_DIR": str(values["run_dir"]),
+            MARK: self.mark(rank),
+        }
+        with log.open("ab") as file:
+            try:
+                return subprocess.Popen(
+                    words, cwd=command.cwd, env=environment, stdin=subprocess.DEVNULL, stdout=file,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                what = f"the command does not start: {words[0]}: {error.strerror or error}"
+                raise UserError(what, hint=f"its folder is {command.cwd}") from None
+
+
+def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
+    """Start an arm's command with ``dry_run_args`` in a folder of its own, and wait for its end.
+
+    Raises:
+        UserError: nothing says how it ends after one step, or it fails.
+    """
+    command = config.trainer
+    assert isinstance(command, Command)
+    if not command.dry_run_args:
+        hint = "such as trainer.dry_run_args: [--train-iters, '1']"
+        raise UserError(
+            f"--dry-run: nothing says how the command of arm '{arm}' ends after one step", hint=hint
+        )
+    plan = plan_steps(config.training)
+    with tempfile.TemporaryDirectory() as folder:
+        values = run_values(
+            seed=config.seed, steps=plan.steps, tokens=plan.tokens, run_dir=Path(folder),
+            num_devices=num_devices, port=_free_address()[1],
+        )  # fmt: skip
+        words = [*command.command, *command.dry_run_args]
+        place = Place(
+            command=replace(command, command=words), recipe=config.recipe, values=values,
+            secrets=secrets_of(command, os.environ), group="dry run",
+        )  # fmt: skip
+        log = Path(folder) / "log"
+        try:
+            code = place.start(log).wait()
+        finally:
+            end_all(place.mark(0), command.grace_sec)
+        lines = [text for line in _Text(log).new(ended=True) if (text := without_colours(line).strip())]
+    last = safe_text(lines[-1])[:200] if lines else "none"
+    if code:
+        raise UserError(
+            f"--dry-run: the command of arm '{arm}' ended with exit code {code}; its last line: {last}"
+        )
+    return {"last_line": last}
+
+
+def run_command(
+    config: RunConfig,
+    place: Place,
+    *,
+    logs: Sequence[Sequence[Path]],
+    before: Sequence[Mapping[str, Any]],
+    on_row: Callable[[dict[str, Any]], None],
+    alive: Callable[[], None],
+    should_stop: Callable[[], bool],
+    others_fault: Callable[[], str | None] = lambda: None,
+) -> CommandEnd:
+    """Start the run's command here and follow it to its end.
+
+    ``logs``: of each attempt, this one last, what the command prints on each node, this one first.
+    ``before``: the rows of earlier attempts. ``alive``: called when a row is read. ``others_fault``: why the
+    command has failed on another node, or None.
+
+    Raises:
+        UserError: as ``Place.start``, or a row does not fit the plan.
+    """
+    command = place.command
+    assert command.metrics is not None
+    nodes: Any = place.values["num_nodes"]
+    devices: Any = place.values["num_devices"]
+    rows = _Rows(config, before, on_row, nodes * devices)
+    in_files = None
+    if command.metrics.place is not None:
+        in_files = _file_rows(command, place.values, LogReader(command.metrics))
+    # What an earlier attempt printed is read, too: its command may print until it is ended below.
+    outputs = [
+        (_Text(log), LogReader(command.metrics), own)
+        for number, nodes_logs in enumerate(logs, 1)
+        for own in (number == len(logs),)
+        for log in nodes_logs
+    ]
+    expected = [*command.expect]
+    if command.metrics.preset == "ablate":  # the adapter says that it has applied the recipe
+        expected.append(re.escape(applied_line(config.recipe)))
+    markers = {pattern: re.compile(pattern) for pattern in expected}
+    refused = [re.compile(pattern) for pattern in command.refuse]
+    seen: dict[str, str] = {}
+    last_line, why = "", ""
+    state: Literal["", "diverged", "interrupted", "failed"] = ""
+
+    def look(*, ended: bool = False) -> None:
+        nonlocal last_line, why, state
+        found: list[tuple[dict[str, Any], bool]] = []
+        for output, reader, own in outputs:
+            for line in output.new(ended=ended):
+                text = without_colours(line).strip()
+                if in_files is None:
+                    found += [(row, own) for row in reader.rows(text)]
+                if not own:
+                    continue
+                last_line = text or last_line
+                for pattern, marker in markers.items():
+                    if pattern not in seen and (match := marker.search(text)):
+                        seen[pattern] = match[0]
+                if not state and any(pattern.search(text) for pattern in refused):
+                    state = "failed"
+                    why = f"its output says what trainer.refuse names: {safe_text(text)[:200]}"
+        for row, own in found if in_files is None else ((row, True) for row in in_files()):
+            alive()
+            if state in ("", "interrupted") and (fault := rows.add(row, is_new=own)):
+                state, why = "diverged", fault
+
+    process = place.start(logs[-1][0])
+    look()
+    others = None
+    try:
+        while process.poll() is None and not state and others is None:
+            look()
+            if should_stop():
+                state, why = "interrupted", "interrupted"
+            others = others_fault()
+            time.sleep(LOOK_SEC)
+    finally:
+        # Also what a launcher has left behind. A command that ended by itself has no time to wait for.
+        end_all(place.mark(0), command.grace_sec, process)
+    look(ended=True)
+    step, missing = rows.last, [text for text in markers if text not in seen]
+    tokens = min(step * rows.tokens_per_step, rows.budget)
+    code = process.returncode
+    transient = False
+    if state == "":
+        if missing and rows.is_new:
+            state, why = "failed", f"its output never held '{missing[0]}' (trainer.expect)"
+        elif code == 0 and rows.is_complete and others is None:
+            return CommandEnd(
+                state="finished", step=rows.steps, tokens=rows.budget, seen=tuple(seen.values()),
+                resumed_differently=tuple(rows.different),
+            )  # fmt: skip
+        else:
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
+            why = others or f"the command {how}"
+            why += f" after step {step} of {rows.steps}"
+            why += f"; its last line: {safe_text(last_line)[:200]}" * bool(last_line)
+            transient = rows.is_new
+            state = "interrupted" if transient else "failed"
+    return CommandEnd(
+        state=state, step=step, tokens=tokens, message=why, transient=transient, seen=tuple(seen.values()),
+        resumed_differently=tuple(rows.different),
+    )  # fmt: skip
+
+
+def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Ask every process of a command on this node to end, wait, and kill those that have not ended.
+
+    ``process``: the command, which has ended when this returns.
+    """
+    asked: set[int] = set()
+    until = time.monotonic() + grace_sec
+    while True:
+        left = marked(MARK, mark)
+        if not left and (process is None or process.poll() is not None):
+            return
+        late = time.monotonic() >= until
+        for pid in left:
+            if late or pid not in asked:
+                asked.add(pid)
+                _signal(pid, signal.SIGKILL if late else signal.SIGTERM)
+        time.sleep(0.05)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class _Rows:
+    """The rows of a run over all its attempts."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        before: Sequence[Mapping[str, Any]],
+        on_row: Callable[[dict[str, Any]], None],
+        num_devices: int,
+    ) -> None:
+        plan = plan_steps(config.training)
+        self.steps, self.budget, self.tokens_per_step = plan.steps, plan.tokens, plan.tokens_per_step
+        self._sequence, self._devices, self._on_row = config.training.seq_len, num_devices, on_row
+        self._highest_loss = config.training.divergence_loss or math.inf
+        self._before = {(row["kind"], row["step"]): row.get(_LOSS[row["kind"]]) for row in before}
+        self._steps: dict[str, list[int]] = {"train": [], "eval": []}
+        for kind, step in sorted(self._before):
+            self._steps[kind].append(step)
+        self.is_new = False
+        self.different: list[int] = []
+
+    @property
+    def last(self) -> int:
+        return max((steps[-1] for steps in self._steps.values() if steps), default=0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is an evaluation, and the next row of each kind would come after the plan's end."""
+
+        def reaches(steps: list[int]) -> bool:
+            gap = max((after - at for at, after in zip([0, *steps], steps, strict=False)), default=0)
+            return not steps or steps[-1] + gap > self.steps or steps[-1] == self.steps
+
+        return bool(self._steps["eval"]) and all(map(reaches, self._steps.values()))
+
+    def add(self, found: Mapping[str, Any], *, is_new: bool) -> str | None:
+        """Add what a log says of a step; return why the run has diverged, else None.
+
+        ``is_new``: this attempt has printed it.
+
+        Raises:
+            UserError: the step is beyond the plan.
+        """
+        numbers, kind = dict(found), "eval" if "val_loss" in found else "train"
+        at: float = numbers.pop("step", -1)
+        tokens, samples = numbers.pop("tokens", None), numbers.pop("samples", None)
+        if at < 0:
+            at = (tokens if samples is None else samples * self._sequence) / self.tokens_per_step
+        step = round(at)
+        loss = numbers[_LOSS[kind]]
+        if not math.isfinite(loss):
+            return f"the {'validation' if kind == 'eval' else 'training'} loss at step {step} is {loss:g}"
+        if step > self.steps:
+            raise UserError(
+                f"the command's log has a row of step {step}; the plan ends after {self.steps}",
+                hint="training.tokens, seq_len and batch_size say how long it trains; {steps} tells it",
+            )
+        if (kind, step) in self._before:
+            if self._before[kind, step] != loss and step not in self.different:
+                self.different.append(step)
+            return None
+        steps = self._steps[kind]
+        if steps and step <= steps[-1]:
+            return None
+        steps.append(step)
+        self.is_new = self.is_new or is_new
+        step_ms = numbers.pop("step_ms", None)
+        each = numbers.pop("tokens_per_sec_per_device", None)
+        if step_ms:
+            numbers.setdefault("tokens_per_sec", self.tokens_per_step * 1000 / step_ms)
+        if each:
+            numbers.setdefault("tokens_per_sec", each * self._devices)
+        rest = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        self._on_row({"kind": kind, "tokens": step * self.tokens_per_step, "step": step, **rest})
+        return None
+
+
+_LOSS = {"train": "loss", "eval": "val_loss"}
+
+
+class _Text:
+    """New lines of a text; a carriage return ends a line, too, as progress bars write it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._offset, self._rest = path, 0, b""
+
+    def new(self, *, ended: bool = False) -> Iterator[str]:
+        try:
+            with self.path.open("rb") as file:
+                if self.path.stat().st_size < self._offset:  # written anew
+                    self._offset, self._rest = 0, b""
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(content)
+        *lines, self._rest = re.split(rb"[\r\n]", self._rest + content)
+        if ended or len(self._rest) > _LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        yield from (line.decode("utf-8", errors="replace") for line in lines)
+
+
+def _file_rows(
+    command: Command, values: Mapping[str, object], reader: LogReader
+) -> Callable[[], Iterator[dict[str, Any]]]:
+    """Make a function that yields the new rows of the files that ``metrics.file`` names."""
+    source = command.metrics
+    assert source is not None
+    place = str(Path(command.cwd) / filled(source.place or "", values))
+    texts: dict[Path, _Text] = {}
+    loaders: dict[Path, Any] = {}
+    newest: list[float] = [0.0]
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for path in files_of(place):
+            for line in texts.setdefault(path, _Text(path)).new():
+                yield from reader.rows(line)
+
+    def states() -> Iterator[dict[str, Any]]:
+        written = [(path.stat().st_mtime, path) for path in files_of(place)]
+        if written and max(written)[0] > newest[0]:
+            with contextlib.suppress(ValueError):  # read again when it is whole
+                content = json.loads(max(written)[1].read_text(encoding="utf-8"))
+                newest[0] = max(written)[0]
+                yield from hf_rows(content)
+
+    def events() -> Iterator[dict[str, Any]]:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.util import tensor_util
+
+        names = {tag: name for name, tag in source.tensorboard.items()}
+        found: dict[int, dict[str, Any]] = {}
+        for path in files_of(f"{place}/**/events.out.tfevents.*"):
+            for event in loaders.setdefault(path, EventFileLoader(str(path))).Load():
+                for value in event.summary.value:
+                    if value.tag in names:
+                        number = float(tensor_util.make_ndarray(value.tensor))
+                        found.setdefault(event.step, {"step": event.step})[names[value.tag]] = number
+        for step in sorted(found):
+            if {"val_loss", "loss"} & found[step].keys():
+                yield found[step]
+
+    return events if source.tensorboard else states if source.preset == "hf" else lines

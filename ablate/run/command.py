@@ -1,0 +1,253 @@
+"""A command as the trainer of a run: its words, its environment, and what they become in one run.
+
+Words between braces are replaced only if ``TEMPLATES`` or ``LISTS`` names them, so that the braces of JSON,
+Hydra and shells pass. There is no shell.
+
+How it fails: a section that contradicts itself is an error at its key (``said``); inherited variables that
+would change the arithmetic are a ``UserError``.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from ablate.base.config_base import Section, key, said
+from ablate.base.errors import UserError
+from ablate.recipes.policy import Recipe
+from ablate.recipes.stacks import STACKS
+from ablate.run.log_rows import PRESET_NAMES, LogSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+TEMPLATES = (
+    "python", "seed", "steps", "tokens", "run_dir", "attempt", "num_devices", "devices", "port", "node_rank",
+    "num_nodes", "master_addr",
+)  # fmt: skip
+"""Words that are replaced in ``command``, ``args``, ``env`` and ``metrics.file``."""
+LISTS = ("args", "recipe_args")
+"""Words of their own that become several words."""
+THE_COMMANDS = "read by the command"
+"""In place of a digest of data, which only the command knows."""
+REACHES = ("tokens", "seq_len", "batch_size", "divergence_loss", "divergence_evals")
+"""Fields of training that mean something where a command trains."""
+READS_RECIPE = "environment"
+INHERITED = (
+    "NVTE_*",
+    "PRIMUS_*",
+    "HEALING_*",
+    "TORCH_ALLOW_TF32*",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_DISABLE_*",
+)
+"""Variables that change the arithmetic of known trainers. A run must not get them by accident."""
+_TEMPLATE = re.compile(r"\{(" + "|".join(TEMPLATES) + r")\}")
+
+
+if TYPE_CHECKING:
+    RecipeTable = str
+else:  # from the tables themselves, so that the schema and the hints always agree
+    RecipeTable = Literal[READS_RECIPE, *STACKS]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, config=ConfigDict(extra="forbid"))
+class Command(Section):
+    """A program that trains one run, started as a list of words."""
+
+    command: list[str] = key(
+        list, "the program and its arguments, a word each; {seed}, {steps}, {run_dir} … are replaced"
+    )
+    args: list[str] = key(list, "more words, of an arm for instance, in place of the word {args}")
+    env: dict[str, str] = key(dict, "variables of the command's environment; templates are replaced, too")
+    cwd: str = key(".", "the folder in which it starts, relative to the study file")
+    files: list[str] = key(list, "files whose contents change its result, relative to cwd; globs are allowed")
+    version: str | None = key(None, "whatever names the software: a container's digest, a release")
+    secrets: list[str] = key(list, "names of variables that it needs; their values are stored nowhere")
+    recipes: RecipeTable | None = key(
+        None,
+        "the table that turns the arm's recipe into {recipe_args} and variables; environment: the command "
+        "reads $ABLATE_RECIPE itself",
+    )
+    precision: str | None = key(None, "without recipes: what the report calls the arm's arithmetic")
+    metrics: LogSource | None = key(None, "how its log is read")
+    expect: list[str] = key(list, "regular expressions that its output must hold, or the run has failed")
+    refuse: list[str] = key(list, "regular expressions that its output must not hold")
+    grace_sec: float = Field(
+        60.0, description="seconds that it has after SIGTERM to save and end", ge=0, le=3600, strict=True
+    )
+    dry_run_args: list[str] = key(list, "words that end it after one step, for `ablate plan --dry-run`")
+
+    def __post_init__(self) -> None:
+        for part in ("expect", "refuse"):
+            for index, pattern in enumerate(getattr(self, part)):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise said(f"no regular expression: {error}", None, part, index) from None
+
+    def faults(self) -> Iterator[tuple[str, str | None, str]]:
+        """Yield what the parts of a whole section contradict: what is wrong, a hint, the key at fault."""
+        if not self.command:
+            yield "no command", "write it as a list of words: [python, train.py, --seed, '{seed}']", "command"
+            return
+        if self.metrics is None:
+            hint = (
+                f"write metrics: {{preset: …}} ({', '.join(PRESET_NAMES)}), or patterns, jsonl or tensorboard"
+            )
+            yield "nothing says how the command's log is read", hint, "command"
+        for name in LISTS:
+            if any(f"{{{name}}}" in word and word != f"{{{name}}}" for word in self.command):
+                yield f"{{{name}}} stands for whole words", "make it a word of its own", "command"
+        if self.args and "{args}" not in self.command:
+            yield "args have no place in the command", "add the word '{args}'", "args"
+        if self.recipes is not None and self.precision is not None:
+            yield "the recipe says what the arithmetic is", "leave precision out", "precision"
+        if not Path(self.cwd).is_dir():
+            yield f"no folder {self.cwd}", "relative paths start at the study file", "cwd"
+
+    @property
+    def words(self) -> list[str]:
+        """The command with ``args`` in their place."""
+        return [own for word in self.command for own in (self.args if word == "{args}" else [word])]
+
+    @property
+    def has_seed(self) -> bool:
+        """Whether ``{seed}`` stands anywhere in it."""
+        return any("{seed}" in text for text in (*self.words, *self.env.values()))
+
+    @property
+    def reads_recipe(self) -> bool:
+        """Whether the arm's recipe reaches the command."""
+        is_adapter = self.metrics is not None and self.metrics.preset == "ablate"
+        return self.recipes is not None or is_adapter
+
+    def with_recipe(self, args: Sequence[str], env: Mapping[str, str]) -> Command:
+        """Put a recipe's words and variables in their place; what the study sets itself wins."""
+        words = [own for word in self.words for own in (args if word == "{recipe_args}" else [word])]
+        return replace(self, command=words, args=[], env={**env, **self.env})
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What of it can change a result: not its place, secrets, checks, or how it is asked to end."""
+        return {
+            "command": self.words, "env": self.env, "version": self.version, "precision": self.precision,
+            "metrics": self.metrics and self.metrics.text,
+        }  # fmt: skip
+
+
+def filled(text: str, values: Mapping[str, object]) -> str:
+    """Replace the known templates in a text, and nothing else."""
+    return _TEMPLATE.sub(lambda match: str(values[match[1]]), text)
+
+
+def files_of(pattern: str) -> list[Path]:
+    """List the files that a path with ``*``, ``**`` or ``?`` names, sorted."""
+    return sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207  Path.glob takes no absolute one
+
+
+def run_values(
+    *, seed: int, steps: int, tokens: int, run_dir: Path, num_devices: int, attempt: int = 1,
+    devices: str = "", port: int = 0, node_rank: int = 0, num_nodes: int = 1, master_addr: str = "127.0.0.1",
+) -> dict[str, object]:  # fmt: skip
+    """Return what the templates become in one attempt of a run."""
+    return {**locals(), "python": sys.executable}
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Write a recipe as ``$ABLATE_RECIPE`` has it: JSON without what is left at its default."""
+    return json.dumps(TypeAdapter(Recipe).dump_python(recipe, mode="json", exclude_defaults=True))
+
+
+def shell_line(command: Command, recipe: Recipe, values: Mapping[str, object]) -> str:
+    """Write a run's command as a line that can be pasted into a shell."""
+    variables = [f"{name}={filled(text, values)}" for name, text in command.env.items()]
+    if command.reads_recipe:
+        variables.append(f"ABLATE_RECIPE={recipe_text(recipe)}")
+    words = ["env", *variables] * bool(variables) + [filled(word, values) for word in command.words]
+    return f"cd {shlex.quote(command.cwd)} && {shlex.join(words)}"
+
+
+def secrets_of(trainer: str | Command | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables that a command asks for and that are set."""
+    names = trainer.secrets if isinstance(trainer, Command) else ()
+    return {name: environment[name] for name in names if name in environment}
+
+
+def result_files(command: Command) -> list[Path]:
+    """List the files whose contents enter the id: ``files``, and each word that is a file in ``cwd``.
+
+    Raises:
+        UserError: a name in ``files`` matches nothing.
+    """
+    folder = Path(command.cwd)
+    found: dict[Path, None] = {}
+    for word in command.words:
+        path = folder / word
+        if "{" not in word and not word.startswith("-") and path.is_file():
+            found[path] = None
+    for pattern in command.files:
+        matches = [path for path in files_of(str(folder / pattern)) if path.is_file()]
+        if not matches:
+            raise UserError(f"trainer.files: no file '{pattern}' in {folder}", hint="paths start at cwd")
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+def digest_of(command: Command) -> str:
+    """Hash the names and contents of ``result_files``."""
+    digest = hashlib.sha256()
+    for path in result_files(command):
+        name = path.relative_to(command.cwd) if path.is_relative_to(command.cwd) else path
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def code_of(folder: Path) -> str | None:
+    """Name the code in a folder: its commit and a hash of the changes; None outside of a checkout."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=30
+        )
+        return done.stdout
+
+    if shutil.which("git") is None:
+        return None
+    try:
+        commit, changes = git("rev-parse", "HEAD").strip()[:12], git("diff", "HEAD", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + (f"+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else "")
+
+
+def check_inherited(command: Command, environment: Iterable[str]) -> None:
+    """Refuse variables of the environment that change the arithmetic and that the study does not set.
+
+    Raises:
+        UserError: there are such variables.
+    """
+    found = sorted(
+        name
+        for name in environment
+        if name not in command.env and any(fnmatchcase(name, pattern) for pattern in INHERITED)
+    )
+    if found:
+        raise UserError(
+            f"the environment sets {', '.join(found)}, which can change the command's arithmetic",
+            hint="unset it, or write it under trainer.env, so that it is part of the run",
+        )

@@ -1,0 +1,406 @@
+"""A command that trains a run: followed, ended, resumed, never doubled and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from ablate.base.errors import UserError
+from ablate.execute.command import MARK, Place, run_command
+from ablate.execute.orphans import marked
+from ablate.execute.pending_runs import RunRequest
+from ablate.execute.side_tasks import EXIT_HUNG
+from ablate.execute.worker import execute_run
+from ablate.recipes import read_recipe
+from ablate.run.command import Command, run_values, secrets_of
+from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.log_rows import LogSource
+from ablate.run.schedule import plan_steps
+from ablate.store import StudyStore
+from tests.execute.kill import execute_and_die_at, in_child, outcome_of, wait_for
+from tests.waiting import wait_until
+
+SCRIPT = str(Path(__file__).with_name("train_script.py"))
+STEPS = 60
+CONFIG = RunConfig(
+    model=ModelConfig(), data=DataConfig(), data_digest="", vocab_size=256, recipe=read_recipe("bf16"),
+    training=TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4), backend="auto", seed=1,
+)  # fmt: skip
+
+
+def config(*args, **other):
+    words = [
+        sys.executable,
+        SCRIPT,
+        "--seed",
+        "{seed}",
+        "--steps",
+        "{steps}",
+        "--save",
+        "{run_dir}/ckpt",
+        "{args}",
+    ]
+    trainer = Command(command=words, args=list(args), **{"metrics": LogSource(preset="megatron"), **other})
+    return replace(CONFIG, trainer=trainer)
+
+
+def place_of(folder, given, number):
+    plan = plan_steps(given.training)
+    values = run_values(
+        seed=given.seed, steps=plan.steps, tokens=plan.tokens, run_dir=folder, num_devices=1, attempt=number
+    )
+    return Place(command=given.trainer, recipe=given.recipe, values=values, secrets={}, group="study")
+
+
+def left(folder):
+    return marked(MARK, f"{folder} 0")
+
+
+def attempt(folder, given, number=1, rows=None, should_stop=lambda: False):
+    """One attempt; ``rows``: those that stand, which it extends."""
+    rows = [] if rows is None else rows
+    logs = [[folder / f"{one}.log"] for one in range(1, number + 1)]
+    end = run_command(
+        given, place_of(folder, given, number), logs=logs, before=list(rows), on_row=rows.append,
+        alive=lambda: None, should_stop=should_stop,
+    )  # fmt: skip
+    assert not left(folder)
+    return end, rows
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    end, rows = attempt(tmp_path_factory.mktemp("undisturbed"), config())
+    assert (end.state, end.step, end.tokens) == ("finished", STEPS, STEPS * 32)
+    return rows
+
+
+def test_rows_have_tokens_and_speed(undisturbed):
+    assert [row["step"] for row in undisturbed if row["kind"] == "eval"] == list(range(10, 61, 10))
+    row = next(row for row in undisturbed if row["kind"] == "train")
+    assert row["tokens"] == 5 * 32
+    assert row["tokens_per_sec"] == 32 / 0.01
+    assert row.keys() == {"kind", "tokens", "step", "loss", "lr", "grad_norm", "tokens_per_sec"}
+
+
+def test_a_crash_after_a_checkpoint_is_tried_again_and_rows_are_equal(tmp_path, undisturbed):
+    given = config("--crash-at", "37")
+    end, rows = attempt(tmp_path, given)
+    assert (end.state, end.transient, end.step) == ("interrupted", True, 35)
+    assert "ended with exit code 1" in end.message
+    assert "something went wrong" in end.message
+    end, rows = attempt(tmp_path, given, 2, rows)
+    assert end.state == "finished"
+    assert not end.resumed_differently
+    assert rows == undisturbed
+
+
+def test_a_crash_without_progress_is_a_failure(tmp_path):
+    given = config("--always-crash-at", "12")
+    end, rows = attempt(tmp_path, given)
+    assert (end.state, end.transient) == ("interrupted", True)
+    end, rows = attempt(tmp_path, given, 2, rows)
+    assert (end.state, end.transient) == ("failed", False)
+
+
+def test_exit_code_0_before_the_plans_end_is_no_success(tmp_path):
+    end, rows = attempt(tmp_path, config("--exit-at", "30"))
+    assert (end.state, end.transient) == ("interrupted", True)
+    end, rows = attempt(tmp_path, config("--exit-at", "30"), 2, rows)
+    assert (end.state, end.message.split(";")[0]) == (
+        "failed",
+        "the command ended with exit code 0 after step 30 of 60",
+    )
+
+
+def test_a_request_to_stop_lets_it_save(tmp_path, undisturbed):
+    rows = []
+    given = config("--sleep", "0.02")
+    end, rows = attempt(tmp_path, given, 1, rows, should_stop=lambda: len(rows) >= 4)
+    assert end.state == "interrupted"
+    assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
+    end, rows = attempt(tmp_path, config(), 2, rows)
+    assert end.state == "finished"
+    assert rows == undisturbed
+
+
+def test_a_command_that_hears_nothing_is_killed_with_all_that_it_started(tmp_path):
+    given = config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5)
+    rows = []
+    end, _ = attempt(tmp_path, given, 1, rows, should_stop=lambda: bool(rows))
+    assert end.state == "interrupted"  # and ``attempt`` found no process of it
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
+    end, rows = attempt(tmp_path, config("--nan-at", "23", "--sleep", "0.01"))
+    assert (end.state, end.message) == ("diverged", "the training loss at step 23 is nan")
+    assert rows[-1]["step"] == 20
+
+
+def test_steps_that_were_trained_otherwise_after_a_resume_are_named(tmp_path):
+    given = config("--crash-at", "37", "--other-noise")
+    _, rows = attempt(tmp_path, given)
+    before = list(rows)
+    end, rows = attempt(tmp_path, given, 2, rows)
+    assert end.state == "finished"
+    assert end.resumed_differently == (35,)
+    assert rows[: len(before)] == before
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "said"),
+    [
+        ({"expect": ["FP4 .*e2m1"], "env": {"NOISY": "1"}}, "finished", None),
+        ({"expect": ["FP4 .*e2m1"]}, "failed", r"its output never held 'FP4 \.\*e2m1'"),
+        ({"refuse": ["arithmetic: bf16"]}, "failed", "its output says what trainer.refuse names"),
+    ],
+)
+def test_markers(tmp_path, options, state, said):
+    end, _ = attempt(tmp_path, config(**options))
+    assert end.state == state
+    assert (said is None) or re.search(said, end.message)
+    assert end.seen == (("FP4 e2m1",) if state == "finished" else ())
+
+
+FAULTS = {
+    "no program": (config().trainer.words[1:], {}, "the command does not start"),
+    "another number of steps": ([], {"args": ["--steps", "200"]}, "a row of step 65; the plan ends after 60"),
+    "a secret that is not set": ([], {"secrets": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY is not set"),
+}
+
+
+@pytest.mark.parametrize(("words", "other", "said"), FAULTS.values(), ids=list(FAULTS))
+def test_faults_of_the_setup(tmp_path, words, other, said):
+    given = config(*other.pop("args", []), **other) if not words else config()
+    if words:
+        given = replace(given, trainer=replace(given.trainer, command=["/no/such/program", *words]))
+    with pytest.raises(UserError, match=said):
+        attempt(tmp_path, given)
+    assert not left(tmp_path)
+
+
+def test_inherited_variables_that_change_the_arithmetic_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVTE_NVFP4_DISABLE_RHT", "1")
+    with pytest.raises(UserError, match="NVTE_NVFP4_DISABLE_RHT"):
+        attempt(tmp_path, config())
+    end, _ = attempt(tmp_path, config(env={"NVTE_NVFP4_DISABLE_RHT": "1"}))
+    assert end.state == "finished"
+
+
+def begun(folder, given, number, before):
+    """An attempt in a process of its own, which appends its rows to a file; the process's id."""
+    if child := os.fork():
+        return child
+    with contextlib.suppress(BaseException):
+
+        def keep(row):
+            with (folder / "rows").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+        run_command(
+            given, place_of(folder, given, number), before=before, on_row=keep, alive=lambda: None,
+            logs=[[folder / f"{one}.log"] for one in range(1, number + 1)], should_stop=lambda: False,
+        )  # fmt: skip
+    os._exit(0)
+
+
+def kept(folder):
+    path = folder / "rows"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("who", ["worker", "command", "both"])
+def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path, undisturbed, who):
+    given = config("--sleep", "0.01", "--child")
+    for number, moment in enumerate((0.05, 0.35, 0.6), 1):
+        worker = begun(tmp_path, given, number, kept(tmp_path))
+        time.sleep(moment)
+        commands = left(tmp_path)
+        for pid in [worker] * (who != "command") + commands[:1] * (who != "worker"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    # Without a worker the command lives on; the next attempt ends it before it begins.
+    end, rows = attempt(tmp_path, given, 4, kept(tmp_path))
+    assert end.state == "finished"
+    assert rows == undisturbed
+
+
+def test_rows_from_a_file_of_json_lines(tmp_path):
+    code = (
+        "import json, sys; from pathlib import Path\n"
+        "out = Path(sys.argv[1]) / 'log.jsonl'\n"
+        "out.write_text(''.join(json.dumps({'it': i, 'eval': {'loss': 3 - i / 100}}) + '\\n'\n"
+        "    for i in range(10, 61, 10)))"
+    )
+    metrics = LogSource(jsonl={"step": "it", "val_loss": "eval.loss"}, file="{run_dir}/*.jsonl")
+    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=metrics)
+    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    assert end.state == "finished"
+    assert [row["val_loss"] for row in rows] == [2.9, 2.8, 2.7, 2.6, 2.5, 2.4]
+
+
+def test_rows_from_event_files(tmp_path):
+    pytest.importorskip("tensorboard")
+    code = (
+        "import sys; from torch.utils.tensorboard import SummaryWriter\n"
+        "w = SummaryWriter(sys.argv[1] + '/tb')\n"
+        "for i in range(10, 61, 10): w.add_scalar('eval/loss', 3 - i / 128, i); w.add_scalar('other', 1, i)\n"
+        "w.close()"
+    )
+    metrics = LogSource(tensorboard={"val_loss": "eval/loss"}, file="{run_dir}/tb")
+    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=metrics)
+    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    assert end.state == "finished"
+    assert rows[0] == {"kind": "eval", "tokens": 320, "step": 10, "val_loss": 3 - 10 / 128}
+
+
+def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
+    code = (
+        "import sys\n"
+        "sys.stdout.buffer.write(b'\\xff\\xfe garbled {\\n' + b'x' * 3_000_000"
+        " + b'\\r{\"step\": 1e999}\\n')\n"
+        'sys.stdout.buffer.write(b\'{"step": 60, "val_loss": 2.5}\')'  # no line end
+    )
+    metrics = LogSource(jsonl={"step": "step", "val_loss": "val_loss"})
+    trainer = Command(command=[sys.executable, "-c", code, "{seed}"], metrics=metrics)
+    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    assert end.state == "finished"
+    assert [(row["step"], row["val_loss"]) for row in rows] == [(60, 2.5)]
+    wait_until(lambda: not left(tmp_path))
+
+
+def run_of(folder, given, name="0123456789abcdef"):
+    run = StudyStore(folder / "study").run(name)
+    run.create(asdict(given))
+    return run
+
+
+def request_of(run, given, **resources):
+    return RunRequest(
+        run_id=run.run_id, arm="only", run_dir=run.path, stop_path=run.path.parent / "stop", config=given,
+        tokens_dir=None, resources=ResourcesConfig(**resources),
+    )  # fmt: skip
+
+
+def executed(run, given, **resources):
+    """The end of an attempt in a process of its own, as a worker has it."""
+    return wait_for(in_child(lambda: execute_run(request_of(run, given, **resources))))
+
+
+def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undisturbed, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "hush, a secret")
+    given = config(expect=["bf16"], secrets=["MY_KEY"], version="nemo:25.11")
+    run = run_of(tmp_path, given)
+    task = replace(request_of(run, given), secrets=secrets_of(given.trainer, os.environ))
+    assert "hush" not in repr(task)
+    probe = "import torch.cuda; torch.cuda.is_initialized = lambda: 1 / 0"  # nobody may ask
+    assert wait_for(in_child(lambda: (exec(probe), execute_run(task)))) == 0
+    state, tokens, step, message, rows = outcome_of(run)
+    assert (state, tokens, step, message) == ("finished", STEPS * 32, STEPS, None)
+    times = ("tokens_per_sec",)
+    assert rows == [{key: value for key, value in row.items() if key not in times} for row in undisturbed]
+    environment = run.environment()
+    keys = ("backend_mode", "markers", "software", "world_size", "gpu")
+    assert {key: environment[key] for key in keys} == {
+        "backend_mode": "command", "markers": ["bf16"], "software": "nemo:25.11", "world_size": 1,
+        "gpu": None,
+    }  # fmt: skip
+    assert environment["resumed_differently"] == []
+    held = [path for path in tmp_path.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+    assert not held
+
+
+def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(tmp_path, undisturbed):
+    given = config("--hang-at", "42", "--child")
+    run = run_of(tmp_path, given)
+    assert executed(run, given, hang_after_sec=2.0) == EXIT_HUNG
+    wait_until(lambda: not left(run.path))
+    assert executed(run, given) == 0
+    assert outcome_of(run)[0] == "finished"
+    assert [row["step"] for row in outcome_of(run)[-1]] == [row["step"] for row in undisturbed]
+
+
+def test_a_worker_that_dies_takes_its_command_along(tmp_path, undisturbed):
+    given = config("--sleep", "0.05", "--child", "--deaf")
+    run = run_of(tmp_path, given)
+    worker = in_child(lambda: execute_run(request_of(run, given)))
+    wait_until(lambda: run.metrics_path.exists() and run.metrics_path.stat().st_size)
+    os.kill(worker, signal.SIGKILL)
+    wait_for(worker)
+    wait_until(lambda: not left(run.path))
+    assert executed(run, config()) == 0
+    assert outcome_of(run)[0] == "finished"
+
+
+@pytest.mark.exhaustive
+def test_a_worker_may_die_at_any_operation_on_a_file(tmp_path, undisturbed):
+    given = config()
+    whole = run_of(tmp_path, given)
+    assert executed(whole, given) == 0
+    for operation in itertools.count(1):
+        run = run_of(tmp_path, given, f"{operation:016x}")
+        end = wait_for(in_child(execute_and_die_at(request_of(run, given), operation)))
+        if end == 0:
+            break
+        assert end == -signal.SIGKILL
+        wait_until(lambda run=run: not left(run.path))
+        assert executed(run, given) == 0
+        assert outcome_of(run) == outcome_of(whole)
+    assert operation > 30
+
+
+NODES = """
+    from dataclasses import replace
+    from pathlib import Path
+
+    from ray.cluster_utils import Cluster
+
+    from ablate.execute.driver import execute_study
+    from ablate.run.config import ResourcesConfig
+    from tests.execute.test_command import config, request_of, run_of
+
+    nodes = ["--node", "{{node_rank}}", "--nodes", "{{num_nodes}}", "--meet", "{{attempt}}"]
+    given = config(*nodes, "--sleep", "0.02", {options})
+    run = run_of(Path({folder!r}), given)
+    request = request_of(run, given, nodes=2)
+    cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
+    cluster.add_node(num_cpus=1)
+    from ablate.store import StudyStore
+    outcome = execute_study(StudyStore(Path({folder!r}) / "study"), [request], address=cluster.address)
+    print(*outcome.states.values())
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", ["", '"--crash-at", "37"'])
+def test_two_nodes(tmp_path, undisturbed, options):
+    code = textwrap.dedent(NODES).format(folder=str(tmp_path), options=options)
+    variables = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env={**os.environ, **variables},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split()[-1:] == ["finished"], done.stderr[-3000:]
+    run = StudyStore(tmp_path / "study").run("0123456789abcdef")
+    # The nodes' rows come in as their logs are read.
+    assert sorted(map(str, outcome_of(run)[-1])) == sorted(
+        str({key: value for key, value in row.items() if key != "tokens_per_sec"}) for row in undisturbed
+    )
+    assert run.environment()["world_size"] == 2
+    assert "validation" in (run.attempts / "1.node1.log").read_text()
+    for rank in (0, 1):
+        assert not marked(MARK, f"{run.path} {rank}")

@@ -1,0 +1,92 @@
+"""A training script as users have it: Megatron's lines, checkpoints of its own, SIGTERM saves. No torch.
+
+It fits one number by noisy gradient steps; options make it fail in the ways of real trainers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int, required=True)
+parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--save", type=Path, required=True)
+parser.add_argument("--noise", type=float, default=0.01)
+parser.add_argument("--sleep", type=float, default=0.0)
+parser.add_argument("--crash-at", type=int, default=-1, help="exit 1 there, once for each checkpoint folder")
+parser.add_argument("--always-crash-at", type=int, default=-1)
+parser.add_argument("--exit-at", type=int, default=-1, help="exit 0 from there on")
+parser.add_argument("--nan-at", type=int, default=-1)
+parser.add_argument("--hang-at", type=int, default=-1)
+parser.add_argument("--other-noise", action="store_true", help="draw other noise after a resume")
+parser.add_argument("--child", action="store_true", help="leave a process in a session of its own")
+parser.add_argument(
+    "--node", type=int, default=0, help="only the last node prints evaluations, as in Megatron"
+)
+parser.add_argument("--nodes", type=int, default=1)
+parser.add_argument("--meet", default="", help="wait for all nodes under this name")
+parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+given = parser.parse_args()
+
+asked_to_end: list[int] = []
+signal.signal(signal.SIGTERM, signal.SIG_IGN if given.deaf else lambda number, _: asked_to_end.append(number))
+given.save.mkdir(parents=True, exist_ok=True)
+state = given.save / "state.txt"
+begin, weight = 0, 3.0
+if state.exists():
+    words = state.read_text().split()
+    begin, weight = int(words[0]), float(words[1])
+
+
+def meet(step: int) -> None:
+    """Wait until all nodes are there, as a collective operation does."""
+    (given.save / f"{given.meet} {given.node} {step}").touch()
+    while not all((given.save / f"{given.meet} {node} {step}").exists() for node in range(given.nodes)):
+        if asked_to_end:
+            sys.exit(0)
+        time.sleep(0.01)
+
+
+if given.child:
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    subprocess.Popen(sleeper, start_new_session=True, stdout=subprocess.DEVNULL)
+print("arithmetic: FP4 e2m1" if "NOISY" in os.environ else "arithmetic: bf16", flush=True)
+for step in range(begin + 1, given.steps + 1):
+    if given.nodes > 1:
+        meet(step)
+    noise = random.Random(f"{given.seed} {step} {begin if given.other_noise else 0}").gauss(0, given.noise)
+    weight -= 0.02 * weight + 0.05 * noise
+    loss = 2 + weight * weight + noise
+    if step == given.nan_at:
+        loss = float("nan")
+    if step == given.hang_at and not (given.save / "hung").exists():
+        (given.save / "hung").touch()
+        time.sleep(600)
+    if (step % 5 == 0 or step == given.nan_at) and given.node == 0:
+        print(
+            f" [2026-11-25 12:00:00] iteration {step:8d}/{given.steps:8d} | consumed samples: {step:12d} | "
+            "elapsed time per iteration (ms): 10.0 | learning rate: 1.000000E-03 | global batch size:  4 | "
+            f"lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 1.234 |",
+            flush=True,
+        )
+    if step % 10 == 0 and given.node == given.nodes - 1:
+        print(
+            f" validation loss at iteration {step} | lm loss value: {2 + weight * weight:.6E} | ", flush=True
+        )
+    if (step % 15 == 0 or asked_to_end) and given.node == 0:
+        draft = state.with_suffix(".new")
+        draft.write_text(f"{step} {weight!r}")
+        draft.replace(state)
+    if asked_to_end or 0 < given.exit_at <= step:
+        sys.exit(0)
+    if step == given.always_crash_at or (step == given.crash_at and not (given.save / "crashed").exists()):
+        (given.save / "crashed").touch()
+        sys.exit("something went wrong")
+    time.sleep(given.sleep)

@@ -1,0 +1,109 @@
+"""A command's words, what of them is its identity, and what it must not inherit."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from pydantic import ValidationError
+
+from ablate.base.errors import UserError
+from ablate.run.command import Command, check_inherited, code_of, digest_of, filled, result_files
+from ablate.run.log_rows import LogSource
+
+METRICS = LogSource(preset="megatron")
+
+
+def command(*words, **other):
+    return Command(command=list(words), metrics=METRICS, **other)
+
+
+def test_only_known_templates_are_replaced():
+    values = {"seed": 3, "run_dir": "/store/run"}
+    text = '{"a": {"b": {seed}}} ${HOME} {{seed}} {Seed} {run_dir}/x'
+    assert filled(text, values) == '{"a": {"b": 3}} ${HOME} {3} {Seed} /store/run/x'
+
+
+def test_lists_become_words_and_the_studys_own_variables_win():
+    written = command("run", "{recipe_args}", "{args}", args=["--x", "1"], env={"A": "own", "B": "2"})
+    ready = written.with_recipe(["--fp4", "e2m1"], {"A": "recipe's", "C": "3"})
+    assert ready.words == ["run", "--fp4", "e2m1", "--x", "1"]
+    assert ready.env == {"A": "own", "B": "2", "C": "3"}
+    assert command("run").with_recipe([], {"C": "3"}).words == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("where", "has"),
+    [({"args": ["--seed={seed}"]}, True), ({"env": {"SEED": "{seed}"}}, True), ({"args": ["{SEED}"]}, False)],
+)
+def test_whether_a_command_has_a_seed(where, has):
+    assert command("run", "{args}", **where).has_seed is has
+
+
+FAULTS = {
+    "no words": ({"command": []}, "no command"),
+    "no log": ({"command": ["run"], "metrics": None}, "nothing says how the command's log is read"),
+    "a list within a word": ({"command": ["run", "--x={args}"], "args": ["1"]}, "stands for whole words"),
+    "arguments without a place": ({"command": ["run"], "args": ["1"]}, "args have no place"),
+    "a label beside a recipe": (
+        {"command": ["run"], "recipes": "primus", "precision": "fp4"},
+        "the recipe says what the arithmetic is",
+    ),
+    "no folder": ({"command": ["run"], "cwd": "/no/such/folder"}, "no folder /no/such/folder"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), FAULTS.values(), ids=list(FAULTS))
+def test_what_contradicts_itself(given, said):
+    assert said in next(
+        what for what, *_ in Command(**{"metrics": METRICS, **given}).faults() if said in what
+    )
+    assert not list(command("run").faults())
+
+
+def test_a_pattern_that_is_none():
+    with pytest.raises(ValidationError, match="no regular expression"):
+        command("run", expect=["("])
+
+
+def test_files_that_count(tmp_path):
+    (tmp_path / "train.py").write_text("1")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "a.sh").write_text("a")
+    own = command("python", "train.py", "--seed", "{seed}", cwd=str(tmp_path), files=["configs/*.sh"])
+    assert [path.name for path in result_files(own)] == ["train.py", "a.sh"]
+    before = digest_of(own)
+    (tmp_path / "notes.txt").write_text("no part of it")
+    assert digest_of(own) == before
+    (tmp_path / "configs" / "a.sh").write_text("b")
+    assert digest_of(own) != before
+    with pytest.raises(UserError, match=r"no file 'missing/\*'"):
+        result_files(command("run", cwd=str(tmp_path), files=["missing/*"]))
+
+
+def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
+    assert code_of(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "train.py").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    clean = code_of(tmp_path)
+    assert clean
+    assert "+" not in clean
+    (tmp_path / "train.py").write_text("2")
+    first = code_of(tmp_path)
+    (tmp_path / "train.py").write_text("3")
+    assert len({clean, first, code_of(tmp_path)}) == 3
+
+
+def test_inherited_variables_that_change_the_arithmetic():
+    check_inherited(command("run", env={"NVTE_NVFP4_DISABLE_RHT": "1"}), ["PATH", "NVTE_NVFP4_DISABLE_RHT"])
+    with pytest.raises(UserError, match="HEALING_ITER, NVTE_FLASH_ATTN"):
+        check_inherited(command("run"), ["PATH", "NVTE_FLASH_ATTN", "HEALING_ITER"])
+
+
+def test_the_identity_leaves_out_what_changes_no_result():
+    same = command("run", "{seed}", cwd="/a", secrets=["KEY"], expect=["x"], grace_sec=5.0)
+    assert same.identity == command("run", "{seed}", cwd="/b").identity
+    assert command("run", "{seed}", version="1").identity != same.identity
+    assert command("run", "{args}", args=["{seed}"]).identity == same.identity
