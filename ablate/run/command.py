@@ -135,10 +135,10 @@ class Command(Section):
         is_adapter = self.metrics is not None and self.metrics.preset == "ablate"
         return self.recipes is not None or is_adapter
 
-    def with_recipe(self, args: Sequence[str], env: Mapping[str, str]) -> Command:
+    def with_recipe(self, args: Sequence[str], env: Mapping[str, str], refuse: Sequence[str] = ()) -> Command:
         """Put a recipe's words and variables in their place; what the study sets itself wins."""
         words = [own for word in self.words for own in (args if word == "{recipe_args}" else [word])]
-        return replace(self, command=words, args=[], env={**env, **self.env})
+        return replace(self, command=words, args=[], env={**env, **self.env}, refuse=[*self.refuse, *refuse])
 
     @property
     def identity(self) -> dict[str, object]:

@@ -50,6 +50,11 @@ def test_resets_begin_at_a_step():
         flags_for(recipe, "primus")
 
 
+def test_a_stack_that_falls_back_to_bf16_is_found_out():
+    assert flags_for(read_recipe("primus-turbo"), "primus").refuse == ("FP4 .* not work",)
+    assert not flags_for(read_recipe("bf16"), "primus").refuse
+
+
 REFUSED_BY_TE = {
     "a prescale": ({"gemms": ["dgrad"], "stabiliser": "sr"}, "prescale 0.75 on dgrad.dy"),
     "another scale": (

@@ -33,10 +33,14 @@ STACKS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What a stack is started with. ``read_in``: the versions in which the table was read."""
+    """What a stack is started with. ``read_in``: the versions in which the table was read.
+
+    ``refuse``: patterns of its output that say that it trains in another arithmetic.
+    """
 
     args: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    refuse: tuple[str, ...] = ()
     read_in: str
 
 
@@ -91,7 +95,8 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         begins = round((reset.from_fraction or 0) * steps)
         values = {"start_step": begins, "window": reset.window, "threshold": reset.threshold}
         args += [word.format(**values) for word in table["deoscillate"]["args"]]
-    return Flags(args=tuple(args), env=env, read_in=table["read_in"])
+    refuse = () if recipe.is_high_precision else tuple(table.get("refuse", ()))
+    return Flags(args=tuple(args), env=env, refuse=refuse, read_in=table["read_in"])
 
 
 def _differences(one: LayerRecipe, other: LayerRecipe) -> list[str]:
