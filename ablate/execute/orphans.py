@@ -24,15 +24,19 @@ _LOOKS = 5
 _PAUSE_SEC = 0.5
 
 
-@functools.cache
 def end_with_this_process() -> None:
     """Make sure that every process that this one starts from now on is killed when this one ends."""
-    if not hasattr(os, "pidfd_open"):
-        return
+    if hasattr(os, "pidfd_open"):
+        _watch(os.getpid())
+
+
+@functools.cache
+def _watch(pid: int) -> None:
+    """Start the process that waits for this one's end, once; a fork of this one has another ``pid``."""
     theirs, _ours = os.pipe()  # never written to; our end stays open, here and in every fork
     mark = secrets.token_hex(16)
     # -S: the standard library is enough. -I: this folder's queue.py must not hide the standard library's.
-    command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), mark]
+    command = [sys.executable, "-I", "-S", __file__, str(pid), mark]
     quiet = subprocess.DEVNULL
     subprocess.run(command, stdin=theirs, stdout=quiet, stderr=quiet, start_new_session=True, check=False)
     os.close(theirs)

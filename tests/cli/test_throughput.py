@@ -86,7 +86,7 @@ def two_arms(monkeypatch):
     arms = [
         SimpleNamespace(
             name=name,
-            config=SimpleNamespace(with_seed=lambda _, name=name: name),
+            config=SimpleNamespace(with_seed=lambda _, name=name: name, trainer=None),
             runs=[SimpleNamespace(seed=0, id="0123")],
             resources=ResourcesConfig(cpus=1),
         )

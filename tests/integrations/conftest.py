@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 from ablate.recipes import read_recipe
 
+os.environ.setdefault(
+    "MLFLOW_LOGGING_LEVEL", "WARNING"
+)  # as the mirror sets it; Lightning imports mlflow first
 NOISY = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 """Everything that must move with the optimizer's steps: signs per step, noise per pass."""
 
