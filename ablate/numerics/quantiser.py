@@ -320,7 +320,10 @@ def quantize(
             found = found | whole.to(torch.uint8) << 7
     elif policy.block != "none":
         found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
-    grid = found.view(len(codes) // done.shape[0], -1) if found.numel() else found.new_empty(len(codes), 0)
+    columns = 0 if done.up is None else codes.shape[1] // done.shape[1]  # -1 cannot tell of no rows
+    grid = (
+        found.view(len(codes) // done.shape[0], -1) if found.numel() else found.new_empty(len(codes), columns)
+    )
     mask = done.mask if axis % 2 or done.mask is None else done.mask.t()
     return Codes(codes=codes, scales=grid, tensor_scale=done.decode, descale=done.descale, mask=mask)
 

@@ -225,9 +225,10 @@ def quest_byte(blocks, amax_bits):
 @triton.jit
 def nvfp4_scale(base, decode_scale, SIDE: tl.constexpr):
     """Return the E4M3 byte nearest to ``base``, what divides by it and the tensor's scale, and its value."""
+    OF_SCALES: tl.constexpr = SIDE.of_scales
     base = tl.minimum(base, LARGEST_FP32)
-    byte = rounded(base, 0, SIDE.of_scales, "nearest")
-    up = value_of(byte, base, SIDE.of_scales)
+    byte = rounded(base, 0, OF_SCALES, "nearest")
+    up = value_of(byte, base, OF_SCALES)
     return byte, tl.minimum(tl.div_rn(1.0, up * decode_scale), LARGEST_FP32), up
 
 
@@ -254,10 +255,12 @@ def two_level(blocks, amax, words, tensor, SIDE: tl.constexpr):
 @triton.jit
 def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
     """Return each block's error under a scale, in the reference's order of operations."""
+    ELEMENT: tl.constexpr = SIDE.element
+    ROUNDING: tl.constexpr = SIDE.rounding
     scaled = blocks * down[:, :, None]
     if SIDE.prescale != 1.0:
         scaled = scaled * SIDE.prescale
-    value = value_of(rounded(scaled, words, SIDE.element, SIDE.rounding), scaled, SIDE.element)
+    value = value_of(rounded(scaled, words, ELEMENT, ROUNDING), scaled, ELEMENT)
     off = tl.abs(tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks)
     if SIDE.four_six == "max":
         error = largest(off, SIDE.rows)
@@ -273,17 +276,20 @@ def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
 @triton.jit
 def eden_scale(amax, tensor, SIDE: tl.constexpr):
     """Return MS-EDEN's block scales before their correction; NaN where the tensor's scale is NaN or zero."""
+    OF_SCALES: tl.constexpr = SIDE.of_scales
     base = tl.div_rn(tl.div_rn(amax, CLIP_OF_EDEN), tl.load(tensor + 1))
-    up = value_of(rounded(base, 0, SIDE.of_scales, "nearest"), base, SIDE.of_scales)
+    up = value_of(rounded(base, 0, OF_SCALES, "nearest"), base, OF_SCALES)
     return tl.where(base != base, float("nan"), tl.where(up == 0.0, 1.0, up))
 
 
 @triton.jit
 def eden_corrected(scaled, code, up, words, SIDE: tl.constexpr):
     """Return byte and value of MS-EDEN's block scales, stretched group by group, and where they are NaN."""
+    ELEMENT: tl.constexpr = SIDE.element
+    OF_SCALES: tl.constexpr = SIDE.of_scales
     N: tl.constexpr = scaled.shape[0]
     GROUPS: tl.constexpr = scaled.shape[1] * scaled.shape[2] // SIDE.hadamard
-    value = value_of(code, scaled, SIDE.element)
+    value = value_of(code, scaled, ELEMENT)
     if SIDE.unscaled:
         scaled = scaled * up[:, :, None]
         value = value * up[:, :, None]
@@ -292,10 +298,10 @@ def eden_corrected(scaled, code, up, words, SIDE: tl.constexpr):
     stretch = tl.where(product == 0.0, 1.0, tl.div_rn(energy, product))
     of_blocks = tl.broadcast_to(stretch[:, :, None], [N, GROUPS, SIDE.hadamard // SIDE.block])
     stretched = up * tl.reshape(of_blocks, [N, scaled.shape[1]])
-    byte = rounded(stretched, first_of(words, SIDE.block), SIDE.of_scales, "stochastic")
+    byte = rounded(stretched, first_of(words, SIDE.block), OF_SCALES, "stochastic")
     bad = stretched != stretched
     return (
         tl.where(bad, 0x7F, byte),
-        tl.where(bad, float("nan"), value_of(byte, stretched, SIDE.of_scales)),
+        tl.where(bad, float("nan"), value_of(byte, stretched, OF_SCALES)),
         bad,
     )

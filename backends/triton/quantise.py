@@ -36,6 +36,9 @@ def _side(
     N: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1]
     BLOCK: tl.constexpr = SIDE.block
+    # Triton 3.6 takes a field of a constant as a constant of a function only by a name of its own.
+    ELEMENT: tl.constexpr = SIDE.element
+    ROUNDING: tl.constexpr = SIDE.rounding
     if SIDE.hadamard:
         v = rotate(v, order, signs, SIDE)
     if SIDE.output == "amax":
@@ -69,7 +72,7 @@ def _side(
             scaled = blocks * down[:, :, None]
         if SIDE.prescale != 1.0:
             scaled = scaled * SIDE.prescale
-        code = rounded(scaled, of_elements, SIDE.element, SIDE.rounding)
+        code = rounded(scaled, of_elements, ELEMENT, ROUNDING)
         if SIDE.rule == "tensor":
             bad = scaled != scaled
         else:
@@ -83,7 +86,7 @@ def _side(
         if SIDE.mask:
             tl.store(mask + at, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
         if SIDE.output == "values":
-            value = tl.where(bad, float("nan"), value_of(code, scaled, SIDE.element) * up[:, :, None])
+            value = tl.where(bad, float("nan"), value_of(code, scaled, ELEMENT) * up[:, :, None])
             value = tl.reshape(value, [N, K])
             if (
                 SIDE.rule == "e8m0" and SIDE.element.mantissa_bits == 3

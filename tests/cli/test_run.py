@@ -133,7 +133,7 @@ def test_ctrl_c_while_tokens_are_made_ends_at_once(tmp_path):
     fields = "{source: jsonl, paths: ['{0..3}.jsonl'], tokenizer: hf, tokenizer_path: tokenizer.json}"
     data = f"base:\n  data: {fields}\narms:"
     (tmp_path / "small.yaml").write_text(STUDY.replace("arms:", data))
-    for what in ("scratch", "scratch/train.pieces"):  # while they are listed, and while they are tokenised
+    for what in ("validation.txt", "train.bin"):  # while they are listed, and while they are tokenised
         process = subprocess.Popen(
             [sys.executable, "-m", "ablate", "run", "small.yaml"], cwd=tmp_path, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, env=os.environ | {"ABLATE_STORAGE": "runs"}, process_group=0,
