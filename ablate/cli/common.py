@@ -238,10 +238,9 @@ def verdict_lines(written: ReportPaths) -> Iterator[str]:
     verdict = written.verdict
     yield from written.notices
     yield from filter(None, (verdict.lead, verdict.more, verdict.count))
-    for table, _ in written.matrices:
+    for table in written.matrices:
         yield f"\n{table_text(table)}\n"
-    shown = {arm for _, arms in written.matrices for arm in arms}
-    yield from (finding.text for finding in verdict.findings if finding.arm not in shown)
+    yield from (finding.text for finding in written.findings)
     yield from verdict.notes
 
 

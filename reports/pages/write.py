@@ -29,7 +29,7 @@ from ablate.reports.words import caveats, tables
 from ablate.reports.words import format as words
 from ablate.reports.words.diagnoses import diagnosis_table
 from ablate.reports.words.format import Table
-from ablate.reports.words.verdict import Verdict, write_verdict
+from ablate.reports.words.verdict import Finding, Verdict, write_verdict
 from ablate.results.cost import mean_tokens
 from ablate.results.frames import load_frames
 
@@ -49,7 +49,7 @@ _QUESTION = ("baseline", "target", "paired_seeds", "intervals")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportPaths:
-    """What was written, and the verdict to print. ``matrices``: each with the arms in it."""
+    """What was written, and the verdict to print; ``findings``: those that are not in ``matrices``."""
 
     html: Path
     markdown: Path
@@ -57,7 +57,8 @@ class ReportPaths:
     tables: Path
     figures: Path
     verdict: Verdict
-    matrices: tuple[tuple[Table, tuple[str, ...]], ...]
+    matrices: tuple[Table, ...]
+    findings: tuple[Finding, ...]
     notices: tuple[str, ...]
 
 
@@ -91,6 +92,8 @@ def write_report(
     verdict, notices = write_verdict(analysis), tuple(caveats.notices(analysis))
     warnings = caveats.warnings(analysis, faults)
     matrices = tables.matrix_tables(analysis, verdict.findings)
+    in_matrix = {text for table in matrices for text in table.sentences}
+    findings = tuple(one for one in verdict.findings if one.text not in in_matrix)
     parts = (
         tables.arms_table(analysis),
         tables.stop_table(analysis),
@@ -110,6 +113,7 @@ def write_report(
     values = {
         "analysis": analysis,
         "verdict": verdict,
+        "findings": findings,
         "notices": notices,
         "warnings": warnings,
         "matrices": matrices,
@@ -141,7 +145,8 @@ def write_report(
         tables=folder / "tables",
         figures=folder / "figures",
         verdict=verdict,
-        matrices=tuple(zip(matrices, (one.names for one in analysis.matrices), strict=False)),
+        matrices=matrices,
+        findings=findings,
         notices=(*notices, *kept),
     )
 

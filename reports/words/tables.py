@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.gemms import Matrix
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.words.format import Table
-    from ablate.reports.words.verdict import Finding, Tone
+    from ablate.reports.words.verdict import Finding
     from ablate.results.intervals import Interval
 
 
@@ -63,7 +63,6 @@ def arms_table(analysis: Analysis) -> Table:
                 "hit / cens. / div.": ends(arm),
                 "Tokens to target": interval(arm.tokens_to_target, tokens) + from_fork(arm.counted_from),
                 "Token cost": cost(arm.token_cost) + own,
-                "Break-even": times(arm.break_even),
             }
         difference = interval(arm.difference, signed)
         if arm.name == analysis.baseline:
@@ -81,8 +80,7 @@ def arms_table(analysis: Analysis) -> Table:
     )
     if analysis.plan.target is not None:
         caption += (
-            " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the "
-            "target. Break-even: the throughput over the baseline's from which the arm pays."
+            " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the target."
         )
     if within is not None:
         caption += f" Margin: {margin(within)}; two one-sided tests at 5{NBSP}%."
@@ -95,8 +93,7 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Tabl
     """Show the verdict for each matrix of arms: GEMMs in FP4 by stabiliser; empty without a target."""
     if analysis.plan.target is None:  # there is no token cost
         return ()
-    tones = {finding.arm: finding.tone for finding in findings}
-    return tuple(_matrix_table(i, one, analysis, tones) for i, one in enumerate(analysis.matrices, 1))
+    return tuple(_matrix_table(i, one, analysis, findings) for i, one in enumerate(analysis.matrices, 1))
 
 
 def gemms_text(gemms: Sequence[Gemm]) -> str:
@@ -104,8 +101,9 @@ def gemms_text(gemms: Sequence[Gemm]) -> str:
     return f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)
 
 
-def _matrix_table(number: int, matrix: Matrix, analysis: Analysis, tones: dict[str, Tone]) -> Table:
+def _matrix_table(number: int, matrix: Matrix, analysis: Analysis, findings: Sequence[Finding]) -> Table:
     arms = {arm.name: arm for arm in analysis.arms}
+    tones = {finding.arm: finding.tone for finding in findings}
 
     def cell(name: str | None) -> str | None:
         if name is None or name not in tones:
@@ -150,6 +148,7 @@ def _matrix_table(number: int, matrix: Matrix, analysis: Analysis, tones: dict[s
             for j, name in enumerate(names, 1)
             if name is None or name in tones
         },
+        sentences=tuple(finding.text for finding in findings if finding.arm in matrix.names),
     )
 
 
@@ -184,7 +183,8 @@ def step_table(analysis: Analysis) -> Table:
         "steps",
         "What each further GEMM adds",
         "What one more GEMM in FP4 adds, all else equal: pairs of arms that differ in nothing else. Token "
-        f"cost of the second arm over the first, with its {coverage(analysis.plan.stop)} interval.",
+        f"cost of the second arm over the first, with its {coverage(analysis.plan.stop)} interval. What the "
+        "first GEMM adds is its arm's token cost.",
         [
             {
                 "GEMM": step.gemm.capitalize(),
@@ -194,6 +194,7 @@ def step_table(analysis: Analysis) -> Table:
                 "n": counts(step.cost).partition(f"={NBSP}")[2],
             }
             for step in analysis.steps
+            if step.from_arm != analysis.baseline
         ],
         {3, 4},
     )

@@ -40,7 +40,7 @@ from ablate.results.cost import NEAR_BUDGET
 from ablate.results.stop_rule import levels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
 
@@ -139,20 +139,23 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
     def tokens_needed(arm: ArmResult) -> float:
         return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
 
-    def told(arm: ArmResult) -> str:
+    def told(arm: ArmResult, equal: Sequence[str] = ()) -> str:
         flops = f"; {share(arm.fp4_share)} of the training FLOPs in FP4" if arm.fp4_share else ""
-        return f"{arm.name} ({cost(arm.token_cost)}{flops})"
+        ties = f", as much as {listed(equal)}" if equal else ""
+        return f"{arm.name} (token cost {cost(arm.token_cost)}{flops}{ties})"
 
     fewest = min([arm for arm in known if arm.fp4_share] or known, key=tokens_needed)
     # Of arms with an equal share in FP4, the one of lowest token cost.
-    first = min(known, key=lambda arm: (-round(arm.fp4_share or 0, 6), tokens_needed(arm)))
-    beside = "" if fewest is first else f" Fewest tokens: {told(fewest)}."
+    most = round(max(arm.fp4_share or 0 for arm in known), 6)
+    first, *equal = sorted((arm for arm in known if round(arm.fp4_share or 0, 6) == most), key=tokens_needed)
+    answer = told(first, [arm.name for arm in equal] if most else ())
+    beside = "" if fewest is first else f" Fewest tokens with FP4: {told(fewest)}."
     if good:
-        lead = f"Take {told(first)}: {TONES[tones[first.name]]}.{beside}"
+        lead = f"Take {answer}: {TONES[tones[first.name]]}.{beside}"
     else:
         lacking = f"need fewer tokens than {base.name}" if within is None else f"be within {margin(within)}"
-        least = "Most in FP4" if beside else "Least costly"
-        lead = f"No arm is shown to {lacking}. {least}: {told(first)}.{beside}"
+        least = "Most in FP4 at the least cost" if beside else "Least costly"
+        lead = f"{least}: {answer}.{beside} No arm is shown to {lacking}."
     more = [
         f"{arm.name} pays where it trains {times(arm.break_even)} as fast as {base.name}."
         for arm in (first, *([fewest] if beside else []))
