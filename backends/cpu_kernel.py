@@ -48,7 +48,9 @@ _RULES = {
 }  # fmt: skip
 """Numbers of ``enum Rule`` in ``kernel/job.h``; every other scale is E8M0, number 0."""
 _TENSOR, _TWO_LEVEL, _DIVIDED_LEVEL, _FOUR_SIX = 2, 3, 4, 6
-_ROUNDINGS = ("nearest", "stochastic", "stochastic_rocm", "nearest_away", "nearest_toward_zero")
+_ROUNDINGS = (
+    "nearest", "stochastic", "stochastic_8bit", "stochastic_rocm", "nearest_away", "nearest_toward_zero"
+)  # fmt: skip
 LARGEST_HADAMARD = 128
 _PAIR = 32
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
@@ -93,7 +95,7 @@ def supports(policy: OperandPolicy) -> bool:
         policy.format in ELEMENTS
         and policy.format != "if4"
         and (policy.scale in SCALE_ADD or policy.scale in _RULES)
-        and (policy.rounding in _ROUNDINGS[:2] or ELEMENTS[policy.format] == E2M1)
+        and (policy.rounding in _ROUNDINGS[:3] or ELEMENTS[policy.format] == E2M1)
         and not (square and (policy.scale in ("quest", "four_six") or policy.hadamard == LARGEST_HADAMARD))
         and policy.hadamard <= LARGEST_HADAMARD
         and not (policy.hadamard and policy.scale in _IN_TILES)

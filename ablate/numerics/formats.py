@@ -80,6 +80,8 @@ def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tenso
     A value lies p steps above its lower neighbour. ``nearest`` gives ties to the even code, ``nearest_away``
     away from zero, ``nearest_toward_zero`` toward it. ``stochastic`` goes up when p > u, u the top 24 bits of
     ``words`` (int64 in [0, 2^32)) over 2^24: the same bits on any device, unlike floor(v / step + u).
+    ``stochastic_8bit`` goes up when p + u ≥ 1, u the top 8 bits over 2^8, so with probability
+    floor(256 p) / 256: the software form of ``cvt.rs`` in TransformerEngine (#3281, common/util/ptx.cuh).
     ``stochastic_rocm``, for study only, rounds as AMD's host emulation of its conversion (composable_kernel's
     ``convert_to_type_sr``): add a word's top 22 bits below the last bit, truncate. Its ``words`` come from
     the public kernel of ROCm's TransformerEngine: one for four elements, shifted right by 16 for the last
@@ -106,7 +108,8 @@ def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tenso
             if rounding == "stochastic":
                 up = p > (words >> 8).to(torch.float32) * 2.0**-24
             else:  # exact sums
-                up = torch.floor(p * 2**22) + (words >> 10).to(torch.float32) >= 2**22
+                bits = 8 if rounding == "stochastic_8bit" else 22
+                up = torch.floor(p * 2**bits) + (words >> 32 - bits).to(torch.float32) >= 2**bits
         whole = low + up
     return torch.copysign(whole * step, v)
 

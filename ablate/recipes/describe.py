@@ -22,7 +22,7 @@ _HADAMARD = {
 }  # fmt: skip
 _ROUNDING = {
     "nearest": "", "nearest_away": " ties away", "nearest_toward_zero": " ties to 0",
-    "stochastic": " SR", "stochastic_rocm": " SR(rocm)",
+    "stochastic": " SR", "stochastic_8bit": " SR8", "stochastic_rocm": " SR(rocm)",
 }  # fmt: skip
 _SOURCE = {"high_precision": "", "forward": " from Fprop", "forward_bf16": " from Fprop in bf16"}
 _USUAL = ("none", "floor", "tensor", "two_level")
@@ -36,7 +36,7 @@ def _operand(policy: OperandPolicy) -> str:
         label += f"[{policy.block}]"
     label += _ROUNDING[policy.rounding]
     # A bare SR means Tseng's prescale of 3/4 under that paper's scale rule, and no prescale under others.
-    is_tseng = (policy.format, policy.scale, policy.rounding) == ("mxfp4", "floor", "stochastic")
+    is_tseng = (policy.format, policy.scale) == ("mxfp4", "floor") and policy.rounding != "stochastic_rocm"
     if policy.is_stochastic and policy.prescale != (0.75 if is_tseng else 1.0):
         label += f"×{policy.prescale:.3g}"
     if policy.undo == "operand":

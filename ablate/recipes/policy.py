@@ -54,7 +54,9 @@ Scale = Literal[
     "ms_eden", "ms_eden_unscaled",
 ]  # fmt: skip
 Block = Literal["none", "1x16", "16x16", "1x32", "32x32"]
-Rounding = Literal["nearest", "nearest_away", "nearest_toward_zero", "stochastic", "stochastic_rocm"]
+Rounding = Literal[
+    "nearest", "nearest_away", "nearest_toward_zero", "stochastic", "stochastic_8bit", "stochastic_rocm"
+]  # fmt: skip
 Hadamard = Literal[0, 16, 32, 64, 128, 256]
 HadamardSize = Literal[16, 32, 64, 128, 256]
 Signs = Literal["none", "fixed", "layer", "step", "call", "backward"]
@@ -111,7 +113,8 @@ class OperandPolicy:
     (pow2: powers of two), searched.
     ``block``: the elements that share an MX or NVFP4 scale, along the contraction axis or in a square tile.
     ``rounding``: nearest (ties to even code); nearest_away and nearest_toward_zero (ties away from zero,
-    toward it); stochastic (up when p > u); stochastic_rocm, *for study only*: ROCm TransformerEngine's public
+    toward it); stochastic (up when p > u); stochastic_8bit (8 random bits, as NVIDIA's instruction; up when
+    p + u ≥ 1); stochastic_rocm, *for study only*: ROCm TransformerEngine's public
     kernel, which uses one random word for four elements.
     ``prescale`` multiplies the values after the block's exponent was computed, so that stochastic rounding
     does not clip (3/4: Tseng et al. 2502.20586, algorithm 2; 16/17 for NVFP4). ``undo``: divide it out on the

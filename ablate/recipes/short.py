@@ -64,7 +64,8 @@ GemmFormat = Literal[
     "bf16", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3",
     "mxfp4", "mxfp4_e3m0", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
-Stabiliser = Literal["none", "sr", "rht", "dht", "sr+rht", "sr+dht"]
+Stabiliser = Literal["none", "sr", "sr8", "rht", "dht", "sr+rht", "sr+dht", "sr8+rht", "sr8+dht"]
+_ROUNDINGS = {"sr": "stochastic", "sr8": "stochastic_8bit"}
 
 _CLOSED = ConfigDict(extra="forbid", defer_build=True)  # most are built as part of a study's model
 _FP8: dict[str, tuple[Scale, Scale, Format]] = {
@@ -157,7 +158,8 @@ class LayerRecipeSpec:
     stabiliser: Stabiliser = key(
         "none",
         "of the FP4 GEMMs: sr = stochastic rounding (both operands, 3/4 prescale where the "
-        "scale rule clips); rht = random Hadamard; dht = deterministic Hadamard; sr+rht, sr+dht = both",
+        "scale rule clips); sr8 = sr with 8 random bits; rht = random Hadamard; dht = deterministic "
+        "Hadamard; sr+rht, sr+dht, sr8+rht, sr8+dht = both",
     )
     hadamard_size: HadamardSize = key(16, "group of the Hadamard rotation")
     scale: Scale | None = key(None, "scale rule of the FP4 GEMMs; default: the format's")
@@ -386,9 +388,12 @@ def _operand(name: str, whole: dict[str, Any]) -> dict[str, Any]:
     fields = {"format": fmt, "scale": scale or "none"}
     if name == "w":
         fields["block"] = whole["weight_block"] or "none"
-    if "sr" in parts:
+    if parts[0] in _ROUNDINGS:
         clips = fmt == "mxfp4" and scale in (None, "floor", "even", "uos")
-        fields |= {"rounding": "stochastic", "prescale": whole["prescale"] or (0.75 if clips else 1.0)}
+        fields |= {
+            "rounding": _ROUNDINGS[parts[0]],
+            "prescale": whole["prescale"] or (0.75 if clips else 1.0),
+        }
     if {"rht", "dht"} & set(parts):
         signs = (whole["signs"] or "step") if "rht" in parts else "none"
         fields |= {"hadamard": whole["hadamard_size"], "signs": signs}

@@ -59,8 +59,9 @@ INLINE vf round_element(const ELEMENT& element, const vf& v, const vu& word) {
     const vf u = to_float((vi)(word >> 8)) * (1.0f / 16777216.0f);
     up = p > u;
   } else {
-    const vf below = truncated(p * 4194304.0f) + to_float((vi)(word >> 10));
-    up = below >= 4194304.0f;
+    constexpr int bits = ROUNDING == STOCHASTIC_8BIT ? 8 : 22;
+    constexpr float one = 1 << bits;
+    up = truncated(p * one) + to_float((vi)(word >> (32 - bits))) >= one;
   }
   const vf q = choose(up, low + 1.0f, low) * (vf)step;
   return with_sign_of(choose(a == a, q, a), (vu)v);

@@ -31,7 +31,7 @@ enum Rule : int {  // in the order of cpu_kernel.py
   GIVEN,
   DIVIDED
 };
-enum Rounding : int { NEAREST = 0, STOCHASTIC = 1, STOCHASTIC_ROCM = 2, NEAREST_AWAY = 3, NEAREST_TOWARD_ZERO = 4 };
+enum Rounding : int { NEAREST, STOCHASTIC, STOCHASTIC_8BIT, STOCHASTIC_ROCM, NEAREST_AWAY, NEAREST_TOWARD_ZERO };
 
 }  // namespace
 

@@ -141,11 +141,13 @@ extern "C" void ablate_quantise(const Job* given, int threads) {
   const bool e2m1 = job.element_max == 6.0f;
   if (e2m1 && job.rounding == NEAREST) return run<E2M1, NEAREST>(job, threads);
   if (e2m1 && job.rounding == STOCHASTIC) return run<E2M1, STOCHASTIC>(job, threads);
+  if (e2m1 && job.rounding == STOCHASTIC_8BIT) return run<E2M1, STOCHASTIC_8BIT>(job, threads);
   if (e2m1 && job.rounding == NEAREST_AWAY) return run<E2M1, NEAREST_AWAY>(job, threads);
   if (e2m1 && job.rounding == NEAREST_TOWARD_ZERO) return run<E2M1, NEAREST_TOWARD_ZERO>(job, threads);
   if (e2m1) return run<E2M1, STOCHASTIC_ROCM>(job, threads);
   if (job.rounding == NEAREST) return run<Minifloat, NEAREST>(job, threads);
-  return run<Minifloat, STOCHASTIC>(job, threads);
+  if (job.rounding == STOCHASTIC) return run<Minifloat, STOCHASTIC>(job, threads);
+  return run<Minifloat, STOCHASTIC_8BIT>(job, threads);
 }
 
 // GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP runtime that torch runs on.

@@ -86,7 +86,7 @@ class Quantiser {
  public:
   // Which rules a policy can have beside its element and rounding: the others are not compiled.
   static constexpr bool FOUR_SIXES = ELEMENT::exact_in_bf16 && ROUNDING != STOCHASTIC_ROCM,
-                        EDENS = FOUR_SIXES && ROUNDING != STOCHASTIC;
+                        EDENS = FOUR_SIXES && (ROUNDING == NEAREST || ROUNDING >= NEAREST_AWAY);
 
   explicit Quantiser(const Job& job) : job_(job), element_(job), keys_(job) {}
 
@@ -124,7 +124,7 @@ class Quantiser {
   // The words of a row of a strip, as the rounding uses them.
   INLINE void words(int64_t strip, int64_t row, Words word[2]) const {
     if (ROUNDING == NEAREST || ROUNDING >= NEAREST_AWAY) return;
-    if (ROUNDING == STOCHASTIC) return draw(strip, row, word);
+    if (ROUNDING <= STOCHASTIC_8BIT) return draw(strip, row, word);
     if (job_.axis == 0) {
       philox(job_, keys_, strip, row & ~int64_t{3}, word);
       const int shift = row & 2 ? 16 : 0;

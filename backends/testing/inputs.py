@@ -86,6 +86,10 @@ mxfp4_e3m0 stochastic
 mxfp4 32x32
 mxfp4 32x32 stochastic 0.75
 mxfp4 even stochastic_rocm
+mxfp4 stochastic_8bit 0.75 H16 step
+mxfp4 32x32 stochastic_8bit
+nvfp4 stochastic_8bit
+mxfp8 stochastic_8bit
 mxfp4 nearest_away
 mxfp4 nearest_toward_zero
 mxfp4 stochastic 0.75 operand

@@ -69,7 +69,7 @@ VARIANTS = [
         line.split("|")
         for line in """\
                                | mxfp4 stochastic 0.75 H16 step         | codes
-nvfp4                          | nvfp4 H16 fixed                        | codes
+nvfp4                          | nvfp4 stochastic_8bit H16 fixed        | codes
 mxfp4 stochastic 0.75 H16 step |                                        | codes
 mxfp4 stochastic 0.75 H16 step | mxfp4 stochastic 0.75 H16 step         | codes
 mxfp4 stochastic 0.75 H64 step | mxfp4 stochastic 0.75 H64 step         | codes

@@ -154,9 +154,9 @@ def add_in_order(total, v):
 def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
     """Round v, p steps above its lower neighbour, to a neighbour, saturating; return magnitude codes (int32).
 
-    Stochastic: up when p > u, u the top 24 bits of ``words`` over 2^24; ROCm's: when p plus the top 22 bits
-    over 2^22 reaches 1. Other roundings go to the nearer one, and ties to the even code, away from zero or
-    toward it.
+    Stochastic: up when p > u, u the top 24 bits of ``words`` over 2^24; with 8 bits, and ROCm's: when p plus
+    the top 8 bits over 2^8, or 22 over 2^22, reaches 1. Other roundings go to the nearer one, and ties to the
+    even code, away from zero or toward it.
     """
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
     LEAST: tl.constexpr = 127 + ELEMENT.min_exponent
@@ -168,6 +168,8 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
     code = ((exponent - LEAST) << MANTISSA) + low
     if ROUNDING == "stochastic":
         up = p > (words >> 8).to(tl.float32) * 5.9604644775390625e-08
+    elif ROUNDING == "stochastic_8bit":
+        up = (p * 256.0).to(tl.int32) + (words >> 24).to(tl.int32) >= 1 << 8
     elif ROUNDING == "stochastic_rocm":
         up = (p * 4194304.0).to(tl.int32) + (words >> 10).to(tl.int32) >= 1 << 22
     elif ROUNDING == "nearest_away":

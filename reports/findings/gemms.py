@@ -95,8 +95,9 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
     drawn = [side for side in operands if side.is_stochastic]
     words = []
     if drawn:
-        rocm = any(side.rounding == "stochastic_rocm" for side in drawn)
-        words.append("SR" + "(rocm)" * rocm + "*" * (len(drawn) < len(operands)))
+        kinds = {side.rounding.removeprefix("stochastic") for side in drawn}
+        word = "SR(rocm)" if "_rocm" in kinds else "SR8" if "_8bit" in kinds else "SR"
+        words.append(word + "*" * (len(drawn) < len(operands)))
     if rotated:
         name = "DHT" if all(side.signs == "none" for side in rotated) else "RHT"
         size = max(side.hadamard for side in rotated)

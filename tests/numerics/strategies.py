@@ -17,6 +17,7 @@ GOES_UP = {  # by the distances from both neighbours, the lower code, and the sh
     "nearest_away": lambda below, above, _low, _u: above <= below,
     "nearest_toward_zero": lambda below, above, _low, _u: above < below,
     "stochastic": lambda below, above, _low, u: below / (below + above) > u,
+    "stochastic_8bit": lambda below, above, _low, u: np.floor(u * 256) / 256 >= above / (below + above),
 }
 
 

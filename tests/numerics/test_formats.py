@@ -59,6 +59,7 @@ def test_rounding(name, rounding):
     x = torch.cat((few, bf16, middle, -middle, *beside))
     bits = torch.randint(0, 2**24, x.shape, generator=generator)
     bits[::2] = bits[::2] >> 21 << 21
+    bits[-2 * len(middle) :] = 1 << 23  # beside the middle, and p + u beside 1
     ours, numbers = formats.rounded(x, element, rounding, bits << 8), ~x.isnan()
     expected = torch.from_numpy(to_grid(x.double().numpy(), grid, rounding, bits.numpy() / 2**24))
     assert torch.equal(ours.isnan(), ~numbers)  # which NaN is left open

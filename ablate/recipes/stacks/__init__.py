@@ -184,7 +184,11 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
         raise refused(
             "operand that is quantised from the exact forward values (source: forward_bf16 is its way)"
         )
-    if policy.rounding not in ("nearest", "stochastic") or policy.prescale != 1.0 or policy.mask:
+    if (
+        policy.rounding not in ("nearest", "stochastic", "stochastic_8bit")
+        or policy.prescale != 1.0
+        or policy.mask
+    ):
         raise refused(f"rounding '{policy.rounding}' with prescale {policy.prescale:g}")
     if policy.permute:
         raise refused("permutation")

@@ -179,6 +179,7 @@ def test_a_recipe_has_the_figures_published_for_its_kind(recipe, figures):
     [
         ({"gemms": ALL, "dgrad": {"dy": {"rounding": "stochastic"}}}, "SR*"),
         ({"gemms": ALL, "fprop": {"stabiliser": "sr"}}, "SR*"),
+        ({"gemms": ALL, "fprop": {"stabiliser": "sr8"}}, "SR8*"),
         ({"gemms": ALL, "wgrad": {"stabiliser": "dht"}}, "DHT16*"),
         ({"gemms": ALL, "wgrad": {"stabiliser": "rht"}}, "RHT16*"),
         ({"preset": "rocm-te-sr"}, "SR(rocm)"),
