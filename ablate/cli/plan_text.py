@@ -22,7 +22,8 @@ from ablate.plan import build_plan, code_warning, estimate, known_plan, read_pro
 from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, values_text
-from ablate.run.architecture import parameters_text
+from ablate.recipes.place import idle_roles
+from ablate.run.architecture import layer_places, parameters_text
 from ablate.run.command import Command, result_files, run_values, shell_line
 from ablate.run.schedule import schedule_text
 from ablate.store import StudyStore
@@ -103,12 +104,15 @@ def show_plan(
             listed = [(run.id, arm.name, str(run.seed), progress.state(run.id)) for arm, run in plan.runs()]
             yield "\n" + format_table(("id", "arm", "seed", "state"), listed)
         if layers:
-            rows = [
-                ("" if place else arm.name, " ".join(group.names), str(group.count), group.recipe)
-                for arm in plan.arms
-                for place, group in enumerate(_layer_groups(arm))
-            ]
-            yield "\n" + format_table(("arm", "linear layers", "n", "carry"), rows)
+            rows, before = [], ("", "")
+            for arm in plan.arms:
+                for group in _layer_groups(arm):
+                    first = arm.name if arm.name != before[0] else ""
+                    text = group.recipe if first or group.recipe != before[1] else ""
+                    names, role = " ".join(group.names), group.role or "not known"
+                    rows.append((first, names, str(group.count), role, text))
+                    before = arm.name, group.recipe
+            yield "\n" + format_table(("arm", "linear layers", "n", "role", "carry"), rows)
             yield from (f"\n{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None)
         for arm, found in zip(plan.arms, tried, strict=False):
             yield (_DRY_COMMAND if "last_line" in found else _DRY_RUN).format(arm=arm.name, **found)
@@ -329,6 +333,8 @@ def _carried_text(arm: PlannedArm) -> str:
     text = f"{carrying} of {len(arm.layers)} linear layers in low precision"
     if arm.coverage is not None and (hidden := arm.coverage.out_of_reach):
         text += f"; matrices out of reach: {len(hidden)}"
+    if idle := idle_roles(arm.config.recipe, layer_places(arm.layers)):
+        text += f"; no linear layer has the role {', '.join(idle)}"
     return text
 
 

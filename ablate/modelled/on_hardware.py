@@ -121,7 +121,7 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str 
     model, training, recipe = config.model, config.training, config.recipe
     peaks = None if hardware is None else PEAKS[hardware]
     layers = {layer.name: layer for layer in linear_layers(model, config.vocab_size)}
-    phases = {name: phases_of(recipe, place) for name, place in layer_places(layers.values()).items()}
+    phases = {name: phases_of(recipe, place) for name, place in layer_places(tuple(layers.values())).items()}
     devices, twice = resources.devices_per_run, resources.activation_checkpointing
     is_sharded = devices > 1
     sequences = training.micro_batch_size or max(1, training.batch_size // devices)

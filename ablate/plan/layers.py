@@ -129,25 +129,30 @@ def _misfits(recipe: Recipe, layers: tuple[LinearLayer, ...], tokens: int) -> li
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerGroup:
-    """Layers with the same recipe: their names, as ``blocks.0-3.ffn.down``, their number, and the recipe."""
+    """Layers of one role with the same recipe: their names, as ``blocks.0-3.ffn.down``, and their number.
+
+    ``role``: None if their names do not say it.
+    """
 
     names: tuple[str, ...]
     count: int
     recipe: str
+    role: str | None
 
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
 def layer_groups(recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: int) -> list[LayerGroup]:
-    """Group a model's layers by their recipes over the whole budget, in the order of the model."""
-    by_text: dict[str, list[LayerPlace]] = {}
+    """Group a model's layers by recipe, over the whole budget, and by role, in the order of the model."""
+    by_text: dict[str, dict[str | None, list[LayerPlace]]] = {}
     for place in layer_places(layers).values():
         phases = phases_of(recipe, place)
         texts = [(phase.start(total_tokens), describe_layer(phase.recipe)) for phase in phases]
         text = ", ".join(f"from token {start:,}: {what}" if start else what for start, what in texts)
-        by_text.setdefault(text, []).append(place)
+        by_text.setdefault(text, {}).setdefault(place.role, []).append(place)
     return [
-        LayerGroup(names=_with_ranges(members), count=len(members), recipe=text)
-        for text, members in by_text.items()
+        LayerGroup(names=_with_ranges(members), count=len(members), recipe=text, role=role)
+        for text, by_role in by_text.items()
+        for role, members in by_role.items()
     ]
 
 

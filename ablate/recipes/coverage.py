@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import likely, one_of
-from ablate.recipes.place import phases_of
+from ablate.recipes.place import idle_roles, phases_of
 from ablate.recipes.policy import GEMMS
 
 if TYPE_CHECKING:
@@ -137,7 +137,13 @@ def coverage_of(
             if not found:
                 why = _BY_DEFAULT if matrix.is_head else "a rule of the recipe keeps it in high precision"
                 uncovered[name] = why if recipe.is_ever_low else "the recipe is in high precision"
-    return Coverage(matrices=known, low=low, uncovered=uncovered, notes=tuple(notes))
+    said = []
+    if idle := idle_roles(recipe, where):
+        said.append(f"no linear layer has the role {', '.join(idle)}")
+    unknown = [name for name, place in where.items() if place.role is None]
+    if unknown and any(rule.role for rule in recipe.rules):
+        said.append(f"the recipe names roles, and that of {', '.join(in_short(unknown))} is not known")
+    return Coverage(matrices=known, low=low, uncovered=uncovered, notes=(*said, *notes))
 
 
 def coverage_faults(

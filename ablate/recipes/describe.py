@@ -72,6 +72,7 @@ def describe_place(rule: LayerRule) -> str:
     blocks = "block" if rule.first + rule.last == 1 else "blocks"
     named = [f"{' and '.join(parts)} {blocks}"] if parts else []
     named += ["the head"] if rule.head else []
+    named += [" and ".join(rule.role)] if rule.role else []
     named += [f"layers named {rule.match}"] if rule.match else []
     return ", ".join(named)
 

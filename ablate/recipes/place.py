@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ablate.recipes.policy import CONTRACTED, LayerRecipe, LayerRule, Phase, Recipe, other_dimension
+from ablate.recipes.roles import role_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlace:
-    """Where a linear layer is in its model; ``block``: None outside the blocks."""
+    """Where a linear layer is in its model, and what it is for.
+
+    ``block``: None outside the blocks. ``role``: None if its name says nothing (``ablate.recipes.roles``).
+    """
 
     name: str
     block: int | None
     num_blocks: int
     is_head: bool
+    role: str | None = None
 
 
 def block_of(name: str) -> int | None:
@@ -40,14 +45,20 @@ def places(names: Iterable[str], heads: Collection[str] = ()) -> dict[str, Layer
     blocks = {name: block_of(name) for name in names}
     num_blocks = max((block + 1 for block in blocks.values() if block is not None), default=0)
     return {
-        name: LayerPlace(name=name, block=block, num_blocks=num_blocks, is_head=name in heads)
+        name: LayerPlace(
+            name=name,
+            block=block,
+            num_blocks=num_blocks,
+            is_head=name in heads,
+            role="head" if name in heads else role_of(name, blocks.keys()),
+        )
         for name, block in blocks.items()
     }
 
 
 def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
     """Whether a rule matches this layer."""
-    if rule.head and place.is_head:
+    if (rule.head and place.is_head) or not words_of(place.role).isdisjoint(rule.role):
         return True
     if rule.match is not None and fnmatchcase(place.name, rule.match):
         return True
@@ -72,7 +83,8 @@ def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:
 def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tuple[int | None, str, str]]:
     """Yield (index, what is wrong, hint) for each rule that decides nothing in a model.
 
-    Index None: all rules together leave no layer for the recipe itself.
+    Index None: all rules together leave no layer for the recipe itself, or in low precision. A role that no
+    layer has is no fault by itself: ``idle_roles`` names it.
     """
     naming = {
         name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
@@ -82,12 +94,14 @@ def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tup
     decide = {rules[0] for rules in naming.values() if rules}
     names = list(where)
     for index, rule in enumerate(recipe.rules):
-        if index not in named:
-            what = f"no layer of this model is called '{rule.match}'"
-            if rule.match is None:
-                what = f"the model has no {'head' if rule.head else 'blocks of layers'}"
-            yield index, what, f"its layers are {names[0]} … {names[-1]}"
-        elif index not in decide:
+        layers = f"its layers are {names[0]} … {names[-1]}"
+        if rule.match is not None and not any(fnmatchcase(name, rule.match) for name in names):
+            yield index, f"no layer of this model is called '{rule.match}'", layers
+        elif (rule.first or rule.last) and not where[names[0]].num_blocks:
+            yield index, "the model has no blocks of layers", layers
+        elif index not in named and not rule.role:
+            yield index, "the model has no head", layers
+        elif index in named - decide:
             what = "an entry that decides nothing: an earlier one names every layer that it names"
             yield index, what, "put it first"
     is_left = any(not naming[name] for name, place in where.items() if not place.is_head)
@@ -96,6 +110,17 @@ def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tup
         what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
         yield None, what, hint
+    phases = (phase.recipe for place in where.values() for phase in phases_of(recipe, place))
+    is_asked = recipe.is_high_precision and recipe.is_ever_low
+    if is_asked and all(one.is_high_precision for one in phases):
+        what = "no layer of this model has a role that the recipe sets in low precision"
+        yield None, what, f"no layer is {', '.join(idle_roles(recipe, where))}; bf16 says it"
+
+
+def idle_roles(recipe: Recipe, where: Mapping[str, LayerPlace]) -> list[str]:
+    """Return the roles that rules of a recipe name and no layer of the model has."""
+    known = {word for place in where.values() for word in words_of(place.role)}
+    return list(dict.fromkeys(role for rule in recipe.rules for role in rule.role if role not in known))
 
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:

@@ -9,9 +9,12 @@ the policy says otherwise. A contradictory policy raises ``ValueError``, which n
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, StrictBool
+from pydantic import BeforeValidator, ConfigDict, StrictBool, StringConstraints
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -326,27 +329,51 @@ class LayerRecipe:
             yield gemm, right, self.gemm(gemm).right
 
 
+Role = Literal[
+    "attention", "attention.qkv", "attention.out", "ffn", "ffn.up", "ffn.gate", "ffn.down",
+    "experts", "experts.up", "experts.gate", "experts.down", "router", "latent",
+    "mamba", "mamba.in", "mamba.out", "mtp", "embedding", "head",
+]  # fmt: skip
+"""What a layer is for in its model; ``ablate.recipes.roles`` says which layers have which role."""
+Roles = Annotated[
+    tuple[Role, ...],
+    BeforeValidator(
+        lambda value: (value,) if isinstance(value, str) else value, json_schema_input_type=Role | list[Role]
+    ),
+]
+
+
 def _count_or_share(value: Any) -> Any:
+    if isinstance(value, str) and value.removesuffix("%").isdecimal() and value.endswith("%"):
+        value = int(value[:-1]) / 100
     if (type(value) is int and value >= 0) or (type(value) is float and 0 < value < 1):
         return value
     raise PydanticCustomError("count_or_share", "neither")
 
 
-CountOrShare = Annotated[int | float, BeforeValidator(_count_or_share, json_schema_input_type=int | float)]
+CountOrShare = Annotated[
+    int | float,
+    BeforeValidator(
+        _count_or_share,
+        json_schema_input_type=int | float | Annotated[str, StringConstraints(pattern="^[0-9]+%$")],
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class SomeLayers:
-    """Layers chosen by name, by position, or as the head. A share of the blocks is rounded up."""
+    """Layers chosen by name, by role, by position, or as the head. A share of the blocks is rounded up."""
 
     match: str | None = key(None, "shell pattern on the layer's name, e.g. '*.ffn.down'")
+    role: Roles = key((), "one role or several, in any model, e.g. [attention, ffn.down]")
     first: int = key(0, "the first n blocks", ge=0, strict=True)
-    last: CountOrShare = key(0, "the last n blocks, or a share of them such as 0.15")
+    last: CountOrShare = key(0, "the last n blocks, or a share of them such as 15% or 0.15, rounded up")
     head: StrictBool = key(False, "the output head")
 
     def __post_init__(self) -> None:
-        if not (self.match or self.first or self.last or self.head):
-            raise said("an entry of layers names none: give match, first, last or head", None, "match")
+        if not (self.match or self.role or self.first or self.last or self.head):
+            raise said("an entry of layers names none: give match, role, first, last or head", None, "match")
+        object.__setattr__(self, "role", tuple(sorted(set(self.role))))  # one id however it is written
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -410,6 +437,10 @@ class Deoscillate(Later):
             raise said(what, None, "from_tokens")
 
 
+_LATER: dict[str, Any] = {"role": ()}
+"""Keys that recipes did not have at first, and their defaults."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
 class Recipe(Section, LayerRecipe):
     """The recipe of every linear layer: six policies for layers in the blocks, rules and phases.
@@ -436,6 +467,15 @@ class Recipe(Section, LayerRecipe):
                     f"{w.rounding} rounding, scale '{w.scale}' and {rotation}"
                 )
         return None
+
+    @cached_property
+    def text(self) -> str:
+        """The content as JSON; what recipes got later is left out at its default, so that ids stay."""
+
+        def known(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            return {name: value for name, value in pairs if _LATER.get(name, ...) != value}
+
+        return json.dumps(asdict(self, dict_factory=known), sort_keys=True, separators=(",", ":"))
 
     @property
     def later(self) -> tuple[Later, ...]:

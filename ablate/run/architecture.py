@@ -13,12 +13,13 @@ GPT-2 medium (64 wide) and of Brown et al. 2005.14165 (128 wide).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.recipes.place import LayerPlace, places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from ablate.run.config import ModelConfig
 
@@ -68,13 +69,13 @@ def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...
     )
 
 
-def layer_places(layers: Iterable[LinearLayer]) -> dict[str, LayerPlace]:
+@lru_cache(maxsize=256)  # the cells of a grid share most of theirs
+def layer_places(layers: tuple[LinearLayer, ...]) -> Mapping[str, LayerPlace]:
     """Map the layers' names to their places, which the rules of a recipe need."""
-    known = list(layers)
-    return places((layer.name for layer in known), heads={layer.name for layer in known if layer.is_head})
+    return places((layer.name for layer in layers), heads={layer.name for layer in layers if layer.is_head})
 
 
-def model_places(model: ModelConfig) -> dict[str, LayerPlace]:
+def model_places(model: ModelConfig) -> Mapping[str, LayerPlace]:
     """Map the names of a built-in model's linear layers to their places, the head included."""
     return layer_places(linear_layers(model, vocab_size=1))
 

@@ -33,7 +33,7 @@ _EXPECTED = {
     "less_than_equal": "a number up to {le}",
     "seeds": f"a count from 1 to {MAX_SEEDS}, or a list of seeds",
     "too_short": "at least one entry",
-    "count_or_share": "a whole number of blocks, or a share of them between 0 and 1",
+    "count_or_share": "a whole number of blocks, or a share of them such as 15% or 0.15",
     "diagnosed_layers": "a list of patterns of layer names, or 'ends and middle'",
 }
 _MISSING = {

@@ -15,7 +15,9 @@ from pydantic import TypeAdapter
 from ablate.base.errors import UserError
 from ablate.layers.linear import QuantLinear
 from ablate.models.custom_models import build, outline
-from ablate.recipes import RecipeSpec
+from ablate.recipes import RecipeSpec, describe_layer, resolve
+from ablate.recipes.place import idle_roles, phases_of
+from ablate.run.architecture import layer_places, linear_layers
 from ablate.run.config import ModelConfig
 from ablate.train import train
 from ablate.train.loop import assemble
@@ -314,6 +316,47 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
     (first,) = (one for one in mixture.layers if one.name == "model.layers.0.mlp.experts.down_proj.0")
     assert (first.inputs, first.outputs) == (content["intermediate_size"], content["hidden_size"])
     assert first.token_share == 2 / 4
+
+
+NEMOTRON = [
+    {"last": "15%", "recipe": "bf16"},
+    {"role": ["ffn.down", "experts.down"], "recipe": "fp8"},
+    {"role": ["attention", "embedding"], "recipe": "bf16"},
+    {"role": "mamba.out", "recipe": "mxfp8"},
+]
+
+
+def test_roles_make_one_recipe_of_every_model(tmp_path):
+    pytest.importorskip("transformers")
+    layers = {
+        "decoder": linear_layers(ModelConfig(layers=2), 96),
+        "gpt": linear_layers(ModelConfig(layers=2, architecture="gpt"), 96),
+        "experts": linear_layers(ModelConfig(layers=2, experts=4), 96),
+    }
+    for kind, more in {"llama": {}, "gpt2": {}, "mixtral": {"num_local_experts": 4}}.items():
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": kind} | CONFIGS.get(kind, SMALL) | more)
+        )
+        layers[kind] = outline(ModelConfig(hf=str(tmp_path)), vocab_size=96, seq_len=32).layers
+    asked = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], layers=NEMOTRON))
+    found = {name: set() for name in layers}
+    for name, own in layers.items():
+        where = layer_places(own)
+        assert idle_roles(asked, where)[-1] == "mamba.out"
+        for place in where.values():
+            (phase,) = phases_of(asked, place)
+            words = [*place.role.split("."), ""]
+            found[name].add((place.block, words[0], words[1] == "down", describe_layer(phase.recipe)))
+    up, down = "mxfp4", "fp8"
+    dense = {
+        (None, "head", False, "bf16"), (0, "attention", False, "bf16"), (1, "attention", False, "bf16"),
+        (0, "ffn", False, up), (0, "ffn", True, down), (1, "ffn", False, "bf16"), (1, "ffn", True, "bf16"),
+    }  # fmt: skip
+    mixed = {(block, whole.replace("ffn", "experts"), *rest) for block, whole, *rest in dense}
+    assert found == dict.fromkeys(("decoder", "gpt", "llama", "gpt2"), dense) | {
+        "experts": mixed,
+        "mixtral": mixed,
+    }
 
 
 def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(config, function):

@@ -55,6 +55,18 @@ def test_a_layer_is_named_by_each_of_its_names():
     assert not list(coverage_faults(recipe(gemms=["fprop"]), MATRICES, allow=["*"], skip=["again.up"]))
 
 
+def test_roles_that_no_layer_has_and_layers_of_no_role_are_said():
+    layers = [{"role": ["mamba.out", "ffn.up", "router"], "recipe": "bf16"}]
+    asked = recipe(gemms=["fprop"], layers=layers)
+    where = places(["layers.0.up", "layers.1.up", "head"], heads=["head"])
+    assert coverage_of(asked, MATRICES, where).notes == ("no linear layer has the role mamba.out, router",)
+    where = {**where, **places(["layers.0.mixing", "layers.1.mixing"])}
+    said = "the recipe names roles, and that of layers.*.mixing (2) is not known"
+    assert coverage_of(asked, MATRICES, where).notes[1:] == (said,)
+    assert said in str(coverage_of(asked, MATRICES, where))
+    assert coverage_of(recipe(gemms=["fprop"]), MATRICES, where).notes == ()
+
+
 def test_what_is_skipped_needs_no_other_permission():
     low = recipe(gemms=["fprop"])
     [(what, hint)] = coverage_faults(low, MATRICES, allow=(), skip=["layers.0.*"])

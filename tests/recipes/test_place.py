@@ -1,7 +1,7 @@
 import pytest
 
 from ablate.recipes import LayerRecipe, LayerRule, Phase, Recipe, RecipeSpec, resolve
-from ablate.recipes.place import block_of, phases_of, places, rule_faults
+from ablate.recipes.place import block_of, idle_roles, phases_of, places, rule_faults
 
 MXFP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"]))
 NAMES = [f"model.layers.{i}.{part}" for i in range(12) for part in ("q_proj", "mlp.down")] + ["lm_head"]
@@ -56,6 +56,60 @@ def test_the_first_rule_that_names_a_layer_decides():
     assert [(index, what) for index, what, _ in rule_faults(idle, WHERE)] == [
         (0, "no layer of this model is called '*.dwon'")
     ]
+
+
+SMALL = places(
+    ["0.attention.qkv", "0.ffn.gate_up", "0.ffn.down", "1.ffn.experts.0.down", "1.mixing", "head"], ["head"]
+)
+
+
+def kept(*layers, where=SMALL, **fields):
+    whole = resolve(RecipeSpec(layers=[{"recipe": "bf16"} | one for one in layers], **fields))
+    return [name for name in where if phases_of(whole, where[name])[0].recipe == LayerRecipe()]
+
+
+def test_a_role_names_its_layers_and_with_its_parts_all_of_them():
+    low = {"gemms": ["fprop", "dgrad", "wgrad"]}
+    for role, names in {
+        "attention": "0.attention.qkv",
+        "attention.out": "",
+        "ffn": "0.ffn.gate_up 0.ffn.down",
+        "ffn.gate": "0.ffn.gate_up",
+        "ffn.up": "0.ffn.gate_up",
+        "experts": "1.ffn.experts.0.down",
+        "experts.down": "1.ffn.experts.0.down",
+        "head": "",
+    }.items():
+        assert kept({"role": role}, **low) == [*names.split(), "head"], role
+    assert kept({"role": ["head", "ffn.down"], "last": "50%"}, **low) == list(SMALL)[2:]
+
+
+def test_a_role_that_no_layer_has_is_said_and_a_pattern_refused():
+    def faults(*layers, **fields):
+        whole = resolve(RecipeSpec(layers=list(layers), **fields))
+        return idle_roles(whole, SMALL), [what for _, what, _ in rule_faults(whole, SMALL)]
+
+    low = {"gemms": ["fprop"]}
+    absent = {"role": ["mamba.out", "attention"], "recipe": "bf16"}
+    assert faults(absent, **low) == (["mamba.out"], [])
+    assert faults({"role": "router", "recipe": "bf16"}, **low) == (["router"], [])
+    _, (what,) = faults(absent | {"match": "*.dwon"}, **low)
+    assert what == "no layer of this model is called '*.dwon'"
+    assert faults({"role": ["router", "latent"], "recipe": "mxfp4"}) == (
+        ["latent", "router"],
+        ["no layer of this model has a role that the recipe sets in low precision"],
+    )
+    assert faults({"role": "experts", "recipe": "mxfp4"}) == ([], [])
+    flat = places(["ffn.down", "attention.out"])
+    last = resolve(RecipeSpec(gemms=["fprop"], layers=[{"role": "ffn", "last": 0.15, "recipe": "bf16"}]))
+    assert [what for _, what, _ in rule_faults(last, flat)] == ["the model has no blocks of layers"]
+
+
+@pytest.mark.parametrize(("blocks", "last"), [(88, 14), (32, 5), (48, 8), (20, 3)])
+def test_15_percent_of_the_blocks_is_rounded_up(blocks, last):
+    where = places([f"layers.{i}.ffn.down" for i in range(blocks)])
+    for share in ("15%", 0.15):
+        assert len(kept({"last": share}, where=where, gemms=["fprop"])) == last
 
 
 def test_phases_begin_at_tokens_or_at_a_share_of_the_budget():

@@ -136,6 +136,18 @@ def test_the_id_is_what_the_documentation_says():
     assert run_id(config) == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def test_what_recipes_got_later_is_no_part_of_an_older_id():
+    plain = replace(CONFIG.recipe, rules=(LayerRule(last=1),))
+    (rule,) = json.loads(plain.text)["rules"]
+    assert rule.keys() == {"match", "first", "last", "head", "recipe"}
+    rules = [
+        LayerRule(last=1, role=role) for role in ((), "head", ["ffn", "attention"], ["attention", "ffn"])
+    ]
+    ids = [run_id(replace(CONFIG, recipe=replace(plain, rules=(rule,)))) for rule in rules]
+    assert len(set(ids)) == 3
+    assert ids[2] == ids[3]
+
+
 def test_a_fork_is_part_of_the_id():
     whole = replace(CONFIG, trainer=None)
     fork = Fork(tokens=4096, recipe=whole.recipe, training=whole.training)

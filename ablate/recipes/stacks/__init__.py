@@ -78,6 +78,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         counts = all(type(count) is int for count in (rule.first, rule.last))
         if (
             rule.match
+            or rule.role
             or rule.head
             or not rule.recipe.is_high_precision
             or not counts
