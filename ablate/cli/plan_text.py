@@ -18,7 +18,7 @@ from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
 from ablate.modelled.speed import HARDWARE, Range
-from ablate.plan import build_plan, code_warning, estimate, known_plan, read_progress
+from ablate.plan import build_plan, estimate, known_plan, read_progress, warnings_of
 from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, values_text
@@ -69,7 +69,7 @@ def show_plan(
     """
     plan = build_plan(study, without_data=True)
     store = StudyStore(storage / plan.study)
-    if not store.path.exists() and (warning := code_warning(study)):
+    for warning in warnings_of(study, is_new=not store.path.exists()):
         click.echo(warning, err=True)
     plan = known_plan(plan, store)
     for name in hardware:
@@ -225,7 +225,10 @@ def _figures(
     elif costs.wall_seconds:
         where = ", one GPU job at a time" if costs.uses_gpu else f" on {costs.cores} CPU cores"
         time = f"about {duration_text(costs.wall_seconds)}{where} ({_GROUND})"
+    wanted, here = max(arm.resources.gpus for arm in plan.arms), _gpus_here()
     figures = {
+        "GPUs": [f"{wanted} a device of a run, of {here} here: `ablate run` needs a cluster's (--address)"]
+        * (wanted > here),
         "tuning": _tuning_texts(plan),
         **{name: _each(plan, text_of) for name, text_of in _OF_AN_ARM.items() if name in told},
         "command": [f"{arm.name}: {text}" for arm in plan.arms if (text := _command_text(plan, arm))],
@@ -242,6 +245,11 @@ def _figures(
     }
     for name, texts in figures.items():
         yield from (f"{'' if place else name:<9} {text}" for place, text in enumerate(texts))
+
+
+def _gpus_here() -> int:
+    """Count this machine's GPUs without torch, which takes seconds to load."""
+    return max(len([*Path("/dev").glob(pattern)]) for pattern in ("nvidia[0-9]*", "dri/renderD*"))
 
 
 def _tuning_texts(plan: Plan) -> list[str]:

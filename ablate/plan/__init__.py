@@ -7,7 +7,7 @@
 ['bf16', 'fp8']
 """
 
-from ablate.plan.build import build_plan, code_warning
+from ablate.plan.build import build_plan, warnings_of
 from ablate.plan.estimate import PlanCosts, estimate
 from ablate.plan.plan import (
     Plan,
@@ -24,9 +24,9 @@ __all__ = [
     "PlannedArm",
     "StudyProgress",
     "build_plan",
-    "code_warning",
     "configured_runs",
     "estimate",
     "known_plan",
     "read_progress",
+    "warnings_of",
 ]

@@ -40,15 +40,20 @@ if TYPE_CHECKING:
     from ablate.study import ResolvedArm, Study
 
 _PLAIN: TypeAdapter[Any] = TypeAdapter(Any)
+_HIGHEST = {"learning_rate": 0.5, "weight_decay": 2.0, "adam_eps": 1e-2}
+"""Values of training above these are asked back."""
 
 
-def code_warning(study: Study) -> str | None:
-    """Return a warning with the names of the user's code that a study executes; None if it has none."""
+def warnings_of(study: Study, *, is_new: bool) -> Iterator[str]:
+    """Yield values that are hardly meant and, if the study is new here, the user's code that it executes."""
     codes = [one for arm in study.arms for one in (arm.model.function, arm.trainer) if one]
     names = dict.fromkeys(shlex.join(one.words) if isinstance(one, Command) else one for one in codes)
-    if not names:
-        return None
-    return f"Study {study.name} runs code of its own on this machine: {', '.join(names)}. Trust it first."
+    if names and is_new:
+        yield f"Study {study.name} runs code of its own on this machine: {', '.join(names)}. Trust it first."
+    for key, most in _HIGHEST.items():
+        if odd := {arm.name: own for arm in study.arms if (own := getattr(arm.training, key)) > most}:
+            where = "every arm" if len(odd) == len(study.arms) else f"arm '{next(iter(odd))}'"
+            yield f"{key} is {max(odd.values()):g} in {where}: is that meant? (AdamW's is below {most:g})"
 
 
 def build_plan(

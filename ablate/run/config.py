@@ -158,7 +158,9 @@ class TrainingConfig(Section):
     beta2: Beta = 0.95
     adam_eps: PositiveFloat = 1e-8
     grad_clip: PositiveFloat | None = key(1.0, "global gradient norm; null: off")
-    eval_every_tokens: PositiveInt = key(50_000, "interval between evaluations")
+    eval_every_tokens: PositiveInt = key(
+        50_000, "interval between evaluations; default of a smaller budget: a tenth of it"
+    )
     eval_tokens: PositiveInt = key(65_536, "size of the fixed validation set in tokens")
     eval_windows: Literal["spread", "first"] = key(
         "spread",

@@ -199,7 +199,7 @@ class Arms:
             self.arms[name], self._by_content[content] = arm, name
         elif is_cell:
             self.folded[name] = same
-        else:
+        elif not self.faults.any_within("arms", name):  # else it may differ in what cannot be read
             self.refuse_same(arm, same)
         return self._by_content[content]
 

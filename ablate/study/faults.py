@@ -11,10 +11,13 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from ablate.base.errors import Problem, likely, one_of
+from ablate.recipes import GEMMS
 from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
 from ablate.study.source import KEY, Path, Source, follow, show_path
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pydantic import ValidationError
 
 _EXPECTED = {
@@ -42,8 +45,34 @@ _MISSING = {
     "name": "it names the study's folder",
     "factors": "path of a field: its values",
 }
-_USUAL = {"lr": "learning_rate", "cores": "cpus", "hidden_size": "width", "d_model": "width"}
-"""Other projects' names → our keys."""
+_ELSEWHERE = {
+    "learning_rate": "lr max_lr peak_lr",
+    "tokens": "steps max_steps num_steps iterations epochs",
+    "seq_len": "context context_length block_size max_length",
+    "eval_every_tokens": "eval_every eval_interval eval_steps",
+    "width": "hidden hidden_size hidden_dim d_model dim n_embd",
+    "cpus": "cores",
+    "perplexity": "ppl",
+    "fprop": "all forward fwd y",
+    "dgrad": "all backward bwd dx",
+    "wgrad": "all backward bwd dw",
+    "rht": "hadamard",
+    "dht": "hadamard",
+    "sr": "stochastic",
+    "hf": "gpt2 huggingface",
+    "mxfp4": "fp4",
+    "nvfp4": "fp4",
+    "nvidia-nvfp4": "nvfp4",
+    "bf16": "fp32 float32",
+}
+"""Our words → what others call the same."""
+_FORMS = {
+    "arms": "{{bf16: {{recipe: bf16}}, …}}",
+    "model": "{{preset: {}}}",
+    "recipe": "{{gemms: {}}}",
+    "data": "{{source: text, paths: [{}]}}",
+}
+"""What to write, by key, for a word or a list where a mapping is expected."""
 
 
 class Faults:
@@ -53,18 +82,18 @@ class Faults:
         self.source = source
         self._found: dict[tuple[int, int, str], Problem] = {}
         self._syntax = {(problem.line, problem.column) for problem in source.problems}
-        self._parts: set[str | int | None] = set()
+        self._parts: set[Path] = set()
 
     def __bool__(self) -> bool:
         return bool(self.source.problems or self._found)
 
-    def any_within(self, part: str) -> bool:
-        """Whether a top-level part of the file has a fault."""
-        return part in self._parts
+    def any_within(self, *path: str) -> bool:
+        """Whether a top-level part of the file, or an entry of one, has a fault."""
+        return path in self._parts
 
     def add(self, path: Path, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
         """Add a fault of the value or key at a path. ``arm``: an arm that has it, if the path names none."""
-        self._parts.update(path[:1])
+        self._parts |= {path[:1], path[:2]}
         line, column, _ = self.source.place(path)
         if (line, column) not in self._syntax:
             said = f"{show_path(path)}: {what}" if path else what
@@ -107,7 +136,9 @@ class Faults:
                 if fault["loc"][-1:] == ("[key]",):
                     at, value, got = (*at, KEY), name, f"'{name}'"
                 what = f"expected {one_of(words)}, got {got}"
-                close = likely(value, words, None) if isinstance(value, str) else None
+                close = _close(value, words) if isinstance(value, str) else None
+                if isinstance(value, list) and (joined := "+".join(map(str, value))) in words:
+                    close = f"write {joined}"
                 noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
                 if noun in ("recipe", "preset"):  # too many words to list
                     what = f"unknown {noun} {got}"
@@ -116,7 +147,7 @@ class Faults:
             else:
                 limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
                 what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}, got {got}"
-                self.add(at, what, _mend(kind, value, self.source.place(at).text))
+                self.add(at, what, _mend(kind, value, at, self.source.place(at).text))
 
 
 def _space(text: str) -> str | None:
@@ -126,21 +157,37 @@ def _space(text: str) -> str | None:
     return f"write '{key}: {value}', with a space" if is_slip else None
 
 
-def _mend(kind: str, value: Any, text: str) -> str | None:
+def _meant(word: str, known: Collection[str]) -> list[str]:
+    return [ours for ours, others in _ELSEWHERE.items() if ours in known and word.lower() in others.split()]
+
+
+def _close(word: str, known: Collection[str]) -> str | None:
+    """Return a hint: the known words that others call so, or the closest one."""
+    meant = [f"'{one}'" for one in _meant(word, known)]
+    return f"did you mean {one_of(meant)}?" if meant else likely(word, known, None)
+
+
+def _mend(kind: str, value: Any, at: Path, text: str) -> str | None:
     """Return a hint for a slip of notation, such as 1e6 for a whole number, or a quoted number."""
     if kind == "int_type" and isinstance(value, float) and value.is_integer() and value < 1e15:
         return f"write {int(value)}"
-    if kind in ("list_type", "tuple_type") and not isinstance(value, dict):
+    if kind == "int_type" and str(at[-1]).endswith("tokens") and re.fullmatch(r"0?\.\d+|[\d.]+ ?%", text):
+        return "a count of tokens, not a share of them"
+    if kind in ("list_type", "tuple_type"):
+        text = ", ".join(_meant(text, GEMMS)) or text or "{…}" * isinstance(value, dict)
         return f"write [{text}]" if text and len(text) <= 40 else "write […]"
+    if kind in ("dataclass_type", "dict_type") and isinstance(value, str | list):
+        form = _FORMS.get(str(at[-1]), "{{recipe: {}}}" if at[:-1] == ("arms",) else "")
+        return (isinstance(value, str) and _space(value)) or (
+            form and f"write {form.format(text or '[fprop, wgrad]')}"
+        )
     if not isinstance(value, str):
         return None
     if kind in ("int_type", "float_type"):
         if short := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbg])", value, re.IGNORECASE):
             thousands = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
             return f"write {round(float(short[1]) * thousands[short[2].lower()]):_}"
-        return "leave out the quotes" if value.isdecimal() else None
-    if kind == "dataclass_type":
-        return _space(value)
+        return "leave out the quotes" if value.replace("_", "").isdecimal() else None
     if kind == "bool_type":
         word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower())
         return f"write {word}" if word else None
@@ -153,17 +200,17 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
 
     kind = bare(type_at(section, parent))
     here = children(kind)
-    usual = _USUAL.get(key, key)
     if kind is LayerRecipeSpec and key in children(RecipeSpec):
         return "it belongs to the whole recipe"
-    if hint := _space(key) or likely(usual, here, None):
+    if hint := _space(key) or _close(key, here):
         return hint
     if not parent and key in SECTIONS:
         return "it belongs in 'base'"
     for name in SECTIONS:
-        if usual in children(type_at(BaseSection, (name,))):
+        there = children(type_at(BaseSection, (name,)))
+        for ours in [key] if key in there else _meant(key, there):
             where = name if parent else f"base.{name}"
-            return f"it belongs in '{where}'" + (f", as {usual}" if usual != key else "")
+            return f"it belongs in '{where}'" + (f", as {ours}" if ours != key else "")
     return f"expected {one_of(list(here))}" if 0 < len(here) <= 10 else None
 
 

@@ -140,6 +140,12 @@ class Sections:
             built = _TYPES[name](**(merged or {}))
         except (ValidationError, TypeError):  # it is no mapping, or its keys or values are wrong
             return None, {}
+        if (
+            name == "training"
+            and built.tokens < built.eval_every_tokens
+            and "eval_every_tokens" not in merged
+        ):
+            built = replace(built, eval_every_tokens=max(1, built.tokens // 10))
         return self._resolved(built), merged or {}
 
     def _resolved(self, built: Any) -> Any:

@@ -182,6 +182,7 @@ def _check_budget(section: TuneSection, found: Arms) -> None:
         for arm in found.arms.values():
             layers = (*arm.layers, tuple(tried))
             training, _ = found.sections.build("training", layers)
+            training = replace(training, eval_every_tokens=arm.training.eval_every_tokens)  # as in its runs
             for misfit in checks.budget_misfits(training, arm.recipe):
                 found.add_fault(arm.name, layers, misfit)
 

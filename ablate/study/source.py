@@ -258,7 +258,9 @@ class _Builder:
                 self._add(key_node, (*path, "?"), "a key must be text")
                 continue
             if kind not in ("str", "timestamp", "value"):
-                self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", "quote it")
+                is_group = key.isdecimal() and not value.value  # 60,000 in braces
+                hint = "a number has no comma: write 60_000" if is_group else "quote it"
+                self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", hint)
             if key in own:
                 self._add(key_node, (*path, key), "key given twice", f"first on line {own[key]}")
                 continue

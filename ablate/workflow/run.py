@@ -19,15 +19,16 @@ tells of failed runs and interruptions, and the same call resumes. Trials that w
 from __future__ import annotations
 
 import contextlib
+import shutil
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, likely
-from ablate.plan import Plan, build_plan, code_warning, known_plan
+from ablate.plan import Plan, build_plan, known_plan, warnings_of
 from ablate.store import StudyStore
-from ablate.store.runs import running
+from ablate.store.runs import kept_still, running
 from ablate.study import load_study
 from ablate.study.search_space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of
@@ -67,7 +68,8 @@ def run_study(
     listener = listener or Listener()
     loaded = load_study(study, tuple(settings))
     folder = where.storage / loaded.name
-    if not folder.exists() and (warning := code_warning(loaded)):
+    is_new = not folder.exists()
+    for warning in warnings_of(loaded, is_new=is_new):
         listener.say(warning)
     plan, store = build_plan(loaded), StudyStore(folder)
     if plan.tuning is not None:
@@ -116,6 +118,12 @@ def run_study(
             return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
+    except UserError:
+        with contextlib.suppress(OSError), kept_still(folder) as still:
+            if still and is_new and not any(folder.glob("runs/*")):  # refused: as if it had never been asked
+                shutil.rmtree(folder)
+                where.storage.rmdir()  # only if nothing else is there
+        raise
 
 
 def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None) -> set[str]:

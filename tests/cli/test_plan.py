@@ -48,6 +48,23 @@ def test_models_and_trainers_of_others_have_no_figures_and_are_named_until_the_s
     assert ablate("plan", "one-trainer.yaml", cwd=here).err == ""
 
 
+def test_a_value_out_of_all_reason_is_asked_back(here):
+    for settings, line in (
+        (["base.training.learning_rate=40"], "learning_rate is 40 in every arm: is that meant? ("),
+        (["arms.bf16.training={weight_decay: 10}"], "weight_decay is 10 in arm 'bf16': is that meant? ("),
+        (["base.training.learning_rate=0.5"], ""),
+    ):
+        ended = ablate("plan", "study.yaml", *(f"--set={one}" for one in settings), cwd=here)
+        assert (ended.code, ended.err.startswith(line), ended.err.count("\n")) == (0, True, bool(line))
+
+
+def test_gpus_that_are_not_here_are_said(here, monkeypatch):
+    for found, said in ((0, True), (3, True), (4, False)):
+        monkeypatch.setattr("ablate.cli.plan_text._gpus_here", lambda found=found: found)
+        shown = ablate("plan", "study.yaml", "--set=base.resources.gpus=4", cwd=here).out
+        assert (f"GPUs      4 a device of a run, of {found} here: " in shown) == said
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example(verb):
     shown = CliRunner().invoke(cli, [verb, "--help"], catch_exceptions=False).output

@@ -48,6 +48,7 @@ def folder(tmp_path_factory):
     texts = {
         "small.yaml": SMALL, "missing.yaml": SMALL.replace("[texts]", "[nowhere]"),
         "one-seed.yaml": SMALL.replace("seeds: 2", "seeds: 1"),
+        "native.yaml": SMALL.replace("wgrad]}", "wgrad]}, resources: {require_native: true}"),
         "search.yaml": SMALL.replace("seeds: 2\n", "") + SEARCH,
         "net.py": NET, "fp8.csv": ROWS, "fp4.csv": ROWS, "log.txt": "nothing", "one.txt": "Too little.",
         "texts/one.txt": "The error of a document is structured, not random. " * 200,
