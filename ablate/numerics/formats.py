@@ -65,12 +65,16 @@ SCALE_ADD: dict[str, Callable[[Element], int]] = {
     "rceil": lambda element: 0x7FFFFF - round((element.max / 2.0**element.max_exponent - 1) * 2**23),
     "ceil": lambda _element: 0x7FFFFF,
     "uos": lambda _element: 0x7FFFFF - 0x680000,
+    "primus_mode1": lambda _element: 1 << 22,
+    "primus_mode2": lambda _element: 3 << 19,
 }
 """E8M0 scale rules: the number added to the bits of a block's largest magnitude before reading its exponent.
 
 With amax = m·2^f, 1 ≤ m < 2, a carry into the exponent raises the scale by one: for m ≥ 2 − 2^−(mantissa bits
 + 1) under even, m above the mantissa of the largest element under rceil, m > 1 under ceil, m > 1.8125 under
-uos (for E2M1: 1.75, 1.5, 1 and 1.8125), never under floor.
+uos (for E2M1: 1.75, 1.5, 1 and 1.8125), never under floor. Primus-Turbo's
+``PRIMUS_TURBO_MXFP4_SCALE_ROUNDING`` (#494) has ``even`` as 0, and as 1 and 2 the thresholds of rceil and uos
+with ≥: m ≥ 1.5 and m ≥ 1.8125. Its README's names for them (RTE, RZ, stochastic) are not what its code does.
 """
 
 

@@ -51,7 +51,7 @@ HIGH_FORMATS: tuple[Literal["bf16"], Literal["fp16"]] = ("bf16", "fp16")
 """The high-precision formats."""
 Scale = Literal[
     "none", "tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2", "searched",
-    "floor", "even", "rceil", "ceil", "uos", "quest",
+    "floor", "even", "rceil", "ceil", "uos", "primus_mode1", "primus_mode2", "quest",
     "two_level", "two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3",
     "four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448",
     "ms_eden", "ms_eden_unscaled",
@@ -83,7 +83,7 @@ SCALES: dict[str, tuple[str, ...]] = {
     "mxfp8": _E8M0[:4],
     "mxfp6_e3m2": _E8M0[:4],
     "mxfp6_e2m3": _E8M0[:4],
-    "mxfp4": (*_E8M0, "uos"),
+    "mxfp4": (*_E8M0, "uos", "primus_mode1", "primus_mode2"),
     "mxfp4_e3m0": _E8M0[:4],
     "nvfp4": ("two_level", *_OUTER, "two_level_ue5m3", "ue5m3", *FOUR_SIX, *MS_EDEN),
     "nvint4": ("two_level",),
@@ -109,7 +109,8 @@ class OperandPolicy:
     ``format``: the elements. ``mxfp8`` has E4M3 elements; ``mxfp4_e3m0`` and ``fp4_e3m0`` have E3M0 elements;
     ``fp4_*`` have one fp32 scale per tensor or row instead of block scales. ``nvint4`` has whole numbers up
     to 7 under NVFP4's scales; ``if4`` takes, for each block, those or E2M1, whichever errs less.
-    ``scale``: the scale rule. E8M0 for 32 elements: floor, even, rceil, ceil, uos, quest.
+    ``scale``: the scale rule. E8M0 for 32 elements: floor, even, rceil, ceil, uos,
+    primus_mode1, primus_mode2, quest.
     NVFP4: two_level (E4M3 for 16 and fp32 for the tensor, or for a row or 128 neighbours), ue5m3 (UE5M3 for
     16, with two_level fp32 for the tensor), four_six (by mean square, mean or largest error; block scales up
     to 256 or 448), ms_eden, ms_eden_unscaled. FP8 and fp4: tensor (current), delayed, row, 1x128, 128x128

@@ -389,7 +389,7 @@ def _operand(name: str, whole: dict[str, Any]) -> dict[str, Any]:
     if name == "w":
         fields["block"] = whole["weight_block"] or "none"
     if parts[0] in _ROUNDINGS:
-        clips = fmt == "mxfp4" and scale in (None, "floor", "even", "uos")
+        clips = fmt == "mxfp4" and scale in (None, "floor", "even", "uos", "primus_mode2")
         fields |= {
             "rounding": _ROUNDINGS[parts[0]],
             "prescale": whole["prescale"] or (0.75 if clips else 1.0),

@@ -74,6 +74,8 @@ mxfp4 even
 mxfp4 rceil
 mxfp4 ceil
 mxfp4 uos
+mxfp4 primus_mode1
+mxfp4 primus_mode2
 mxfp4 quest
 mxfp8
 mxfp8 stochastic

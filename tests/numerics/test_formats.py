@@ -106,7 +106,15 @@ def test_rocm_words_without_low_bits_truncate():
 @pytest.mark.parametrize(
     ("rule", "last_that_stays"),
     # amax = m · 2^f: the largest m whose exponent is still f − 2, for elements of E2M1.
-    [("floor", 2 - 2**-23), ("even", 1.75 - 2**-23), ("rceil", 1.5), ("ceil", 1.0), ("uos", 1.8125)],
+    [
+        ("floor", 2 - 2**-23),
+        ("even", 1.75 - 2**-23),
+        ("rceil", 1.5),
+        ("ceil", 1.0),
+        ("uos", 1.8125),
+        ("primus_mode1", 1.5 - 2**-23),
+        ("primus_mode2", 1.8125 - 2**-23),
+    ],
 )
 def test_scale_rules_turn_where_they_should(rule, last_that_stays):
     m = torch.tensor(last_that_stays)
