@@ -10,6 +10,10 @@ begins with the new weights. This is OsciReset of TetraJet-v2 (2510.27527, ``osc
 ratio of distances, as in AMD's Primus (``weight_deosc.py``) and ALTO (``optimizer.py``). The first window
 begins with the weights after the first step at or past the start, as in Primus. Q(w) is dequantised in fp32.
 
+With ``snapshots: bf16`` w and Q are rounded to bf16 before the subtraction and the differences after it; the
+sums stay in fp32 (AMD's Primus #1070, and ``weight_deosc_qdq`` of Primus-Turbo). It takes half the memory for
+the last weights, and does not see a weight move by less than a place of bf16.
+
 Only weights whose Fprop operand is quantised at that time take part. When a phase changes that, or the grid,
 a new window begins. The optimizer's moments stay as they are.
 """
@@ -68,10 +72,12 @@ class Deoscillation:
             return None
         self.steps += 1
         reset = 0
+        dtype = torch.bfloat16 if asked[0].snapshots == "bf16" else torch.float32
         for name, (before, quantised_before) in self._before.items():
             weight, quantised = self._rows(name)
+            quantised = quantised.to(dtype)
             moved, quantised_moved = (local_rows(self.sums[key])[0] for key in _keys(name))
-            moved.add_((weight.float() - before.float()).abs_())
+            moved.add_((weight.to(dtype) - before.to(dtype)).abs_())
             quantised_moved.add_((quantised - quantised_before).abs_())
             before.copy_(weight)
             quantised_before.copy_(quantised)
@@ -134,7 +140,11 @@ class Deoscillation:
         self.followed, self.steps = asked, 0
         names = () if asked is None else asked[1]
         now = {name: self._rows(name) for name in names}
-        self._before = {name: (weight.clone(), quantised) for name, (weight, quantised) in now.items()}
+        kept = torch.bfloat16 if asked is not None and asked[0].snapshots == "bf16" else None
+        self._before = {
+            name: (weight.to(kept or weight.dtype, copy=True), quantised.to(kept or quantised.dtype))
+            for name, (weight, quantised) in now.items()
+        }
         self.sums = {
             key: torch.zeros_like(self._layers[name].weight.detach(), dtype=torch.float32)
             for name in names

@@ -95,7 +95,8 @@ def describe_deoscillate(found: Deoscillate) -> str:
     """Describe how weights are reset, e.g. ``every 200 steps at 4× from 10% of the budget on``."""
     begins = found.from_tokens is not None or found.from_fraction is not None
     start = f" {describe_start(found)}" if begins else ""
-    return f"every {found.window} steps at {found.threshold:g}×{start}"
+    kept = " with bf16 snapshots" if found.snapshots == "bf16" else ""
+    return f"every {found.window} steps at {found.threshold:g}×{kept}{start}"
 
 
 def describe_start(found: Later) -> str:

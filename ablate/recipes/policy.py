@@ -431,6 +431,7 @@ class Deoscillate(Later):
         strict=True,
         allow_inf_nan=False,
     )
+    snapshots: Literal["fp32", "bf16"] = key("fp32", "what the weights and their values are compared in")
 
     def __post_init__(self) -> None:
         if self.from_tokens is not None and self.from_fraction is not None:
@@ -438,7 +439,7 @@ class Deoscillate(Later):
             raise said(what, None, "from_tokens")
 
 
-_LATER: dict[str, Any] = {"role": ()}
+_LATER: dict[str, Any] = {"role": (), "snapshots": "fp32"}
 """Keys that recipes did not have at first, and their defaults."""
 
 

@@ -28,8 +28,8 @@ def mxfp4(w):
 class Reference:
     """The formula, a weight at a time in the order of the steps."""
 
-    def __init__(self, window, threshold):
-        self.window, self.threshold = window, np.float32(threshold)
+    def __init__(self, window, threshold, kept):
+        self.window, self.threshold, self.kept = window, np.float32(threshold), kept
         self.path = []
 
     def step(self, w):
@@ -40,7 +40,9 @@ class Reference:
         path = np.array(self.path)
         grid = np.array([mxfp4(one) for one in path])
         moved, quantised_moved = (
-            np.add.accumulate(np.abs(np.diff(one, axis=0)), axis=0, dtype=np.float32)[-1]
+            np.add.accumulate(
+                np.abs(np.diff(one.astype(self.kept), axis=0)).astype(np.float32), axis=0, dtype=np.float32
+            )[-1]
             for one in (path, grid)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -65,10 +67,13 @@ def walk(model, size=0.5):
     return [layer.weight.detach().clone() for layer in model]
 
 
+@pytest.mark.parametrize("kept", ["fp32", "bf16"])
 @pytest.mark.parametrize(("window", "threshold"), [(1, 1.0), (3, 2.5), (4, 4.0)])
-def test_weights_become_what_the_formula_says(window, threshold):
-    model, state = make(FP4 | {"deoscillate": {"window": window, "threshold": threshold}})
-    references = [Reference(window, threshold) for _ in model]
+def test_weights_become_what_the_formula_says(window, threshold, kept):
+    asked = {"window": window, "threshold": threshold, "snapshots": kept}
+    model, state = make(FP4 | {"deoscillate": asked})
+    dtype = ml_dtypes.bfloat16 if kept == "bf16" else np.float32
+    references = [Reference(window, threshold, dtype) for _ in model]
     deoscillation, state.deoscillation = state.deoscillation, None
     total = 0
     for index in range(4 * window + 2):

@@ -91,6 +91,8 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
     if (reset := recipe.deoscillate) is not None:
         if "deoscillate" not in table:
             raise ValueError(f"{title} does not reset oscillating weights")
+        if reset.snapshots != "fp32":
+            raise ValueError(f"{title} as read ({table['read_in']}) compares weights in fp32")
         if steps is None:
             raise ValueError("the number of steps is not known, from which the start of the resets follows")
         begins = round((reset.from_fraction or 0) * steps)
