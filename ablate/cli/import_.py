@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from fnmatch import fnmatchcase
+from glob import glob
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, Place, echo_lines, refuse_other_options, storage_option
+from ablate.cli.common import AT_LEAST_1, PATH, echo_lines, refuse_other_options, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ _FILES = {
     "text": ("*.txt", "*.log", "*.out"),
     "csv": ("*.csv",),
     "jsonl": ("*.jsonl", "*.json"),
+    "wandb-export": ("*.csv",),
 }
 _LINE = r"step:(?P<step>\d+)/\d+ val_loss:(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms"
 _EXAMPLES = f"""\b
@@ -82,12 +84,12 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
 
 @click.command("import", no_args_is_help=True, epilog=_EXAMPLES)
 @click.argument("kind", metavar="FORMAT", type=click.Choice(list(_OWN_OPTIONS)))
-@click.argument("files", nargs=-1, type=Place(exists=True, path_type=Path))
+@click.argument("files", nargs=-1, type=PATH)
 @click.option(
     "--arm",
     "arms",
     multiple=True,
-    help="NAME=FILE or NAME=FOLDER; of wandb-export a pattern on the runs' names, of mlflow a filter in "
+    help="NAME=FILE, NAME=FOLDER or NAME='GLOB'; of wandb-export a pattern on the runs' names, of mlflow a filter in "
     "MLflow's search syntax. Repeat it.",
 )
 @click.option("--study", required=True, help="Name of the study that is made.")
@@ -147,6 +149,12 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     "loss is its final one); seconds or ms since training began; seed. Several may share them; what an "
     "earlier line said holds on. A loss is best taken as \\S+, so that nan is read as a divergence.",
 )
+@click.option(
+    "--seed-from-name",
+    metavar="REGEX",
+    help="The group takes the seed from the name of a run, or of its file, where no log tells it: "
+    "'seed(\\d+)'. Default: the one number in which the names of an arm differ.",
+)
 @click.option("--tokens-per-sample", type=AT_LEAST_1, help="mllog. Default: the log's max_sequence_length.")
 @click.option("--metric", help="wandb-export, where the chart has several; mlflow (default: val_loss).")
 @click.option("--tracking-uri", help="mlflow: server or store, e.g. http://mlflow:5000.")
@@ -179,10 +187,12 @@ def command(
     searched with all that is in them. Without --target the arms are compared by their final losses.
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     from ablate.reports.read.imported import machine, tidied, with_settings, write_study
+    from ablate.reports.read.tables import seeds_by_names
 
     own = {name: options.pop(name) for name in set().union(*_OWN_OPTIONS.values())}
     refuse_other_options(context, {*context.params} - {*own} | _OWN_OPTIONS[kind], kind)
     hardware, constant_from = options.pop("hardware"), options.pop("constant_from")
+    by_name = options.pop("seed_from_name")
     if hardware is not None:
         machine(hardware)
     if not _NAME.fullmatch(study):
@@ -199,8 +209,9 @@ def command(
         named[safe_text(name)].extend(runs)
     for fault in dict.fromkeys(faults):
         click.echo(safe_text(fault), err=True)
-    found, done = tidied(named, options["waived"])
-    echo_lines(done)
+    seeded, told = seeds_by_names(named, by_name)
+    found, done = tidied(seeded, options["waived"])
+    echo_lines(told + done)
     try:
         found = with_settings(found, hardware, constant_from)
         store, left_out = write_study(
@@ -224,7 +235,7 @@ def _read(
 
     if kind in ("csv", "jsonl") and bool(files) == bool(arms):
         raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
-    if kind not in ("csv", "jsonl") and (not arms or len(files) != (kind == "wandb-export")):
+    if kind not in ("csv", "jsonl") and not (arms and bool(files) == (kind == "wandb-export")):
         what = "the chart's file and " if kind == "wandb-export" else ""
         raise UserError(f"{kind}: expected {what}--arm NAME=… for each arm")
     sizes: StepSizes = own["sizes"]
@@ -245,12 +256,14 @@ def _read(
     if kind == "wandb-export":
         if len(set(stages.values())) > 1:
             raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
-        rows = tables.read_wandb_chart(files[0], faults, own["metric"])
-        try:
-            charted = tables.runs_of(files[0], rows, faults, {}, stages[""])
-        except OSError as error:
-            raise UserError(f"{files[0]}: cannot be read: {error.strerror or error}") from None
-        return tables.by_pattern(charted.get(None, []), places, faults)
+        charted: list[ImportedRun] = []
+        for path in _listed(files, "FILES", kind):
+            rows = tables.read_wandb_chart(path, faults, own["metric"])
+            try:
+                charted += tables.runs_of(path, rows, faults, {}, stages[""]).get(None, [])
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        return tables.by_pattern(charted, places, faults)
 
     ready = tables.check_patterns(own["patterns"]) if kind == "text" else ()
     names = _columns_of(ready, sizes) if kind == "text" else _columns_named(own["columns"])
@@ -270,9 +283,8 @@ def _read(
     found: dict[str, list[ImportedRun]] = {name: [] for name in places}
     asked: list[tuple[str | None, Path]] = []
     for name, where in places.items():
-        listed = (path for place in where for path in _found_in(Path(place), f"--arm {name}", _FILES[kind]))
-        asked += [(name, path) for path in dict.fromkeys(listed)]
-    asked += [(None, path) for place in files for path in _found_in(place, "FILES", _FILES[kind])]
+        asked += [(name, path) for path in _listed(map(Path, where), f"--arm {name}", kind)]
+    asked += [(None, path) for path in _listed(files, "FILES", kind)]
     for wanted, path in asked:
         try:
             by_arm = read_file(path, stages[wanted or ""])
@@ -323,15 +335,23 @@ def _pairs(parts: Iterable[str], option: str, example: str) -> Iterator[tuple[st
         yield name.strip(), value.strip()
 
 
+def _listed(places: Iterable[Path], option: str, kind: str) -> Iterator[Path]:
+    """Yield each file that places name, once: files, folders, and shell patterns of both."""
+    found: dict[Path, None] = {}
+    for place in places:
+        matches = [place] if place.exists() else sorted(map(Path, glob(str(place), recursive=True)))
+        if not matches:
+            raise UserError(f"{option}: {place} does not exist")
+        for one in matches:
+            found |= dict.fromkeys([one] if one.is_file() else _found_in(one, option, _FILES[kind]))
+    yield from found
+
+
 def _found_in(where: Path, option: str, patterns: Sequence[str]) -> list[Path]:
-    """Return a file itself; of a folder, all files at any depth that match the first pattern with a match.
+    """Return all files of a folder, at any depth, that match the first pattern with a match.
 
     They are sorted. Hidden files are skipped. The number of files that are not read is printed.
     """
-    if where.is_file():
-        return [where]
-    if not where.exists():
-        raise UserError(f"{option}: {where} does not exist")
     everything = sorted(
         path
         for path in where.rglob("*")

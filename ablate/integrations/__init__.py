@@ -17,8 +17,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from ablate.base.files import hash_of
 from ablate.recipes import Recipe, read_recipe
 
@@ -37,7 +35,7 @@ def recipe_of_environment() -> Recipe:
         raise ValueError(
             "no recipe is given, and ABLATE_RECIPE is not set (a study with trainer.command sets it)"
         )
-    return TypeAdapter(Recipe).validate_python(json.loads(text))
+    return read_recipe(text)
 
 
 class Stepper:

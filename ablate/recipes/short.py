@@ -239,8 +239,9 @@ def _at(*path: str | int) -> Iterator[None]:
 
 
 def read_recipe(given: Any) -> Recipe:
-    """Read a recipe that Python or the command line gives as a word or a mapping.
+    """Read a recipe that Python or the command line gives as a word, a mapping, or the text of one.
 
+    A mapping is as in a study file (``{gemms: [wgrad]}``), or has every operand, as ``Recipe.text`` has them.
     A study file's own recipes are read with the whole file, so that each fault has its line.
 
     Raises:
@@ -249,7 +250,16 @@ def read_recipe(given: Any) -> Recipe:
     """
     if not isinstance(given, str | dict):
         raise TypeError(f"a recipe cannot be {given!r} (expected {one_of([*SHORT_RECIPES, 'a mapping'])})")
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        from ruamel.yaml import YAML, YAMLError
+
+        try:
+            given = YAML(typ="safe", pure=True).load(given)
+        except YAMLError:
+            raise ValueError(f"a recipe cannot be '{given}': not valid YAML") from None
     try:
+        if "rules" in given:
+            return TypeAdapter(Recipe).validate_python(given)
         return resolve(TypeAdapter(AnyRecipe).validate_python(given))
     except ValidationError as error:
         fault = error.errors()[0]

@@ -13,7 +13,9 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, safe_text
@@ -140,12 +142,7 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
     Raises:
         UserError: an invalid expression, a group of another name, or a missing group.
     """
-    found = []
-    for text in patterns:
-        try:
-            found.append(re.compile(text))
-        except re.error as error:
-            raise UserError(f"--pattern: '{text}' is no regular expression: {error}") from None
+    found = _compiled(patterns, "--pattern")
     groups = {name for pattern in found for name in pattern.groupindex}
     counts, times = groups & set(_COUNTS), groups & set(_TIMES)
     if "val_loss" not in groups or groups - set(_GROUPS) or len(counts) > 1 or (times and not counts):
@@ -153,7 +150,14 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
             f"--pattern: expected groups (?P<NAME>…) of {', '.join(_GROUPS)}: val_loss, either step or "
             f"tokens, and a time only beside one of these; got {', '.join(sorted(groups)) or 'none'}"
         )
-    return tuple(found)
+    return found
+
+
+def _compiled(patterns: Sequence[str], option: str) -> tuple[re.Pattern[str], ...]:
+    try:
+        return tuple(map(re.compile, patterns))
+    except re.error as error:
+        raise UserError(f"{option}: '{error.pattern}' is no regular expression: {error}") from None
 
 
 def read_text(path: Path, faults: list[str], patterns: Sequence[re.Pattern[str]]) -> Iterator[Row]:
@@ -284,6 +288,41 @@ def by_pattern(
         else:
             found[arm].append(run)
     return found
+
+
+def seeds_by_names(
+    arms: Mapping[str, Sequence[ImportedRun]], pattern: str | None
+) -> tuple[dict[str, list[ImportedRun]], list[str]]:
+    """Give runs without a seed that of their name, or of their file's; also return a line for each arm.
+
+    ``pattern``: its group, or else all that it finds, is the seed. None: of an arm whose logs tell no seed,
+    the one number in which the names differ, if they differ in nothing else.
+
+    Raises:
+        UserError: the pattern is no regular expression, or finds nothing in a name.
+    """
+    (form,) = (None,) if pattern is None else _compiled([pattern], "--seed-from-name")
+    seeded, said = {}, []
+    for arm, runs in arms.items():
+        open_ = [run for run in runs if run.seed is None]
+        names = [(run.piece and run.piece[0]) or PurePath(run.source).stem for run in open_]
+        seeds: Sequence[str] = ()
+        if form is not None:
+            matches = [form.search(name) for name in names]
+            if None in matches:
+                what = f"'{pattern}' finds nothing in '{names[matches.index(None)]}'"
+                raise UserError(f"--seed-from-name: {what}")
+            seeds = [match[match.lastindex or 0] for match in matches if match]
+        elif len(open_) == len(runs):
+            parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=False)
+            differ = [part for part in parts if len({*part}) > 1]
+            if len(differ) == 1 and len({*differ[0]}) == len(names) and all(map(str.isdecimal, differ[0])):
+                (seeds,) = differ
+        told = dict(zip(map(id, open_), map(_seed, seeds), strict=False))
+        seeded[arm] = [replace(run, seed=told.get(id(run), run.seed)) for run in runs]
+        if told:
+            said.append(f"{arm}: seeds {', '.join(seeds)} by the names ({names[0]}, …)")
+    return seeded, said
 
 
 def _number(value: Any) -> float | None:
