@@ -89,8 +89,8 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     "--arm",
     "arms",
     multiple=True,
-    help="NAME=FILE, NAME=FOLDER or NAME='GLOB'; of wandb-export a pattern on the runs' names, of mlflow a filter in "
-    "MLflow's search syntax. Repeat it.",
+    help="NAME=FILE, NAME=FOLDER or NAME='GLOB'; of wandb-export a pattern on the runs' names, of mlflow a "
+    "filter in MLflow's search syntax. Repeat it.",
 )
 @click.option("--study", required=True, help="Name of the study that is made.")
 @click.option(
@@ -339,7 +339,7 @@ def _listed(places: Iterable[Path], option: str, kind: str) -> Iterator[Path]:
     """Yield each file that places name, once: files, folders, and shell patterns of both."""
     found: dict[Path, None] = {}
     for place in places:
-        matches = [place] if place.exists() else sorted(map(Path, glob(str(place), recursive=True)))
+        matches = [place] if place.exists() else sorted(map(Path, glob(str(place), recursive=True)))  # noqa: PTH207
         if not matches:
             raise UserError(f"{option}: {place} does not exist")
         for one in matches:

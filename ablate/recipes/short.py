@@ -251,7 +251,8 @@ def read_recipe(given: Any) -> Recipe:
     if not isinstance(given, str | dict):
         raise TypeError(f"a recipe cannot be {given!r} (expected {one_of([*SHORT_RECIPES, 'a mapping'])})")
     if isinstance(given, str) and given.lstrip().startswith("{"):
-        from ruamel.yaml import YAML, YAMLError
+        from ruamel.yaml import YAML
+        from ruamel.yaml.error import YAMLError
 
         try:
             given = YAML(typ="safe", pure=True).load(given)

@@ -157,7 +157,7 @@ def _compiled(patterns: Sequence[str], option: str) -> tuple[re.Pattern[str], ..
     try:
         return tuple(map(re.compile, patterns))
     except re.error as error:
-        raise UserError(f"{option}: '{error.pattern}' is no regular expression: {error}") from None
+        raise UserError(f"{option}: '{error.pattern!s}' is no regular expression: {error}") from None
 
 
 def read_text(path: Path, faults: list[str], patterns: Sequence[re.Pattern[str]]) -> Iterator[Row]:
