@@ -348,9 +348,10 @@ def _carried_text(arm: PlannedArm) -> str:
 
 _OF_AN_ARM: dict[str, Callable[[PlannedArm], str]] = {
     "batch": _batch_text,
-    "budget": (
-        "{0.batches.tokens:,} tokens a run in {0.batches.steps:,} steps, {0.batches.evals:,} evaluations"
-    ).format,
+    "budget": lambda arm: (
+        f"{arm.batches.tokens:,} tokens a run in {arm.batches.steps:,} steps"
+        + f", {arm.batches.evals:,} evaluations" * (not isinstance(arm.config.trainer, Command))
+    ),
     "work": _work_text,
     "schedule": lambda arm: schedule_text(arm.config.training),
     "model": _model_text,

@@ -82,7 +82,13 @@ def init(
         if command is None or log is None:
             hint = "a log of one run tells how to read it"
             raise UserError("--command and --log belong together", hint=hint)
-        click.echo(write_command_study(file, command, log=log, patterns=patterns))
+
+        def ask(error: UserError) -> str:
+            click.echo(error)
+            return str(click.prompt("A regular expression with the groups step and val_loss"))
+
+        answers_to = ask if sys.stdin.isatty() and sys.stdout.isatty() else None
+        click.echo(write_command_study(file, command, log=log, patterns=patterns, ask=answers_to))
         click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
         return
     from ablate.cli.display import ConsoleListener

@@ -33,7 +33,15 @@ from ablate.base.files import restrict_umask, write_record
 from ablate.execute.environment import describe_command
 from ablate.execute.orphans import end_with_this_process, marked
 from ablate.integrations import applied_line
-from ablate.run.command import Command, check_inherited, files_of, filled, recipe_text, run_values, secrets_of
+from ablate.run.command import (
+    Command,
+    check_inherited,
+    files_of,
+    filled,
+    run_values,
+    secrets_of,
+    variables_of,
+)
 from ablate.run.log_rows import LogReader, hf_rows, without_colours
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
@@ -194,7 +202,7 @@ class Place:
 
     command: Command
     recipe: Recipe
-    values: Mapping[str, object]
+    values: Mapping[str, Any]
     secrets: Mapping[str, str] = field(repr=False)
     group: str
 
@@ -218,15 +226,10 @@ class Place:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or ""
         values = {**self.values, "node_rank": rank, "devices": devices}
         words = [filled(word, values) for word in command.words]
-        steps: Any = values["steps"]
-        tokens: Any = values["tokens"]
         environment = {
             **os.environ,
             **self.secrets,
-            "ABLATE_SEED": str(values["seed"]),
-            "ABLATE_TOKENS": str(tokens),
-            "ABLATE_TOKENS_PER_STEP": str(tokens // steps),
-            "ABLATE_RECIPE": recipe_text(self.recipe),
+            **variables_of(self.recipe, values),
             "WANDB_RUN_ID": Path(str(values["run_dir"])).name,
             "WANDB_RUN_GROUP": self.group,
             "WANDB_RESUME": "allow",
@@ -307,9 +310,7 @@ def run_command(
     """
     command = place.command
     assert command.metrics is not None
-    nodes: Any = place.values["num_nodes"]
-    devices: Any = place.values["num_devices"]
-    rows = _Rows(config, before, on_row, nodes * devices)
+    rows = _Rows(config, before, on_row, place.values["num_nodes"] * place.values["num_devices"])
     in_files = None
     if command.metrics.place is not None:
         in_files = _file_rows(command, place.values, LogReader(command.metrics))

@@ -65,7 +65,7 @@ class Stepper:
         if folder is not None and given is not None and recipe != recipe_of_environment():
             raise ValueError("the study's arm has another recipe than this script (leave the script's out)")
         self.tokens_per_step = int(tokens_per_step or os.environ.get("ABLATE_TOKENS_PER_STEP", "0"))
-        if folder is not None:
+        if "ABLATE_TOKENS" in os.environ:
             options.setdefault("total_tokens", int(os.environ["ABLATE_TOKENS"]))
         own_seed = int(os.environ.get("ABLATE_SEED", "0")) if seed is None else seed
         self.state = apply_recipe(model, recipe, seed=own_seed, **options)

@@ -20,7 +20,7 @@ import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -162,7 +162,7 @@ def files_of(pattern: str) -> list[Path]:
 def run_values(
     *, seed: int, steps: int, tokens: int, run_dir: Path, num_devices: int, attempt: int = 1,
     devices: str = "", port: int = 0, node_rank: int = 0, num_nodes: int = 1, master_addr: str = "127.0.0.1",
-) -> dict[str, object]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Return what the templates become in one attempt of a run."""
     return {**locals(), "python": sys.executable}
 
@@ -172,12 +172,22 @@ def recipe_text(recipe: Recipe) -> str:
     return json.dumps(TypeAdapter(Recipe).dump_python(recipe, mode="json", exclude_defaults=True))
 
 
-def shell_line(command: Command, recipe: Recipe, values: Mapping[str, object]) -> str:
+def variables_of(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that tell a command, and an adapter in it, what its run is."""
+    return {
+        "ABLATE_SEED": str(values["seed"]),
+        "ABLATE_TOKENS": str(values["tokens"]),
+        "ABLATE_TOKENS_PER_STEP": str(values["tokens"] // values["steps"]),
+        "ABLATE_RECIPE": recipe_text(recipe),
+    }
+
+
+def shell_line(command: Command, recipe: Recipe, values: Mapping[str, Any]) -> str:
     """Write a run's command as a line that can be pasted into a shell."""
-    variables = [f"{name}={filled(text, values)}" for name, text in command.env.items()]
-    if command.reads_recipe:
-        variables.append(f"ABLATE_RECIPE={recipe_text(recipe)}")
-    words = ["env", *variables] * bool(variables) + [filled(word, values) for word in command.words]
+    variables = variables_of(recipe, values) if command.reads_recipe else {}
+    variables |= {name: filled(text, values) for name, text in command.env.items()}
+    words = ["env", *map("=".join, variables.items())] * bool(variables)
+    words += [filled(word, values) for word in command.words]
     return f"cd {shlex.quote(command.cwd)} && {shlex.join(words)}"
 
 

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shlex
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from ablate.base.errors import Problem, UserError
 from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
-from ablate.run.log_rows import KNOWN_LOGS, PLACES, LogReader, LogSource
+from ablate.run.log_rows import KNOWN_LOGS, PLACES, LogReader, LogSource, hf_rows
 from ablate.study.load import study_of
 from ablate.study.template import (
     BUILT_IN,
@@ -37,7 +37,7 @@ from ablate.study.template import (
 from ablate.workflow import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 USED = 0.8
 """The share of the budget that is planned: runs side by side slow each other, and Ray has to start."""
@@ -253,17 +253,33 @@ base:
   # Correct these: {{steps}} is tokens / (seq_len × batch_size), {steps:,} in the log.
   training: {{tokens: {tokens}, seq_len: {seq_len}, batch_size: {batch_size}}}
 arms:
-  # Your flags for each arm; or recipes: megatron-te and {{recipe_args}}, for flags from ablate's recipes.
-  bf16: {{trainer: {{precision: BF16}}}}
-  fp4: {{trainer: {{precision: FP4, args: [--fp4]}}}}
+{arms}"""
+_ARMS = """\
+  # Your flags for each arm; or recipes: megatron-te and {recipe_args}, for flags from ablate's recipes.
+  bf16: {trainer: {precision: BF16}}
+  fp4: {trainer: {precision: FP4, args: [--fp4]}}
+"""
+_ADAPTERS_ARMS = """\
+  # `ablate recipes` lists more.
+  bf16: {recipe: bf16}
+  mxfp4: {recipe: mxfp4}
+  mxfp4 + dht: {recipe: {gemms: [fprop, dgrad, wgrad], stabiliser: dht}}
 """
 _TARGET_AT = 0.8
 
 
-def write_command_study(path: Path, command: str, *, log: Path, patterns: Sequence[str] = ()) -> str:
+def write_command_study(
+    path: Path,
+    command: str,
+    *,
+    log: Path,
+    patterns: Sequence[str] = (),
+    ask: Callable[[UserError], str] | None = None,
+) -> str:
     """Write a study of a command to ``path``, from a log of it; return lines that say what the log holds.
 
-    ``patterns``: regular expressions for a log that none of the known trainers writes.
+    ``patterns``: regular expressions for a log that none of the known trainers writes. ``ask``: is told why
+    a log cannot be read, and returns a pattern for it.
 
     Raises:
         UserError: the log has no validation loss that can be read, or the study cannot be planned as written.
@@ -271,9 +287,54 @@ def write_command_study(path: Path, command: str, *, log: Path, patterns: Sequen
     if path.exists():
         raise UserError("is there already, and is left as it is", file=path, hint="give another name")
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"--log: cannot read {log}: {error.strerror or error}") from None
+    while True:
+        try:
+            source, rows = _read(log, text, patterns)
+            break
+        except UserError as error:
+            if ask is None:
+                raise
+            patterns = [ask(error)]
+    words = shlex.split(command)
+    scripts = [script for word in words if (script := path.parent / word).is_file()]
+    is_adapted = any(b"ablate.integrations" in script.read_bytes() for script in scripts)
+    words += ["{args}"] * ("{args}" not in words and not is_adapted)
+    batch = re.search(r'(?:global batch size|"train_batch_size"):\s*(\d+)', text)
+    seq_len, batch_size = 1024, int(batch[1]) if batch else 1
+    evals = [row for row in rows if "val_loss" in row]
+    first, last = evals[0], evals[-1]
+    of_tokens = last.get("tokens", 0) / (seq_len * batch_size)
+    steps = int(last.get("step") or last.get("samples", 0) / batch_size or of_tokens)
+    at = evals[min(len(evals) - 1, int(_TARGET_AT * len(evals)))]
+    in_study = LogSource(preset="ablate") if is_adapted else source
+    metrics = {name: value for name, value in vars(in_study).items() if value}
+    written = _COMMAND_STUDY.format(
+        name=path.stem, target=at["val_loss"], part=(evals.index(at) + 1) / len(evals),
+        words=json.dumps(words), metrics=json.dumps(metrics), steps=steps,
+        tokens=steps * seq_len * batch_size, seq_len=seq_len, batch_size=batch_size,
+        arms=_ADAPTERS_ARMS if is_adapted else _ARMS,
+    )  # fmt: skip
+    build_plan(study_of(written.encode(), path))
+    path.write_text(written, encoding="utf-8")
+    where = next(name for name in PLACES if name in first)
+    kind = f" ({source.preset})" if source.preset else ""
+    return (
+        f"{log}: {len(evals):,} validation losses and {len(rows) - len(evals):,} rows of training{kind}, "
+        f"from {first['val_loss']:g} at {where} {first[where]:,} to {last['val_loss']:g} at "
+        f"{last[where]:,}.\n"
+        f"Written: {path}. Correct training and the arms."
+    )
+
+
+def _read(log: Path, text: str, patterns: Sequence[str]) -> tuple[LogSource, list[dict[str, Any]]]:
+    """Find how a log is read; return its rows, too.
+
+    Raises:
+        UserError: it has no validation loss that can be read.
+    """
     try:
         sources = (
             [LogSource(patterns=list(patterns))]
@@ -282,39 +343,18 @@ def write_command_study(path: Path, command: str, *, log: Path, patterns: Sequen
         )
     except ValidationError as error:
         raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
-    best: tuple[LogSource, list[dict[str, Any]]] = sources[0], []
+    lines, found = text.replace("\r", "\n").splitlines(), []
     for one in sources:
         reader = LogReader(one)
-        found = [row for line in lines for row in reader.rows(line)]
-        best = max(best, (one, found), key=lambda pair: sum("val_loss" in row for row in pair[1]))
-    source, rows = best
-    evals = [row for row in rows if "val_loss" in row]
-    if not evals:
+        found.append((one, [row for line in lines for row in reader.rows(line)]))
+    with suppress(ValueError, AttributeError):
+        state = list(hf_rows(json.loads(text)))
+        found.append((LogSource(preset="hf", file="{run_dir}/**/trainer_state.json"), state))
+    source, rows = max(found, key=lambda pair: sum("val_loss" in row for row in pair[1]))
+    if not any("val_loss" in row for row in rows):
         hint = "--pattern 'step (?P<step>\\d+).*val_loss (?P<val_loss>\\S+)'"
-        told = "its patterns find none" if patterns else f"it is no log of {', '.join(KNOWN_LOGS)}"
+        if "'eval_loss':" in text:  # as Trainer prints it
+            hint = "Hugging Face's Trainer prints no step: give its checkpoint-…/trainer_state.json as --log"
+        told = "its patterns find none" if patterns else f"it is no log of {', '.join((*KNOWN_LOGS, 'hf'))}"
         raise UserError(f"--log: no validation loss in {log}: {told}", hint=hint)
-    words = shlex.split(command)
-    words += ["{args}"] * ("{args}" not in words)
-    batch = re.search(r"global batch size:\s*(\d+)", "\n".join(lines))
-    seq_len, batch_size = 1024, int(batch[1]) if batch else 1
-    last = evals[-1]
-    of_tokens = last.get("tokens", 0) / (seq_len * batch_size)
-    steps = int(last.get("step") or last.get("samples", 0) / batch_size or of_tokens)
-    at = evals[min(len(evals) - 1, int(_TARGET_AT * len(evals)))]
-    metrics = f"{{preset: {source.preset}}}" if source.preset else json.dumps({"patterns": source.patterns})
-    text = _COMMAND_STUDY.format(
-        name=path.stem, target=at["val_loss"], part=(evals.index(at) + 1) / len(evals),
-        words=json.dumps(words), metrics=metrics, steps=steps, tokens=steps * seq_len * batch_size,
-        seq_len=seq_len, batch_size=batch_size,
-    )  # fmt: skip
-    build_plan(study_of(text.encode(), path))
-    path.write_text(text, encoding="utf-8")
-    first = evals[0]
-    where = next(name for name in PLACES if name in first)
-    kind = f" ({source.preset})" if source.preset else ""
-    return (
-        f"{log}: {len(evals):,} validation losses and {len(rows) - len(evals):,} rows of training{kind}, "
-        f"from {first['val_loss']:g} at {where} {first[where]:,} to {last['val_loss']:g} at "
-        f"{last[where]:,}.\n"
-        f"Written: {path}. Correct training, and each arm's args."
-    )
+    return source, rows

@@ -33,7 +33,7 @@ model = LlamaForCausalLM(
     )
 )  # fmt: skip
 callbacks = []
-if "ABLATE_RUN_DIR" in os.environ:  # ablate
+if "ABLATE_RECIPE" in os.environ:  # ablate
     from ablate.integrations.hf import AblateCallback  # ablate
 
     callbacks = [AblateCallback()]  # ablate
@@ -43,7 +43,7 @@ trainer = Trainer(
     args=TrainingArguments(
         output_dir=str(given.out), seed=given.seed, max_steps=given.steps, per_device_train_batch_size=16,
         per_device_eval_batch_size=64, learning_rate=3e-3, lr_scheduler_type="constant", logging_steps=10,
-        eval_strategy="steps", eval_steps=20, save_steps=50, save_total_limit=1, report_to=[],
+        eval_strategy="steps", eval_steps=10, save_steps=50, save_total_limit=1, report_to=[],
         disable_tqdm=True,
     ),
 )  # fmt: skip

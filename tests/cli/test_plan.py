@@ -65,6 +65,39 @@ def test_gpus_that_are_not_here_are_said(here, monkeypatch):
         assert (f"GPUs      4 a device of a run, of {found} here: " in shown) == said
 
 
+COMMAND = """
+name: c
+baseline: a
+target: {val_loss: 3}
+seeds: 1
+base:
+  trainer:
+    command: ["{python}", train.py, "{seed}", "{steps}", "{args}"]
+    metrics: {preset: nanogpt}
+    dry_run_args: [--one]
+  training: {tokens: 1280, seq_len: 16, batch_size: 4}
+arms:
+  a: {trainer: {precision: x}}
+  b: {trainer: {precision: y, args: ["it's $HOME"], env: {FLAG: "a b"}}}
+"""
+
+
+def test_a_commands_line_can_be_pasted_and_a_dry_run_starts_it(here):
+    (here / "train.py").write_text(
+        "import os, sys\nprint(sys.argv[1:], os.environ.get('FLAG'))\nsys.exit('--fail' in sys.argv)"
+    )
+    (here / "c.yaml").write_text(COMMAND)
+    shown = ablate("plan", "c.yaml", "--dry-run", cwd=here).out
+    line = re.search(r" b: (cd .*)", shown)[1]
+    pasted = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
+    assert pasted == "['0', '20', \"it's $HOME\"] a b\n"
+    assert shown.count("the command ended with exit code 0") == 2
+    assert "its last line: ['0', '20', \"it's $HOME\", '--one'] a b\n" in shown
+    for words, said in (("[--fail]", "exit code 1; its last line: ['0', '20'"), ("[]", "nothing says how")):
+        change = f"--set=base.trainer.dry_run_args={words}"
+        assert said in ablate("plan", "c.yaml", "--dry-run", change, cwd=here).err
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example(verb):
     shown = CliRunner().invoke(cli, [verb, "--help"], catch_exceptions=False).output

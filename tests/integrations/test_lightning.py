@@ -26,7 +26,7 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), 1e-2)
 
 
-def trained(steps, checkpoint=None):
+def trained(steps, checkpoint=None, *, compiled=False):
     """``steps`` of two batches each; every batch is the same, because Lightning begins the data anew."""
     from ablate.integrations.lightning import AblatePrecision
 
@@ -36,7 +36,8 @@ def trained(steps, checkpoint=None):
         logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", devices=1,
     )  # fmt: skip
     data = torch.utils.data.TensorDataset(X.repeat(20, 1, 1))
-    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None), ckpt_path=checkpoint)
+    model = torch.compile(module, backend="aot_eager") if compiled else module
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=None), ckpt_path=checkpoint)
     return module, trainer, plugin
 
 
@@ -54,3 +55,8 @@ def test_resumes_to_the_bit_and_refuses_without_the_state(tmp_path):
     torch.save(content, place)
     with pytest.raises(RuntimeError, match="goes on after step 3, the recipe's state after 0"):
         trained(6, place)
+
+
+@pytest.mark.exhaustive
+def test_compiled_it_computes_the_same_bits():
+    assert trained(2, compiled=True)[0].losses == trained(2)[0].losses

@@ -15,9 +15,9 @@ from ablate.recipes import read_recipe
 from tests.integrations.conftest import NOISY, rows_of, two_layers
 
 
-def losses(stepper, model, steps, optimizer=None):
+def losses(stepper, model, steps):
     found = []
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(steps):
         x = torch.randn(32, 64, generator=torch.Generator().manual_seed(stepper.state.step))
         loss = model(x).pow(2).mean()
@@ -77,27 +77,45 @@ def test_a_resume_needs_the_state_and_an_end_needs_steps():
         by_tokens.check_ended()
 
 
-def test_accelerate_saves_and_loads_the_state(tmp_path):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compiled):
     accelerate = pytest.importorskip("accelerate")
 
     def made():
-        accelerator = accelerate.Accelerator(cpu=True)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = two_layers()
         stepper = Stepper(model, NOISY, seed=3, quiet=True)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        if compiled:
+            model = torch.compile(model, backend="aot_eager")
         model, optimizer = accelerator.prepare(model, optimizer)
         accelerator.register_for_checkpointing(stepper)
         return accelerator, stepper, model, optimizer
 
-    _, stepper, model, optimizer = made()
-    whole = losses(stepper, model, 6, optimizer)
-    accelerator, stepper, model, optimizer = made()
-    first = losses(stepper, model, 3, optimizer)
-    accelerator.save_state(tmp_path / "state")
-    accelerator, stepper, model, optimizer = made()
-    accelerator.load_state(tmp_path / "state")
-    stepper.check_resumed(3)
-    assert first + losses(stepper, model, 3, optimizer) == whole
+    def trained(accelerator, stepper, model, optimizer, batches):
+        found = []
+        for batch in batches:
+            with accelerator.accumulate(model):
+                x = torch.randn(32, 64, generator=torch.Generator().manual_seed(batch))
+                loss = model(x).pow(2).mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    stepper.step()
+            found.append(loss.item())
+        return found
+
+    one = made()
+    whole = trained(*one, range(8))
+    assert one[1].state.step == 4
+    one = made()
+    first = trained(*one, range(4))
+    one[0].save_state(tmp_path / "state")
+    two = made()
+    two[0].load_state(tmp_path / "state")
+    two[1].check_resumed(2)
+    assert first + trained(*two, range(4, 8)) == whole
 
 
 def test_torchao_takes_the_whole_model_alone():

@@ -12,6 +12,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.plan import StudyProgress, build_plan, estimate
+from ablate.recipes import read_recipe
 from ablate.run.schedule import plan_steps
 from ablate.study import load_study
 from ablate.workflow import Listener
@@ -146,9 +147,43 @@ def test_a_command_gets_a_study_from_its_log(tmp_path):
         write_command_study(path, LINE, log=tmp_path / "train.log")
 
 
+def test_a_script_with_an_adapter_gets_arms_by_recipe(tmp_path):
+    (tmp_path / "train.py").write_text("from ablate.integrations.hf import AblateCallback")
+    history = [{"step": step, "eval_loss": 4 - step / 100} for step in range(10, 51, 10)]
+    state = {"train_batch_size": 8, "log_history": history}
+    log, path = tmp_path / "trainer_state.json", tmp_path / "mine.yaml"
+    log.write_text(json.dumps(state, indent=2))
+    said = write_command_study(path, "python train.py --seed {seed}", log=log)
+    assert "5 validation losses and 0 rows of training (hf), from 3.9 at step 10 to 3.5 at 50" in said
+    arms = load_study(path).arms
+    assert [arm.recipe.text for arm in arms[:2]] == [read_recipe(name).text for name in ("bf16", "mxfp4")]
+    assert arms[0].trainer.metrics.preset == "ablate"
+    assert (plan_steps(arms[0].training).steps, arms[0].training.batch_size) == (50, 8)
+    (tmp_path / "train.py").write_text("")  # without the adapter its own state is read
+    write_command_study(tmp_path / "own.yaml", "python train.py --seed {seed}", log=log)
+    assert load_study(tmp_path / "own.yaml").arms[0].trainer.metrics.preset == "hf"
+
+
+def test_a_pattern_is_asked_for_until_it_reads_a_loss(tmp_path):
+    (tmp_path / "train.log").write_text("at 10: held-out 3.5\nat 20: held-out 3.25\n")
+    answers = ["(", r"at (?P<step>\d+) (?P<val_loss>x)", r"at (?P<step>\d+): held-out (?P<val_loss>\S+)"]
+    told = []
+
+    def ask(error):
+        told.append(str(error))
+        return answers[len(told) - 1]
+
+    said = write_command_study(
+        tmp_path / "s.yaml", "run {seed}", log=tmp_path / "train.log", patterns=(), ask=ask
+    )
+    assert "2 validation losses and 0 rows of training, from 3.5 at step 10 to 3.25 at 20" in said
+    assert ["no log of megatron" in told[0], "no regular" in told[1], "find none" in told[2]] == [True] * 3
+
+
 REFUSED = {
     "a log of nobody": ("hello", [], "it is no log of megatron"),
     "patterns that find nothing": ("hello", ["(?P<step>x) (?P<val_loss>y)"], "its patterns find none"),
+    "what Trainer prints": ("{'eval_loss': '2.919'}", [], "Trainer prints no step"),
     "no pattern": ("hello", ["("], "no regular expression"),
     "no seed": (MEGATRON, [], "no {seed} in the command"),
     "no log": (None, [], "cannot read"),
