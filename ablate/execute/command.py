@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ablate.execute.side_tasks import Watch
     from ablate.recipes import Recipe
     from ablate.run.config import RunConfig
+    from ablate.run.log_rows import LogSource
 
 MARK = "ABLATE_COMMAND"
 LOOK_SEC = 0.2
@@ -310,15 +311,14 @@ def run_command(
     """
     command = place.command
     assert command.metrics is not None
-    rows = _Rows(config, before, on_row, place.values["num_nodes"] * place.values["num_devices"])
-    in_files = None
-    if command.metrics.place is not None:
-        in_files = _file_rows(command, place.values, LogReader(command.metrics))
+    source, values = command.metrics, place.values
+    rows = _Rows(config, before, on_row, values["num_nodes"] * values["num_devices"])
+    in_files = _Files(source, str(Path(command.cwd) / filled(source.place or "", values)))
+    is_started = False
     # What an earlier attempt printed is read, too: its command may print until it is ended below.
     outputs = [
-        (_Text(log), LogReader(command.metrics), own)
+        (_Text(log).new, None if source.place else LogReader(source), number == len(logs))
         for number, nodes_logs in enumerate(logs, 1)
-        for own in (number == len(logs),)
         for log in nodes_logs
     ]
     expected = [*command.expect]
@@ -333,11 +333,10 @@ def run_command(
     def look(*, ended: bool = False) -> None:
         nonlocal last_line, why, state
         found: list[tuple[dict[str, Any], bool]] = []
-        for output, reader, own in outputs:
-            for line in output.new(ended=ended):
+        for new, reader, own in [*outputs, (in_files.lines, in_files.reader, is_started)]:
+            for line in new(ended=ended):
                 text = without_colours(line).strip()
-                if in_files is None:
-                    found += [(row, own) for row in reader.rows(text)]
+                found += [(row, own) for row in (reader.rows(text) if reader else ())]
                 if not own:
                     continue
                 last_line = text or last_line
@@ -347,12 +346,13 @@ def run_command(
                 if not state and any(pattern.search(text) for pattern in refused):
                     state = "failed"
                     why = f"its output says what trainer.refuse names: {safe_text(text)[:200]}"
-        for row, own in found if in_files is None else ((row, True) for row in in_files()):
+        for row, own in [*found, *((row, is_started) for row in in_files.rows())]:
             alive()
             if state in ("", "interrupted") and (fault := rows.add(row, is_new=own)):
                 state, why = "diverged", fault
 
-    process = place.start(logs[-1][0])
+    look()
+    process, is_started = place.start(logs[-1][0]), True
     look()
     others = None
     try:
@@ -396,6 +396,7 @@ def run_command(
 def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None = None) -> None:
     """Ask every process of a command on this node to end, wait, and kill those that have not ended.
 
+    What a process starts after it was asked is its way to end, and is not asked while its parent lives.
     ``process``: the command, which has ended when this returns.
     """
     asked: set[int] = set()
@@ -405,16 +406,20 @@ def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None
         if not left and (process is None or process.poll() is not None):
             return
         late = time.monotonic() >= until
+        known = asked.intersection(left)
         for pid in left:
-            if late or pid not in asked:
+            if late or not {pid, _parent(pid)} & known:
                 asked.add(pid)
-                _signal(pid, signal.SIGKILL if late else signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.05)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return 0
 
 
 class _Rows:
@@ -519,38 +524,42 @@ class _Text:
         yield from (line.decode("utf-8", errors="replace") for line in lines)
 
 
-def _file_rows(
-    command: Command, values: Mapping[str, object], reader: LogReader
-) -> Callable[[], Iterator[dict[str, Any]]]:
-    """Make a function that yields the new rows of the files that ``metrics.file`` names."""
-    source = command.metrics
-    assert source is not None
-    place = str(Path(command.cwd) / filled(source.place or "", values))
-    texts: dict[Path, _Text] = {}
-    loaders: dict[Path, Any] = {}
-    newest: list[float] = [0.0]
+class _Files:
+    """What is new in the files that ``metrics.file`` names: lines of text, or rows of other forms."""
 
-    def lines() -> Iterator[dict[str, Any]]:
-        for path in files_of(place):
-            for line in texts.setdefault(path, _Text(path)).new():
-                yield from reader.rows(line)
+    def __init__(self, source: LogSource, place: str) -> None:
+        self.reader, self._source, self._place = LogReader(source), source, place
+        self._texts: dict[Path, _Text] = {}
+        self._loaders: dict[Path, Any] = {}
+        self._newest = 0.0
 
-    def states() -> Iterator[dict[str, Any]]:
-        written = [(path.stat().st_mtime, path) for path in files_of(place)]
-        if written and max(written)[0] > newest[0]:
+    def lines(self, *, ended: bool = False) -> Iterator[str]:
+        if self._source.place and not self._source.tensorboard and self._source.preset != "hf":
+            for path in files_of(self._place):
+                yield from self._texts.setdefault(path, _Text(path)).new(ended=ended)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        if self._source.preset == "hf":
+            yield from self._states()
+        elif self._source.tensorboard:
+            yield from self._events()
+
+    def _states(self) -> Iterator[dict[str, Any]]:
+        written = [(path.stat().st_mtime, path) for path in files_of(self._place)]
+        if written and max(written)[0] > self._newest:
             with contextlib.suppress(ValueError):  # read again when it is whole
                 content = json.loads(max(written)[1].read_text(encoding="utf-8"))
-                newest[0] = max(written)[0]
+                self._newest = max(written)[0]
                 yield from hf_rows(content)
 
-    def events() -> Iterator[dict[str, Any]]:
+    def _events(self) -> Iterator[dict[str, Any]]:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util import tensor_util
 
-        names = {tag: name for name, tag in source.tensorboard.items()}
+        names = {tag: name for name, tag in self._source.tensorboard.items()}
         found: dict[int, dict[str, Any]] = {}
-        for path in files_of(f"{place}/**/events.out.tfevents.*"):
-            for event in loaders.setdefault(path, EventFileLoader(str(path))).Load():
+        for path in files_of(f"{self._place}/**/events.out.tfevents.*"):
+            for event in self._loaders.setdefault(path, EventFileLoader(str(path))).Load():
                 for value in event.summary.value:
                     if value.tag in names:
                         number = float(tensor_util.make_ndarray(value.tensor))
@@ -558,5 +567,3 @@ def _file_rows(
         for step in sorted(found):
             if {"val_loss", "loss"} & found[step].keys():
                 yield found[step]
-
-    return events if source.tensorboard else states if source.preset == "hf" else lines

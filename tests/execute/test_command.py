@@ -238,6 +238,57 @@ def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path, undisturbed, who):
     assert rows == undisturbed
 
 
+SBATCH = """#!/bin/bash
+for word; do case "$word" in
+  --job-name=*) job=$JOBS/${word#*=} ;; --output=*) log=${word#*=} ;; --*) ;; *) break ;;
+esac; shift; done
+while [ -e "$job" ] && kill -0 "$(cat "$job")"; do sleep 0.01; done  # --dependency=singleton
+env -u ABLATE_COMMAND -u ABLATE_WORKER setsid "$@" >> "$log" 2>&1 &  # elsewhere: nothing here finds it
+echo $! > "$job"
+wait $!
+"""
+SCANCEL = """#!/bin/bash
+sleep 0.2  # longer than the next look at what is left
+job=$JOBS/${1#*=}
+if [ -e "$job" ]; then kill "$(cat "$job")"; fi
+"""
+
+
+def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(tmp_path, undisturbed, monkeypatch):
+    for name, text in {"sbatch": SBATCH, "scancel": SCANCEL}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("JOBS", str(tmp_path))
+    script = Path(__file__).parents[2] / "examples/slurm.sh"
+    given = config("--sleep", "0.02", metrics=LogSource(preset="megatron", file="{run_dir}/slurm.log"))
+    given = replace(
+        given, trainer=replace(given.trainer, command=["bash", str(script), *given.trainer.command])
+    )
+
+    def lives():
+        (job,) = tmp_path.glob("ablate-*")
+        return Path(f"/proc/{job.read_text().strip()}").exists()
+
+    rows = []
+    end, _ = attempt(tmp_path, given, 1, rows, should_stop=lambda: len(rows) >= 4)
+    assert end.state == "interrupted"
+    wait_until(lambda: not lives())
+    assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
+    log = tmp_path / "slurm.log"
+    before = log.stat().st_size
+    worker = begun(tmp_path, given, 2, rows)
+    wait_until(lambda: log.stat().st_size > before)
+    for pid in [worker, *left(tmp_path)]:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(worker, 0)
+    assert lives()
+    given = replace(given, trainer=replace(given.trainer, expect=["arithmetic: bf16"], refuse=["FP4"]))
+    end, rows = attempt(tmp_path, given, 3, rows)
+    assert (end.state, end.seen) == ("finished", ("arithmetic: bf16",))
+    assert rows == undisturbed
+
+
 def test_rows_from_a_file_of_json_lines(tmp_path):
     code = (
         "import json, sys; from pathlib import Path\n"
