@@ -17,6 +17,8 @@ always use the fastest back end. They have no history: a delayed scale is taken 
 
 Zeros that fill an operand up to whole blocks count among its elements.
 
+Of the built-in mixture also the load of its experts is noted, as the step's last micro-batch had it.
+
 How it fails: undefined figures are None; a run that diverges is not diagnosed on its last step.
 """
 
@@ -34,6 +36,7 @@ from ablate.backends.select import Selection
 from ablate.diagnose import measure
 from ablate.layers.linear import QuantLinear, product, quantised_layers
 from ablate.layers.state import RecipeState
+from ablate.models.decoder import Experts
 from ablate.numerics.quantiser import on_grid
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.recipes.policy import contracted_axis
@@ -144,7 +147,8 @@ def is_random(recipe: LayerRecipe, gemm: Gemm) -> bool:
 class Recorder:
     """Measures a model's layers on the steps that are due.
 
-    ``on_row`` receives one row per layer and GEMM, as in ``diagnostics.jsonl``, without the time.
+    ``on_row`` receives one row per layer and GEMM, and one per mixture, as in ``diagnostics.jsonl``, without
+    the time.
     """
 
     def __init__(
@@ -173,6 +177,8 @@ class Recorder:
         wanted = set().union(*self._layers.values())
         self._chosen = {name: layer for name, layer in layers.items() if name in wanted}
         self._found: dict[str, Tapped] = {}
+        modules = trainee.module.named_modules()
+        self._mixtures = {name: module for name, module in modules if isinstance(module, Experts)}
 
     def before(self, step: int) -> None:
         """Tap the layers if this step is due: the first step, and the first after each interval of tokens."""
@@ -184,7 +190,11 @@ class Recorder:
 
     def after(self) -> None:
         """Measure the tapped tensors and pass the rows to ``on_row``."""
-        self._state.tap = None
+        due, self._state.tap = self._state.tap is not None, None
+        for name, mixture in self._mixtures.items() if due else ():
+            assert mixture.shares is not None
+            shares = mixture.shares.tolist()
+            self._write("load", {"layer": name, "shares": shares, "busiest": len(shares) * max(shares)})
         for name in self._chosen:
             if (tapped := self._found.pop(name, None)) is None:
                 continue
@@ -193,13 +203,14 @@ class Recorder:
                     measured = replace(tapped, layer=layers[name])
                     for one in diagnose_layer(measured, draws=self._settings.draws):
                         figures = asdict(one)
-                        row = {"kind": "diagnosis", "tokens": self._state.tokens, "step": self._state.step}
-                        row |= {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
+                        row = {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
                         row |= figures.pop("product") | figures | ({"what_if": other} if other else {})
-                        # To 6 digits: no figure is more exact, and the file gets shorter.
-                        self._on_row(
-                            json.loads(json.dumps(row), parse_float=lambda n: float(f"{float(n):.6g}"))
-                        )
+                        self._write("diagnosis", row)
+
+    def _write(self, kind: str, figures: dict[str, Any]) -> None:
+        row = {"kind": kind, "tokens": self._state.tokens, "step": self._state.step} | figures
+        # To 6 digits: no figure is more exact, and the file gets shorter.
+        self._on_row(json.loads(json.dumps(row), parse_float=lambda n: float(f"{float(n):.6g}")))
 
     def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         if at.call == 0 and name in self._chosen and name not in self._found and len(x):

@@ -179,8 +179,9 @@ class Experts(nn.Module):
     No token is dropped (as in Mixtral, Jiang et al. 2401.04088). The router computes in fp32 and follows no
     recipe; the experts' linear layers do. Blocks and Hadamard groups of Wgrad run along the tokens, so the
     tokens of an expert are padded with zero rows to whole groups, which changes neither its output nor its
-    gradients. ``balance``: the last pass's load-balancing loss, at best 1, as in Switch (Fedus et al.
-    2101.03961, section 2.2): experts × Σ share of tokens × mean probability.
+    gradients. ``shares`` [experts]: the part of the last pass's choices that fell on each expert.
+    ``balance``: its load-balancing loss, at best 1, as in Switch (Fedus et al. 2101.03961, section 2.2):
+    experts × Σ share × mean probability.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -190,16 +191,17 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.empty(count, config.width))
         self.per_token = min(config.experts_per_token, count)
         self.rows_multiple = 1  # the decoder sets it by the experts' recipes
+        self.shares: Tensor | None = None
         self.balance: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sum the chosen experts' outputs, weighted by their renormalised probabilities; set ``balance``."""
+        """Sum the chosen experts' outputs, weighted by their renormalised probabilities; set the figures."""
         rows = x.reshape(-1, x.shape[-1])
         probabilities = torch.softmax(rows.float() @ self.router.float().t(), dim=-1)
         taken, chosen = probabilities.topk(self.per_token, dim=-1)
         weights = (taken / taken.sum(dim=-1, keepdim=True)).to(x.dtype)
-        shares = F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0) / self.per_token
-        self.balance = len(self.experts) * (shares * probabilities.mean(dim=0)).sum()
+        self.shares = F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0) / self.per_token
+        self.balance = len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
         out = torch.zeros_like(rows)
         for index, expert in enumerate(self.experts):
             if chosen.is_meta:  # the routes are unknown without values: assume an even share

@@ -96,9 +96,13 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
     kind, gemm, layer, other = (row.get(key) for key in ("kind", "gemm", "layer", "what_if"))
     if kind == "system":  # MLflow's pages have a tab for metrics with this prefix
         return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
-    if kind != "diagnosis":
+    if kind not in ("diagnosis", "load"):
         return _NAMES.get(kind, {}) if isinstance(kind, str) else {}
-    if gemm not in GEMMS or not isinstance(layer, str) or not _LAYER.fullmatch(layer):
+    if not isinstance(layer, str) or not _LAYER.fullmatch(layer):
+        return {}
+    if kind == "load":
+        return {"busiest": f"diag/busiest_expert/{layer}"}
+    if gemm not in GEMMS:
         return {}
     place = "diag"
     if isinstance(other, str):

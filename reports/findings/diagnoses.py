@@ -100,6 +100,7 @@ class ArmDiagnosis:
     """What was measured of one arm, in ``runs`` of its runs.
 
     ``what_if``: another recipe, measured on the arm's tensors without training by it; None for its own.
+    ``busiest``: the tokens of a mixture's busiest expert over the mean of its experts; None without experts.
     """
 
     arm: str
@@ -107,6 +108,7 @@ class ArmDiagnosis:
     runs: int
     gemms: tuple[GemmSummary, ...]
     maps: tuple[Map, ...]
+    busiest: Interval | None = None
 
 
 def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
@@ -131,14 +133,18 @@ def read_rows(content: bytes) -> tuple[list[Row], int]:
     good = [
         row
         for row in rows
-        if is_row(row, "diagnosis")
-        and type(row.get("draws")) is int
-        and row["draws"] > 0
-        and row.get("gemm") in GEMMS
-        and isinstance(row.get("layer"), str)
-        and isinstance(row.get("what_if", ""), str)
-        and all(
-            row.get(name) is None or number_in(row, name) is not None for name in (*MAPPED, "error_energy")
+        if (is_row(row, "load") and number_in(row, "busiest") is not None)
+        or (
+            is_row(row, "diagnosis")
+            and type(row.get("draws")) is int
+            and row["draws"] > 0
+            and row.get("gemm") in GEMMS
+            and isinstance(row.get("layer"), str)
+            and isinstance(row.get("what_if", ""), str)
+            and all(
+                row.get(name) is None or number_in(row, name) is not None
+                for name in (*MAPPED, "error_energy")
+            )
         )
     ]
     return good, len(rows) - len(good)
@@ -153,9 +159,10 @@ def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
         for run, own in enumerate(runs)
         for row in own
     ]
+    loads = [row for row in rows if row["kind"] == "load"]
     found = []
     for what_if in sorted(dict.fromkeys(row.get("what_if") for row in rows), key=lambda one: one is not None):
-        own = [row for row in rows if row.get("what_if") == what_if]
+        own = [row for row in rows if row["kind"] == "diagnosis" and row.get("what_if") == what_if]
         places = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in own))
         tokens = tuple(sorted({row["tokens"] for row in own}))
         maps = []
@@ -166,8 +173,13 @@ def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
         gemms = [
             _gemm(gemm, there) for gemm in GEMMS if (there := [one for one in own if one["gemm"] == gemm])
         ]
-        count = len({row["run"] for row in own})
-        found.append(ArmDiagnosis(arm=arm, what_if=what_if, runs=count, gemms=tuple(gemms), maps=tuple(maps)))
+        busiest = _interval(_means(loads, ("run",), "busiest").values()) if loads and not what_if else None
+        found.append(
+            ArmDiagnosis(
+                arm=arm, what_if=what_if, runs=len({row["run"] for row in own or loads}),
+                gemms=tuple(gemms), maps=tuple(maps), busiest=busiest,
+            )
+        )  # fmt: skip
     return found
 
 

@@ -18,8 +18,12 @@ _WORTH_A_WORD = 0.0005
 
 
 def diagnosis_sentences(arm: ArmDiagnosis) -> tuple[str, ...]:
-    """Say what was found on each of the arm's GEMMs."""
-    return tuple(f"{_who(arm)}: {said}" for gemm in arm.gemms for said in _sentences(gemm))
+    """Say what was found on each of the arm's GEMMs, and how unevenly its experts are loaded."""
+    found = [said for gemm in arm.gemms for said in _sentences(gemm)]
+    if arm.busiest is not None:
+        times = interval(arm.busiest, lambda value: f"{value:.2f}")
+        found.append(f"the busiest expert of a layer has {times} times the mean expert's tokens.")
+    return tuple(f"{_who(arm)}: {said}" for said in found)
 
 
 def _who(arm: ArmDiagnosis) -> str:

@@ -292,6 +292,19 @@ def test_ends_and_middle_are_of_the_blocks_that_are_quantised():
     assert chosen_layers("ends and middle", resolve(RecipeSpec()), where) == []
 
 
+def test_the_load_of_experts_is_the_share_of_their_choices(make_config, tokens):
+    config = make_config(model={"experts": 4, "layers": 1}, **SHORT)
+    _, found = run(config, tokens, Diagnostics(every_tokens=2 * STEP))
+    assert [(row["kind"], row["layer"], row["step"]) for row in found] == [
+        ("load", "blocks.0.ffn", step) for step in (0, 2, 4)
+    ]
+    for row in found:
+        choices = [round(share * STEP) for share in row["shares"]]  # two of each of the STEP / 2 tokens
+        assert sum(choices) == STEP
+        assert row["shares"] == pytest.approx([each / STEP for each in choices], rel=1e-5)
+        assert row["busiest"] == pytest.approx(4 * max(choices) / STEP, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("rows", "seq_len"), [(4096, 128), (640, 64), (4096, 2048), (1000, 100), (96, 7), (8, 32)]
 )

@@ -77,6 +77,7 @@ ERROR, GAIN = "relative_error/blocks.1.ffn.down", "gain/blocks.1.ffn.down"
             DIAGNOSIS | {"what_if": "Fprop+Dgrad bf16; Wgrad mxfp4(even) SR×0.9", "gain": None},
             {f"what_if/Fprop_Dgrad bf16_ Wgrad mxfp4_even_ SR_0.9/wgrad/{ERROR}": 0.16},
         ),
+        (DIAGNOSIS | {"kind": "load", "busiest": 1.5}, {"diag/busiest_expert/blocks.1.ffn.down": 1.5}),
         *(
             (DIAGNOSIS | bad, {})
             for bad in (

@@ -140,11 +140,22 @@ def test_an_error_is_never_below_zero_and_what_shows_as_nought_needs_no_word():
     assert operand.startswith("a: of Wgrad's x 0.0 % of the elements clip and 0.1 % become zero")
 
 
+def test_the_load_of_experts_is_said_of_an_arm_in_bf16_too():
+    loads = [{"kind": "load", "tokens": at, "layer": "blocks.0.ffn", "busiest": 1.5 + at} for at in (0, 1)]
+    content = "".join(json.dumps(one) + "\n" for one in loads).encode()
+    arm = only(read_rows(content)[0], arm="bf16")
+    said = "bf16: the busiest expert of a layer has 2.00 times the mean expert's tokens."
+    assert diagnosis_sentences(arm) == (said,)
+    assert draw_diagnoses([arm]) == ()
+    assert only([row(0), *loads]).gemms == only([row(0)]).gemms
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         "nonsense", "[]", "{}", '{"kind": "diagnosis"}',
         *map(json.dumps, (
+            row(0, kind="load"),
             row(0, gemm="other"), row(-1), row(0, draws=0), row(0, layer=3), row(0, gain="1"), row(True),
             row(0, gain=10**400), row(0, what_if=3),
         )),
