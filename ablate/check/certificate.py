@@ -36,7 +36,7 @@ from ablate.check.differences import HARMLESS, Differences, compare, defined
 from ablate.check.figures import RoundingFigures, Sums
 from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
-from ablate.numerics.rotate import rotate
+from ablate.numerics.quantiser import on_grid
 from ablate.recipes import block_shape
 from ablate.recipes.policy import MS_EDEN, contracted_axis
 
@@ -281,13 +281,13 @@ def certify(
             stored = made_up(kind, SIDE, SIDE, seed=seed, number=number)
             keys = [operand.key(number, draw, seed) for draw in range(2)]
             drawn = keys if operand.is_random else keys[:1]
-            last = (stored if axis == 1 else stored.t()).to(torch.float32).contiguous()
-            exact = rotate(last, policy, keys[0])
+            grid = on_grid(stored, policy, axis=axis, key=keys[0])
+            exact = grid.rotated
             # A function may be random where its definition is not.
             outputs = [claim.quantise(stored, operand, key) for key in (keys if is_function else drawn)]
-            ours.add(exact, outputs)
+            ours.add(exact, outputs, grid.ideal)
             if is_function:
-                theirs.add(exact, [defined(stored, policy, axis, key) for key in drawn])
+                theirs.add(exact, [defined(stored, policy, axis, key) for key in drawn], grid.ideal)
             if number < COMPARED:
                 count += compared(outputs[0], stored, policy, axis, keys[0], data=kind)
             done(1)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.diagnose.measure import ratio
+from ablate.diagnose.measure import error_parts, ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,8 @@ class RoundingFigures:
     where blocks are larger than 128. ``relative_error``: ‖E‖ / ‖X‖, the root of the ratio of energies.
     ``bias_share``: the share of the error's energy that all draws have in common. ``noise_alike``: the
     correlation of neighbours' noise, by their distance along the block, and of the next row; empty with one
-    draw per tensor. ``unbiased``: the gain is 1 and no error is common to all draws, within the bound.
+    draw per tensor. ``scale_bias``, ``dead_zone``, ``grid_noise``: shares of the first draw's error
+    (``error_parts``). ``unbiased``: the gain is 1 and no error is common to all draws, within the bound.
     """
 
     gain: Estimate
@@ -98,6 +99,9 @@ class RoundingFigures:
     relative_error: Estimate
     bias_share: Estimate
     noise_alike: dict[str, Estimate]
+    scale_bias: Estimate
+    dead_zone: Estimate
+    grid_noise: Estimate
     unbiased: bool
 
     @property
@@ -134,14 +138,16 @@ class Sums:
         self.columns = columns
         self.pairs: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
 
-    def add(self, exact: Tensor, outputs: list[Tensor]) -> None:
-        """Add one tensor: exact and one or two outputs, fp32 [n, k], contraction last."""
+    def add(self, exact: Tensor, outputs: list[Tensor], ideal: Tensor) -> None:
+        """Add one tensor: exact, one or two outputs, and ``OnGrid.ideal``, fp32 [n, k], contraction last."""
         first, last = (output - exact for output in (outputs[0], outputs[-1]))
         mean, energy = (first + last) / 2, _dot(exact, exact)
         own = (_dot(first, first) + _dot(last, last)) / 2
         self.pairs["gain"].append((_dot(mean, exact), energy))
         self.pairs["error"].append((own, energy))
         self.pairs["bias"].append((_dot(first, last), own))
+        parts = torch.tensor(error_parts(exact, outputs[0], ideal), dtype=torch.float64)
+        self.pairs["parts"].append((parts, parts.sum().expand(3)))
         if 1 < self.columns <= _LARGEST_BLOCK:
             along, whole = ((one * exact).view(-1, self.columns).sum(0) for one in (mean, exact))
             self.pairs["position"].append((along, whole))
@@ -155,6 +161,7 @@ class Sums:
         names = [*(f"{far} apart" for far in _NEIGHBOURS), "next row"]
         (gain,), (bias,) = ratios(self.pairs["gain"], 1.0), ratios(self.pairs["bias"])
         (energy,) = ratios(self.pairs["error"])
+        scale_bias, dead_zone, grid_noise = ratios(self.pairs["parts"])
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
         spread = energy.error / (2 * root) if energy.error is not None and root else energy.error
         return RoundingFigures(
@@ -163,6 +170,9 @@ class Sums:
             relative_error=Estimate(value=root, error=spread),
             bias_share=bias,
             noise_alike=dict(zip(names, ratios(self.pairs["noise"]), strict=False)),
+            scale_bias=scale_bias,
+            dead_zone=dead_zone,
+            grid_noise=grid_noise,
             unbiased=gain.is_at(1.0) and (bias.value is None or bias.is_at(0.0)),
         )
 

@@ -241,6 +241,10 @@ def _certificate_lines(claim: Claim, draws: int, found: tuple[OperandCertificate
             for kind, own in figures.items():
                 rows.append({"name": name, "kind": kind + of, "of": own, "off": own.gain.off(1.0)})
         causes += [{"name": name, "one": each} for each in one.differences]
+        if (bias := gaussian.scale_bias.value) is not None:
+            dead, noise = gaussian.dead_zone.value, gaussian.grid_noise.value
+            split = f"scale bias {bias:.1%}, dead zone {dead:.1%}, grid noise {noise:.1%}"
+            more.append(f"{name}: of the error's energy {split}")
         if gaussian.pattern:
             shown = " ".join(f"{gain:.4f}" for gain in gaussian.pattern)
             more.append(f"{name}: gain by place in the block, repeating: {shown}")

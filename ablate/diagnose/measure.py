@@ -17,8 +17,8 @@ unknowns; few parts give a noisy estimate.
 
 Operands are measured in the basis of the rounding, that is after any rotation. Shares are of the non-zero
 elements. *Clipped*: above the grid's largest value. *Underflowed*: below its smallest positive value.
-*Zeroed*: rounded to zero. A channel is a feature: a column of x [tokens, in-features], dy [tokens,
-out-features] or w [out-features, in-features] as stored.
+*Zeroed*: rounded to zero. ``error_parts`` splits the error in three. A channel is a feature: a column of
+x [tokens, in-features], dy [tokens, out-features] or w [out-features, in-features] as stored.
 
 How it fails: an undefined figure (only zeros, an Inf, a NaN) is None.
 """
@@ -53,6 +53,8 @@ _LARGEST_SAMPLE = 1 << 20
 class ProductFigures:
     """One GEMM's error over several draws; shares and ratios without units. ``error_energy``: mean ‖E_i‖².
 
+    ``zeros``: share of the output's elements that are exactly zero, mean over draws; ``zeros_bf16``: of the
+    exact product's after rounding to bf16, so what is zero in bf16 too.
     ``sketch`` represents the first draw's error, summed over tokens if rows are tokens (see ``sketch_of``).
     """
 
@@ -63,6 +65,8 @@ class ProductFigures:
     bias_share: float | None
     exact_energy: float | None
     error_energy: float | None
+    zeros: float | None
+    zeros_bf16: float | None
     sketch: str | None
 
 
@@ -86,12 +90,13 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
     step to step, so the sketch describes the error's mean over them.
     """
     energy = _dot(exact, exact)
-    total, slope, cosines, count = 0.0, 0.0, 0.0, 0
+    total, slope, cosines, zeros, count = 0.0, 0.0, 0.0, 0.0, 0
     common: Tensor | None = None
     sketch: str | None = None
     for output in outputs:
         error = output.to(torch.float32) - exact
         own, along = _dot(error, error), _dot(error, exact)
+        zeros += _zeros(output)
         total, slope, count = total + own, slope + along, count + 1
         norm = math.sqrt(max(energy + 2 * along + own, 0.0)) if math.isfinite(own) else math.nan
         cosines += (energy + along) / (norm * math.sqrt(energy)) if norm and energy else math.nan
@@ -109,6 +114,7 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
         draws=count, relative_error=_root(ratio(mean, energy)), cosine=_known(cosines / count),
         gain=_known(1 + slope / count / energy) if energy else None, bias_share=bias,
         exact_energy=_known(energy), error_energy=_known(mean), sketch=sketch,
+        zeros=_known(zeros / count), zeros_bf16=_known(_zeros(exact.to(torch.bfloat16))),
     )  # fmt: skip
 
 
@@ -155,6 +161,10 @@ def _signs(count: int) -> Tensor:
     return bits * 2 - 1
 
 
+def _zeros(output: Tensor) -> float:
+    return float((output == 0).float().mean().item())
+
+
 def _dot(a: Tensor, b: Tensor) -> float:
     return float(torch.dot(a.reshape(-1), b.reshape(-1)).item())
 
@@ -181,6 +191,7 @@ class OperandFigures:
 
     ``gain_by_position``: the slope of quantised on exact values at each place in the block; empty unless
     blocks are rows of at most 128. ``log2_scale``: minimum, 10 %, median, 90 %, maximum of the block scales.
+    ``scale_bias``, ``dead_zone``, ``grid_noise``: shares of the error's energy, of sum 1 (``error_parts``).
     """
 
     relative_error: float | None
@@ -189,6 +200,9 @@ class OperandFigures:
     clipped: float | None
     underflowed: float | None
     zeroed: float | None
+    scale_bias: float | None
+    dead_zone: float | None
+    grid_noise: float | None
     log2_scale: tuple[float, ...]
     before: OutlierFigures
     after: OutlierFigures
@@ -218,14 +232,31 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
     scales = grid.scales[(grid.scales > 0) & torch.isfinite(grid.scales)].log2()
     quantiles = (_quantile(scales, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0))
     after = outlier_figures(exact, grid.block, channels)
+    parts = error_parts(exact, quantised, grid.ideal)
+    scale_bias, dead_zone, grid_noise = (ratio(part, sum(parts)) for part in parts)
     same = unrotated.data_ptr() == exact.data_ptr() or torch.equal(unrotated, exact)
     return OperandFigures(
         relative_error=_root(ratio(_energy(quantised - exact), energy)),
         gain=ratio(float((quantised * exact).sum().item()), energy), gain_by_position=by_position,
         clipped=clipped, underflowed=underflowed, zeroed=zeroed,
+        scale_bias=scale_bias, dead_zone=dead_zone, grid_noise=grid_noise,
         log2_scale=tuple(one for one in quantiles if one is not None),
         before=after if same else outlier_figures(unrotated, grid.block, channels), after=after,
     )  # fmt: skip
+
+
+def error_parts(exact: Tensor, quantised: Tensor, ideal: Tensor) -> tuple[float, float, float]:
+    """Split ‖quantised − exact‖² into scale bias, dead zone and grid noise, which add up to it.
+
+    The parts are those of Li, Wu, Shen (arXiv 2605.20402), who split MXFP4's error; here of any format with
+    blocks. ``ideal`` is rounded on the same grid, under each block's exact scale (``OnGrid``). Of its error
+    the elements that become zero make the *dead zone*, all others the *grid noise*. What the quantised
+    operand errs beyond that is the *scale bias*: it is due to the scale in use, such as a power of two, with
+    what clips under it, and is below 0 where that scale errs less than the exact one.
+    """
+    energies = (ideal - exact).double().square()
+    dead, noise = (energies[which].sum().item() for which in (ideal == 0, ideal != 0))
+    return (quantised - exact).double().square().sum().item() - dead - noise, dead, noise
 
 
 def outlier_figures(v: Tensor, block: tuple[int, int], channels: int) -> OutlierFigures:

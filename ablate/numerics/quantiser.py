@@ -68,11 +68,13 @@ class OnGrid:
 
     ``rotated`` and ``scaled`` are fp32 [n, k], contraction last. ``scaled`` is ``rotated`` divided by its
     scale and times its prescale: values above the element's largest one clip. ``scales``: fp32, one per block
-    of ``block`` (rows, columns). ``element``: the grid.
+    of ``block`` (rows, columns). ``element``: the grid. ``ideal``: ``rotated`` after rounding to the grid as
+    the policy says, but under each block's exact scale, its largest magnitude over the grid's largest value.
     """
 
     rotated: Tensor
     scaled: Tensor
+    ideal: Tensor
     scales: Tensor
     block: tuple[int, int]
     element: Element
@@ -187,7 +189,7 @@ class _Rounded:
             if rule == "two_level_1x128":  # the kernel's own factor is infinite, and turns zeros into NaN
                 found = found._replace(down=torch.where(found.up * decode == 0, 0.0, found.down))
             if rule.startswith("four_six"):
-                found = scales.four_six(blocks, base, found, self.decode, amax or 0.0, policy, self._elements)
+                found = scales.four_six(blocks, base, found, self.decode, amax or 0.0, policy, self.elements)
             self.up, self.scaled = found.up, blocks * found.down
         elif policy.block == "none":
             down, self.up = scales.fp32_scale(scales.amax_of(blocks), policy)
@@ -201,7 +203,7 @@ class _Rounded:
             self.mask = from_blocks(self.scaled.abs() < E2M1.max, self.v.shape)
         if policy.format == "if4":
             up = self.up * (self.decode / policy.prescale)
-            self.values, self.outer = scales.if4(blocks, self.scaled, up, self._elements)
+            self.values, self.outer = scales.if4(blocks, self.scaled, up, self.elements)
 
     def _words(self) -> Tensor:
         """Draw each element's random word, [n, k], contraction last."""
@@ -214,9 +216,9 @@ class _Rounded:
     @cached_property
     def values(self) -> Tensor:  # on first use: ``on_grid`` needs none, and random words take long
         """The scaled values, rounded to their grid."""
-        return self._elements(self.scaled)
+        return self.elements(self.scaled)
 
-    def _elements(self, scaled: Tensor, element: Element | None = None) -> Tensor:
+    def elements(self, scaled: Tensor, element: Element | None = None) -> Tensor:
         """Round blocks of scaled values to the element's grid, or to another's."""
         words, rounding = None, self.policy.rounding
         if self.policy.is_stochastic:
@@ -331,14 +333,19 @@ def quantize(
 def on_grid(
     x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
 ) -> OnGrid:
-    """Rotate and scale a matrix by ``policy``, but do not round it.
+    """Rotate and scale a matrix by ``policy``, but do not round it under its own scale.
 
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
     done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
     factor = done.block_factor
     up = done.v.new_tensor([done.decode]) if factor is None else factor * done.decode
+    blocks = to_blocks(done.v, done.shape)
+    largest = scales.amax_of(blocks)
+    largest = torch.where(largest == 0, 1.0, largest)
+    # Divided first: the exact scale of tiny values is no normal number.
+    ideal = done.elements(blocks / largest * done.element.max) / done.element.max * largest
     return OnGrid(
         rotated=done.v, scaled=from_blocks(done.scaled, done.v.shape), scales=up.flatten(),
-        block=done.shape, element=done.element,
+        ideal=from_blocks(ideal, done.v.shape), block=done.shape, element=done.element,
     )  # fmt: skip

@@ -40,7 +40,7 @@ _NAMES: dict[str, dict[str, str]] = {
     "eval": {"val_loss": "val_loss", "val_loss_bf16": "val_loss_bf16"},
 }
 _SYSTEM = re.compile(r"(?:cpu|process|system|gpu_\d{1,3})_[a-z_]{1,60}")
-_DIAGNOSED = ("relative_error", "gain", "bias_share")
+_DIAGNOSED = ("relative_error", "gain", "bias_share", "zeros")
 _LAYER = re.compile(r"[\w.-]{1,150}", re.ASCII)
 _MAX_PERPLEXITY = 1e300
 _TAIL_BYTES = 512

@@ -44,7 +44,7 @@ def figures(quantise, columns=4, tensors=32):
     sums = Sums(columns)
     for number in range(tensors):
         x = normal(number, 64, 64)
-        sums.add(x, quantise(x, number))
+        sums.add(x, quantise(x, number), x.round())
     return sums.figures()
 
 
@@ -75,6 +75,9 @@ def test_one_draw_has_only_bias():
     assert found.bias_share.value == pytest.approx(1.0)
     assert found.noise_alike == {}
     assert found.relative_error.value == pytest.approx(0.1, rel=1e-4)
+    parts = [one.value for one in (found.scale_bias, found.dead_zone, found.grid_noise)]
+    assert sum(parts) == pytest.approx(1.0)
+    assert parts[0] < 0 < parts[1] < parts[2]  # rounding to whole numbers errs more than 10 %
 
 
 def test_a_word_shared_by_neighbours_is_seen_although_their_signs_differ():

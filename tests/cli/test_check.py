@@ -142,6 +142,7 @@ def test_a_recipe_as_a_table_that_fits_the_terminal(check, monkeypatch):
     assert all(len(line) <= 110 for line in lines if "±" in line and "Gaussian" in line)
     assert any("gain by place in the block, repeating: 0.998" in line for line in lines)
     assert any("the noise of elements 1 apart correlates by 0.1" in line for line in lines)
+    assert any("of the error's energy scale bias " in line for line in lines)
     assert any(line.startswith("dgrad.w, wgrad.dy, wgrad.x") and line.endswith("no") for line in lines)
     assert lines[-1] == "rocm-te-sr is what it claims to be."
     content = check("quickstart --arm 'all three + sr' --draws 8 --device cpu --json")

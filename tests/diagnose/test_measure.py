@@ -29,6 +29,7 @@ def by_definition(exact, outputs):
         "relative_error": math.sqrt(mean_energy / energy),
         "gain": np.mean([((e + y) * y).sum() for e in errors]) / energy,
         "cosine": np.mean([((e + y) * y).sum() / np.linalg.norm(e + y) / np.linalg.norm(y) for e in errors]),
+        "zeros": np.mean([e + y == 0 for e in errors]),
     }
     if len(errors) > 1:
         centre = np.mean(errors, axis=0)
@@ -40,9 +41,11 @@ def by_definition(exact, outputs):
 @pytest.mark.parametrize("draws", [1, 2, 5])
 def test_a_products_figures_are_their_definitions(draws):
     exact = normal(40, 24)
-    outputs = [(exact * 0.9 + 0.3 * normal(40, 24, seed=n + 1)).to(torch.bfloat16) for n in range(draws)]
+    exact[0, :2] = torch.tensor([0, 1e-42])  # bf16 has no value so small
+    noisy = (exact * 0.9 + 0.3 * normal(40, 24, seed=n + 1) for n in range(draws))
+    outputs = [one.relu().to(torch.bfloat16) for one in noisy]
     found = product_figures(exact, iter(outputs), per_token=True)
-    assert found.draws == draws
+    assert (found.draws, found.zeros_bf16) == (draws, pytest.approx(2 / 960))
     for name, value in by_definition(exact, outputs).items():
         assert getattr(found, name) == pytest.approx(value, rel=1e-4), name
     if draws == 1:
@@ -139,6 +142,16 @@ def test_shares_of_a_floor_scale_by_their_definitions(axis):
     assert 0 < found.clipped < 0.1 < found.underflowed
     assert found.gain == pytest.approx((q * v).sum() / (v * v).sum(), rel=1e-5)
     assert found.relative_error == pytest.approx(np.linalg.norm(q - v) / np.linalg.norm(v), rel=1e-5)
+    largest = np.where(amax > 0, amax, 1)
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nearest = levels[np.abs(6 * np.abs(blocks / largest)[..., None] - levels).argmin(-1)]
+    ideal = np.square(np.abs(blocks) - nearest * largest / 6)
+    dead, whole = ideal[nearest == 0].sum(), np.square(q - v).sum()
+    expected = (whole - ideal.sum(), dead, ideal.sum() - dead)
+    assert 0.02 * whole < min(expected)
+    parts = (found.scale_bias, found.dead_zone, found.grid_noise)
+    assert parts == pytest.approx([part / whole for part in expected], rel=1e-5)
+    assert sum(parts) == pytest.approx(1, rel=1e-12)
     alive = there.any(0)
     by_position = (q * v).reshape(-1, 32).sum(0)[alive] / (v * v).reshape(-1, 32).sum(0)[alive]
     known = [gain for gain in found.gain_by_position if gain is not None]
