@@ -94,7 +94,8 @@ def facts(setup: Setup) -> Iterator[Check]:
     """Yield checks that tell the device, other work on it, its arithmetic's fingerprint and its back ends."""
     yield Check(of="device", run=partial(_device, setup))
     yield _work_beside(setup)
-    yield Check(of="arithmetic", run=lambda: Told(f"fingerprint {fingerprint(setup.where)}"))
+    threads = torch.get_num_threads()
+    yield Check(of="arithmetic", run=lambda: Told(f"fingerprint {fingerprint(setup.where, threads)}"))
     for name, backend in setup.backends.items():
         yield Check(of="back end", backend=name, run=lambda one=backend: Told(one.detail()))  # type: ignore[misc]
     for name, why in setup.refused.items():

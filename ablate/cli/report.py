@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison
 
 
-_ENDED = ("finished", "diverged", "failed", "stopped")
+_ENDED = ("finished", "diverged", "failed", "stopped", "damaged")
 _LONGEST_VALUE = 60
 
 

@@ -159,17 +159,11 @@ def describe_environment(
     gpu = torch.cuda.get_device_properties(device) if device.startswith("cuda") else None
     why_not = why_not_valid(mode, device_of(device), threads=torch.get_num_threads(), others=others)
     return {
-        "ablate": __version__,
-        "git_commit": commit,
+        **_of_every_run(commit),
         "code": code_digest(),
-        "python": platform.python_version(),
         **{name: version_of(name) for name in _PACKAGES},
         "triton": next(filter(None, map(version_of, TRITON_PACKAGES)), None),
-        "platform": platform.platform(),
-        "host": platform.node(),
-        "cpu": cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpus_visible": len(os.sched_getaffinity(0)),
         "gpu": None if gpu is None else gpu.name,
         "gpu_uuid": None if gpu is None else str(gpu.uuid),
         "world_size": world_size,
@@ -189,6 +183,18 @@ def describe_environment(
     }
 
 
+def _of_every_run(commit: str | None) -> dict[str, Any]:
+    return {
+        "ablate": __version__,
+        "git_commit": commit,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cpus_visible": len(os.sched_getaffinity(0)),
+    }
+
+
 def describe_command(command: Command, commit: str | None, num_devices: int, *, gpus: int) -> dict[str, Any]:
     """Make the content of ``environment.json`` for an attempt that a command trains.
 
@@ -203,14 +209,8 @@ def describe_command(command: Command, commit: str | None, num_devices: int, *, 
                 gpu = found[1].strip()
                 break
     return {
-        "ablate": __version__,
-        "git_commit": commit,
+        **_of_every_run(commit),
         "code": code_of(Path(command.cwd)) or digest_of(command)[:12],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": platform.node(),
-        "cpu": cpu_name(),
-        "cpus_visible": len(os.sched_getaffinity(0)),
         "gpu": gpu,
         "world_size": num_devices,
         "software": command.version,
@@ -223,14 +223,13 @@ def describe_command(command: Command, commit: str | None, num_devices: int, *, 
 
 
 @cache
-def fingerprint(device: str) -> str:
+def fingerprint(device: str, threads: int) -> str:
     """Hash the bits of the operations that a step uses, on small fixed operands.
 
-    The device uses as many threads as this process has at the first call. A run's id does not depend on the
-    machine. But oneDNN, MKL, ATen and the libraries of GPUs choose their instructions and the order of their
-    sums by the machine, by their version and by environment variables. Runs of equal fingerprints add in the
-    same order, as far as these operations show it. An operator that the device lacks also changes the
-    fingerprint.
+    ``threads``: with how many the processor computes from now on. A run's id does not depend on the machine.
+    But oneDNN, MKL, ATen and the libraries of GPUs choose their instructions and the order of their sums by
+    the machine, by their version and by environment variables. Runs of equal fingerprints add in the same
+    order, as far as these operations show it. An operator that the device lacks also changes the fingerprint.
     """
     import torch
     from torch.nn import functional
@@ -242,6 +241,7 @@ def fingerprint(device: str) -> str:
         places = torch.arange(start, start + rows * 320, dtype=torch.int64)
         return ((places * 2654435761 % 2**32).to(torch.float64) / 2**32 - 0.5).float().view(rows, 320)
 
+    torch.set_num_threads(threads)
     multiply_in_fp32()
     parts = []
     for dtype in (torch.float32, torch.bfloat16):

@@ -167,30 +167,43 @@ def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> di
 def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, str]:
     """Copy other studies' results of these runs; return the study's name by run id.
 
-    Call it only while no other process runs the study. A run that has begun here is not copied, nor one that
-    keeps its weights, because weights are not copied.
+    Only one process of a study may copy at a time. A run that has begun here is not copied, nor one that
+    keeps its weights, because weights are not copied. The ledger comes first, with a claim of this process:
+    nobody can begin the run meanwhile. The status comes last.
     """
-
-    def has_begun(run_id: str) -> bool:
-        return bool(Leases(store.run(run_id).attempts).latest())
-
-    fresh = {run.run_id: run for run in missing if not run.keep_weights and not has_begun(run.run_id)}
-    wanted = {run_id: run.resources for run_id, run in fresh.items()}
+    wanted = {
+        run.run_id: run
+        for run in missing
+        if not run.keep_weights and not Leases(store.run(run.run_id).attempts).latest()
+    }
     taken, drafts = {}, store.path / "runs" / _DRAFT
     shutil.rmtree(drafts, ignore_errors=True)  # left by a killed driver
     try:
-        for run_id, neighbour in find_elsewhere(store, wanted).items():
-            source, target, draft = neighbour.run(run_id), store.run(run_id), RunDir(drafts / run_id)
-            if not wanted[run_id].gpus and source.environment().get("fingerprints") != [fingerprint("cpu")]:
+        there = find_elsewhere(store, {run_id: run.resources for run_id, run in wanted.items()})
+        for run_id, neighbour in there.items():
+            request, source = wanted[run_id], neighbour.run(run_id)
+            run, draft = store.run(run_id), RunDir(drafts / run_id)
+            own = [fingerprint("cpu", request.resources.cpus)]
+            if not request.resources.gpus and source.environment().get("fingerprints") != own:
                 continue
             shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
-            # It may be altered since it was found, and another process may have begun the run.
-            if draft.state() in END_STATES and not has_begun(run_id):
-                draft.create(asdict(fresh[run_id].config))  # the data may have other paths here
-                draft.write_status(draft.status())
-                shutil.rmtree(target.path, ignore_errors=True)  # requested before, but never begun
-                draft.path.rename(target.path)
-                taken[run_id] = neighbour.path.name
+            claim = Leases(draft.attempts)
+            if draft.state() not in END_STATES or not claim.claim(
+                claim.latest()
+            ):  # altered since it was found
+                continue
+            draft.create(asdict(request.config))  # the data may have other paths here
+            draft.write_status(draft.status())
+            run.path.mkdir(parents=True, exist_ok=True)
+            try:
+                draft.attempts.rename(run.attempts)
+            except OSError:  # not empty: the run has begun
+                continue
+            for path in sorted(draft.path.iterdir(), key=lambda path: path == draft.status_path):
+                path.rename(run.path / path.name)
+            claim.folder = run.attempts
+            claim.end("superfluous")
+            taken[run_id] = neighbour.path.name
     finally:
         shutil.rmtree(drafts, ignore_errors=True)
     return taken

@@ -127,7 +127,7 @@ def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) 
 def _train(
     task: RunRequest, run: RunDir, lease: Leases, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
-    """Train from the last good checkpoint; return the final status, and whether SIGTERM interrupted it."""
+    """Train from the last good checkpoint; return the final status, and whether what ended it may pass."""
     from ablate.execute.side_tasks import Watch, sampled
 
     resources, terminated = task.resources, threading.Event()
@@ -153,58 +153,58 @@ def _train(
         if isinstance(task.config.trainer, Command):  # the device is the command's: it is not looked at
             from ablate.execute.command import train_by_command
 
-            end, hashes = train_by_command(task, lease, watch=watch, should_stop=should_stop)
-            said = "preempted (SIGTERM)" if terminated.is_set() else end.message
-            ended = replace(
-                status, state=end.state, tokens=end.tokens, step=end.step, message=said, files=hashes
+            result, hashes = train_by_command(task, lease, watch=watch, should_stop=should_stop)
+            transient = result.transient
+        else:
+            # Loaded inside the block, so that the worker shows meanwhile that it lives.
+            import torch
+
+            from ablate.backends.select import fit_choices, overall_mode, run_self_tests
+            from ablate.execute.environment import describe_environment, fingerprint, other_work
+            from ablate.train.group import ALONE
+
+            torch.set_num_threads(resources.cpus)
+            choices = fit_choices(task.config, resources, task.device)
+            # Before our own first work, which would count too. Emulated timing is never valid.
+            others = other_work(task.device) if overall_mode(choices) == "native" else None
+            tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
+            start, told = load_newest(run.checkpoints, task.prefix)
+            for line in told:
+                print(line, flush=True)
+            step, before = (start.step, start.fingerprints) if start else (0, ())
+            own = fingerprint(task.device, resources.cpus)
+            fingerprints = (*(one for one in before if one != own), own)
+            lease.note(fingerprint=own, resumed_from_step=step)
+            if step:
+                print(f"going on from the checkpoint after step {step}", flush=True)
+            if len(fingerprints) > 1:
+                print(
+                    f"steps before it were trained by other arithmetic: {', '.join(before)}; here it is {own}"
+                )
+            environment = describe_environment(
+                choices, tests, task.device, task.git_commit,
+                others=others, fingerprints=fingerprints, world_size=resources.devices_per_run,
+            )  # fmt: skip
+            write_record(run.environment_path, environment)
+            kept = start.rows if start else {}
+            metrics, *diagnoses = rows = [
+                files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
+                for path in (run.metrics_path, *([run.diagnostics_path] if task.diagnostics else []))
+            ]
+            result = _call_trainer(
+                task,
+                begin(step) if begin else ALONE,
+                start,
+                rows=rows,
+                lease=lease,
+                fingerprints=fingerprints,
+                on_metrics=partial(write, metrics),
+                should_stop=should_stop,
+                diagnosed=partial(write, diagnoses[0]) if diagnoses else None,
             )
-            return ended, end.transient or terminated.is_set()
-        # Loaded inside the block, so that the worker shows meanwhile that it lives.
-        import torch
-
-        from ablate.backends.select import fit_choices, overall_mode, run_self_tests
-        from ablate.execute.environment import describe_environment, fingerprint, other_work
-        from ablate.train.group import ALONE
-
-        torch.set_num_threads(resources.cpus)
-        choices = fit_choices(task.config, resources, task.device)
-        # Before our own first work, which would count too. Emulated timing is never valid.
-        others = other_work(task.device) if overall_mode(choices) == "native" else None
-        tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
-        start, told = load_newest(run.checkpoints, task.prefix)
-        for line in told:
-            print(line, flush=True)
-        step, before = (start.step, start.fingerprints) if start else (0, ())
-        own = fingerprint(task.device)
-        fingerprints = (*(one for one in before if one != own), own)
-        lease.note(fingerprint=own, resumed_from_step=step)
-        if step:
-            print(f"going on from the checkpoint after step {step}", flush=True)
-        if len(fingerprints) > 1:
-            print(f"steps before it were trained by other arithmetic: {', '.join(before)}; here it is {own}")
-        environment = describe_environment(
-            choices, tests, task.device, task.git_commit,
-            others=others, fingerprints=fingerprints, world_size=resources.devices_per_run,
-        )  # fmt: skip
-        write_record(run.environment_path, environment)
-        kept = start.rows if start else {}
-        metrics, *diagnoses = rows = [
-            files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
-            for path in (run.metrics_path, *([run.diagnostics_path] if task.diagnostics else []))
-        ]
-        result = _call_trainer(
-            task,
-            begin(step) if begin else ALONE,
-            start,
-            rows=rows,
-            lease=lease,
-            fingerprints=fingerprints,
-            on_metrics=partial(write, metrics),
-            should_stop=should_stop,
-            diagnosed=partial(write, diagnoses[0]) if diagnoses else None,
-        )
-        hashes = {writer.name: writer.sync()[1] for writer in rows}
-    preempted = result.state == "interrupted" and terminated.is_set()
+            hashes = {writer.name: writer.sync()[1] for writer in rows}
+            transient = False
+    preempted = terminated.is_set() and result.state not in END_STATES
     ended = replace(
         status,
         state=result.state,
@@ -213,7 +213,7 @@ def _train(
         message="preempted (SIGTERM)" if preempted else result.message,
         files=hashes,
     )
-    return ended, preempted
+    return ended, preempted or transient
 
 
 def follow_run(task: RunRequest, group: Group, step: int) -> None:

@@ -174,15 +174,14 @@ def seed_of(*parts: object) -> int:
 class TrialGroup:
     """A study of Optuna's, and how its next trial is chosen.
 
-    ``propose``: makes an open trial from all trials before it and a seed. ``describe``: further attributes of
-    a trial. ``watched_from``: after how many tokens a trial can be called hopeless; None: never.
+    ``propose``: makes an open trial, with its attributes, from all trials before it and a seed.
+    ``watched_from``: after how many tokens a trial can be called hopeless; None: never.
     """
 
     name: str
     study: Study
     propose: Callable[[Sequence[FrozenTrial], int], FrozenTrial]
     num_trials: int
-    describe: Callable[[FrozenTrial], dict[str, Any]]
     watched_from: int | None = None
 
 
@@ -255,7 +254,7 @@ def _ask(group: TrialGroup, at_once: int, round_: int) -> list[Asked]:
         position = number - start
         same_round = [open_trial(one.params, one.distributions, one.user_attrs) for one in trials[start:]]
         found = group.propose([*trials[:start], *same_round], seed_of(round_, position))
-        found.user_attrs |= {**group.describe(found), "round": round_, "position": position}
+        found.user_attrs |= {"round": round_, "position": position}
         group.study.add_trial(found)
         trials = group.study.get_trials()
     return [

@@ -159,13 +159,14 @@ def search_grid(
             first = tuple(dict.fromkeys([*map(candidate_of, study.get_trials()), *better]))
             total = len(first)
 
-        def more(trial: FrozenTrial, budget: int = budget) -> dict[str, Any]:
-            return {**describe(budget, candidate_of(trial)), "tokens": budget}
+        def propose(
+            seen: Sequence[FrozenTrial], seed: int, budget: int = budget, first: tuple[str, ...] = first
+        ) -> FrozenTrial:
+            trial = replace(grid, first=first).propose(seen, seed)
+            trial.user_attrs |= {**describe(budget, candidate_of(trial)), "tokens": budget}
+            return trial
 
-        group = TrialGroup(
-            name=study.study_name, study=study, propose=replace(grid, first=first).propose, num_trials=total,
-            describe=more,
-        )  # fmt: skip
+        group = TrialGroup(name=study.study_name, study=study, propose=propose, num_trials=total)
         if not search([group], grid.search.at_once, run):
             return False
         # The baseline is run at every budget.

@@ -8,8 +8,9 @@ because Optuna takes an infinity for a result.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
 from ablate.search.engine import (
@@ -29,7 +30,7 @@ from ablate.store.plan_file import TrialRecord
 from ablate.study.search_space import combinations, spread_point
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from optuna.trial import FrozenTrial
 
@@ -38,40 +39,33 @@ if TYPE_CHECKING:
     from ablate.search.engine import Asked, TrialRuns
     from ablate.store import StudyStore
     from ablate.store.plan_file import GroupTuning
-    from ablate.study.search_space import Space, Tune
+    from ablate.study.search_space import Tune
 
 _POINTS = 100_000
 _WATCHED_FROM = 1 / 3
 """No trial is hopeless before this share of its budget: a high rate often falls behind at first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Values of fields of training. ``shared``: the study's own values."""
+def propose_values(
+    tuning: Tune, own: Mapping[str, Any], seen: Sequence[FrozenTrial], seed: int
+) -> FrozenTrial:
+    """Make an open trial of untried values: the study's ``own``, then spread points, then TPE's."""
+    fields, tried = tuning.fields, [trial.params for trial in seen]
+    distributions = {name: field.distribution() for name, field in fields.items()}
 
-    fields: Space
-    shared: dict[str, Any]
-    sampler: Literal["tpe", "grid"]
-    seed: int
+    def proposals() -> Iterator[dict[str, Any]]:
+        yield dict(own)
+        if tuning.sampler == "grid":
+            yield from combinations(fields)
+        elif len(seen) >= 2 * (1 + len(fields)):  # the first points are spread over the space
+            options = {"n_startup_trials": 1, "multivariate": len(fields) > 1}
+            for one in suggestions(seen, distributions, seed_of(tuning.seeds[0], seed), **options):
+                yield {name: fields[name].tidy(value) for name, value in one.items()}
+        for at in range(len(seen), len(seen) + _POINTS):
+            yield spread_point(fields, at)
 
-    def propose(self, seen: Sequence[FrozenTrial], seed: int) -> FrozenTrial:
-        """Make an open trial of untried values: the study's own, then spread points, then TPE's."""
-        distributions = {name: field.distribution() for name, field in self.fields.items()}
-        tried = [trial.params for trial in seen]
-
-        def proposals() -> Iterator[dict[str, Any]]:
-            yield dict(self.shared)
-            if self.sampler == "grid":
-                yield from combinations(self.fields)
-            elif len(seen) >= 2 * (1 + len(self.fields)):  # the first points are spread over the space
-                options = {"n_startup_trials": 1, "multivariate": len(self.fields) > 1}
-                for one in suggestions(seen, distributions, seed_of(self.seed, seed), **options):
-                    yield {name: self.fields[name].tidy(value) for name, value in one.items()}
-            for at in range(len(seen), len(seen) + _POINTS):
-                yield spread_point(self.fields, at)
-
-        values = next(values for values in proposals() if values not in tried)
-        return open_trial(values, distributions, {})
+    values = next(values for values in proposals() if values not in tried)
+    return open_trial(values, distributions, {})
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
@@ -101,18 +95,19 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     groups = []
     for group in tuning.groups:
 
-        def describe(trial: FrozenTrial, arms: Sequence[str] = group.arms) -> dict[str, Any]:
-            return {"runs": [one for arm in arms for one in trial_ids(plan.arm(arm), tuning, trial.params)]}
+        def propose(seen: Sequence[FrozenTrial], seed: int, group: GroupTuning = group) -> FrozenTrial:
+            trial = propose_values(tuning, group.shared, seen, seed)
+            ids = (trial_ids(plan.arm(arm), tuning, trial.params) for arm in group.arms)
+            trial.user_attrs["runs"] = [*chain.from_iterable(ids)]
+            return trial
 
-        space = Rates(fields=tuning.fields, shared=group.shared, sampler=tuning.sampler, seed=tuning.seeds[0])
         name = f"{tuning.study}: {group.name} [{fingerprint(plan, tuning, group)}]"
         groups.append(
             TrialGroup(
                 name=group.name,
                 study=open_study(storage, name),
-                propose=space.propose,
+                propose=propose,
                 num_trials=tuning.trials,
-                describe=describe,
                 watched_from=round(tuning.budget * _WATCHED_FROM) if tuning.prune else None,
             )
         )

@@ -49,6 +49,7 @@ def pilot_study(
         UserError: as ``run_study``; a study of one seed; no ``target: null`` in the file to replace.
     """
     from ablate.plan.pilot import Curve, advise, with_target
+    from ablate.search.engine import losses_of
 
     listener = listener or Listener()
     loaded = load_study(study)
@@ -79,8 +80,7 @@ def pilot_study(
     curves = []
     for planned in base.runs[:_SEEDS]:
         run = store.run(planned.id)
-        losses = dict(sorted({row["tokens"]: row["val_loss"] for row in run.metrics("eval")}.items()))
-        diverged = run.state() == "diverged"
+        losses, diverged = losses_of(run), run.state() == "diverged"
         curves.append(
             Curve(seed=planned.seed, tokens=[*losses], val_loss=[*losses.values()], diverged=diverged)
         )

@@ -42,16 +42,9 @@ CONFIG = RunConfig(
 
 def config(*args, **other):
     words = [
-        sys.executable,
-        SCRIPT,
-        "--seed",
-        "{seed}",
-        "--steps",
-        "{steps}",
-        "--save",
-        "{run_dir}/ckpt",
+        sys.executable, SCRIPT, "--seed", "{seed}", "--steps", "{steps}", "--save", "{run_dir}/ckpt",
         "{args}",
-    ]
+    ]  # fmt: skip
     trainer = Command(command=words, args=list(args), **{"metrics": LogSource(preset="megatron"), **other})
     return replace(CONFIG, trainer=trainer)
 
@@ -95,34 +88,27 @@ def test_rows_have_tokens_and_speed(undisturbed):
     assert row.keys() == {"kind", "tokens", "step", "loss", "lr", "grad_norm", "tokens_per_sec"}
 
 
-def test_a_crash_after_a_checkpoint_is_tried_again_and_rows_are_equal(tmp_path, undisturbed):
-    given = config("--crash-at", "37")
-    end, rows = attempt(tmp_path, given)
-    assert (end.state, end.transient, end.step) == ("interrupted", True, 35)
-    assert "ended with exit code 1" in end.message
-    assert "something went wrong" in end.message
-    end, rows = attempt(tmp_path, given, 2, rows)
-    assert end.state == "finished"
-    assert not end.resumed_differently
-    assert rows == undisturbed
-
-
-def test_a_crash_without_progress_is_a_failure(tmp_path):
-    given = config("--always-crash-at", "12")
-    end, rows = attempt(tmp_path, given)
-    assert (end.state, end.transient) == ("interrupted", True)
-    end, rows = attempt(tmp_path, given, 2, rows)
-    assert (end.state, end.transient) == ("failed", False)
-
-
-def test_exit_code_0_before_the_plans_end_is_no_success(tmp_path):
-    end, rows = attempt(tmp_path, config("--exit-at", "30"))
-    assert (end.state, end.transient) == ("interrupted", True)
-    end, rows = attempt(tmp_path, config("--exit-at", "30"), 2, rows)
-    assert (end.state, end.message.split(";")[0]) == (
-        "failed",
-        "the command ended with exit code 0 after step 30 of 60",
-    )
+@pytest.mark.parametrize(
+    ("words", "states", "said"),
+    [
+        (
+            ["--crash-at", "37"],
+            ["interrupted", "finished"],
+            "exit code 1 after step 35 .*: something went wro",
+        ),
+        (["--always-crash-at", "12"], ["interrupted", "failed"], "exit code 1 after step 10 of 60"),
+        (["--exit-at", "30"], ["interrupted", "failed"], "ended with exit code 0 after step 30 of 60"),
+    ],
+)
+def test_what_ends_early_is_tried_again_while_it_gets_further(tmp_path, undisturbed, words, states, said):
+    rows = []
+    for number, state in enumerate(states, 1):
+        end, _ = attempt(tmp_path, config(*words), number, rows)
+        assert (end.state, end.transient) == (state, state == "interrupted")
+        if state == "finished":
+            assert (rows, end.resumed_differently) == (undisturbed, ())
+        else:
+            assert re.search(said, end.message)
 
 
 def test_a_request_to_stop_lets_it_save(tmp_path, undisturbed):
@@ -174,20 +160,17 @@ def test_markers(tmp_path, options, state, said):
     assert end.seen == (("FP4 e2m1",) if state == "finished" else ())
 
 
-FAULTS = {
-    "no program": (config().trainer.words[1:], {}, "the command does not start"),
-    "another number of steps": ([], {"args": ["--steps", "200"]}, "a row of step 65; the plan ends after 60"),
-    "a secret that is not set": ([], {"secrets": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY is not set"),
-}
-
-
-@pytest.mark.parametrize(("words", "other", "said"), FAULTS.values(), ids=list(FAULTS))
-def test_faults_of_the_setup(tmp_path, words, other, said):
-    given = config(*other.pop("args", []), **other) if not words else config()
-    if words:
-        given = replace(given, trainer=replace(given.trainer, command=["/no/such/program", *words]))
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"command": ["/no/such/program", "{seed}"]}, "the command does not start"),
+        ({"args": ["--steps", "200"]}, "a row of step 65; the plan ends after 60"),
+        ({"secrets": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY is not set"),
+    ],
+)
+def test_faults_of_the_setup(tmp_path, other, said):
     with pytest.raises(UserError, match=said):
-        attempt(tmp_path, given)
+        attempt(tmp_path, replace(CONFIG, trainer=replace(config().trainer, **other)))
     assert not left(tmp_path)
 
 
@@ -199,41 +182,33 @@ def test_inherited_variables_that_change_the_arithmetic_are_refused(tmp_path, mo
     assert end.state == "finished"
 
 
-def begun(folder, given, number, before):
-    """An attempt in a process of its own, which appends its rows to a file; the process's id."""
-    if child := os.fork():
-        return child
-    with contextlib.suppress(BaseException):
+class Kept(list):
+    """Rows that stand in a file, for attempts in processes of their own."""
 
-        def keep(row):
-            with (folder / "rows").open("a") as file:
-                file.write(json.dumps(row) + "\n")
+    def __init__(self, path):
+        self.path = path
+        super().__init__(map(json.loads, path.read_text().splitlines()) if path.exists() else ())
 
-        run_command(
-            given, place_of(folder, given, number), before=before, on_row=keep, alive=lambda: None,
-            logs=[[folder / f"{one}.log"] for one in range(1, number + 1)], should_stop=lambda: False,
-        )  # fmt: skip
-    os._exit(0)
-
-
-def kept(folder):
-    path = folder / "rows"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def append(self, row):
+        super().append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 @pytest.mark.parametrize("who", ["worker", "command", "both"])
 def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path, undisturbed, who):
     given = config("--sleep", "0.01", "--child")
     for number, moment in enumerate((0.05, 0.35, 0.6), 1):
-        worker = begun(tmp_path, given, number, kept(tmp_path))
+        rows = Kept(tmp_path / "rows")
+        worker = in_child(lambda number=number, rows=rows: attempt(tmp_path, given, number, rows))
         time.sleep(moment)
         commands = left(tmp_path)
         for pid in [worker] * (who != "command") + commands[:1] * (who != "worker"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        os.waitpid(worker, 0)
+        wait_for(worker)
     # Without a worker the command lives on; the next attempt ends it before it begins.
-    end, rows = attempt(tmp_path, given, 4, kept(tmp_path))
+    end, rows = attempt(tmp_path, given, 4, Kept(tmp_path / "rows"))
     assert end.state == "finished"
     assert rows == undisturbed
 
@@ -277,7 +252,7 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(tmp_path, undi
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
     log = tmp_path / "slurm.log"
     before = log.stat().st_size
-    worker = begun(tmp_path, given, 2, rows)
+    worker = in_child(lambda: attempt(tmp_path, given, 2, rows))
     wait_until(lambda: log.stat().st_size > before)
     for pid in [worker, *left(tmp_path)]:
         os.kill(pid, signal.SIGKILL)
@@ -289,6 +264,14 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(tmp_path, undi
     assert rows == undisturbed
 
 
+def rows_of(folder, code, *words, **metrics):
+    """What a run whose command is this code has evaluated."""
+    trainer = Command(command=[sys.executable, "-c", code, *words, "{seed}"], metrics=LogSource(**metrics))
+    end, rows = attempt(folder, replace(CONFIG, trainer=trainer))
+    assert end.state == "finished"
+    return [(row["step"], row["val_loss"]) for row in rows]
+
+
 def test_rows_from_a_file_of_json_lines(tmp_path):
     code = (
         "import json, sys; from pathlib import Path\n"
@@ -296,11 +279,9 @@ def test_rows_from_a_file_of_json_lines(tmp_path):
         "out.write_text(''.join(json.dumps({'it': i, 'eval': {'loss': 3 - i / 100}}) + '\\n'\n"
         "    for i in range(10, 61, 10)))"
     )
-    metrics = LogSource(jsonl={"step": "it", "val_loss": "eval.loss"}, file="{run_dir}/*.jsonl")
-    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=metrics)
-    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
-    assert end.state == "finished"
-    assert [row["val_loss"] for row in rows] == [2.9, 2.8, 2.7, 2.6, 2.5, 2.4]
+    names = {"step": "it", "val_loss": "eval.loss"}
+    rows = rows_of(tmp_path, code, "{run_dir}", jsonl=names, file="{run_dir}/*.jsonl")
+    assert rows == [(step, 3 - step / 100) for step in range(10, 61, 10)]
 
 
 def test_rows_from_event_files(tmp_path):
@@ -311,11 +292,8 @@ def test_rows_from_event_files(tmp_path):
         "for i in range(10, 61, 10): w.add_scalar('eval/loss', 3 - i / 128, i); w.add_scalar('other', 1, i)\n"
         "w.close()"
     )
-    metrics = LogSource(tensorboard={"val_loss": "eval/loss"}, file="{run_dir}/tb")
-    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=metrics)
-    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
-    assert end.state == "finished"
-    assert rows[0] == {"kind": "eval", "tokens": 320, "step": 10, "val_loss": 3 - 10 / 128}
+    rows = rows_of(tmp_path, code, "{run_dir}", tensorboard={"val_loss": "eval/loss"}, file="{run_dir}/tb")
+    assert rows == [(step, 3 - step / 128) for step in range(10, 61, 10)]
 
 
 def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
@@ -325,11 +303,7 @@ def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
         " + b'\\r{\"step\": 1e999}\\n')\n"
         'sys.stdout.buffer.write(b\'{"step": 60, "val_loss": 2.5}\')'  # no line end
     )
-    metrics = LogSource(jsonl={"step": "step", "val_loss": "val_loss"})
-    trainer = Command(command=[sys.executable, "-c", code, "{seed}"], metrics=metrics)
-    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
-    assert end.state == "finished"
-    assert [(row["step"], row["val_loss"]) for row in rows] == [(60, 2.5)]
+    assert rows_of(tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}) == [(60, 2.5)]
     wait_until(lambda: not left(tmp_path))
 
 

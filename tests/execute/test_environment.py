@@ -133,7 +133,7 @@ def test_the_load_is_what_psutil_reads():
 @pytest.mark.exhaustive
 def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkeypatch):
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
-    code = "from ablate.execute.environment import fingerprint; print(fingerprint('cpu'))"
+    code = "from ablate.execute.environment import fingerprint; print(fingerprint('cpu', 1))"
 
     def found_with(**variables):
         command = [sys.executable, "-c", code]
@@ -141,5 +141,6 @@ def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkey
             command, env=os.environ | variables, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    assert found_with() == fingerprint("cpu")
-    assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != fingerprint("cpu")
+    own = fingerprint("cpu", 1)
+    assert found_with() == own
+    assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != own

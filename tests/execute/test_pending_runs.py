@@ -14,7 +14,8 @@ from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
 
-HERE = {"code": code_digest(), "gpu": None, "world_size": 1, "fingerprints": [fingerprint("cpu")]}
+OWN = fingerprint("cpu", 1)
+HERE = {"code": code_digest(), "gpu": None, "world_size": 1, "fingerprints": [OWN]}
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ def test_a_result_comes_whole_with_its_ledger(two):
     assert run.state() == "finished"
     names = ("attempts/1.json", "attempts/1.log", "diagnostics.jsonl", "environment.json", "metrics.jsonl")
     found = {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
-    assert found == {*names, "config.json", "status.json"}
+    assert found == {*names, "config.json", "status.json", "attempts/2.json"}
+    assert Leases(run.attempts).read(2).outcome == "superfluous"  # the claim that kept others away
     assert all((run.path / name).read_bytes() == (source.path / name).read_bytes() for name in names)
     todo = find_todo(here, requests)
     assert (todo.runs, todo.num_ended) == (tuple(requests[2:]), 2)
@@ -67,7 +69,7 @@ def test_a_result_comes_whole_with_its_ledger(two):
     ("changed", "is_taken"),
     [
         ({}, True),
-        ({"fingerprints": ["another", fingerprint("cpu")]}, False),
+        ({"fingerprints": ["another", OWN]}, False),
         ({"fingerprints": None}, False),
         ({"code": "another"}, False),
         ({"gpu": "H100"}, False),

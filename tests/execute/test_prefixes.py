@@ -184,7 +184,7 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(storage, arms):
 def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, arms, monkeypatch):
     here = Here(storage, "study", [arms["bf16"], arms["forked"]])
     with monkeypatch.context() as patch:
-        patch.setattr("ablate.execute.environment.fingerprint", lambda _device: "another")
+        patch.setattr("ablate.execute.environment.fingerprint", lambda *_: "another")
         here.execute(arms["bf16"])
     here.execute(arms["forked"])
     forked = here.store.run(arms["forked"].run_id)

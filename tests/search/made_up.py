@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from functools import partial
+from types import SimpleNamespace
 
 from ablate.search.engine import TrialGroup, TrialResult, open_study, search, seed_of
 from ablate.search.halving import DIVERGED, Grid, candidate_of, search_grid
-from ablate.search.tune import Rates
+from ablate.search.tune import propose_values
 from ablate.study.search_space import Range, Search
 
 BEST = {"baseline": 2e-3, "fp4": 8e-3}
@@ -45,14 +47,14 @@ def truth(asked):
 
 
 def groups(storage, names=tuple(BEST), *, trials=7, prune=True, **changes):
-    space = Rates(**({"fields": RATE, "shared": SHARED, "sampler": "tpe", "seed": 3} | changes))
+    own = changes.pop("shared", SHARED)
+    tuning = SimpleNamespace(**{"fields": RATE, "sampler": "tpe", "seeds": (3,)} | changes)
     return [
         TrialGroup(
             name=name,
             study=open_study(storage, name),
-            propose=space.propose,
+            propose=partial(propose_values, tuning, own),
             num_trials=trials,
-            describe=lambda trial, name=name: {"runs": [f"{name}-{trial.params['learning_rate']}"]},
             watched_from=67 if prune else None,
         )
         for name in names
