@@ -132,7 +132,7 @@ def recipes() -> str:
     """Return the table of the published recipes."""
     rows = ["| recipe | what | operands | source | checked |", "|---|---|---|---|---|"]
     for preset in PRESETS.values():
-        source = f"[{preset.source.authors}, {preset.source.year}]({preset.source.url})"
+        source = f"[{preset.source.authors}, {preset.source.date}]({preset.source.url})"
         cells = (f"`{preset.name}`", preset.summary, describe(preset.recipe), source, preset.checked)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

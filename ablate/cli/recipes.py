@@ -6,12 +6,14 @@ import io
 import shlex
 import textwrap
 from dataclasses import asdict
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import click
 
 from ablate.base.errors import UserError, likely
-from ablate.cli.common import deliver, format_table, json_option, table_of
+from ablate.cli.common import deliver, format_table, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,28 +26,26 @@ _SHOWN = ("format", "scale", "block", "rounding")
 
 @click.command(
     "recipes",
-    epilog="\b\nExamples:\n  ablate recipes\n  ablate recipes show tseng --json\n"
+    epilog="\b\nExamples:\n  ablate recipes\n  ablate recipes tseng --json\n"
     "  ablate recipes nvidia-nvfp4 --for megatron-te",
 )
-@click.argument("words", nargs=-1, metavar="[show NAME]")
+@click.argument("name", required=False)
 @click.option(
     "--for", "stack", metavar="STACK", help="Print the flags by which a trainer has it: megatron-te, …"
 )
 @json_option
-def command(words: tuple[str, ...], stack: str | None, as_json: bool) -> None:
-    """List the recipes that a study can name; or show one: its six operands, its source, what that states.
+def command(name: str | None, stack: str | None, as_json: bool) -> None:
+    """List the recipes that a study can name, by source and date; or show one in full.
 
-    Also what had to be assumed where the source does not state it.
+    That is its six operands, what its source states, what had to be assumed, and where it was read.
     """
     from ablate.recipes import PRESETS, read_recipe
     from ablate.recipes.short import SHORT_RECIPES
 
-    known = list(dict.fromkeys([*PRESETS, *SHORT_RECIPES]))
-    if words:
-        name = words[-1]
-        if name not in known or words[:-1] not in ((), ("show",)):
-            hint = likely(name, known, "`ablate recipes` lists them")
-            raise UserError(f"no recipe '{' '.join(words)}' ({hint})")
+    if name is not None:
+        if name not in SHORT_RECIPES:
+            hint = likely(name, SHORT_RECIPES, "`ablate recipes` lists them")
+            raise UserError(f"no recipe '{name}' ({hint})")
         if stack is not None:
             from ablate.recipes.stacks import STACKS, flags_for
 
@@ -65,18 +65,18 @@ def command(words: tuple[str, ...], stack: str | None, as_json: bool) -> None:
         return
     if stack is not None:
         raise UserError(f"--for {stack} needs a recipe (ablate recipes NAME --for {stack})")
-    rows = [
-        {key: getattr(p, key) for key in ("name", "summary", "checked")} | asdict(p.source)
-        for p in PRESETS.values()
-    ]
-
-    places = ({**row, "url": row["url"].removeprefix("https://")} for row in rows)
-    short = ", ".join(name for name in known if name not in PRESETS)
+    found, rows = [], []
+    for source, presets in groupby(PRESETS.values(), key=attrgetter("source")):
+        rows += [("", ""), (source.date, f"{source.authors}, {source.url.removeprefix('https://')}")]
+        for one in presets:
+            rows.append((f"  {one.name}", one.summary))
+            found.append({key: getattr(one, key) for key in ("name", "summary", "checked")} | asdict(source))
+    short = ", ".join(name for name in SHORT_RECIPES if name not in PRESETS)
     lines = [
-        table_of({"recipe": "{name}", "what": "{summary}", "source": "{url}"}, places),
-        f"\n{short} are words too. One in full: ablate recipes show NAME",
+        format_table(("date, recipe", "source, what it is"), rows),
+        f"\n{short} are words too. One in full: ablate recipes NAME",
     ]
-    deliver({"recipes": rows}, lines, as_json=as_json)
+    deliver({"recipes": found}, lines, as_json=as_json)
 
 
 def _flag_lines(flags: Flags) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _lines(preset: Preset) -> Iterator[str]:
 
     source, recipe = preset.source, preset.recipe
     yield f"{preset.name}: {preset.summary}"
-    yield f"{source.authors}: {source.title} ({source.year})\n  {source.url}\n"
+    yield f"{source.authors}: {source.title} ({source.date})\n  {source.url}\n"
     yield _operands(recipe)
     yield from (f"\n{describe_place(rule)}:\n{_operands(rule.recipe)}" for rule in recipe.rules)
     yield from (f"\n{describe_start(phase)}:\n{_operands(phase.recipe)}" for phase in recipe.phases)

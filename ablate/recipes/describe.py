@@ -55,13 +55,14 @@ def describe_gemm(policy: GemmPolicy) -> str:
     return both if policy.accumulate == "fp32" else f"{both}, summed as Blackwell"
 
 
-def describe_layer(recipe: LayerRecipe) -> str:
-    """Describe the three GEMMs in one line, e.g. ``Fprop+Dgrad fp8; Wgrad mxfp4 DHT16``."""
+def describe_layer(recipe: LayerRecipe, before: LayerRecipe | None = None) -> str:
+    """Describe the GEMMs that differ from ``before``, e.g. ``Fprop+Dgrad fp8; Wgrad mxfp4 DHT16``."""
     groups: dict[str, list[str]] = {}
     for gemm in GEMMS:
-        groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(gemm.capitalize())
-    lines = [f"{'+'.join(names)} {label}" for label, names in groups.items()]
-    return "; ".join(lines if len(groups) > 1 else groups)
+        if before is None or recipe.gemm(gemm) != before.gemm(gemm):
+            groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(gemm.capitalize())
+    whole = len(GEMMS) in map(len, groups.values())
+    return "; ".join(groups if whole else (f"{'+'.join(names)} {label}" for label, names in groups.items()))
 
 
 def describe_place(rule: LayerRule) -> str:
@@ -78,14 +79,16 @@ def describe_place(rule: LayerRule) -> str:
 
 
 def describe(recipe: Recipe) -> str:
-    """Describe a whole recipe in one line: a single rule in words, several rules and phases by number."""
+    """Describe a whole recipe in one line: a single rule or phase in words, several by number."""
     parts, rules, phases = [describe_layer(recipe)], recipe.rules, recipe.phases
     if len(rules) == 1:
         parts.append(f"{describe_place(rules[0])} {describe_layer(rules[0].recipe)}")
     elif rules:
         parts.append(f"{len(rules)} rules")
-    if phases:
-        parts.append(f"{len(phases)} phase{'s' if len(phases) > 1 else ''}")
+    if len(phases) == 1:
+        parts.append(f"{describe_start(phases[0])} {describe_layer(phases[0].recipe, recipe) or 'the same'}")
+    elif phases:
+        parts.append(f"{len(phases)} phases")
     if recipe.deoscillate is not None:
         parts.append(f"de-oscillated {describe_deoscillate(recipe.deoscillate)}")
     return "; ".join(parts)

@@ -1,14 +1,15 @@
 """Published recipes by name, each with its source, what the source states, and our assumptions.
 
-``ablate recipes`` lists them, ``ablate recipes show NAME`` prints all six operands. The table of
+``ablate recipes`` lists them, ``ablate recipes NAME`` prints all six operands. The table of
 docs/numerics.md is generated from them; the page says what a name that ends in ``-code`` means, and what is
 left out. ``presets.json`` has these keys for each:
 
 ``recipe``: as a study file writes it.
 ``like``: an earlier entry, which gives the keys that this one leaves out.
+``source``: what describes it, and the date of that: the month of a paper, the day of a repository's commit.
 ``published``, ``assumed``: what the source states, and what is our choice.
-``checked``: the file, with 12 digits of its commit, against which the numbers were checked; by default the
-publication. Bits were *compared with* what ``benchmarks/oracles.py`` runs; what could not be run was *read*.
+``checked``: where it was read: a file with 12 digits of its commit and the day; by default the publication.
+Bits were *compared with* what ``benchmarks/oracles.py`` runs; what could not be run was *read*.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """One publication."""
+    """One publication; ``date``: its year, month or day, as in ISO 8601."""
 
     authors: str
     title: str
     url: str
-    year: int
+    date: str
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ full: what each operand was held against its publication with.
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ def test_a_published_recipe_is_what_was_published(name):
     assert read_recipe(written) == read_recipe(preset.recipe.text) == preset.recipe
     assert preset.source.url.startswith("https://")
     assert preset.published
-    assert preset.checked.startswith(("read in ", "bits compared with "))
+    assert re.fullmatch(r"20\d\d(-\d\d){0,2}", preset.source.date)
+    assert re.fullmatch(r"(read in|bits compared with) (?!.* at [0-9a-f]{12}(?! \(20)).+", preset.checked)
 
 
 def test_no_two_published_recipes_are_the_same_or_described_alike():

@@ -51,8 +51,10 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         ValueError: the stack cannot express the recipe; says why, and what comes nearest.
     """
     table = _table(stack)
-    title, args = table["title"], []
-    env: dict[str, str] = {}
+    title, factory = table["title"], table.get("factory")
+    if factory is not None and factory.get("whole") and recipe.is_ever_low:
+        # Our own code reads rules and phases, too.
+        return Flags(args=tuple(factory["args"]), read_in=table["read_in"])
     body = LayerRecipe(**{gemm: recipe.gemm(gemm) for gemm in GEMMS})
     entries = [(entry, _differences(body, read_recipe(entry["recipe"]))) for entry in table["recipes"]]
     found = next((entry for entry, differs in entries if not differs), None)
@@ -60,18 +62,15 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         nearest, differs = min(entries, key=lambda entry: len(entry[1]))
         parts = ", ".join([*differs[:4], *["…"] * (len(differs) > 4)])
         told = f"the nearest that it can is {_written(nearest['recipe'])}, which differs in {parts}"
-        found, why = table.get("factory"), f"{title} cannot express it"
-        if found is not None and not found.get("whole"):
+        found, why = factory, f"{title} cannot express it"
+        if found is not None:
             try:
                 te_quantizers(body)
             except ValueError as error:
                 found, why = None, str(error)
         if found is None:
             raise ValueError(f"{why}; {told}")
-    args += found.get("args", [])
-    env |= found.get("env", {})
-    if found.get("whole"):  # our own code reads rules and phases, too
-        return Flags(args=tuple(args), env=env, read_in=table["read_in"])
+    args, env = list(found.get("args", [])), found.get("env", {})
     if recipe.phases:
         raise ValueError(f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:")
     for rule in recipe.rules:
