@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
 """Description of a layer that no recipe applies to."""
-_GROUND = "measured where runs are finished, else modelled: an order of magnitude, emulation takes longer"
 _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation"}
 _TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 """Suffixes of a key, for the estimate and for the ends of its 95 % range."""
 _DRY_COMMAND = "dry run  {arm}: the command ended with exit code 0; its last line: {last_line}"
 _DRY_RUN = (
-    "dry run  {arm}: {parameters:,} parameters, {linear_layers} linear layers, forward and backward of "
-    "{tokens:,} tokens fit"
+    "dry run  {arm}: {parameters:,} parameters, {linear_layers} linear layers; all shapes fit, forward and "
+    "backward, with {tokens:,} tokens; memory is not tried"
 )
+_DRY_TRAINER = "dry run  {arm}: {trainer} can be called as a run calls it; it was not tried"
 
 
 def show_plan(
@@ -85,8 +85,13 @@ def show_plan(
     states = {run_id: other.run(run_id).status().state for run_id, other in there.items()}
     progress = replace(progress, states=progress.states | states)
     elsewhere = {run_id: other.path.name for run_id, other in there.items()}
-    costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     tried = _dry_runs(plan) if dry_run else []
+    if dry_run and not plan.missing:
+        from ablate.cli.display import ConsoleListener
+        from ablate.workflow.pilot import with_timed_steps
+
+        progress, _ = with_timed_steps(plan, progress, ConsoleListener(err=True))
+    costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     on_each, of_all = _on_hardware(plan, named, prices) if named or as_json else ([], {})
 
     def lines() -> Iterator[str]:
@@ -115,7 +120,8 @@ def show_plan(
             yield "\n" + format_table(("arm", "linear layers", "n", "role", "carry"), rows)
             yield from (f"\n{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None)
         for arm, found in zip(plan.arms, tried, strict=False):
-            yield (_DRY_COMMAND if "last_line" in found else _DRY_RUN).format(arm=arm.name, **found)
+            forms = {"last_line": _DRY_COMMAND, "parameters": _DRY_RUN, "trainer": _DRY_TRAINER}
+            yield from (form.format(arm=arm.name, **found) for key, form in forms.items() if key in found)
         if plan.missing:
             yield "\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:"
 
@@ -163,6 +169,7 @@ def _content(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> dict[str,
 
 
 def _dry_runs(plan: Plan) -> list[dict[str, Any]]:
+    from ablate.execute.own_trainer import check_call
     from ablate.train.probe import dry_run
 
     found: list[dict[str, Any]] = []
@@ -173,10 +180,16 @@ def _dry_runs(plan: Plan) -> list[dict[str, Any]]:
 
             found.append(try_command(arm.name, config, max(1, arm.resources.gpus)))
             continue
+        entry: dict[str, Any] = {}
         try:
-            found.append(asdict(dry_run(config, arm.resources.devices_per_run)))
+            if arm.size is not None:
+                entry |= asdict(dry_run(config, arm.resources.devices_per_run))
+            if config.trainer is not None:
+                check_call(config.trainer)
+                entry["trainer"] = config.trainer
         except (ValueError, UserError) as error:
             raise UserError(f"arm '{arm.name}': {error}") from None
+        found.append(entry)
     return found
 
 
@@ -220,11 +233,18 @@ def _figures(
     commands = [one for arm in plan.arms if isinstance(one := arm.config.trainer, Command)]
     told = ("batch", "budget") if len(commands) == len(plan.arms) else tuple(_OF_AN_ARM)
     time = "nothing left to run"
-    if costs.wall_seconds is None:
-        time = "not known before a run is finished: the study does not describe the model"
+    grounds = costs.ground.values()
+    if costs.wall_seconds is None or (costs.wall_seconds and "modelled" in grounds):
+        time = "not known before a step is measured here: by --dry-run, `ablate pilot` or the first run"
     elif costs.wall_seconds:
         where = ", one GPU job at a time" if costs.uses_gpu else f" on {costs.cores} CPU cores"
-        time = f"about {duration_text(costs.wall_seconds)}{where} ({_GROUND})"
+        about, ground = "about", "steps measured here, and Ray's start"
+        if "scaled" in grounds:
+            about, ground = (
+                "at least",
+                f"{ground}; --dry-run times the arms that have not run, emulated ones longer",
+            )
+        time = f"{about} {duration_text(costs.wall_seconds)}{where} ({ground})"
     wanted, here = max(arm.resources.gpus for arm in plan.arms), _gpus_here()
     figures = {
         "GPUs": [f"{wanted} a device of a run, of {here} here: `ablate run` needs a cluster's (--address)"]
@@ -271,7 +291,7 @@ def _tuning_texts(plan: Plan) -> list[str]:
 def _seeds_texts(plan: Plan) -> list[str]:
     """Say which costs the seeds, and more seeds, would find, and when an arm stops early."""
     texts, rule, others = [], plan.stop, max(1, len(plan.arms) - 1)
-    spread = f"where pairs of runs spread by {SPREAD:.1%}"
+    spread = f"where pairs of runs spread by {SPREAD:.1%}, as FP4 arms of docs/findings do"
     if rule is not None and rule.diverged is not None:
         texts.append(f"an arm stops after diverged runs: {rule.diverged}")
     if rule is not None and rule.settled is not None:

@@ -6,6 +6,7 @@ has ended and did not apply its arm's recipe, or never advanced its state: such 
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import reprlib
@@ -92,6 +93,20 @@ def call(
                 hint=f"expected both at the plan's end: plan_steps(config.training).tokens, {budget:,}",
             )
     return result
+
+
+def check_call(name: str) -> None:
+    """Refuse a trainer that cannot be called as ``call`` does; it is imported, and not called.
+
+    Raises:
+        UserError: no such function, or one with other parameters.
+    """
+    options = dict.fromkeys(("tokens", "should_stop", "checkpoints", "device"))
+    try:
+        inspect.signature(load_function(name)).bind("config", "on_metrics", **options)
+    except TypeError as error:
+        hint = f"it is called as train(config, on_metrics, *, {', '.join(options)})"
+        raise UserError(f"trainer {name}: {error}", hint=hint) from None
 
 
 def _checked_row(row: Any) -> dict[str, Any] | None:

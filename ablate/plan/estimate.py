@@ -1,9 +1,9 @@
 """What a plan will take and find: time and storage, with the basis of each figure, and what its seeds show.
 
-An arm with finished runs uses their measured speed. The time of any other arm is modelled from the model's
-shapes and an assumed rate, then scaled by the model's error on measured arms. Modelled times give only the
-order of magnitude; they leave out the extra cost of emulated formats. If the user's own trainer builds a
-model that the study does not describe, only measured arms of that kind tell the time.
+An arm whose steps were measured uses their speed. The time of any other arm is modelled from the model's
+shapes and an assumed rate, then scaled by the model's error on measured arms, which leaves out what emulation
+takes. Without a measured arm that is an order of magnitude alone, and not printed. If the user's own trainer
+builds a model that the study does not describe, only measured arms of that kind tell the time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ FLOPS_PER_CPU_CORE = 60e9
 FLOPS_PER_GPU = 100e12
 """Assumed rates of useful work in operations per second; for a GPU about a tenth of a current peak."""
 
-SPREAD = 0.035
-"""Standard deviation of the log ratio of tokens to target of two runs with one seed: as in docs/findings."""
+START_SEC = 30.0
+"""Until Ray and torch have started, on two cores."""
+SPREAD = 0.055
+"""Standard deviation of the log ratio of tokens to target of two runs with one seed, in the arms of
+docs/findings that cost 10 % or more. Others spread by 0.037; runs of one arm by as much as pairs."""
 _MOST_D0 = 3.0
 _BYTES_PER_ROW = 180
 _BYTES_PER_RUN = 12 * 1024  # configuration, status, environment and a short log
@@ -101,7 +104,7 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
-        wall_seconds=max(longest, cpu_work, gpu_work) if is_told else None,
+        wall_seconds=(longest and max(longest, cpu_work, gpu_work) + START_SEC) if is_told else None,
         cores=cores,
         uses_gpu=any(arm.resources.gpus for arm in plan.arms),
         storage_bytes=storage,

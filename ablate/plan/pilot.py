@@ -1,7 +1,8 @@
 """What two runs of the baseline say of a study: which target to take, how many seeds, how long it takes.
 
 Pure: curves, a plan and speeds in; advice out. Both runs reach the target so early that slower arms have room
-to reach it. Two runs tell little of the spread: docs/findings' is used where theirs is smaller.
+to reach it. Two runs tell little of the spread, and arms in FP4 spread more: that of docs/findings' arms is
+used where theirs is smaller.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ ENOUGH_ROOM = 0.15
 COSTS = (0.2, 0.1, 0.05, 0.03)
 """Sizes of effect, as token costs."""
 MOST_SEEDS = 30
-PAIRED = 0.7
-"""Spread of the log ratio of one seed's two runs over that of an arm's runs; docs/findings: 3.5 of 5.1 %."""
 _FEWEST_EVALS = 4
 
 
@@ -129,9 +128,8 @@ def advise(
     if take is not None:
         first, second = take.tokens.values()
         runs = abs(math.log(first / second)) / math.sqrt(2)
-        paired = max(SPREAD, PAIRED * runs)
-        unpaired = math.sqrt(2) * max(SPREAD / PAIRED, runs)
-        spread = Spread(runs=runs, pairs=paired if plan.paired_seeds else unpaired)
+        # Runs of one arm spread as much as pairs do (docs/findings).
+        spread = Spread(runs=runs, pairs=max(SPREAD, runs) * (1 if plan.paired_seeds else math.sqrt(2)))
         needed = tuple(_needed(plan, spread.pairs, progress, cores))
     speeds = progress.tokens_per_sec
     return Advice(

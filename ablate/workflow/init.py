@@ -196,11 +196,10 @@ def write_study(
     with _naming("--budget"):
         change(gpus=int(default_device() != "cpu"))
         whole, cores = plan(), os.cpu_count() or 1
-        base, progress = whole.arm(whole.baseline), StudyProgress(states={}, tokens_per_sec={})
-        modelled = estimate(whole, progress, cores=cores).run_seconds[base.name] / base.batches.steps
-        ground = "modelled as `ablate plan` does: an order of magnitude, and emulated formats take longer"
-        if timed := pilot.arm_speeds(whole, listener, seconds_per_step=modelled):
-            progress = replace(progress, tokens_per_sec={one.arm: one.median for one in timed.arms})
+        nothing = StudyProgress(states={}, tokens_per_sec={})
+        progress, timed = pilot.with_timed_steps(whole, nothing, listener)
+        ground = "at an assumed rate: an order of magnitude, and emulated formats take longer"
+        if timed:
             beside = f", beside other work: {timed.other_work}" if timed.other_work else ""
             ground = f"measured: two steps of each arm on this machine{beside}"
 

@@ -7,13 +7,14 @@ How it fails: as ``run_study`` does; without two results there is no advice.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
 from ablate.base.files import write_bytes_atomic
-from ablate.plan import build_plan, known_plan, read_progress
+from ablate.plan import build_plan, estimate, known_plan, read_progress
 from ablate.store import END_STATES, StudyStore
 from ablate.study import load_study
 from ablate.workflow import Listener
@@ -22,7 +23,7 @@ from ablate.workflow.run import run_study
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ablate.plan import Plan
+    from ablate.plan import Plan, StudyProgress
     from ablate.plan.pilot import Advice
     from ablate.store.records import SpeedRecord
     from ablate.workflow import StudyEnd, Where
@@ -66,17 +67,10 @@ def pilot_study(
         return end, None
     store = StudyStore(where.storage / plan.study)
     plan = known_plan(plan, store)
-    base, progress, emulated = plan.arm(plan.baseline), read_progress(plan, store), False
-    speed = progress.tokens_per_sec.get(base.name)
-    is_open = any(progress.state(run.id) not in END_STATES for _, run in plan.runs())
-    if where.address is None and is_open and speed is not None:
-        # The baseline's own runs tell its real speed; the timing only tells how the others compare with it.
-        found = arm_speeds(plan, listener, seconds_per_step=base.batches.tokens_per_step / speed)
-        arms = () if found is None else found.arms
-        timed = {one.arm: one.median for one in arms}
-        compared = {name: speed * own / timed[base.name] for name, own in timed.items()}
-        progress = replace(progress, tokens_per_sec=compared | progress.tokens_per_sec)
-        emulated = any(one.backend_mode == "emulated" for one in arms)
+    base, progress, timed = plan.arm(plan.baseline), read_progress(plan, store), None
+    if where.address is None:
+        progress, timed = with_timed_steps(plan, progress, listener)
+    emulated = timed is not None and any(one.backend_mode == "emulated" for one in timed.arms)
     curves = []
     for planned in base.runs[:_SEEDS]:
         run = store.run(planned.id)
@@ -93,6 +87,28 @@ def pilot_study(
             raise UserError(f"--write: {place}: no line that says 'target: null' (write it by hand)")
         write_bytes_atomic(loaded.path, text.encode())
     return end, advice
+
+
+def with_timed_steps(
+    plan: Plan, progress: StudyProgress, listener: Listener
+) -> tuple[StudyProgress, SpeedRecord | None]:
+    """Add the speeds of arms that have no finished run, as ``arm_speeds`` times them here, if runs are left.
+
+    Raises:
+        UserError: an arm cannot run on this device.
+    """
+    if all(progress.state(run.id) in END_STATES for _, run in plan.runs()):
+        return progress, None
+    base, own = plan.arm(plan.baseline), progress.tokens_per_sec
+    seconds = estimate(plan, progress, cores=1).run_seconds.get(base.name, math.inf)
+    timed = arm_speeds(plan, listener, seconds_per_step=seconds / base.batches.steps)
+    if timed is None:
+        return progress, None
+    speeds = {one.arm: one.median for one in timed.arms}
+    # The baseline's own runs tell its real speed; the timing only tells how the others compare with it.
+    real = own.get(base.name, speeds[base.name]) / speeds[base.name]
+    compared = {name: speed * real for name, speed in speeds.items()}
+    return replace(progress, tokens_per_sec=compared | own), timed
 
 
 def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> SpeedRecord | None:

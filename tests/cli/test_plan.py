@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
+from ablate.base.files import append_line
 from ablate.cli import VERBS, cli
 from ablate.cli.common import format_table
 from ablate.store import Status, StudyStore
@@ -33,11 +34,13 @@ def test_runs_that_are_done_are_shown_so(here):
     ids = [run["id"] for arm in arms for run in arm["runs"]]
     for state, run_id in zip(("finished", "diverged", "running"), ids, strict=False):
         store.run(run_id).create({})
+        append_line(store.run(run_id).metrics_path, {"kind": "train", "tokens": 1, "tokens_per_sec": 9e3})
         store.run(run_id).write_status(Status(state=state))
     text = ablate("plan", "study.yaml", "--storage", "elsewhere", "--runs", cwd=here).out
     assert "1 finished, 1 diverged\n" in text
     assert "10 (1 finished, 1 diverged, 1 running, 7 pending)" in text
     assert f"{ids[1]}  bf16     4     diverged\n" in text
+    assert "time      at least " in text  # emulated arms have not run
     assert "10 (10 pending)" in ablate("plan", "study.yaml", cwd=here).out  # another storage knows nothing
 
 
@@ -46,6 +49,17 @@ def test_models_and_trainers_of_others_have_no_figures_and_are_named_until_the_s
     assert "for built-in models and the built-in trainer alone, not for all\n" in ended.out
     (here / "runs/mine").mkdir(parents=True)
     assert ablate("plan", "one-trainer.yaml", cwd=here).err == ""
+
+
+def test_a_dry_run_tries_whether_a_trainer_can_be_called(here):
+    for name, code, said in (
+        ("train", 0, "it was not tried"),
+        ("short", 2, "it is called as train(config, "),
+    ):
+        (here / "t.py").write_text("def train(config, report, **options): ...\ndef short(config): ...\n")
+        trainer = f"--set=base.trainer=t.py:{name}"
+        ended = ablate("plan", "study.yaml", trainer, "--dry-run", cwd=here)
+        assert (ended.code, said in ended.out + ended.err) == (code, True)
 
 
 def test_a_value_out_of_all_reason_is_asked_back(here):

@@ -8,7 +8,14 @@ from scipy import optimize, stats
 from ablate.base.files import append_line
 from ablate.modelled.on_hardware import on_hardware
 from ablate.plan import estimate, read_progress
-from ablate.plan.estimate import FLOPS_PER_CPU_CORE, SPREAD, cost_found, moderating_degrees, student
+from ablate.plan.estimate import (
+    FLOPS_PER_CPU_CORE,
+    SPREAD,
+    START_SEC,
+    cost_found,
+    moderating_degrees,
+    student,
+)
 from ablate.plan.plan import StudyProgress
 from ablate.store import Status, StudyStore
 
@@ -62,7 +69,7 @@ def test_a_modelled_time_is_operations_over_the_assumed_rate(plan, base, cores, 
     arm = planned.arms[0]
     seconds = WORK * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
     assert costs.run_seconds["a"] == pytest.approx(run * seconds)
-    assert costs.wall_seconds == pytest.approx(wall * seconds)
+    assert costs.wall_seconds == pytest.approx(wall * seconds + START_SEC)
     assert costs.ground == {"a": "modelled", "b": "modelled"}
     rows = arm.batches.metric_rows
     assert (rows, costs.storage_bytes) == (100 + 10, 8 * (12 * 1024 + 180 * rows))
@@ -100,7 +107,7 @@ def test_measured_speeds_are_used_and_scale_the_rest(planned, store, tmp_path):
     costs = estimate(planned, progress, cores=1)
     assert costs.ground == {"a": "measured", "b": "scaled"}
     assert costs.run_seconds == pytest.approx({"a": WORK / 2000, "b": WORK / 2000})  # of one shape
-    assert costs.wall_seconds == pytest.approx(6 * WORK / 2000)
+    assert costs.wall_seconds == pytest.approx(6 * WORK / 2000 + START_SEC)
     for _, run in planned.runs():
         finish(store, run, [1000.0])
     assert estimate(planned, read_progress(planned, store), cores=2).wall_seconds == 0
@@ -115,7 +122,7 @@ def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the
     finish(store, planned.arms[0].runs[0], [2000.0])
     costs = estimate(planned, read_progress(planned, store), cores=1)
     assert costs.run_seconds == pytest.approx(dict.fromkeys("ab", WORK / 2000))
-    assert costs.wall_seconds == pytest.approx(7 * WORK / 2000)
+    assert costs.wall_seconds == pytest.approx(7 * WORK / 2000 + START_SEC)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from ablate.cli.planning import advice_text
 from ablate.plan import StudyProgress
-from ablate.plan.estimate import SPREAD, cost_found
+from ablate.plan.estimate import SPREAD, START_SEC, cost_found
 from ablate.plan.pilot import Curve, Reached, advise, with_target
 
 STUDY = """\
@@ -60,15 +60,15 @@ def test_seeds_until_settled_are_the_most_that_there_may_be(plan):
 
 
 @pytest.mark.parametrize(
-    ("paired", "least", "factor"),
-    [("true", SPREAD, 0.7), ("false", math.sqrt(2) * SPREAD / 0.7, math.sqrt(2))],
+    ("paired", "factor"),
+    [("true", 1), ("false", math.sqrt(2))],
 )
-def test_the_seeds_are_those_that_the_spread_asks_for(plan, paired, least, factor):
+def test_the_seeds_are_those_that_the_spread_asks_for(plan, paired, factor):
     study = STUDY.replace("seeds: 3\n", f"seeds: 3\npaired_seeds: {paired}\n")
     for slower in (1.01, 1.3):
         found = advice(plan(study), curve(0), curve(1, slower))
         assert found.spread.runs == pytest.approx(math.log(slower) / math.sqrt(2), rel=1e-6)
-        assert found.spread.pairs == pytest.approx(max(least, factor * found.spread.runs))
+        assert found.spread.pairs == pytest.approx(factor * max(SPREAD, found.spread.runs))
         for row in (row for row in found.needed if row.seeds is not None):
             enough, fewer = (
                 cost_found(row.seeds - less, 1, moderated=True, spread=found.spread.pairs) for less in (0, 1)
@@ -82,10 +82,12 @@ def test_the_time_is_of_what_is_left_at_the_speed_of_each_arm(plan):
     progress = StudyProgress(states=runs, tokens_per_sec={"a": 1000.0, "b": 500.0})
     found = advise(planned, [curve(0), curve(1)], progress, cores=1)
     work = BUDGET + 20 * 65_536 / 3
-    assert found.seconds == pytest.approx(work / 1000 + 3 * work / 500)
+    assert found.seconds == pytest.approx(work / 1000 + 3 * work / 500 + START_SEC)
     assert found.slower == {"a": 1.0, "b": 2.0}
     for row in (row for row in found.needed if row.seeds is not None):
-        assert row.seconds == pytest.approx((row.seeds - 2) * work / 1000 + row.seeds * work / 500)
+        assert row.seconds == pytest.approx(
+            (row.seeds - 2) * work / 1000 + row.seeds * work / 500 + START_SEC
+        )
 
 
 def test_the_studys_own_target_stays_where_it_has_room(plan):
