@@ -25,12 +25,14 @@ from ablate.numerics.quantiser import Quantized, check_operand
 from ablate.numerics.rotate import permutation_of, signs_of
 from ablate.numerics.scales import (
     four_six_divisor,
+    four_six_measure,
     fp32,
     fp32_scale,
     searched_scale,
     tensor_scale,
 )
 from ablate.recipes import block_shape
+from ablate.recipes.policy import FOUR_SIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +45,8 @@ _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this size a thread costs more than it saves."""
 _IN_TILES = ("row", "1x128", "128x128", "searched")
 _RULES = {
-    "quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "ue5m3": 5, "two_level_ue5m3": 5, "four_six": 6,
+    "quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "ue5m3": 5, "two_level_ue5m3": 5,
+    **dict.fromkeys((one for one in FOUR_SIX if one != "four_six_max"), 6),
     "ms_eden": 7, "ms_eden_unscaled": 8, "row": 9, "1x128": 9, "128x128": 9, "searched": 10,
 }  # fmt: skip
 """Numbers of ``enum Rule`` in ``kernel/job.h``; every other scale is E8M0, number 0."""
@@ -96,7 +99,7 @@ def supports(policy: OperandPolicy) -> bool:
         and policy.format != "if4"
         and (policy.scale in SCALE_ADD or policy.scale in _RULES)
         and (policy.rounding in _ROUNDINGS[:3] or ELEMENTS[policy.format] == E2M1)
-        and not (square and (policy.scale in ("quest", "four_six") or policy.hadamard == LARGEST_HADAMARD))
+        and not (square and (policy.scale in ("quest", *FOUR_SIX) or policy.hadamard == LARGEST_HADAMARD))
         and policy.hadamard <= LARGEST_HADAMARD
         and not (policy.hadamard and policy.scale in _IN_TILES)
     )
@@ -173,6 +176,7 @@ class Kernel:
                 job.block_multiplier = fp32(encode * fp32(1 / 6))
             elif job.rule == _FOUR_SIX:
                 job.tensor_scale, job.error_divisor = amax, four_six_divisor(policy)
+                job.magnitudes = four_six_measure(policy) == "mae"
             descale = decode if policy.prescale == 1.0 else fp32(decode / policy.prescale)
         if policy.undo == "operand":
             job.undo, descale = 1.0 / policy.prescale, 1.0

@@ -20,6 +20,7 @@ from ablate.backends.triton.policies import BLOCK, refusal
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
 from ablate.numerics.quantiser import quantize
 from ablate.recipes import block_shape
+from ablate.recipes.policy import OUTER
 
 if TYPE_CHECKING:
     from ablate.recipes import GemmPolicy
@@ -30,8 +31,7 @@ NAN_CODE = 0x7F
 """NaN of E4M3 and of E5M2 (any mantissa but zero)."""
 _FOUR_BITS = ("mxfp4", "nvfp4")
 _NO_INSTRUCTION = (
-    "two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3", "1x128", "128x128",
-    "1x128_pow2", "128x128_pow2",
+    *OUTER, "two_level_ue5m3", "ue5m3", "1x128", "128x128", "1x128_pow2", "128x128_pow2"
 )  # fmt: skip
 """Scales that no instruction takes: not a byte per block with one factor per tensor or row."""
 

@@ -161,7 +161,8 @@ class _Rounded:
         self.mask: Tensor | None = None
         self.up: Tensor | None = None
         self.outer: Tensor | None = None
-        blocks, encode, self.decode = to_blocks(self.v, self.shape), 1.0, 1.0
+        blocks, self.decode = to_blocks(self.v, self.shape), 1.0
+        encode: float | Tensor = 1.0
         if policy.has_tensor_scale:
             amax = scales.amax_of(self.v[None]).item() if amax is None else amax
             encode, self.decode = scales.tensor_scale(amax, policy)
@@ -183,13 +184,18 @@ class _Rounded:
             self.up = scales.ue5m3_scale(blocks, self.decode)
             self.scaled = blocks / (self.up * self.decode)
         elif policy.format in TWO_LEVEL:
-            base, decode = scales.two_level_base(blocks, n, policy, encode, self.decode)
-            self.outer = decode if isinstance(decode, Tensor) else None
-            found = scales.nvfp4_scale(base, decode)
+            largest: float | Tensor = amax or 0.0
+            outer: float | Tensor = self.decode
+            if rule.endswith("_row"):
+                largest = scales.amax_of(self.v[:, None]).repeat_interleave(k // 16, 0)
+                encode, outer = scales.fp32_scale(largest, policy)
+            base, outer = scales.two_level_base(blocks, policy, encode, outer)
+            self.outer = outer if isinstance(outer, Tensor) else None
+            found = scales.nvfp4_scale(base, outer)
             if rule == "two_level_1x128":  # the kernel's own factor is infinite, and turns zeros into NaN
-                found = found._replace(down=torch.where(found.up * decode == 0, 0.0, found.down))
+                found = found._replace(down=torch.where(found.up * outer == 0, 0.0, found.down))
             if rule.startswith("four_six"):
-                found = scales.four_six(blocks, base, found, self.decode, amax or 0.0, policy, self.elements)
+                found = scales.four_six(blocks, base, found, outer, largest, policy, self.elements)
             self.up, self.scaled = found.up, blocks * found.down
         elif policy.block == "none":
             down, self.up = scales.fp32_scale(scales.amax_of(blocks), policy)

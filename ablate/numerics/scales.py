@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ablate.numerics import formats
 from ablate.numerics.formats import E2M1, E4M3, FLOAT32_MAX, INT4, UE5M3, rounded
-from ablate.recipes.policy import FOUR_SIX, MS_EDEN
+from ablate.recipes.policy import MS_EDEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ def largest_of(policy: OperandPolicy) -> float:
     largest = formats.ELEMENTS[policy.format].max
     if policy.format not in TWO_LEVEL:
         return largest
-    halved = policy.scale in FOUR_SIX and not policy.scale.endswith("448")
+    halved = policy.scale.startswith("four_six") and not policy.scale.endswith("448")
     return largest * (FOUR_SIX_MAX if halved else E4M3.max)
 
 
@@ -171,19 +171,17 @@ def nvfp4_scale(base: Tensor, decode: float | Tensor) -> Scale:
 
 
 def two_level_base(
-    blocks: Tensor, rows: int, policy: OperandPolicy, encode: float, decode: float
+    blocks: Tensor, policy: OperandPolicy, encode: float | Tensor, decode: float | Tensor
 ) -> tuple[Tensor, float | Tensor]:
     """Return block scales before rounding to E4M3, and the fp32 scale over them: ``decode`` or of each block.
 
     Args:
         blocks: [n, rows, 16].
-        rows: the matrix' rows.
-        policy: its scale rule says the order of operations. NVFP4's are TransformerEngine's (of
-            ``two_level_row``: NVFP4QuantizerRef, row-scaled), which folds 1/6 into the tensor's scale, but
-            not under four-or-six; NVINT4 and IF4 divide too. ``two_level_1x128`` is TetraJet-v2's
-            (2510.27527, kernels/csrc/quant_fp4.cu): amax / 448 / 6, and a block scale of zero becomes 2^-9,
-            E4M3's smallest.
-        encode, decode: the tensor's scales.
+        policy: its scale rule says the order of operations. NVFP4's are TransformerEngine's, which folds 1/6
+            into the fp32 scale, but not under four-or-six; NVINT4 and IF4 divide too. ``two_level_1x128`` is
+            TetraJet-v2's (2510.27527, kernels/csrc/quant_fp4.cu): amax / 448 / 6, and a block scale of zero
+            becomes 2^-9, E4M3's smallest.
+        encode, decode: the scales of the tensor, or [n, 1, 1] those of each block's row.
     """
     amax, rule = amax_of(blocks), policy.scale
     if rule == "two_level_1x128":
@@ -193,12 +191,7 @@ def two_level_base(
         outer = outer.expand(-1, 8, 1).reshape(-1, 1, 1)
         base = divided(divided(amax, outer), 6.0)
         return torch.where(base == 0, 2.0**-9, base), outer
-    if rule == "two_level_row":
-        per_row = len(blocks) // max(rows, 1)
-        of_rows = fp32_scale(amax_of(blocks.view(rows, per_row, 16)), policy)
-        down, up = (one.expand(-1, per_row, 1).reshape(-1, 1, 1) for one in of_rows)
-        return amax * (down * fp32(1 / 6)), up
-    if policy.format == "nvfp4" and rule == "two_level":
+    if policy.format == "nvfp4" and rule.startswith("two_level"):
         return amax * (encode * fp32(1 / 6)), decode
     return divided(amax, formats.ELEMENTS[policy.format].max) * encode, decode
 
@@ -207,21 +200,23 @@ def four_six(
     blocks: Tensor,
     base: Tensor,
     six: Scale,
-    decode: float,
-    amax: float,
+    decode: float | Tensor,
+    amax: float | Tensor,
     policy: OperandPolicy,
     elements: Callable[[Tensor], Tensor],
 ) -> Scale:
     """Choose the scale that maps each block's largest value to 6, or to 4 if that errs less (2512.02010).
 
-    The bits are TransformerEngine's (squared errors, bound 256): it adds the errors in order.
+    The bits are TransformerEngine's: it adds the errors in order, and of each element it takes element ×
+    block scale × amax / (6 · bound) less the original, with the amax of the tensor or row as it was, not by
+    the scale that multiplies the values afterwards (FlashInfer until its #3448; near ties differ).
 
     Args:
         blocks: [n, rows, 16].
         base: the scale before rounding that maps to 6.
         six: that scale.
-        decode: the tensor's scale.
-        amax: largest magnitude of the whole tensor.
+        decode: the tensor's scale, or [n, 1, 1] that of each block's row.
+        amax: largest magnitude of the whole tensor, or of the row.
         policy: its scale rule says which error counts. Its prescale is divided out before candidates are
             compared.
         elements: rounds scaled values to E2M1.
@@ -242,7 +237,7 @@ def four_six_divisor(policy: OperandPolicy) -> float:
 
 def four_six_measure(policy: OperandPolicy) -> str:
     """Return by what a rule of four-or-six compares errors: mse, mae or max."""
-    return policy.scale.removesuffix("_448").removeprefix("four_six").strip("_") or "mse"
+    return next((one for one in FOUR_SIX_ERRORS if one in policy.scale), "mse")
 
 
 def ue5m3_scale(blocks: Tensor, outer: float) -> Tensor:

@@ -54,6 +54,7 @@ Scale = Literal[
     "floor", "even", "rceil", "ceil", "uos", "primus_mode1", "primus_mode2", "quest",
     "two_level", "two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3",
     "four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448",
+    "four_six_row", "four_six_mae_row",
     "ms_eden", "ms_eden_unscaled",
 ]  # fmt: skip
 Block = Literal["none", "1x16", "16x16", "1x32", "32x32"]
@@ -70,10 +71,10 @@ Accumulate = Literal["fp32", "blackwell"]
 _E8M0 = ("floor", "even", "rceil", "ceil", "quest")
 _FP32 = ("tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
 FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
-"""Scale rules that map each block's largest value to 6 or to 4."""
+"""Scale rules that map each block's largest value to 6 or to 4, under one fp32 scale a tensor."""
 MS_EDEN: tuple[Scale, ...] = ("ms_eden", "ms_eden_unscaled")
 """Scale rules with stochastic scales."""
-_OUTER = ("two_level_row", "two_level_1x128")
+OUTER = ("two_level_row", "two_level_1x128", "four_six_row", "four_six_mae_row")
 """NVFP4 whose fp32 scales are of rows or of 128 neighbours."""
 SCALES: dict[str, tuple[str, ...]] = {
     "bf16": ("none",),
@@ -85,7 +86,7 @@ SCALES: dict[str, tuple[str, ...]] = {
     "mxfp6_e2m3": _E8M0[:4],
     "mxfp4": (*_E8M0, "uos", "primus_mode1", "primus_mode2"),
     "mxfp4_e3m0": _E8M0[:4],
-    "nvfp4": ("two_level", *_OUTER, "two_level_ue5m3", "ue5m3", *FOUR_SIX, *MS_EDEN),
+    "nvfp4": ("two_level", *OUTER, "two_level_ue5m3", "ue5m3", *FOUR_SIX, *MS_EDEN),
     "nvint4": ("two_level",),
     "if4": ("two_level",),
     "fp4_e2m1": ("tensor", "row", "searched"),
@@ -113,8 +114,8 @@ class OperandPolicy:
     primus_mode1, primus_mode2, quest.
     NVFP4: two_level (E4M3 for 16 and fp32 for the tensor, or for a row or 128 neighbours), ue5m3 (UE5M3 for
     16, with two_level fp32 for the tensor), four_six (by mean square, mean or largest error; block scales up
-    to 256 or 448), ms_eden, ms_eden_unscaled. FP8 and fp4: tensor (current), delayed, row, 1x128, 128x128
-    (pow2: powers of two), searched.
+    to 256 or 448; fp32 for the tensor, or for a row), ms_eden, ms_eden_unscaled. FP8 and fp4: tensor
+    (current), delayed, row, 1x128, 128x128 (pow2: powers of two), searched.
     ``block``: the elements that share an MX or NVFP4 scale, along the contraction axis or in a square tile.
     ``rounding``: nearest (ties to even code); nearest_away and nearest_toward_zero (ties away from zero,
     toward it); stochastic (up when p > u); stochastic_8bit (8 random bits, as NVIDIA's instruction; up when
@@ -183,7 +184,7 @@ class OperandPolicy:
             return "scale 'delayed' under a Hadamard (its history is of values that are not rotated)"
         if self.scale == "quest" and self.block == "32x32":
             return "scale 'quest' on block 32x32 (it is of one row)"
-        if self.scale in _OUTER and self.block != "1x16":
+        if self.scale in OUTER and self.block != "1x16":
             return f"scale '{self.scale}' on block {self.block} (it is of one row)"
         for name, without in (("signs", "none"), ("permute", False), ("rotated_bf16", False)):
             if not self.hadamard and getattr(self, name) != without:
@@ -221,7 +222,7 @@ class OperandPolicy:
     @property
     def is_fp32(self) -> bool:
         """Whether bf16 cannot hold its dequantised values exactly, because parts of it have fp32 scales."""
-        return self.scale in ("row", "1x128", "128x128", "searched", *_OUTER) or self.format == "if4"
+        return self.scale in ("row", "1x128", "128x128", "searched", *OUTER) or self.format == "if4"
 
     @property
     def has_fixed_grid(self) -> bool:

@@ -7,16 +7,16 @@
 
 namespace {
 
-// Four-or-six: the values under one of both block scales, and the squares of their errors.
+// Four-or-six: the values under one of both block scales, and what their errors count.
 template <class Q>
 INLINE Pair candidate(const Q& q, const Pair& x, const Scale& s, const Words& word) {
   return {q.rounded(q.scaled(x.even, s), word.even) * s.up, q.rounded(q.scaled(x.odd, s), word.odd) * s.up};
 }
 
 template <bool EXACT>
-INLINE Pair squared_error(const Job& job, const Pair& value, const Pair& x) {
-  const vf even = four_six_error<EXACT>(job, value.even, x.even), odd = four_six_error<EXACT>(job, value.odd, x.odd);
-  return {even * even, odd * odd};
+INLINE Pair counted_error(const Job& job, const Pair& value, const Pair& x) {
+  return {counted(job, four_six_error<EXACT>(job, value.even, x.even)),
+          counted(job, four_six_error<EXACT>(job, value.odd, x.odd))};
 }
 
 // Element I of each eight lanes of a and then of b, packed as reduce_eights does.
@@ -36,7 +36,7 @@ INLINE vf sum_in_order(const Pair& left, const Pair& right, vf total = vf{}) {
 // The error of each of a strip's blocks, packed as reduce_eights does.
 template <bool EXACT>
 inline vf block_errors(const Job& job, const Pair value[2], const Pair v[2]) {
-  const Pair left = squared_error<EXACT>(job, value[0], v[0]), right = squared_error<EXACT>(job, value[1], v[1]);
+  const Pair left = counted_error<EXACT>(job, value[0], v[0]), right = counted_error<EXACT>(job, value[1], v[1]);
   if (EXACT) return sum_in_order(left, right);
   return reduce_eights<Sum>(left.even + left.odd, right.even + right.odd);
 }

@@ -48,6 +48,7 @@ struct Job {
   int64_t rows, cols, src_stride, tile_rows, tile_cols;
   int32_t src_bf16, product_bf16, axis, square, block, hadamard, rotated_bf16;
   int32_t rule, rounding, mantissa_bits, min_exponent;
+  int32_t magnitudes;              // FOUR_SIX adds magnitudes of errors, not squares
   uint32_t scale_add, scale_emax;  // E8M0: exponent = ((amax bits + add) >> 23) - emax
   float factor;                    // multiplies a bf16 source; the product is rounded to bf16 if product_bf16
   float element_max, prescale, undo, norm;

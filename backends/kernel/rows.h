@@ -49,10 +49,7 @@ inline PairScale scale_of_rows(const Job& job, const Row tile[], int top, int p)
 template <bool EXACT>
 inline vf block_errors(const Job& job, const vf value[16], const vf x[16]) {
   vf sum = {};
-  for (int i = 0; i < 16; ++i) {
-    const vf error = four_six_error<EXACT>(job, value[i], x[i]);
-    sum = sum + error * error;
-  }
+  for (int i = 0; i < 16; ++i) sum = sum + counted(job, four_six_error<EXACT>(job, value[i], x[i]));
   return sum;
 }
 

@@ -62,12 +62,14 @@ INLINE vf four_six_error(const Job& job, const vf& value, const vf& x) {
   return value * (job.tensor_scale / job.error_divisor) - x;
 }
 
-// Whether sums of 16 squares of inexact errors, in any order, tell in every block which of the exact ones is less.
-// A value is at most 2 amax, so an inexact error is off by 4 roundings of 2^-24 of that, d. The sum S is then off by
-// at most 8 d sqrt(S) + 16 d^2, which is less than 2^-12 S + 2^-25 amax^2.
+INLINE vf counted(const Job& job, const vf& error) { return job.magnitudes ? magnitude(error) : error * error; }
+
+// Whether sums of 16 inexact errors, in any order, tell in every block which of the exact ones is less. A value is at
+// most 2 amax, so an inexact error is off by 4 roundings of 2^-24 of that, d. A sum S of squares is then off by at
+// most 8 d sqrt(S) + 16 d^2, which is less than 2^-12 S + 2^-25 amax^2; a sum of magnitudes by 16 d and 2^-20 S.
 INLINE bool surely_tell(const Job& job, const vf& six, const vf& four, const vu& amax) {
   const vf a = (vf)amax, least = 1e-15f, most = 1e15f;  // no square underflows or overflows
-  const vf doubt = 0x1p-11f * (six + four) + 0x1p-24f * a * a;
+  const vf doubt = 0x1p-11f * (six + four) + (job.magnitudes ? 0x1p-15f * a : 0x1p-24f * a * a);
   const vi sure = (magnitude(six - four) > doubt) & (a > least) & (a < most) & (job.tensor_scale < most);
   return all(sure | (amax == 0));
 }

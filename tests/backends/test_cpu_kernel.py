@@ -37,6 +37,12 @@ fp4_e3m0 row
 fp4_e2m1 searched
 fp4_e3m0 searched
 """)
+FOUR_SIX = policies_of("""
+nvfp4 four_six
+nvfp4 four_six stochastic
+nvfp4 four_six_mae
+nvfp4 four_six_448
+""")
 
 
 def normal(rows, columns, seed=0):
@@ -170,7 +176,7 @@ def test_odd_widths_along_the_other_axis(columns):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("policy", policies_of("nvfp4 four_six\nnvfp4 four_six stochastic"), ids=label)
+@pytest.mark.parametrize("policy", FOUR_SIX, ids=label)
 def test_four_or_six_where_only_roundings_tell_the_errors_apart(policy, axis):
     for x in near_ties(64, axis):
         check_bits(x, policy, axis)

@@ -113,7 +113,7 @@ def test_a_square_tile_gives_the_same_numbers_along_either_axis(fmt, block):
         fp8_e4m3 row
         nvint4
         nvfp4
-        nvfp4 two_level_row
+        nvfp4 four_six_row
         nvfp4 two_level_1x128
         nvfp4 ue5m3
         nvfp4 two_level_ue5m3

@@ -65,6 +65,10 @@ REFUSED_BY_TE = {
         {"gemms": ["wgrad"], "format": "nvfp4", "stabiliser": "rht"},
         "Hadamard of 16 with signs 'step'",
     ),
+    "a row scale in Wgrad alone": (
+        {"gemms": ["wgrad"], "format": "nvfp4", "wgrad": {"x": {"scale": "two_level_row"}}},
+        "row scale on wgrad.x only",
+    ),
     "MXFP4": ({"gemms": ["fprop"], "format": "mxfp4"}, "mxfp4"),
 }
 

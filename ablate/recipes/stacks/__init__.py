@@ -153,6 +153,10 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
         f"{gemm}.{operand}": _quantizer(f"{gemm}.{operand}", policy)
         for gemm, operand, policy in recipe.operands()
     }
+    by_row = found["wgrad.x"].row_scaled
+    if by_row and (not found["fprop.x"].row_scaled or recipe.wgrad.right.source != "high_precision"):
+        what = "a row scale on wgrad.x only of the original x, and beside one on fprop.x"
+        raise ValueError(f"TransformerEngine has {what}")
     if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in ("fprop", "dgrad", "wgrad")):
         raise ValueError(
             "accumulate: 'blackwell' is a model of the hardware, which TransformerEngine runs on"
@@ -203,14 +207,15 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
             raise refused(
                 f"Hadamard of {policy.hadamard} with signs '{policy.signs}' (its way: 16, fixed, bf16, Wgrad)"
             )
-        if policy.scale == "two_level_row" and where != "fprop.x":
-            raise refused("row scale")
+        by_row = policy.scale == "two_level_row"
+        if by_row and (where not in ("fprop.x", "wgrad.x") or rht or policy.is_stochastic):
+            raise refused("row scale, or beside it a Hadamard or stochastic rounding,")
         return Quantizer(
             kind="nvfp4",
             rht=rht,
             two_dimensional=policy.block == "16x16",
             stochastic=policy.is_stochastic,
-            row_scaled=policy.scale == "two_level_row",
+            row_scaled=by_row,
         )
     if policy.hadamard or policy.is_stochastic:
         raise refused(f"Hadamard or stochastic rounding in {policy.format}")
