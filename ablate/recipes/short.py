@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GemmFormat = Literal[
-    "bf16", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3",
-    "mxfp4", "mxfp4_e3m0", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
+    "bf16", "bf16-dequantised", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8",
+    "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_e3m0", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
 Stabiliser = Literal["none", "sr", "sr8", "rht", "dht", "sr+rht", "sr+dht", "sr8+rht", "sr8+dht"]
 _ROUNDINGS = {"sr": "stochastic", "sr8": "stochastic_8bit"}
@@ -360,7 +360,7 @@ def _given(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
 
 def _is_low(fmt: str) -> bool:
     """Whether a stabiliser can act on this format: FP4 or a format with block scales."""
-    return fmt not in (*HIGH_FORMATS, *_FP8)
+    return fmt not in ("bf16-dequantised", *HIGH_FORMATS, *_FP8)
 
 
 def _policy(spec: LayerRecipeSpec, gemm: Gemm, own: dict[str, Any], whole: dict[str, Any]) -> GemmPolicy:
@@ -393,6 +393,8 @@ def _operand(name: str, whole: dict[str, Any]) -> dict[str, Any]:
     fmt, scale, parts = whole["format"], whole["scale"], whole["stabiliser"].split("+")
     if fmt in HIGH_FORMATS:
         return {"format": fmt}
+    if fmt == "bf16-dequantised":  # x and w as the forward GEMM multiplied them
+        return {"format": "bf16", "source": "high_precision" if name == "dy" else "forward"}
     if fmt in _FP8:
         usual, of_w, of_dy = _FP8[fmt]
         return {"format": of_dy if name == "dy" else "fp8_e4m3", "scale": of_w if name == "w" else usual}

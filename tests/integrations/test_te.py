@@ -96,6 +96,7 @@ TABLE = [
         "te-nvfp4-row-mxfp8", "input",
         (("NVFP4", "row_scaled_nvfp4"), ("MXFP8", "e4m3"), "rowwise_dequantized"),
     ),
+    ("te-nvfp4-row", "input", ("NVFP4", "row_scaled_nvfp4")),
     # One GEMM alone: rows of x and w for Fprop, columns of x and dy for Wgrad.
     ({"gemms": ["fprop"], "format": "nvfp4"}, "input", (("NVFP4",), ("Identity",), "original")),
     ({"gemms": ["fprop"], "format": "nvfp4"}, "grad_output", ("Identity",)),

@@ -14,9 +14,7 @@ from ablate.numerics.rotate import signs_of, unrotate
 from ablate.recipes import (
     GEMMS,
     PRESETS,
-    GemmPolicy,
     OperandPolicy,
-    Recipe,
     RecipeSpec,
     resolve,
     token_group,
@@ -26,13 +24,6 @@ from ablate.recipes.place import places
 ALL = list(GEMMS)
 NAME = "blocks.0.ffn.down"
 TILES = {"x": {"block": "32x32"}}
-
-
-def of_the_forward(hadamard):
-    """A backward pass in bf16 that takes the operands of the forward pass."""
-    forward = OperandPolicy(format="nvfp4", hadamard=hadamard)
-    back = GemmPolicy(left=OperandPolicy(), right=OperandPolicy(source="forward"))
-    return Recipe(fprop=GemmPolicy(left=forward, right=forward), dgrad=back, wgrad=back)
 
 
 SPECS = {
@@ -48,12 +39,18 @@ SPECS = {
     "double, over tiles": {
         "gemms": ALL, "stabiliser": "sr", "fprop": TILES, "wgrad": {"x": {"source": "forward"}},
     },
+    "forward": {
+        "gemms": ["fprop"], "format": "nvfp4", "scale": "four_six_mae", "rest": "bf16-dequantised",
+        "fprop": {"x": {"scale": "four_six_mae_row"}},
+    },
+    "forward, rotated": {
+        "gemms": ["fprop"], "format": "nvfp4", "stabiliser": "dht", "hadamard_size": 32,
+        "rest": "bf16-dequantised",
+    },
 }  # fmt: skip
 RECIPES = {
     **{name: dataclasses.replace(preset.recipe, rules=(), phases=()) for name, preset in PRESETS.items()},
     **{name: resolve(RecipeSpec(**spec)) for name, spec in SPECS.items()},
-    "forward": of_the_forward(0),
-    "forward, rotated": of_the_forward(32),
 }
 
 
