@@ -53,7 +53,7 @@ def apply_recipe(
 
     Layers and parameters stay the same objects, so hooks, optimizers, tied weights and wrappers (DDP,
     ``fully_shard``, ``torch.compile``) keep working, whether made before or after. Call
-    ``state.advance(tokens)`` once after each optimizer step: signs per step, phases, delayed scales and
+    ``state.advance(tokens)`` once after each optimizer step: signs per step, phases and
     de-oscillation depend on it. Forward passes within a step are counted automatically, and those of
     evaluation (``model.eval()``) separately. The head (what ``get_output_embeddings()`` returns, else
     ``lm_head`` and similar names outside the blocks) keeps high precision unless a rule of the recipe matches

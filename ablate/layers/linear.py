@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from ablate.backends.protocol import Draw, dequantised
 from ablate.layers.state import EVAL_CALL, Position
+from ablate.numerics.formats import ELEMENTS
 from ablate.numerics.philox import Key
 from ablate.recipes import GEMMS, OPERANDS, LayerRecipe, features_fault, token_group
 from ablate.recipes.coverage import in_short
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ablate.recipes.place import LayerPlace
 
 AMAX_HISTORY = 1024
-"""Steps of past largest magnitudes that a delayed scale uses (TransformerEngine's DelayedScaling)."""
+"""Passes whose largest magnitudes a delayed scale uses (TransformerEngine's DelayedScaling)."""
 
 BUFFERS_OF_SCALES = ("amax_history", "amax_step", "amax_used")
 """Buffers that a layer with delayed scales has in addition to its weights."""
@@ -91,7 +92,7 @@ class QuantLinear(nn.Linear):
         )
         self._delayed = {which: index for index, which in enumerate(delayed)}
         if self._delayed:
-            shape = (len(self._delayed), AMAX_HISTORY + 1)  # the past, and this step
+            shape = (len(self._delayed), AMAX_HISTORY + 1)  # the past, and this pass
             self.register_buffer("amax_history", torch.empty(shape, dtype=torch.float32))
             self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
             self.register_buffer("amax_used", torch.empty(shape[:1], dtype=torch.float32))
@@ -172,7 +173,7 @@ class QuantLinear(nn.Linear):
         chosen = policy.left if operand == OPERANDS[gemm][0] else policy.right
         amax = None
         if chosen.scale == "delayed":
-            amax = self._delayed_amax(tensor, (gemm, operand), at)
+            amax = self._delayed_amax(tensor, chosen, (gemm, operand), at)
         return Draw(policy=chosen, key=self.key(gemm, operand, chosen, at), amax=amax)
 
     def operand(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Operand:
@@ -194,35 +195,41 @@ class QuantLinear(nn.Linear):
             self.state.watch(self.name, gemm, operand, done)
         return done
 
-    def _delayed_amax(self, tensor: Tensor | Operand, which: tuple[Gemm, str], at: Position) -> float:
-        """Record this step's largest magnitude; return that of past steps, or this one at the start.
+    def _delayed_amax(
+        self, tensor: Tensor | Operand, policy: OperandPolicy, which: tuple[Gemm, str], at: Position
+    ) -> float:
+        """Record this pass's largest magnitude; return that of the passes before it.
 
-        If the past is all zero, or some of it is not finite, the scale stays as it was (TransformerEngine,
-        ``pytorch/fp8.py``: ``_default_sf_compute``).
+        As TransformerEngine's ``delayed_scaling.cu``: the history rolls with each pass, unless the magnitude
+        is zero, and NaN counts as nothing. The scale begins at 1, and stays as it was where the past has no
+        magnitude, or one that is not finite.
         """
         index = self._delayed[which]
-        history, steps = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
+        history, passes = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
         used = self.get_buffer("amax_used")
         tensor = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
-        now = float(tensor.abs().max().item()) if tensor.numel() else 0.0
-        past = (steps >= 0) & (steps < at.step) & (steps >= at.step - AMAX_HISTORY)
-        known = float(history[past].max().item()) if bool(past.any()) else now
-        last = float(used[index])
-        if last and not 0 < known < math.inf:
-            known = last
-        if at.call < EVAL_CALL:
-            if not at.step and (saved := int(steps.max().item())) > 0:
+        now = float(tensor.abs().nan_to_num(0.0, math.inf).max().item()) if tensor.numel() else 0.0
+        trains = at.call < EVAL_CALL
+        own = at.step * EVAL_CALL + at.call * (not at.redraw)  # in order; what is drawn again sees past steps
+        slot = int(torch.where(passes == own, -2, passes).argmin().item())  # else the oldest, which leaves
+        past = (passes >= 0) & (passes < own)
+        past[slot] = False
+        known = float(history[past].max().item()) if bool(past.any()) else 0.0
+        if not 0 < known < math.inf:
+            known = float(used[index]) or ELEMENTS[policy.format].max
+        elif trains:
+            used[index] = known
+        if trains:
+            newest = int(passes.max().item())
+            if not at.step and newest >= EVAL_CALL:
                 self.state.warn_once(
-                    f"delayed scales of step {saved} came with the weights, but the state is at step 0 and "
-                    "draws its noise anew (to go on, load what state.state_dict() gave into "
+                    f"delayed scales of step {newest // EVAL_CALL} came with the weights, but the state is "
+                    "at step 0 and draws its noise anew (to go on, load what state.state_dict() gave into "
                     "state.load_state_dict; for a new training, load the weights without amax_… buffers)"
                 )
-            slot = at.step % history.numel()
-            same_step = int(steps[slot]) == at.step  # another call, or this one recomputed
-            history[slot] = history[slot].clamp(min=now) if same_step else now  # NaN stays NaN
-            steps[slot] = at.step
-            if 0 < known < math.inf:
-                used[index] = known
+            if now:  # a pass that is recomputed, or whose layer runs twice, has its slot already
+                history[slot] = max(now, float(history[slot]) if int(passes[slot]) == own else 0.0)
+                passes[slot] = own
         return known
 
 

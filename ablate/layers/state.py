@@ -190,7 +190,6 @@ class RecipeState:
         policies = [policy for part in self.recipe.parts for _, _, policy in part.operands()]
         steps = {
             "signs": any(policy.signs == "step" for policy in policies),
-            "delayed scales": any(policy.scale == "delayed" for policy in policies),
             "phases": "phases" in later,
             "de-oscillation": reset is not None,
         }

@@ -141,7 +141,7 @@ def train(
             return TrainResult(state="diverged", tokens=seen, step=step + 1, message="non-finite loss")
         optimizer.step()
         optimizer.zero_grad()
-        state.advance(plan.tokens_per_step)  # signs, phases, delayed scales and de-oscillation move on
+        state.advance(plan.tokens_per_step)  # signs, phases and de-oscillation move on
 
         done = step + 1
         row = {"tokens": seen, "step": done}

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from ablate.layers import state as states
 from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
+from ablate.numerics.scales import tensor_scale
 from ablate.recipes import PRESETS, LayerRule, Recipe, describe_layer
 
 SR_RHT = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
@@ -148,46 +150,80 @@ def test_delayed_scales_look_back_and_are_saved_with_the_model(quantised):
         with torch.no_grad():
             layer.weight.mul_(factor)
         step(model)
-        step(model)  # a second pass in the same step sees the same past
+        step(model)  # a second pass in the same step sees the first
         model.eval()
         model(TOKENS)  # evaluation leaves no trace
         model.train()
         state.advance(64)
     place = layer.weight.data_ptr()
     used = [draw.amax / first for x, draw, axis in quantised if (x.data_ptr(), axis) == (place, 1)]
-    assert used == [1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4]  # three passes a step; the first has no past
+    # Three passes a step; the first has a scale of 1.
+    assert used == [448 / first, 1, 1, 1, 4, 4, 4, 4, 4, 4, 4, 4]
     twin, _ = make("te-hybrid-fp8-delayed")
     twin.load_state_dict(model.state_dict())
     assert torch.equal(twin.layers[0].up.amax_history, layer.amax_history)
 
 
-def test_a_delayed_scale_is_that_of_1024_steps_and_stays_where_they_tell_none():
-    """As TransformerEngine: a window of 1,024 steps, and the scale before it where its maximum is none."""
-    layer = make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up
-    now = torch.ones(1)
+LARGEST = np.finfo(np.float32).max
 
-    def used(amax, *, step, times=1):
-        return [
-            layer.draw(now * amax, "fprop", "x", Position(step=step, call=call, tokens=0)).amax
-            for call in range(times)
-        ]
 
-    assert used(9.0, step=0) == [9.0]
-    for step in range(1, 1024):
-        used(2.0, step=step)
-    assert used(1.0, step=1024, times=3) == [9.0] * 3  # step 0 is 1,024 steps ago, in each pass of the step
-    assert used(1.0, step=1025, times=3) == [2.0] * 3
-    assert used(float("nan"), step=1026, times=2) == [2.0] * 2
-    assert used(5.0, step=1027) == [2.0]  # not finite: the scale stays
-    assert used(5.0, step=1026 + 1024) == [2.0]
-    assert used(5.0, step=1026 + 1025) == [5.0]
-    layer.forget_amax()
-    assert used(3.0, step=0) == [3.0]
-    for step in range(1, 1026):
-        used(0.0, step=step)
-    assert used(7.0, step=1026) == [3.0]  # nothing but zeros: the scale stays
-    assert layer.draw(now, "fprop", "x", Position(step=1026, call=EVAL_CALL, tokens=0)).amax == 3.0
-    assert used(7.0, step=1027) == [7.0]
+class Theirs:
+    """One tensor's history and scale, after ``kernel_bulk`` of TransformerEngine's delayed_scaling.cu."""
+
+    def __init__(self, largest):
+        self.largest, self.history, self.scale = (
+            np.float32(largest),
+            np.zeros(1024, np.float32),
+            np.float32(1),
+        )
+
+    def quantised(self, values):
+        self.history[0] = np.fmax.reduce(np.abs(values), initial=self.history[0])
+
+    def rolled(self):
+        if (last := self.history[0]) == 0:
+            return
+        self.history = np.append(self.history[1:], last)
+        amax = np.fmax.reduce(self.history)
+        self.history[0] = 0
+        if np.isfinite(amax) and amax > 0:
+            self.scale = np.minimum(self.largest / amax, LARGEST)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize(("gemm", "operand", "largest"), [("fprop", "x", 448), ("wgrad", "dy", 57344)])
+def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, largest):
+    layer, theirs = make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up, Theirs(largest)
+    rng = np.random.default_rng(0)
+
+    def same(values, *, step, call=0):
+        values = np.array(values, np.float32)
+        for _ in range(2):  # the second time it is recomputed
+            draw = layer.draw(
+                torch.from_numpy(values), gemm, operand, Position(step=step, call=call, tokens=0)
+            )
+            assert tensor_scale(draw.amax, draw.policy)[0] == theirs.scale
+        theirs.quantised(values)
+
+    odd = [[np.nan, 3.0], [0.0, -0.0], [1e-45], [-np.inf, 1.0], [0.0], [np.nan], [7.0], []]
+    for step, values in enumerate([odd[1], odd[3], odd[0]]):  # none of them, at the start, moves it from 1
+        same(values, step=step)
+        theirs.rolled()
+    for step in range(3, 600):
+        for call in range(2):
+            same(
+                odd[step % 8] if call and step > 592 else np.exp(rng.normal(size=3)) / step,
+                step=step,
+                call=call,
+            )
+            theirs.rolled()
+    frozen = theirs.scale
+    for step in range(600, 2800):  # down to fp32's smallest, and until nothing else is known
+        same([2.0 ** -min((step - 600) // 7, 149)], step=step)
+        theirs.rolled()
+        at = Position(step=step, call=EVAL_CALL, tokens=0)
+        layer.draw(torch.ones(1) * 1e30, gemm, operand, at)  # evaluation leaves no trace
+    assert frozen < theirs.scale == LARGEST
 
 
 def warned(loop):
@@ -207,7 +243,7 @@ def loss_of(model):
     ("recipe", "still"),
     [
         ({"gemms": ["fprop"], "stabiliser": "rht"}, "signs"),
-        ("te-hybrid-fp8-delayed", "delayed scales"),
+        ("te-hybrid-fp8-delayed", None),
         ({"phases": [{"from_tokens": 99, "recipe": "mxfp4"}]}, "phases"),
         ({"gemms": ["fprop"], "stabiliser": "sr"}, None),  # the noise of each pass is its own
     ],

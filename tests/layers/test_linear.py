@@ -10,6 +10,7 @@ from ablate.backends.select import Selection
 from ablate.layers.linear import QuantLinear
 from ablate.layers.state import RecipeState
 from ablate.numerics import Key, apply_recipe, round_operand
+from ablate.numerics.formats import ELEMENTS
 from ablate.numerics.rotate import signs_of, unrotate
 from ablate.recipes import (
     GEMMS,
@@ -94,7 +95,9 @@ def by_the_book(layer, x, dy):
         return Key(seed=3, layer=NAME, gemm=gemm, operand=name, step=11, call=2)
 
     def rounded(gemm, name, tensor):
-        return round_operand(tensor, policies[gemm, name], axis=axes[gemm, name], key=key(gemm, name))
+        policy = policies[gemm, name]
+        amax = ELEMENTS[policy.format].max if policy.scale == "delayed" else None  # a scale of 1, the first
+        return round_operand(tensor, policy, axis=axes[gemm, name], key=key(gemm, name), amax=amax)
 
     def value(gemm, name, tensor):
         source = policies[gemm, name].source
