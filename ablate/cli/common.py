@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ablate.reports import ReportPaths
     from ablate.reports.words.format import Table
     from ablate.store import RunDir, StudyStore
+    from ablate.store.plan_file import Target
 
 AT_LEAST_1 = click.IntRange(min=1)
 _GAP = "  "
@@ -120,6 +121,24 @@ price_option = click.option(
     callback=_prices,
     help="USD for a device-hour, such as B200=4: adds what it costs there.",
 )
+
+
+def target_of(text: str) -> Target:
+    """Read ``val_loss=3.3`` or ``perplexity=27.1``, the value of ``--target``.
+
+    Raises:
+        UserError: the text is neither.
+    """
+    from ablate.store.plan_file import Target
+
+    kind, _, value = text.partition("=")
+    try:
+        found = Target(kind=kind, value=float(value))  # type: ignore[arg-type]
+    except ValueError:
+        raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'") from None
+    if found.kind == "perplexity" and found.value <= 1:
+        raise UserError(f"--target: a perplexity is above 1, got {found.value:g}")
+    return found
 
 
 def refuse_other_options(context: click.Context, takes: Collection[str], what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import glob
 from itertools import pairwise
@@ -15,14 +16,13 @@ import click
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, PATH, echo_lines, refuse_other_options, storage_option
+from ablate.cli.common import AT_LEAST_1, PATH, echo_lines, refuse_other_options, storage_option, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ablate.reports.read.imported import ImportedRun
     from ablate.reports.read.tables import Stages
-    from ablate.store.plan_file import Target
 
     StepSizes = dict[str, Stages]
     """The tokens of a step by arm; '' of every other."""
@@ -199,7 +199,7 @@ def command(
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
     if target is None and crossing != "confirmed":
         raise UserError("--crossing: there is no --target to cross (give one, or leave it out)")
-    parsed = None if target is None else _target(target, crossing)
+    parsed = None if target is None else replace(target_of(target), crossing=crossing)
     if len(baselines) > 1:
         raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
     faults: list[str] = []
@@ -363,16 +363,3 @@ def _found_in(where: Path, option: str, patterns: Sequence[str]) -> list[Path]:
             click.echo(f"{where}: {len(found)} files like {pattern}, {others} others not read")
             return found
     raise UserError(f"{option}: nothing like {' or '.join(patterns)} in {where} or its folders")
-
-
-def _target(text: str, crossing: Literal["confirmed", "first_eval"]) -> Target:
-    from ablate.store.plan_file import Target
-
-    kind, _, value = text.partition("=")
-    try:
-        found = Target(kind=kind, value=float(value), crossing=crossing)  # type: ignore[arg-type]
-    except ValueError:
-        raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'") from None
-    if found.kind == "perplexity" and found.value <= 1:
-        raise UserError(f"--target: a perplexity is above 1, got {found.value:g}")
-    return found

@@ -12,6 +12,7 @@ import click
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
 from ablate.cli.common import (
+    AT_LEAST_1,
     PATH,
     address_option,
     deliver,
@@ -42,6 +43,8 @@ _NEEDED = {
 @click.option("--model", metavar="WORD", help="built-in, a preset, hf:FOLDER or function:FILE.py:NAME.")
 @click.option("--data", metavar="PATH", help="Text, or JSON lines: a file, a folder or a glob.")
 @click.option("--arms", metavar="WORD", help="ladder, published or grid.")
+@click.option("--tokenizer", metavar="WORD", help="bytes, bpe:VOCABULARY or hf:FOLDER.")
+@click.option("--seeds", type=AT_LEAST_1, help="Runs of each arm (default: 3).")
 @click.option("--budget", metavar="TIME", help="Wall time of the whole study here: 30m, 2h, 1d.")
 @click.option("--command", metavar="LINE", help="Your own training program; needs --log.")
 @click.option("--log", type=PATH, help="--command: what it printed in a run.")
@@ -51,7 +54,7 @@ _NEEDED = {
 @click.pass_context
 def init(
     context: click.Context, /, file: Path, storage: Path, *, schema: bool, command: str | None,
-    log: Path | None, patterns: tuple[str, ...], **given: str | None,
+    log: Path | None, patterns: tuple[str, ...], **given: Any,
 ) -> None:  # fmt: skip
     """Write a commented study to FILE (default: study.yaml), which must not be there yet.
 
@@ -64,7 +67,7 @@ def init(
     \b
     Examples:
       ablate init
-      ablate init ladder.yaml --data corpus/ --budget 2h
+      ablate init ladder.yaml --data corpus/ --tokenizer bpe:4096 --seeds 5 --budget 2h
       ablate init own.yaml --model function:my_model.py:build --arms grid
       ablate init mine.yaml --command "python train.py --seed {seed}" --log train.log
       ablate init --schema > study.schema.json

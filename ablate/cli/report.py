@@ -30,6 +30,7 @@ from ablate.cli.common import (
     price_option,
     storage_option,
     table_text,
+    target_of,
     tracking_option,
     verdict_lines,
     writing_to,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.reports.findings.compare import Comparison
+    from ablate.store.plan_file import Target
 
 
 _ENDED = ("finished", "diverged", "failed", "stopped", "damaged")
@@ -55,6 +57,15 @@ def _settings(_context: click.Context, _option: click.Parameter, names: tuple[st
     return names
 
 
+def _target(_context: click.Context, _option: click.Parameter, text: str | None) -> float | Target | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return target_of(text)
+
+
 @click.command(
     epilog="Examples:  ablate report quickstart   ·   ablate report my-study --watch   ·   "
     "ablate report my-study --price MI355X=2.5   ·   ablate report my-study --baseline fp8 --out against-fp8"
@@ -67,9 +78,8 @@ def _settings(_context: click.Context, _option: click.Parameter, names: tuple[st
 )
 @click.option(
     "--target",
-    type=float,
-    metavar="VALUE",
-    help="Take this target, of the kind that the study's is; needs --out.",
+    callback=_target,
+    help="Take val_loss=3.3, perplexity=27.1 or a number of the study's kind as target; needs --out.",
 )
 @click.option(
     "--waive",
@@ -106,11 +116,14 @@ def report(
 
     plan = store.plan()
     run = command_line("run", study, *set_words(plan.settings), storage=store.path.parent)
-    if not study.endswith((".yaml", ".yml")):
-        pass
-    elif plan.settings:
+    is_file = study.endswith((".yaml", ".yml"))
+    keys: list[str] = []
+    with contextlib.nullcontext() if is_file else contextlib.suppress(UserError):
+        filed = load_study(study)
+        keys = filed.differs_from(plan) if filed.name == plan.study and not plan.imported else []
+    if is_file and plan.settings:
         click.echo(f"{study}: this report is of the study as it ran: {run}", err=True)
-    elif keys := load_study(study).differs_from(plan):
+    elif keys and not plan.settings:
         click.echo(
             f"{study}: {', '.join(keys)} edited since the study ran. This report is of the plan that ran; "
             f"adopt the file with: {run}",

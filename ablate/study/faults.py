@@ -6,6 +6,7 @@ likely word. The look-ups run only for files with faults.
 
 from __future__ import annotations
 
+import json
 import re
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
@@ -52,6 +53,10 @@ _ELSEWHERE = {
     "eval_every_tokens": "eval_every eval_interval eval_steps",
     "width": "hidden hidden_size hidden_dim d_model dim n_embd",
     "cpus": "cores",
+    "gpus": "device devices",
+    "from_fraction": "from start",
+    "stabiliser": "rounding",
+    "from": "base parent extends",
     "perplexity": "ppl",
     "fprop": "all forward fwd y",
     "dgrad": "all backward bwd dx",
@@ -71,6 +76,7 @@ _FORMS = {
     "model": "{{preset: {}}}",
     "recipe": "{{gemms: {}}}",
     "data": "{{source: text, paths: [{}]}}",
+    "within": "{{cost: {}}}",
 }
 """What to write, by key, for a word or a list where a mapping is expected."""
 
@@ -141,8 +147,10 @@ class Faults:
                     close = f"write {joined}"
                 noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
                 if noun in ("recipe", "preset"):  # too many words to list
-                    what = f"unknown {noun} {got}"
-                    close = close or f"`ablate recipes` lists them{'; or a mapping' * (noun == 'recipe')}"
+                    what, listed = f"unknown {noun} {got}", f"expected {one_of(words)}"
+                    if len(words) > 20:
+                        listed = f"`ablate recipes` lists them{'; or a mapping' * (noun == 'recipe')}"
+                    close = close or listed
                 self.add(at, what, close)
             else:
                 limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
@@ -174,13 +182,15 @@ def _mend(kind: str, value: Any, at: Path, text: str) -> str | None:
     if kind == "int_type" and str(at[-1]).endswith("tokens") and re.fullmatch(r"0?\.\d+|[\d.]+ ?%", text):
         return "a count of tokens, not a share of them"
     if kind in ("list_type", "tuple_type"):
+        if at[-1] == "command" and text:
+            return f"write {json.dumps(text.split())}"
         text = ", ".join(_meant(text, GEMMS)) or text or "{…}" * isinstance(value, dict)
         return f"write [{text}]" if text and len(text) <= 40 else "write […]"
     if kind in ("dataclass_type", "dict_type") and isinstance(value, str | list):
         form = _FORMS.get(str(at[-1]), "{{recipe: {}}}" if at[:-1] == ("arms",) else "")
-        return (isinstance(value, str) and _space(value)) or (
-            form and f"write {form.format(text or '[fprop, wgrad]')}"
-        )
+        form = form.replace("preset", "hf" if "/" in text else "preset")
+        usual = "[fprop, wgrad]" if at[-1] == "recipe" else "…"
+        return (isinstance(value, str) and _space(value)) or (form and f"write {form.format(text or usual)}")
     if not isinstance(value, str):
         return None
     if kind in ("int_type", "float_type"):

@@ -39,7 +39,7 @@ def shipped_studies() -> dict[str, Path]:
 
 
 def find_file(path_or_name: str | Path) -> Path:
-    """Find a study's file, given its path or the name of a shipped study.
+    """Find a study's file, given its path, with or without ``.yaml``, or the name of a shipped study.
 
     Raises:
         UserError: there is no such file; the hint is the likely name.
@@ -51,14 +51,20 @@ def find_file(path_or_name: str | Path) -> Path:
             return path
         if is_name and path.name in shipped:
             return shipped[path.name]
+        suffixes = (".yaml", ".yml") if path.name else ()
+        beside = [one for suffix in suffixes if (one := path.with_suffix(suffix)).is_file()]
+        if is_name and beside:
+            return beside[0]
         if path.is_dir():
             raise UserError("a folder, not a study file", file=path)
     except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
         raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
     starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
-    beside = (path.with_suffix(suffix) for suffix in (".yaml", ".yml"))
-    close = next((f"did you mean '{name}'?" for name in beside if name.is_file()), None)
-    hint = close or likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
+    hint = (
+        f"did you mean '{beside[0]}'?"
+        if beside
+        else likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
+    )
     what = "no such file, and no shipped study of that name" if is_name else "no such file"
     raise UserError(what, file=path, hint=hint)
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 BUILT_IN = "built-in"
-SEEDS = 3
 
 _SMALL = {"width": 128, "layers": 2, "heads": 4, "ffn": 384}
 """A Llama that a CPU trains; every published recipe's blocks divide its widths."""
@@ -105,6 +104,7 @@ class Starter:
     model: Mapping[str, Any]
     data: Mapping[str, Any]
     arms: str | None
+    seeds: int
     training: Mapping[str, Any]
     about: Mapping[str, str]
     gpus: int = 0
@@ -153,7 +153,7 @@ def starter_text(starter: Starter) -> str:
         file=starter.file,
         name=_flow(starter.name),
         what=ARMS.get(starter.arms or "", ""),
-        seeds=SEEDS,
+        seeds=starter.seeds,
         model=_flow(starter.model),
         data=_flow(starter.data),
         about_model=_comment(about["model"], "  "),

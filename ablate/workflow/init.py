@@ -28,7 +28,6 @@ from ablate.run.log_rows import KNOWN_LOGS, PLACES, LogReader, LogSource, hf_row
 from ablate.study.load import study_of
 from ablate.study.template import (
     BUILT_IN,
-    SEEDS,
     Starter,
     arms_of,
     model_section,
@@ -93,11 +92,13 @@ def write_study(
     data: str | None = None,
     arms: str = "ladder",
     budget: str = "30m",
+    seeds: int = 3,
+    tokenizer: str = "bytes",
 ) -> str:
     """Write a first study to ``path``; return a line that says what was planned.
 
     The other arguments are the words of the command line. ``storage``: where the corpus's tokens are kept, as
-    for a run. ``data``: None for the standard library's text.
+    for a run. ``data``: None for the standard library's text. ``seeds``: the number of runs of each arm.
 
     Raises:
         UserError: a word that cannot be used, with its option; a file that is there already.
@@ -122,11 +123,17 @@ def write_study(
         arms_of(arms)
     with _naming("--data"):
         section = data_section(data, path.parent)
-    said = "The text of --data, a token a byte; a part is held out for validation (docs/data.md)."
+    section["tokenizer"], colon, own = tokenizer.partition(":")
+    if section["tokenizer"] == "hf":
+        section["tokenizer_path"] = _from(own, path.parent) if Path(own).exists() else own
+    elif colon:
+        section["vocab_size"] = int(own) if own.isdecimal() else own
+    a_token = "a token a byte" if tokenizer == "bytes" else f"tokens of {tokenizer}"
+    said = f"The text of --data, {a_token}; a part is held out for validation (docs/data.md)."
     if data is None:
-        said = "Source text of Python's standard library, a token a byte. Your own: docs/data.md."
+        said = f"Source text of Python's standard library, {a_token}. Your own: docs/data.md."
     starter = Starter(
-        name=path.stem, file=path.name, model={}, data=section, arms=arms, training={},
+        name=path.stem, file=path.name, model={}, data=section, arms=arms, seeds=seeds, training={},
         about={"model": "", "data": said, "tokens": "", "eval_tokens": ""},
     )  # fmt: skip
 
@@ -146,7 +153,7 @@ def write_study(
 
     # First settings that every model can be planned with.
     train(2 * _FEWEST_STEPS, _SIZES[0][1] | {"schedule": "constant"})
-    with _naming("FILE"):
+    with _naming("FILE" if tokenizer == "bytes" else "--tokenizer"):
         plan(arms=None)
     with _naming("--model"):
         named = model_section(model)
@@ -211,10 +218,12 @@ def write_study(
         few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)
         per_step = (many - few) / _FEWEST_STEPS
         steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS
-        runs = len(whole.arms) * SEEDS
+        runs = len(whole.arms) * seeds
         if steps < _FEWEST_STEPS:
             least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)} ({ground})"
-            hint = f"give {math.ceil(few / USED / 60)}m or more, or a smaller --model"
+            minutes = math.ceil(few / USED / 60)
+            time = f"{minutes}m" if minutes < 60 else f"{math.ceil(minutes / 6) / 10:g}h"
+            hint = f"give {time} or more, a smaller --model, or fewer --seeds"
             raise UserError(least, hint=hint)
         train(steps, settings)
         wall = f"about {duration_text(few + per_step * (steps - _FEWEST_STEPS))}"

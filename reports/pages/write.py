@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
     from ablate.run.outcome import Outcome
     from ablate.store import StudyStore
+    from ablate.store.plan_file import Target
 
 
 _MOST_POINTS = 200
@@ -67,7 +68,7 @@ def write_report(
     out: Path | None = None,
     *,
     baseline: str | None = None,
-    target: float | None = None,
+    target: float | Target | None = None,
     waive: Collection[str] = (),
     prices: Mapping[str, float] | None = None,
     refresh_sec: int | None = None,

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def read_against(
-    frames: StudyFrames, *, baseline: str | None = None, target: float | None = None
+    frames: StudyFrames, *, baseline: str | None = None, target: float | Target | None = None
 ) -> StudyFrames:
-    """Change the study's baseline, its target (which keeps its kind), or both; None keeps either.
+    """Change the study's baseline, its target (a number keeps its kind), or both; None keeps either.
 
     Raises:
         UserError: there is no such arm, the target is not possible, or the study has ``stop`` or ``tune``.
@@ -43,6 +43,8 @@ def read_against(
             )
     if target is not None:
         named = plan.target or Target(kind="val_loss", value=1.0)
+        if isinstance(target, Target):
+            named, target = replace(named, kind=target.kind), target.value
         if not math.isfinite(target) or target <= 0:
             raise UserError(f"--target: {target:g} is no {named.kind} (expected above 0)")
         if not frames.evals["tokens"].any():

@@ -26,7 +26,7 @@ def test_a_study_that_is_not_there(tmp_path, monkeypatch):
         "quickstart.yaml": "quickstart.yaml: no such file (did you mean 'quickstart'?)",
         "quickstrat": f"quickstrat: {neither} (did you mean 'quickstart'?)",
         "nothing": f"nothing: {neither} ({shipped})",
-        "mine": f"mine: {neither} (did you mean 'mine.yaml'?)",
+        "mine": "mine.yaml:1:1: ",  # the file of that name
         "mine.yml": "mine.yml: no such file (did you mean 'mine.yaml'?)",
         "findings-hadamrd": f"findings-hadamrd: {neither} ({shipped})",  # the findings' studies are no hint
         "": ".: a folder, not a study file",

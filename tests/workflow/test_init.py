@@ -116,10 +116,16 @@ def test_without_a_flag_or_a_terminal_the_usual_study_is_written(tmp_path):
 @pytest.mark.usefixtures("speeds")
 def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written(folder, tmp_path):
     (tmp_path / "one.txt").write_text("Too little.")
+    texts = ("--data", folder / "texts")
     for words, line in (
         (("--data", "one.txt"), "--data: "),
-        (("--data", folder / "texts", "--budget", "1s"), "--budget: 24 runs of 100 steps take about"),
-        (("no/first.yaml", "--data", folder / "texts"), "cannot be written: No such file"),
+        ((*texts, "--budget", "1s"), "--budget: 24 runs of 100 steps take about"),
+        ((*texts, "--budget", "1s", "--seeds", "99"), "h or more, a smaller --model, or fewer --seeds)"),
+        (
+            (*texts, "--tokenizer", "words"),
+            "--tokenizer: base.data.tokenizer: expected bytes, bpe or hf, got",
+        ),
+        (("no/first.yaml", *texts), "cannot be written: No such file"),
     ):
         assert line in ablate("init", *words, cwd=tmp_path).line
     assert not list(tmp_path.glob("*.yaml"))

@@ -52,7 +52,7 @@ def test_json_prints_the_file_and_nothing_else(call, tmp_path):
     assert not (call.store.path / "report").exists()
 
 
-def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_ran(call):
+def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_ran(call, monkeypatch):
     storage = call.store.path.parent
     path = storage.parent / "mine.yaml"
     text = "name: mine\nbaseline: a\ntarget: {val_loss: 2.0}\narms: {a: , b: {recipe: mxfp4}}\n"
@@ -67,6 +67,9 @@ def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_r
         f"ran; adopt the file with: ablate run {path} --storage {storage}\n"
     )
     assert edited.stdout == plain.stdout
+    assert call(study="mine").stderr == ""  # it is not in this folder
+    monkeypatch.chdir(path.parent)
+    assert call(study="mine").stderr == edited.stderr.replace(str(path), "mine")
     store.write_plan(replace(store.plan(), settings=("seeds=3",)))
     assert call(study=path).stderr == (
         f"{path}: this report is of the study as it ran: ablate run {path} --set seeds=3 "
@@ -94,9 +97,18 @@ def test_what_cannot_be_done_is_one_line(call, options, line):
     assert not (call.store.path / "report").exists()
 
 
-def test_another_baseline_and_target_have_a_folder_of_their_own(call, tmp_path):
-    done = call("--baseline", "b\x1b[2J", "--target", "2.5", "--out", tmp_path / "out")
-    assert "compared with b\\x1b[2J at a validation loss of 2.5 nats/token" in done.output
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("2.5", "validation loss of 2.5 nats"),
+        ("perplexity=11", "perplexity of 11"),
+        ("val_loss=2", "of 2 nats"),
+    ],
+)
+def test_another_baseline_and_target_have_a_folder_of_their_own(call, tmp_path, target, shown):
+    done = call("--baseline", "b\x1b[2J", "--target", target, "--out", tmp_path / "out")
+    assert "compared with b\\x1b[2J at a " in done.output
+    assert shown in done.output
     assert r"Baseline: **b\\x1b\[2J**" in (tmp_path / "out" / "report.md").read_text()
 
 
