@@ -53,7 +53,8 @@ _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
 _DRAFTS = tuple(
     f".{name}."
     for name in (
-        "config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "stop",
+        "config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl",
+        "routes.jsonl", "stop",
         "weights",
     )
 )  # fmt: skip

@@ -10,8 +10,8 @@ trains them, so it does not matter which run has put it there, and when.
 
 How it fails: other studies that are damaged, incomplete or from other code are skipped. A prefix is only a
 short cut: a run whose prefix never comes, or is damaged, trains those steps itself, to the same bits. A fork
-is not started if its parent diverged or failed before the fork. Writing into this study may raise
-``OSError``.
+is not started if its parent diverged or failed before the fork, and a run that replays the routes of another
+not before that one has finished. Writing into this study may raise ``OSError``.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ _OWN = ("checkpoints", "stop", "weights", ".*")
 class RunRequest:
     """A run to execute. ``tokens_dir``: None for a trainer that reads no tokens.
 
-    ``keep_weights``: leave the final weights in the run's folder. The driver sets the fields from ``run_dir``
-    on, for the worker; their paths are on the shared storage. ``given_up``: the attempt whose holder was
-    found dead, or 0. ``secrets``: variables that a command needs, which are written nowhere. ``prefix``:
-    folder and step of the state that a fresh run starts from; ``holder``: the run that trains it.
-    ``prefixes``: the folders for states that other runs start from, by the number of tokens before the state.
+    ``keep_weights``: leave the final weights in the run's folder. ``records``: and its routes. The driver
+    sets the fields from ``run_dir`` on, for the worker; their paths are on the shared storage. ``given_up``:
+    the attempt whose holder was found dead, or 0. ``secrets``: variables that a command needs, which are
+    written nowhere. ``prefix``: folder and step of the state that a fresh run starts from; ``holder``: the
+    run that trains it. ``prefixes``: the folders for states that other runs start from, by the number of
+    tokens before the state.
     """
 
     run_id: str
@@ -62,6 +63,7 @@ class RunRequest:
     resources: ResourcesConfig
     diagnostics: Diagnostics | None = None
     keep_weights: bool = False
+    records: bool = False
     run_dir: Path = Path()
     stop_path: Path = Path("stop")
     device: str = "cpu"
@@ -92,6 +94,8 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
 
     Of each seed, forks come last. ``corpora``: token files by the digest of their data.
     """
+    configs = (arm.config.with_seed(run.seed) for arm, run in plan.runs() if arm.config.replayed)
+    originals = {id_of(config.original) for config in configs if config.original}
     return [
         RunRequest(
             run_id=run.id,
@@ -101,6 +105,7 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
             resources=arm.resources,
             diagnostics=plan.diagnostics,
             keep_weights=plan.keep_weights,
+            records=run.id in originals,
         )
         for arm, run in sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
         if run.id in chosen
@@ -168,13 +173,13 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     """Copy other studies' results of these runs; return the study's name by run id.
 
     Only one process of a study may copy at a time. A run that has begun here is not copied, nor one that
-    keeps its weights, because weights are not copied. The ledger comes first, with a claim of this process:
-    nobody can begin the run meanwhile. The status comes last.
+    keeps its weights or routes, because those are not there. The ledger comes first, with a claim of this
+    process: nobody can begin the run meanwhile. The status comes last.
     """
     wanted = {
         run.run_id: run
         for run in missing
-        if not run.keep_weights and not Leases(store.run(run.run_id).attempts).latest()
+        if not (run.keep_weights or run.records) and not Leases(store.run(run.run_id).attempts).latest()
     }
     taken, drafts = {}, store.path / "runs" / _DRAFT
     shutil.rmtree(drafts, ignore_errors=True)  # left by a killed driver
@@ -227,6 +232,7 @@ def share_prefixes(
     everyone = [(run.run_id, run.config, run.resources) for run in runs]
     everyone += [one for one in planned if one[0] not in here]
     changes = any(config.fork is not None or config.recipe.later for _, config, _ in everyone)
+    changes &= not any(config.replayed for _, config, _ in everyone)  # a record has every step
     # Which layers are diagnosed depends on the whole recipe, even before its later phases begin.
     if not changes or any(run.diagnostics is not None for run in runs):
         return list(runs), {}
@@ -271,12 +277,20 @@ def _has_state(run: RunRequest) -> bool:
 
 
 def waits_for(run: RunRequest) -> str | None:
-    """Return the id of the run that trains the prefix, unless this run can begin or go on."""
+    """Return the id of the run whose routes it replays, or that trains its prefix unless it can go on."""
+    if (original := run.config.original) is not None:
+        return id_of(original)
     return None if run.holder is None or _has_state(run) else run.holder
 
 
 def why_it_cannot_begin(run: RunRequest) -> str | None:
-    """Say why a fork cannot begin: its parent diverged or failed before the fork. None if it can."""
+    """Say why a run cannot begin: what it forks from or replays did not come so far. None if it can."""
+    if (original := run.config.original) is not None:
+        source = RunDir(run.run_dir.with_name(id_of(original)))
+        said: str = source.examined().state
+        if said == "finished" and not source.routes_path.exists():
+            said += " before they were asked for; under another study name it is trained again"
+        return None if said == "finished" else f"no record of the routes of {source.run_id}: it is {said}"
     fork, parent = run.config.fork, run.config.parent
     if fork is None or parent is None or _has_state(run):
         return None

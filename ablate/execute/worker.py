@@ -20,6 +20,7 @@ import time
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
@@ -27,13 +28,15 @@ from ablate.base.files import restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
 from ablate.execute.pending_runs import DEFAULT_TRAINER
 from ablate.run.command import Command
+from ablate.run.ids import run_id
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import load_newest
 from ablate.store.leases import Leases
 from ablate.store.metrics import MetricsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from types import FrameType
 
     from ablate.execute.pending_runs import RunRequest
@@ -187,22 +190,28 @@ def _train(
             )  # fmt: skip
             write_record(run.environment_path, environment)
             kept = start.rows if start else {}
-            metrics, *diagnoses = rows = [
-                files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
-                for path in (run.metrics_path, *([run.diagnostics_path] if task.diagnostics else []))
-            ]
+            asked = {
+                run.metrics_path: True,
+                run.diagnostics_path: task.diagnostics,
+                run.routes_path: task.records,
+            }
+            writers = {
+                path: files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
+                for path, is_asked in asked.items()
+                if is_asked
+            }
             result = _call_trainer(
                 task,
                 begin(step) if begin else ALONE,
                 start,
-                rows=rows,
+                writers=writers,
                 lease=lease,
                 fingerprints=fingerprints,
-                on_metrics=partial(write, metrics),
+                on_metrics=partial(write, writers[run.metrics_path]),
                 should_stop=should_stop,
-                diagnosed=partial(write, diagnoses[0]) if diagnoses else None,
+                diagnosed=partial(write, writers[run.diagnostics_path]) if task.diagnostics else None,
             )
-            hashes = {writer.name: writer.sync()[1] for writer in rows}
+            hashes = {writer.name: writer.sync()[1] for writer in writers.values()}
             transient = False
     preempted = terminated.is_set() and result.state not in END_STATES
     ended = replace(
@@ -248,7 +257,7 @@ def _call_trainer(
     group: Group,
     start: Checkpoint | None,
     *,
-    rows: Sequence[MetricsWriter] = (),
+    writers: Mapping[Path, MetricsWriter] = MappingProxyType({}),
     lease: Leases | None = None,
     fingerprints: Sequence[str] = (),
     diagnosed: Callable[[dict[str, Any]], None] | None = None,
@@ -259,6 +268,7 @@ def _call_trainer(
     from ablate.execute import own_trainer
     from ablate.execute.side_tasks import Keeper
     from ablate.train import train
+    from ablate.train.routes import recorded, replayed
 
     name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)
     options |= {
@@ -266,7 +276,7 @@ def _call_trainer(
         "device": task.device,
         "checkpoints": Keeper(
             run.checkpoints,
-            rows,
+            [*writers.values()],
             start,
             lease,
             group=group,
@@ -284,6 +294,11 @@ def _call_trainer(
             from ablate.diagnose.recorder import Recorder
 
             options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
+        if (original := task.config.original) is not None:
+            record = RunDir(run.path.with_name(run_id(original))).routes_path
+            options["routes"] = partial(replayed, record)
+        elif task.records:
+            options["routes"] = partial(recorded, writers[run.routes_path].append)
         result = train(task.config, **options)
     else:
         assert isinstance(name, str)

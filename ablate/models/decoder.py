@@ -9,6 +9,7 @@ TransformerEngine, so that their input is quantised once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ablate.layers.linear import QuantLinear, local_rows, quantised_layers
+from ablate.numerics.philox import Key, philox4x32
 from ablate.recipes import row_group
 from ablate.run.architecture import model_places
 
@@ -25,10 +27,15 @@ if TYPE_CHECKING:
     from ablate.run.config import ModelConfig
 
 
+Choose = Callable[[int, Tensor, Tensor], Tensor]
+"""(mixture's number, token ids [tokens], the router's choices) → the experts to take, as the choices."""
+
+
 class Decoder(nn.Module):
     """Tokens [batch, positions] → logits [batch, positions, vocabulary] in bf16.
 
-    ``balance`` is the load-balancing loss of the last forward pass, or None for a model without experts.
+    ``balance`` is the load-balancing loss of the last forward pass, or None where no router chooses experts.
+    ``choose``, if set, is asked for the experts of each token.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seq_len: int, state: RecipeState) -> None:
@@ -51,6 +58,9 @@ class Decoder(nn.Module):
             places = [layer.place for layer in quantised_layers(mixture).values()]
             groups = (row_group(one) for place in places for _, one in state.phases(place))
             mixture.rows_multiple = max(groups, default=1)
+        self.choose: Choose | None = None
+        if config.routing == "fixed":
+            self.choose = partial(_by_hash, state.seed, config.experts or 1)
         self.balance: Tensor | None = None
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -84,6 +94,8 @@ class Decoder(nn.Module):
             half = self.config.width // self.config.heads // 2
             angle = torch.outer(count(tokens.shape[1]), self.config.rope_base ** (-count(half) / half))
             rotation = angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
+        for number, mixture in enumerate(self.mixtures):
+            mixture.choose = self.choose and partial(self.choose, number, tokens.flatten())
         for block in self.blocks:
             x = block(x, rotation)
         balance = [mixture.balance for mixture in self.mixtures if mixture.balance is not None]
@@ -191,6 +203,8 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.empty(count, config.width))
         self.per_token = min(config.experts_per_token, count)
         self.rows_multiple = 1  # the decoder sets it by the experts' recipes
+        self.choose: Callable[[Tensor], Tensor] | None = None
+        self.is_fixed = config.routing == "fixed"
         self.shares: Tensor | None = None
         self.balance: Tensor | None = None
 
@@ -199,9 +213,13 @@ class Experts(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         probabilities = torch.softmax(rows.float() @ self.router.float().t(), dim=-1)
         taken, chosen = probabilities.topk(self.per_token, dim=-1)
+        if self.choose is not None:
+            chosen = self.choose(chosen)
+            taken = probabilities.gather(-1, chosen)
         weights = (taken / taken.sum(dim=-1, keepdim=True)).to(x.dtype)
         self.shares = F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0) / self.per_token
-        self.balance = len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
+        if not self.is_fixed:
+            self.balance = len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
         out = torch.zeros_like(rows)
         for index, expert in enumerate(self.experts):
             if chosen.is_meta:  # the routes are unknown without values: assume an even share
@@ -214,6 +232,14 @@ class Experts(nn.Module):
             # A token reaches an expert at most once, so the order of these sums is always the same.
             out = out.index_add(0, tokens, y * weights[tokens, place, None])
         return out.view_as(x)
+
+
+def _by_hash(seed: int, experts: int, number: int, tokens: Tensor, chosen: Tensor) -> Tensor:
+    """Choose by a random hash of the token's id (Roller et al. 2106.04426), in each mixture another."""
+    key = Key(seed=seed, layer=str(number), gemm="router", operand="tokens", step=0)
+    none = torch.zeros((), dtype=torch.long, device=tokens.device)
+    counter = tokens[:, None], torch.arange(experts, device=tokens.device), none, none
+    return philox4x32(counter, key.words())[0].topk(chosen.shape[-1]).indices
 
 
 class _Rotate(torch.autograd.Function):

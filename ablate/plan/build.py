@@ -110,6 +110,7 @@ def build_plan(
             trainer=arm.trainer,
             code_digest=code_digest,
             fork=fork,
+            replayed=base.recipe if arm.model.routing == "replay" else None,
         )
         batches = counted(arm.training, arm.resources.devices_per_run)
         differs: dict[str, tuple[Any, Any]] = {}

@@ -76,7 +76,8 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
     Empty if no two runs of the plan can have their first steps in common.
     """
     changes = any(arm.config.fork is not None or arm.config.recipe.later for arm in plan.arms)
-    if plan.missing or plan.diagnostics is not None or not changes:
+    replays = any(arm.config.replayed for arm in plan.arms)
+    if plan.missing or plan.diagnostics is not None or replays or not changes:
         return []
     pairs = sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
     return [(run.id, arm.config.with_seed(run.seed), arm.resources) for arm, run in pairs]

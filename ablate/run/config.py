@@ -71,6 +71,11 @@ class ModelConfig(Section):
         None, "experts of each block's feed-forward; default: none, it is dense"
     )
     experts_per_token: PositiveInt = key(2, "experts that each token goes through")
+    routing: Literal["learned", "fixed", "replay"] = key(
+        "learned",
+        "who chooses a token's experts: the router; fixed: a hash of the token's id, in each layer and seed "
+        "another; replay: the baseline's run of the same seed, step by step",
+    )
     balance_loss: NonNegativeFloat = key(
         0.01, "weight in training of the loss that spreads tokens over experts"
     )
@@ -256,6 +261,7 @@ class ArmConfig(Section):
     trainer: str | Command | None = None
     code_digest: str | None = key(None, "hash of the model's and trainer's own code, of hf's configuration")
     fork: Fork | None = None
+    replayed: Recipe | None = key(None, "the recipe of the run whose routes it replays; all else is equal")
 
     def with_seed(self, seed: int) -> RunConfig:
         """Return the configuration of the run with this seed."""
@@ -274,6 +280,14 @@ class RunConfig(ArmConfig):
         if self.fork is None:
             return None
         return replace(self, recipe=self.fork.recipe, training=self.fork.training, fork=None)
+
+    @property
+    def original(self) -> RunConfig | None:
+        """The run whose routes this one replays, None if it replays none."""
+        if self.replayed is None:
+            return None
+        learned = replace(self.model, routing="learned")
+        return replace(self, recipe=self.replayed, model=learned, replayed=None)
 
 
 def config_from_json(content: dict[str, Any]) -> RunConfig:

@@ -22,6 +22,7 @@ In `runs/<id>/`:
 | `status.json` | the state, below |
 | `environment.json` | versions, device, back ends, timing, below |
 | `metrics.jsonl`, `diagnostics.jsonl` | rows, below |
+| `routes.jsonl` | of a baseline that other arms replay: which experts each token took, a row for each step, call (of a micro-batch) and layer |
 | `stop` | there while whoever executes the run is asked to stop it |
 | `system.jsonl` | every 10 s what the run used of its machine, as MLflow's system metrics. No result |
 | `attempts/<n>.json`, `<n>.log` | ledger and lease of an attempt: `{"attempt", "owner", "host", "machine", "pid", "process_started", "started_unix", "resumed_from_step", "fingerprint", "ended_unix", "outcome", "message"}`; what it printed |

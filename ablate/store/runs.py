@@ -46,7 +46,7 @@ _LOCK = "executor.lock"
 _LOOKS = 5
 _PAUSE_SEC = 0.02
 
-_SEALED = ("config.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl")
+_SEALED = ("config.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "routes.jsonl")
 _OF_THE_END = ("ended_unix", "outcome", "message")
 
 _Seconds = Annotated[Number, Field(gt=-1 << 62, lt=1 << 62)]
@@ -100,6 +100,8 @@ class RunDir:
     """The rows of training steps and evaluations."""
     diagnostics_path = _Inside("diagnostics.jsonl")
     """The rows of diagnostics, if the study asks for them."""
+    routes_path = _Inside("routes.jsonl")
+    """The routes of a mixture's tokens, if another arm replays them."""
     system_path = _Inside("system.jsonl")
     """Samples of the machine's use during the run."""
     stop_path = _Inside("stop")

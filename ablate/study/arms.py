@@ -293,6 +293,28 @@ def resolve_forks(found: Arms, names: Collection[str], baseline: str) -> None:
             found.add_fault(arm.name, arm.layers, Misfit(what, hint, ("fork.from", "fork")))
 
 
+def check_replays(found: Arms, baseline: str) -> None:
+    """Check the arms that replay the baseline's routes: they differ from it in the recipe alone."""
+    if (base := found.arms.get(baseline)) is None:
+        return
+    for name, arm in found.arms.items():
+        learned = replace(arm, model=replace(arm.model, routing="learned"))
+        kept = ("model", "data", "training", "backend", "trainer", "fork")
+        odd = [key for key in kept if getattr(learned, key) != getattr(base, key)]
+        faults = {
+            "the baseline replays nobody's routes": arm is base,
+            f"the baseline '{baseline}' has another {'/'.join(odd)}": odd,
+            "a trainer of your own replays no routes": arm.trainer,
+            "a run on several devices replays no routes": arm.resources.devices_per_run > 1,
+            "the baseline trains on several devices, without a record": base.resources.devices_per_run > 1,
+            "a study that tunes replays no routes": found.faults.source.get("tune") is not None,
+        }
+        what = next((what for what, is_so in faults.items() if is_so), None)
+        if arm.model.routing == "replay" and what is not None:
+            hint = "replay takes the baseline's experts in another recipe, all else equal"
+            found.add_fault(name, arm.layers, Misfit(what, hint, ("model.routing",)))
+
+
 def _misfits(
     arm: ResolvedArm,
     parent: ResolvedArm | None,

@@ -65,6 +65,7 @@ def model_misfits(model: ModelConfig, given: Collection[str]) -> Iterator[Misfit
             (model.allow, "allow needs hf or function", None, "allow"),
             (not is_llama and kv_heads, "architecture gpt takes no kv_heads", None, "kv_heads architecture"),
             (not is_llama and experts, "architecture gpt takes no experts", None, "experts architecture"),
+            (model.routing != "learned" and not experts, "routing needs experts", None, "routing experts"),
             (
                 experts is not None and each > experts,
                 f"experts_per_token {each} exceeds experts {experts}", None, "experts_per_token experts",

@@ -17,7 +17,7 @@ from ablate.base.errors import UserError, likely
 from ablate.recipes import Recipe, SenselessRecipe, resolve
 from ablate.run.command import Command
 from ablate.store.plan_file import Margin, Settled, StopRule, Target
-from ablate.study.arms import Arms, resolve_forks
+from ablate.study.arms import Arms, check_replays, resolve_forks
 from ablate.study.checks import Misfit
 from ablate.study.faults import Faults
 from ablate.study.searches import check_search, check_tune
@@ -107,6 +107,7 @@ def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Stud
             what = f"an arm of the name '{again}' is there already"
             faults.add(("baseline_again",), what, "the baseline's second arm takes that name")
     resolve_forks(found, names, baseline)
+    check_replays(found, baseline)
     tune = None if file is None else check_tune(file, found)
     search = check_search(file, found)
     for at, place in source.places.items():  # a --set in the base that every arm overrides

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.backends.protocol import Operand
+    from ablate.models.decoder import Choose
     from ablate.recipes import Gemm, Recipe
     from ablate.run.config import RunConfig, TrainingConfig
     from ablate.train.group import Group
@@ -87,6 +88,7 @@ def train(
     device: str = "cpu",
     layout: Layout = ONE_DEVICE,
     observe: Callable[[Trainee], Observer] | None = None,
+    routes: Callable[[RecipeState], Choose] | None = None,
 ) -> TrainResult:
     """Train one run and return how it ended. A run resumed from a checkpoint gives the same bits.
 
@@ -105,13 +107,15 @@ def train(
         layout: the processes that train this run together, and whether activations are recomputed;
             only the first process uses ``on_metrics``.
         observe: makes an observer of the built model, such as ``ablate.diagnose.recorder.Recorder``.
+        routes: makes what chooses the experts of a mixture, ``recorded`` or ``replayed`` of
+            ``ablate.train.routes`` with its first argument.
 
     A run that forks trains as its parent up to the fork, then evaluates and trains with its own recipe.
 
     Raises:
         ValueError: too few tokens for one sequence, or an operand that does not fit its policy.
-        UserError: the run diverged before its fork; or a model that is not built in reads weights of layers
-            without calling the layers.
+        UserError: the run diverged before its fork; a model that is not built in reads weights of layers
+            without calling the layers; or it replays routes without a good record of them.
     """
     from ablate.data import open_tokens, prepare
 
@@ -120,6 +124,10 @@ def train(
     trainee = own = as_parent = assemble(config, device, layout)
     plan, state, group = own.plan, own.state, own.group
     model, optimizer = own.module, own.optimizer
+    if routes is not None and isinstance(model, Decoder):
+        model.choose = routes(state)
+    elif config.replayed is not None:
+        raise UserError("model.routing: replay needs the record of another run: `ablate run` has it")
     fork_step = 0
     if (fork := config.fork) is not None:
         fork_step = fork.tokens // plan.tokens_per_step

@@ -8,11 +8,15 @@ import pytest
 from four_runs import requests_of
 
 from ablate.base.files import append_line, write_record
+from ablate.data import DataIdentity
 from ablate.execute.environment import code_digest, fingerprint
 from ablate.execute.pending_runs import copy_results, find_elsewhere, find_todo, stop_unneeded
+from ablate.execute.pending_runs import requests_of as requests_of_plan
+from ablate.plan import build_plan
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
+from ablate.study import load_study
 
 OWN = fingerprint("cpu", 1)
 HERE = {"code": code_digest(), "gpu": None, "world_size": 1, "fingerprints": [OWN]}
@@ -107,10 +111,21 @@ def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
         return copy(*paths, **options)
 
     monkeypatch.setattr(shutil, "copytree", copy_and_lose_the_next)
-    kept = replace(requests[3], keep_weights=True)  # its weights are nowhere else
-    assert list(copy_results(here, [*requests[:3], kept])) == [requests[1].run_id]
+    kept = [replace(requests[3], **{name: True}) for name in ("keep_weights", "records")]  # nowhere else
+    assert list(copy_results(here, [*requests[:3], *kept])) == [requests[1].run_id]
     assert held[0].is_mine()
     assert {here.run(request.run_id).state() for request in (requests[0], *requests[2:])} == {"pending"}
+
+
+def test_the_run_whose_routes_another_replays_records_them():
+    plan = build_plan(
+        load_study("moe-experts"), lambda _: DataIdentity(digest="d", vocab_size=256, num_bytes=1)
+    )
+    asked = requests_of_plan(plan, {run.id for _, run in plan.runs()}, {})
+    assert {run.run_id for run in asked if run.records} == {run.id for run in plan.arm("bf16").runs}
+    for run in asked:
+        if (original := run.config.original) is not None:
+            assert next(one for one in asked if one.records and one.config == original)
 
 
 def test_what_nobody_needs_is_left_out_and_marked(two):

@@ -196,6 +196,31 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, 
     )
 
 
+def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(storage, arms):
+    base = replace(arms["bf16"].config, model=replace(arms["bf16"].config.model, experts=4))
+    other = replace(base, model=replace(base.model, routing="replay"), replayed=base.recipe)
+    learned, replays = replace(request(base), records=True), request(other)
+    whole = Here(storage, "whole", [learned])
+    losses = whole.execute(learned)
+    here = Here(storage, "study", [replays, learned])
+    task, source = here.task(replays), here.store.run(learned.run_id)
+    assert waits_for(task) == learned.run_id
+    assert why_it_cannot_begin(task) == f"no record of the routes of {learned.run_id}: it is pending"
+    source.stop_path.touch()
+    assert execute_run(here.task(learned)).state == "stopped"
+    assert here.execute(learned) == losses
+    assert why_it_cannot_begin(task) is None
+    routes = source.routes_path.read_bytes()
+    assert routes == whole.store.run(learned.run_id).routes_path.read_bytes()
+    assert here.execute(replays) == losses  # its recipe is the same
+    source.routes_path.write_bytes(routes[:-9])
+    assert "it is damaged" in why_it_cannot_begin(task)
+    without = Here(storage, "without", [learned, replays])
+    execute_run(replace(without.task(learned), records=False))
+    said = "it is finished before they were asked for; under another study name it is trained again"
+    assert said in why_it_cannot_begin(without.task(replays))
+
+
 @pytest.mark.usefixtures("local_ray")
 def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage, arms, apart):
     here = Here(storage, "study", list(arms.values()))

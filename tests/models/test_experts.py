@@ -19,9 +19,9 @@ FP4 = RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr")
 TOKENS = torch.arange(64).view(2, 32)
 
 
-def model(recipe=None, **changes):
+def model(recipe=None, seed=0, **changes):
     config = replace(SHAPE, **changes)
-    state = RecipeState(recipe=recipe or Recipe(), backend=Selection("emulated"), seed=0)
+    state = RecipeState(recipe=recipe or Recipe(), backend=Selection("emulated"), seed=seed)
     decoder = Decoder(config, 64, 32, state)
     decoder.initialise(torch.Generator().manual_seed(0))
     return decoder
@@ -60,6 +60,19 @@ def test_balance_is_one_for_an_even_spread_and_the_number_of_experts_for_none():
         mixture.router[0] = 1000.0
         mixture(x)
         assert float(mixture.balance) == pytest.approx(4.0)
+
+
+def test_a_hash_gives_a_token_the_same_experts_in_a_layer_and_seed():
+    decoder, other = model(routing="fixed"), model(routing="fixed", seed=1)
+    ids, chosen = torch.arange(64).repeat(2), torch.empty(128, 2)
+    first, second, third = (one.choose(n, ids, chosen) for one, n in ((decoder, 0), (decoder, 1), (other, 0)))
+    assert torch.equal(first[:64], first[64:])
+    assert bool((first[:, 0] != first[:, 1]).all())
+    assert int(first[:64].flatten().bincount(minlength=4).min()) > 20  # of 32
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)
+    decoder(TOKENS)
+    assert decoder.balance is None  # there is nothing to balance
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_nought():

@@ -46,6 +46,7 @@ OTHERS = {
     "training.evaluate_in": "both",
     "backend": "reference",
     "fork": Fork(tokens=9, recipe=resolve(RecipeSpec()), training=TrainingConfig()),
+    "replayed": resolve(RecipeSpec()),
     "recipe.rules": (LayerRule(last=1),),
     "recipe.phases": (Phase(from_tokens=9, recipe=resolve(RecipeSpec())),),
 }
@@ -123,7 +124,7 @@ def test_the_id_is_what_the_documentation_says():
     config = replace(CONFIG, model=ModelConfig(width=256, layers=4), trainer=None)
     content = asdict(config)
     seed = content.pop("seed")
-    del content["trainer"], content["fork"]  # None stands for nothing
+    del content["trainer"], content["fork"], content["replayed"]  # None stands for nothing
     content["model"] = {"width": 256}  # layers: 4 is the default
     content["data"] = {"source": "text"}  # the paths are left out
     content["training"] = {}

@@ -1,0 +1,72 @@
+"""The routes of a mixture's tokens: recorded in one run, replayed in others, so that all have the same.
+
+``routes.jsonl`` has a row for each layer of each forward pass, in training and in evaluation:
+``{"step", "call", "layer", "experts"}``. ``experts`` are the choices [tokens, experts per token] as int16,
+deflated, in base64: about 0.75 bytes a choice of 8 experts. A pass that is repeated (recomputed activations,
+a second evaluation) has the routes of the first.
+
+How it fails: a record that is damaged, or without the row that is asked for, is a ``UserError``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ablate.base.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ablate.layers.state import RecipeState
+    from ablate.models.decoder import Choose
+
+
+def recorded(write: Callable[[dict[str, Any]], None], state: RecipeState) -> Choose:
+    """Leave the choice to the router, and write it down."""
+    known: set[tuple[int, int | None, int]] = set()
+
+    def choose(layer: int, _tokens: Tensor, chosen: Tensor) -> Tensor:
+        if known and next(iter(known))[0] != state.step:
+            known.clear()
+        if (key := (state.step, state.call, layer)) not in known:
+            known.add(key)
+            content = zlib.compress(chosen.to("cpu", torch.int16).numpy().astype("<i2").tobytes())
+            row = dict(zip(("step", "call", "layer"), key, strict=True))
+            write(row | {"experts": base64.b64encode(content).decode()})
+        return chosen
+
+    apart: Choose = torch.compiler.disable(choose)  # type: ignore[no-untyped-call]
+    return apart
+
+
+def replayed(path: Path, state: RecipeState) -> Choose:
+    """Take the choices of a record in place of the router's."""
+    places: dict[tuple[int, int | None, int], int] = {}
+    try:
+        with path.open("rb") as file:
+            while line := file.readline():
+                row = json.loads(line)
+                places.setdefault((row["step"], row["call"], row["layer"]), file.tell() - len(line))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the record of routes cannot be read: {error}", file=path) from None
+
+    def choose(layer: int, _tokens: Tensor, chosen: Tensor) -> Tensor:
+        try:
+            with path.open("rb") as file:
+                file.seek(places[state.step, state.call, layer])
+                content = zlib.decompress(base64.b64decode(json.loads(file.readline())["experts"]))
+            found = torch.frombuffer(bytearray(content), dtype=torch.int16).view(chosen.shape)
+        except (OSError, ValueError, RuntimeError, LookupError, TypeError, zlib.error):
+            what = f"the record of routes is damaged or ends before step {state.step}, layer {layer}"
+            raise UserError(what, file=path) from None
+        return found.to(chosen)
+
+    apart: Choose = torch.compiler.disable(choose)  # type: ignore[no-untyped-call]
+    return apart

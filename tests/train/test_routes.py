@@ -1,0 +1,78 @@
+"""Routes of a mixture that are fixed, or those of another run, step by step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from ablate.base.errors import UserError
+from ablate.diagnose.recorder import Recorder
+from ablate.recipes import Recipe, RecipeSpec, resolve
+from ablate.run.diagnostics import Diagnostics
+from ablate.train import train
+from ablate.train.group import Layout
+from ablate.train.routes import recorded, replayed
+
+STEP = 32 * 16  # tokens
+FP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr"))
+
+
+@pytest.fixture
+def bf16(make_config):
+    config = make_config(
+        model={"experts": 4}, tokens=4 * STEP, eval_every_tokens=2 * STEP, micro_batch_size=8,
+        evaluate_in="both",
+    )  # fmt: skip
+    return replace(config, recipe=Recipe())
+
+
+def trained(config, tokens, **options):
+    """The losses of a run, and the loads of its experts at each step."""
+    rows, loads = [], []
+    see = Diagnostics(every_tokens=STEP)
+
+    def note(row):
+        if row["kind"] == "load":
+            loads.append(row["shares"])
+
+    train(config, rows.append, tokens=tokens, observe=lambda trainee: Recorder(trainee, see, note), **options)
+    return [{key: row[key] for key in row if key != "tokens_per_sec"} for row in rows], loads
+
+
+def test_an_arm_takes_the_routes_of_another_run_in_training_and_evaluation(bf16, tokens, tmp_path):
+    path = tmp_path / "routes.jsonl"
+    with path.open("w") as file:
+        record = partial(recorded, lambda row: print(json.dumps(row), file=file))
+        first = trained(bf16, tokens, routes=record)
+    assert first == trained(bf16, tokens)  # the record changes nothing
+    fixed = replace(bf16.model, routing="replay")
+    same = replace(bf16, model=fixed, replayed=bf16.recipe)
+    replay = partial(replayed, path)
+    assert trained(same, tokens, routes=replay) == first
+    own, other = replace(bf16, recipe=FP4), replace(same, recipe=FP4)
+    losses, loads = trained(other, tokens, routes=replay)
+    assert loads == first[1] != trained(own, tokens)[1]
+    assert losses != first[0]
+    again = Layout(checkpoint_activations=True)
+    assert trained(other, tokens, routes=replay, layout=again) == (losses, loads)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2 * (4 * 2 + 2 * 8)  # layers × (steps × micro-batches + evaluations × batches)
+    for content, said in (
+        (b"".join(lines[:-1]), "ends before step 3, layer 1"),
+        (lines[0].replace(b'"experts": "', b'"experts": "A'), "damaged"),
+        (b"nonsense", "cannot be read"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            trained(other, tokens, routes=replay)
+    with pytest.raises(UserError, match="needs the record"):
+        trained(other, tokens)
+
+
+def test_a_hash_sends_tokens_to_the_same_experts_whatever_the_recipe(bf16, tokens):
+    fixed = replace(bf16, model=replace(bf16.model, routing="fixed"))
+    _, loads = trained(fixed, tokens)
+    assert loads == trained(replace(fixed, recipe=FP4), tokens)[1] != trained(bf16, tokens)[1]
