@@ -2,8 +2,8 @@
 
 ``routes.jsonl`` has a row for each layer of each forward pass, in training and in evaluation:
 ``{"step", "call", "layer", "experts"}``. ``experts`` are the choices [tokens, experts per token] as int16,
-deflated, in base64: about 0.75 bytes a choice of 8 experts. A pass that is repeated (recomputed activations,
-a second evaluation) has the routes of the first.
+deflated, in base64: at most 0.75 bytes a choice of 8 experts. A pass that is repeated (recomputed
+activations, a second evaluation) has the routes of the first.
 
 How it fails: a record that is damaged, or without the row that is asked for, is a ``UserError``.
 """
