@@ -15,6 +15,7 @@ from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError
 from ablate.cli.common import (
     AT_LEAST_1,
+    FILE,
     deliver,
     device_option,
     find_run,
@@ -28,8 +29,8 @@ from ablate.cli.common import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ablate.diagnose.budget import Cell
     from ablate.diagnose.ranking import Harm
-    from ablate.train.loop import Trainee
 
 _EXAMPLES = """\b
 Examples:
@@ -37,6 +38,7 @@ Examples:
   ablate diagnose Qwen/Qwen3-0.6B --data my-corpus/ --recipe "{gemms: [fprop, dgrad, wgrad], stabiliser: sr}"
   ablate diagnose my_model.py:build --options "{width: 512}"
   ablate diagnose 3f0c9d21 --layers "*.ffn.*" --json
+  ablate diagnose 3f0c9d21 --recipe mxfp4 --budget 85% --write which-layers.yaml
 """
 _SHARE = 0.8
 # Short headers: with one longer, names of layers would wrap in 80 columns.
@@ -45,6 +47,22 @@ _RANKED = {
     "loss": "{of.loss_change:+.4f}", "error": "{output.relative_error:.2%}", "gain": "{output.gain:.3f}",
     "bias": "{output.bias_share:.3f}",
 }  # fmt: skip
+
+_POLICIES = {
+    "policy": "{of[name]}",
+    "FP4": "{of[share]:.1%}",
+    "harm": "{of[harm]:.2%}",
+    "of all": "{part:.0%}",
+}
+
+
+def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    if found is None or not 0 < float(found[1]) <= 100:
+        raise UserError(f"--budget: expected a share such as 85%, got '{text}'")
+    return float(found[1]) / 100
 
 
 @click.command("diagnose", epilog=_EXAMPLES)
@@ -62,6 +80,13 @@ _RANKED = {
     "--seq-len", type=click.IntRange(min=32), help="Tokens a sequence. Default: as a run, or up to 512."
 )
 @click.option("--sequences", type=AT_LEAST_1, default=4, show_default=True, help="Sequences of the batch.")
+@click.option(
+    "--budget",
+    callback=_share,
+    metavar="SHARE",
+    help="Propose what stays in BF16, with this share in FP4, such as 85%.",
+)
+@click.option("--write", "study", type=FILE, metavar="FILE", help="Write a study that confirms --budget.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @storage_option
 @device_option
@@ -72,6 +97,8 @@ def command(
     storage: Path,
     layers: tuple[str, ...],
     draws: int,
+    budget: float | None,
+    study: Path | None,
     device: str | None,
     as_json: bool,
     out: Path | None,
@@ -84,10 +111,17 @@ def command(
     of each layer is quantised alone, and the gradient of all weights is held against bf16's on the same text.
     Predicted harm: the share of the gradient's energy that errs the same way in every draw. It is a
     prediction from one batch, not a result of training.
+
+    --budget asks which layers or single GEMMs to keep in BF16: those of most harm, so that the share of the
+    linear layers' FLOPs stays in FP4. The table has vendors' rules beside them.
     """
+    if budget is None and study is not None:
+        raise UserError("--write: writes the study of a --budget (such as --budget 85%)")
+    if budget is not None and layers:
+        raise UserError("--layers: a --budget is of all layers (leave one of the two out)")
     from ablate.diagnose.inputs import find_subject, load_weights, tokens_of
     from ablate.recipes import describe
-    from ablate.recipes.coverage import EVERYTHING
+    from ablate.recipes.coverage import EVERYTHING, in_short
 
     if re.fullmatch(r"[0-9a-f]{4,16}", model) and not Path(model).exists():
         kept = find_run(storage, model, rather=lambda run: run.weights.is_dir() or run.checkpoints.is_dir())
@@ -95,7 +129,9 @@ def command(
     subject = find_subject(model, **asked)
     where, found = chosen_device(device)
     window = tokens_of(subject)
+    from ablate.diagnose.budget import check_budget, confirm_study, policies
     from ablate.diagnose.ranking import layer_gemms, predict_harm
+    from ablate.layers.linear import quantised_layers
     from ablate.train.loop import assemble
 
     try:
@@ -105,17 +141,20 @@ def command(
         if subject.tensors:
             load_weights(trainee, subject.tensors)
         trainee.state.tokens = subject.trained_tokens
-        gemms = layer_gemms(trainee, _matching(trainee, layers), draws=draws)
+        every = quantised_layers(trainee.module)
+        gemms = layer_gemms(trainee, _matching(list(every), layers), draws=draws)
         if not gemms:
             raise UserError(
                 "nothing is quantised in these layers (choose another --recipe or other --layers)"
             )
+        if budget is not None:
+            check_budget(budget, subject.config.recipe, every, [(one.layer.name, one.gemm) for one in gemms])
         passes = 1 + sum(one.draws for one in gemms)
         with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
             ranked = predict_harm(trainee, window, gemms, done=bar.update)
     except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
         raise UserError(f"{model}: {error} (another --recipe or --seq-len?)") from None
-    content = {
+    content: dict[str, Any] = {
         "format": 1,
         "model": model,
         "weights": subject.weights,
@@ -126,14 +165,27 @@ def command(
         "gemms": [asdict(one) for one in ranked],
         "out_of_reach": list(coverage.out_of_reach) if (coverage := trainee.state.coverage) else [],
     }
+    harm: dict[Cell, float] = {}
+    if budget is not None:
+        for one in ranked:
+            if one.harm is None:
+                hint = "keep it in high precision, by a rule of the recipe"
+                raise UserError(f"--budget: {one.gemm} of {one.layer} has no finite gradient", hint=hint)
+            harm[one.layer, one.gemm] = one.harm
+        proposed = policies(budget, subject.config.recipe, every, harm)
+        content["policies"] = [asdict(one) for one in proposed]
     deliver(content, _lines(content, ranked), as_json=as_json, out=out)
+    if study is not None:
+        text = confirm_study(study.stem, subject, proposed, in_short(content["out_of_reach"], "{}"))
+        try:
+            with study.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise UserError(f"--write: cannot write {study}: {error.strerror}") from None
 
 
-def _matching(trainee: Trainee, patterns: tuple[str, ...]) -> list[str]:
+def _matching(names: list[str], patterns: tuple[str, ...]) -> list[str]:
     """Return the layers that match a pattern; all without patterns."""
-    from ablate.layers.linear import quantised_layers
-
-    names = list(quantised_layers(trainee.module))
     matching = {pattern: fnmatch.filter(names, pattern) for pattern in patterns or "*"}
     for pattern, found in matching.items():
         if not found:
@@ -154,6 +206,14 @@ def _lines(content: dict[str, Any], ranked: list[Harm]) -> Iterator[str]:
         yield f"\nThe first {most} of {len(ranked)} GEMMs make {share} of the predicted harm."
     else:
         yield "\nNo GEMM does any harm that is the same in every draw."
+    if found := content.get("policies"):
+        yield "\nWhat may stay in BF16, with the least predicted harm, and what vendors keep there:\n"
+        worst = found[0]["harm"] or 1.0
+        yield table_of(_POLICIES, ({"of": one, "part": one["harm"] / worst} for one in found))
+        for one in (policy for policy in found if "of most harm" in policy["name"]):
+            kept = (f"{layer} ({', '.join(gemms)})" for layer, gemms in one["in_bf16"].items())
+            yield f"{one['name']}: {', '.join(kept)}"
+        yield "FP4: share of the linear layers' FLOPs. Harm: the sum of what each GEMM in FP4 does alone."
     if hidden := content["out_of_reach"]:
         yield f"Not diagnosed, as no recipe reaches them: {', '.join(in_short(hidden))}."
     yield (

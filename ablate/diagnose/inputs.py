@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError, first_line, likely
 from ablate.base.files import parse_json
+from ablate.base.user_functions import is_file
 from ablate.data import hub, open_tokens, prepare
 from ablate.data.batches import batch, sequence_starts
 from ablate.data.documents import file_documents
@@ -48,7 +49,8 @@ class Subject:
 
     ``weights`` says in words where they come from. ``tensors``: a run's weights, with ``model.`` before
     each name; empty if the model is built with its weights. ``prepared``: the token cache with the run's own
-    text; None if text is read directly.
+    text; None if text is read directly. ``run``: the run's configuration as it trained; ``reached``: its
+    validation loss after four fifths of its evaluations, in nats per token.
     """
 
     config: RunConfig
@@ -56,6 +58,8 @@ class Subject:
     tensors: Mapping[str, Tensor | Rows] = field(default_factory=dict)
     prepared: Path | None = None
     trained_tokens: int = 0
+    run: RunConfig | None = None
+    reached: float | None = None
 
 
 def find_subject(
@@ -179,7 +183,7 @@ def _of_run(
         config = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
-    model, plan = config.model, plan_steps(config.training)
+    trained, model, plan = config, config.model, plan_steps(config.training)
     words, done = "the weights at its end", plan.tokens
     tensors: Mapping[str, Tensor | Rows] = {}
     checkpoint, passed_over = load_newest(run.checkpoints)
@@ -209,10 +213,12 @@ def _of_run(
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
     training = replace(config.training, seq_len=length, batch_size=sequences, micro_batch_size=None)
     asked = recipe_of(recipe) if recipe else config.recipe
+    losses = [row["val_loss"] for row in run.metrics("eval")]
     return Subject(
         config=replace(config, model=model, training=training, recipe=asked),
         weights=words, tensors=tensors, trained_tokens=done,
         prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
+        run=trained, reached=losses[len(losses) * 4 // 5] if losses else None,
     )  # fmt: skip
 
 
@@ -222,7 +228,7 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
     if model in PRESETS:
         return ModelConfig(**PRESETS[model]), random
     if ":" in model:
-        return ModelConfig(function=model), random
+        return ModelConfig(function=str(folder.absolute()) if is_file(model) else model), random
     if not folder.is_dir():
         if hint := likely(model, PRESETS, "", cutoff=0.75):
             raise UserError(f"no model '{model}' ({hint})")

@@ -218,7 +218,7 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
         channels: the dimension of [n, k] along which channels lie, 0 or 1.
     """
     exact, magnitude, element = grid.rotated, grid.scaled.abs(), grid.element
-    energy, there = _energy(exact), exact != 0
+    energy, there = energy_of(exact), exact != 0
     smallest = 2.0 ** (element.min_exponent - element.mantissa_bits)
     clipped, underflowed, zeroed = (
         ratio(float((which & there).sum().item()), float(there.sum().item()))
@@ -236,7 +236,7 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, chann
     scale_bias, dead_zone, grid_noise = (ratio(part, sum(parts)) for part in parts)
     same = unrotated.data_ptr() == exact.data_ptr() or torch.equal(unrotated, exact)
     return OperandFigures(
-        relative_error=_root(ratio(_energy(quantised - exact), energy)),
+        relative_error=_root(ratio(energy_of(quantised - exact), energy)),
         gain=ratio(float((quantised * exact).sum().item()), energy), gain_by_position=by_position,
         clipped=clipped, underflowed=underflowed, zeroed=zeroed,
         scale_bias=scale_bias, dead_zone=dead_zone, grid_noise=grid_noise,
@@ -286,8 +286,9 @@ def _quantile(values: Tensor, q: float) -> float | None:
     return float(torch.quantile(values.flatten()[::step], q, interpolation="nearest").item())
 
 
-def _energy(values: Tensor) -> float:
-    return float(values.square().sum().item())
+def energy_of(values: Tensor) -> float:
+    """Return ‖values‖², summed in fp32."""
+    return float(values.float().square().sum().item())
 
 
 def _known(value: float) -> float | None:

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ablate.diagnose.measure import ratio
+from ablate.diagnose.measure import energy_of, ratio
 from ablate.diagnose.recorder import GemmDiagnosis, Tapped, diagnose_gemm, is_random, tapped_copy
 from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.recipes import GEMMS, LayerRecipe
@@ -111,7 +111,7 @@ def predict_harm(
     exact_loss, _ = gradients(trainee, window, None)
     state.tap = None
     exact = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
-    energy = sum(map(_energy, exact.values()))
+    energy = sum(map(energy_of, exact.values()))
     done(1)
     found = []
     for each in gemms:
@@ -129,14 +129,14 @@ def predict_harm(
             for of, parameter in module.named_parameters():
                 if parameter.grad is not None and of in exact:
                     error = parameter.grad.float() - exact[of].float()
-                    squares += _energy(error)
+                    squares += energy_of(error)
                     sums[of] = sums[of].add_(error) if of in sums else error
             total += squares / draws
             done(1)
         state.step = first_step
         bias, variance = total, 0.0
         if draws > 1:
-            common = sum(map(_energy, sums.values())) / draws**2
+            common = sum(map(energy_of, sums.values())) / draws**2
             variance = (total - common) * draws / (draws - 1)
             bias = total - variance
         diagnosis = diagnose_gemm(tapped[name], gemm, draws=draws)
@@ -152,7 +152,3 @@ def predict_harm(
     module.zero_grad(set_to_none=True)
     module.train(trains)
     return sorted(found, key=lambda one: -math.inf if one.harm is None else one.harm, reverse=True)
-
-
-def _energy(gradient: Tensor) -> float:
-    return float(gradient.float().square().sum().item())

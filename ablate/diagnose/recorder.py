@@ -111,9 +111,9 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> GemmDiagnosis:
         exact, energies = torch.zeros_like(tapped.weight, dtype=torch.float32), []
         for part_of_dy, part_of_x in zip(left.chunk(parts), right.chunk(parts), strict=True):
             piece = part_of_dy.t() @ part_of_x
-            energies.append(float(piece.square().sum().item()))
+            energies.append(measure.energy_of(piece))
             exact += piece
-        noise = measure.data_noise(energies, float(exact.square().sum().item()), sequences)
+        noise = measure.data_noise(energies, measure.energy_of(exact), sequences)
     outputs = (
         product(layer, gemm, tapped.at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
         for draw in range(1, draws + 1)

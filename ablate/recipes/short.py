@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -296,6 +296,32 @@ def resolve(spec: RecipeSpec) -> Recipe:
     if found.deoscillate and not any(part.fprop.right.has_fixed_grid for part in found.parts):
         hint = "name fprop in gemms, or leave it out"
         raise SenselessRecipe("deoscillate with no quantised weight to act on", "deoscillate", hint=hint)
+    return found
+
+
+def as_written(recipe: LayerRecipe) -> dict[str, Any]:
+    """Write a recipe as a study file may, in plain data: ``resolve`` makes the same of it."""
+    found: dict[str, Any] = {}
+    for gemm in GEMMS:
+        policy, fmt = recipe.gemm(gemm), recipe.gemm(gemm).left.format
+        plain = OperandPolicy(format=fmt)
+        if policy == GemmPolicy(left=plain, right=plain) and fmt in get_args(GemmFormat):
+            found |= {} if fmt == "bf16" else {gemm: fmt}
+            continue
+        sides = zip(OPERANDS[gemm], (policy.left, policy.right), strict=True)
+        usual = vars(OperandPolicy())
+        found[gemm] = {name: {k: v for k, v in vars(side).items() if v != usual[k]} for name, side in sides}
+        if policy.accumulate != "fp32":
+            found["accumulate"] = policy.accumulate
+    if isinstance(recipe, Recipe):
+        for name, parts in (("layers", recipe.rules), ("phases", recipe.phases)):
+            said: list[dict[str, Any]] = [
+                {k: [*v] if isinstance(v, tuple) else v for k, v in vars(one).items() if v} for one in parts
+            ]
+            if said:
+                found[name] = [one | {"recipe": as_written(one["recipe"]) or "bf16"} for one in said]
+        if recipe.deoscillate:
+            found["deoscillate"] = {k: v for k, v in vars(recipe.deoscillate).items() if v is not None}
     return found
 
 

@@ -11,7 +11,6 @@ bound, with a violation, because Optuna would take an infinity for a success.
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -26,6 +25,7 @@ from ablate.search.engine import TrialResult, end_loss, losses_of
 from ablate.search.halving import DIVERGED, Grid, candidate_of, search_grid, short_tokens
 from ablate.store import END_STATES
 from ablate.store.plan_file import DroppedCell
+from ablate.study.template import study_text, written_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -254,41 +254,20 @@ def confirm_study(found: SearchPlan, names: Sequence[str], source: str) -> str:
     The winner of a search looks better than it is: the best of many single runs is partly luck. ``source``:
     the file of the search, named in the text.
     """
-    from ruamel.yaml import YAML
-
     arms = {arm.name: arm for arm in found.study.arms}
     baseline = found.plans[-1].arm(found.baseline)
     config, target, first = baseline.config, found.plans[0].target, found.search.seed + 1
     assert target is not None
     parts = {name: getattr(config, name) for name in ("model", "data", "training", "backend", "trainer")}
     parts |= {"resources": baseline.resources}
-    base = {
-        name: written for name, part in parts.items() if (written := _written(part)) not in (None, "auto", {})
-    }
-    content = {
+    head = {
         "name": f"{found.name[:_LONGEST_NAME]}-confirm",
         "description": f"The front of the search '{found.name}', run again with seeds that it has not seen: "
         "the best of many single runs is partly the luckiest.",
         "baseline": found.baseline,
         "target": {target.kind: target.value, "crossing": target.crossing},
         "seeds": list(range(first, first + SEEDS)),
-        "base": base,
-        "arms": {
-            name: {"recipe": _written(arms[name].recipe_spec) or "bf16"}
-            for name in dict.fromkeys([found.baseline, *names])
-        },
     }
-    yaml = YAML()
-    yaml.width = 100
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    text = io.StringIO()
-    yaml.dump(content, text)
-    written_by = f"# Written by `ablate search {source}`; `ablate run` of this file confirms what it found."
-    return f"{written_by}\n{text.getvalue()}"
-
-
-def _written(section: Any) -> Any:
-    """Return a section in a study file's notation, without default values."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(type(section)).dump_python(section, exclude_defaults=True, mode="json")
+    said = f"Written by `ablate search {source}`; `ablate run` of this file confirms what it found."
+    recipes = {name: written_short(arms[name].recipe_spec) for name in (found.baseline, *names)}
+    return study_text(said, head, parts, {name: {"recipe": one or "bf16"} for name, one in recipes.items()})

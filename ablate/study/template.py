@@ -1,4 +1,4 @@
-"""A first study as commented text: what ``ablate init`` writes, from a few answers.
+"""Studies as text: the first one, commented, that ``ablate init`` writes from a few answers, and others' own.
 
 Pure: the answers are words of the command line, the result is the text of a study file.
 ``ablate.workflow.init`` decides how many tokens fit a budget, and what fits the corpus.
@@ -8,6 +8,7 @@ How it fails: an unknown answer is a ``UserError`` with the likely one.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import textwrap
@@ -164,6 +165,26 @@ def starter_text(starter: Starter) -> str:
         arms="".join(f"{line}\n" for line in arms) + (_GRID if starter.arms == "grid" else ""),
         **{key: _flow(value) for key, value in starter.training.items()},
     )
+
+
+def study_text(said: str, head: Mapping[str, Any], base: Mapping[str, Any], arms: Mapping[str, Any]) -> str:
+    """Return the text of a study: a comment, the keys before ``base``, its sections, and the arms."""
+    from ruamel.yaml import YAML
+
+    written = {name: written_short(part) for name, part in base.items()}
+    parts = {name: one for name, one in written.items() if one not in (None, "auto", {})}
+    yaml, text = YAML(), io.StringIO()
+    yaml.width = 100
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.dump({**head, "base": parts, "arms": arms}, text)
+    return f"# {said}\n{text.getvalue()}"
+
+
+def written_short(section: Any) -> Any:
+    """Return a section in a study file's notation, without default values."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type(section)).dump_python(section, exclude_defaults=True, mode="json")
 
 
 def _comment(text: str, indent: str) -> str:

@@ -125,3 +125,39 @@ def test_what_no_recipe_reaches_is_named_and_one_file_of_text_is_read_from_its_b
     assert one["out_of_reach"] == ["mixing"]
     shown = call("mixing.py:build", "--data", "one.txt", *QUICK).out
     assert "Not diagnosed, as no recipe reaches them: mixing." in shown
+
+
+def test_a_budget_proposes_what_stays_in_bf16_and_its_study_can_be_planned(call, tmp_path):
+    asked = ("net.py:build", *TEXT, *QUICK, "--budget")
+    shown = call(*asked, "30%", "--write", "which.yaml").out
+    assert "BF16 in the last 15% of the blocks" in shown
+    planned = ablate("plan", "which.yaml", "--json", cwd=tmp_path, storage=tmp_path)
+    arms = {arm["name"]: arm["recipe"] for arm in json.loads(planned.out)["arms"]}
+    assert list(arms)[:2] == ["bf16", "all in FP4"]
+    assert set(arms) - {"bf16"} == set(re.findall(r"^(\S.*?)  +\d+\.\d%", shown, re.MULTILINE)) & set(arms)
+    assert (
+        call(*asked, "30%", "--write", "which.yaml").line == "--write: cannot write which.yaml: File exists"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--budget", "34%"],
+            "--budget: the recipe has only 33.3% of the FLOPs in FP4 (lower it, or quantise head too)",
+        ),
+        (["--budget", "0.85"], "--budget: expected a share such as 85%, got '0.85'"),
+        (
+            ["--budget", "30%", "--layers", "*"],
+            "--layers: a --budget is of all layers (leave one of the two out)",
+        ),
+        (
+            ["--budget", "9%", "--recipe", "{gemms: [fprop], phases: [{from_fraction: 0.5, recipe: bf16}]}"],
+            "--budget: the recipe has phases (give",
+        ),
+        (["--write", "x.yaml"], "--write: writes the study of a --budget (such as --budget 85%)"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_one_line(call, words, line):
+    assert call("net.py:build", *TEXT, *QUICK, *words).line.startswith(line)

@@ -26,6 +26,7 @@ from ablate.recipes import (
     read_recipe,
     resolve,
 )
+from ablate.recipes.short import as_written
 
 HERE = Path(__file__).parent
 YAML_1_2 = YAML(typ="safe", pure=True)
@@ -62,6 +63,7 @@ def test_a_recipe_is_read_from_text():
 def test_a_published_recipe_is_what_was_published(name):
     preset = PRESETS[name]
     assert preset.recipe == recipe({"preset": name}) == recipe(PUBLISHED[name])
+    assert recipe(as_written(preset.recipe)) == preset.recipe
     written = json.loads(json.dumps(dataclasses.asdict(preset.recipe)))
     assert read_recipe(written) == read_recipe(preset.recipe.text) == preset.recipe
     assert preset.source.url.startswith("https://")

@@ -1,0 +1,80 @@
+"""Proposals against every other choice, and the recipes that they are written as."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import pytest
+from pydantic import TypeAdapter
+
+from ablate.diagnose.budget import policies
+from ablate.recipes import GEMMS, RecipeSpec, read_recipe, resolve
+from ablate.recipes.place import phases_of, places
+
+SIZES = {"blocks.0.attn.q_proj": 2, "blocks.1.attn.q_proj": 2, "blocks.0.mlp.down": 3, "blocks.1.mlp.down": 3}
+UNITS = {
+    "GEMMs": lambda cell: cell,
+    "layers": lambda cell: cell[0],
+}
+
+
+def layers_of(recipe):
+    """Make the layers of a model, with a head that stays in high precision."""
+    names = places([*SIZES, "head"], heads=["head"])
+    return {
+        name: SimpleNamespace(
+            in_features=SIZES.get(name, 1),
+            out_features=5,
+            place=place,
+            recipe_at=lambda _, place=place: phases_of(recipe, place)[0].recipe,
+        )
+        for name, place in names.items()
+    }
+
+
+def low(recipe, place):
+    """List the GEMMs that a recipe has in FP4 in one layer."""
+    one = phases_of(recipe, place)[0].recipe
+    return [gemm for gemm in GEMMS if not one.gemm(gemm).is_untouched]
+
+
+@pytest.mark.parametrize("budget", [0.4, 0.66, 0.9])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_choice_within_the_budget_does_less_harm(budget, seed):
+    draw, recipe = random.Random(seed), read_recipe("mxfp4")
+    layers = layers_of(recipe)
+    harm = {cell: draw.uniform(-0.1, 1) for cell in itertools.product(SIZES, GEMMS)}
+    found = {one.name: one for one in policies(budget, recipe, layers, harm)}
+    assert found["all in FP4"].share == pytest.approx(10 / 11)
+    for unit, of in UNITS.items():
+        groups = [[cell for cell in harm if of(cell) == one] for one in dict.fromkeys(map(of, harm))]
+        least = min(
+            sum(max(harm[cell], 0) for cell in left)
+            for some in itertools.product((True, False), repeat=len(groups))
+            if (left := list(itertools.chain(*itertools.compress(groups, some))))
+            and sum(SIZES[name] for name, _ in left) >= budget * 33
+        )
+        same = [one for one in found.values() if one.harm == pytest.approx(least) and one.share >= budget]
+        assert same, unit
+        assert all(one.share >= budget for one in found.values() if "of most harm" in one.name)
+    for one in found.values():
+        written = resolve(TypeAdapter(RecipeSpec).validate_python(one.recipe))
+        for name in SIZES:
+            kept = [gemm for gemm in GEMMS if gemm not in one.in_bf16.get(name, ())]
+            assert low(written, layers[name].place) == kept
+
+
+def test_vendors_rules_and_the_last_blocks_stand_beside_them():
+    recipe = read_recipe("mxfp4")
+    names = [
+        one.name
+        for one in policies(0.4, recipe, layers_of(recipe), dict.fromkeys(itertools.product(SIZES, GEMMS), 1))
+    ]
+    # The first 2 and the last 8 blocks are all; 15 % of 2 blocks are the last block.
+    assert names[:3] == ["all in FP4", "BF16 in the last 15% of the blocks", "BF16 in attention"]
+
+
+def test_single_gemms_are_not_chosen_where_one_takes_anothers_operand():
+    recipe = read_recipe("tetrajet")
+    harm = {("blocks.0.mlp.down", gemm): n for n, gemm in enumerate(GEMMS)}
+    assert not any("GEMMs" in one.name for one in policies(0.1, recipe, layers_of(recipe), harm))
