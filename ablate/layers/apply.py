@@ -139,7 +139,8 @@ def quantise_layers(
             layer = found.linears[name]
         phases = phases_that_fit(layer, name, state, place)
         is_low = any(not part.fprop.right.is_high_precision for _, part in phases)
-        if state.deoscillates and is_low and not isinstance(layer.weight, nn.Parameter):
+        is_own = name in found.experts or isinstance(layer.weight, nn.Parameter)
+        if state.deoscillates and is_low and not is_own:
             raise ValueError(
                 f"deoscillate resets weights, but that of layer {name} is no parameter of its own "
                 f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ablate.backends.protocol import dequantised
 from ablate.layers.linear import is_sharded, local_rows, quantised_layers
@@ -32,7 +33,7 @@ from ablate.run.schedule import plan_steps
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from ablate.layers.state import RecipeState
     from ablate.recipes import Deoscillate, OperandPolicy
@@ -128,11 +129,12 @@ class Deoscillation:
         spec = recipe.deoscillate
         if spec is None or state.tokens < spec.start(total):
             return None
-        followed: dict[int, tuple[str, OperandPolicy]] = {}
+        followed: dict[object, tuple[str, OperandPolicy]] = {}
         for name, layer in self._layers.items():
             grid = layer.recipe_at(state.tokens).fprop.right
-            if not grid.is_high_precision:  # a weight that layers share is followed once
-                followed.setdefault(id(layer.weight), (name, grid))
+            if not grid.is_high_precision:  # a weight that layers share is followed once; experts share none
+                own = layer.weight if isinstance(layer.weight, nn.Parameter) else name
+                followed.setdefault(own, (name, grid))
         return spec, dict(followed.values())
 
     def _begin(self, asked: Followed | None) -> None:

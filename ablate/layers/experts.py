@@ -1,9 +1,9 @@
 """Experts that are stored as one parameter [experts, out, in]: each follows the recipe, with its own scales.
 
-transformers' experts (Mixtral, Qwen-MoE) multiply by ``functional.linear`` with one expert's slice,
-torchtitan's by ``torch._grouped_mm`` with all of them. Both are taken over while the module's own forward
-runs, so its routing, its gate and its activation stay as they are. transformers' fused implementations are
-switched off, because they never show one expert's product.
+transformers' experts (Mixtral, Qwen-MoE) multiply by ``functional.linear`` with one expert's slice, those of
+gpt-oss by ``@``, for their parameters are [experts, in, out]; torchtitan's by ``torch._grouped_mm`` with all.
+All are taken over while the module's own forward runs, so its routing, its gate and its activation stay. The
+fused implementations of transformers are switched off, because they never show one expert's product.
 
 How it fails: another product with such a parameter is a ``RuntimeError``, not a GEMM in high precision.
 """
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ablate.recipes.place import LayerPlace
 
 OWN_LIST = "ablate_experts"
+_MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 _CASTS = (Tensor.to, Tensor.bfloat16, Tensor.half, Tensor.float, Tensor.type_as, Tensor.contiguous)
 _HARMLESS = (
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
@@ -49,9 +50,9 @@ class ExpertLinear(QuantLinear):
         place: LayerPlace,
     ) -> None:
         nn.Module.__init__(self)
-        _, self.out_features, self.in_features = getattr(holder, parameter).shape
         self.index = index
         object.__setattr__(self, "_of", (holder, parameter))  # no submodule: that would be a circle
+        self.out_features, self.in_features = self.weight.shape
         self.register_parameter("bias", None)
         self._follow(name, state, place)
 
@@ -59,19 +60,17 @@ class ExpertLinear(QuantLinear):
     def weight(self) -> Tensor:  # type: ignore[override]
         """The expert's matrix [out, in], a slice and no parameter."""
         holder, parameter = self.__dict__["_of"]
-        weight: Tensor = getattr(holder, parameter)[self.index]
-        return weight
+        return expert_parameters(holder)[parameter][self.index]
 
 
-def expert_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Find the parameters [experts, out, in] of a module whose products can be taken over, by name."""
-    is_transformers = getattr(module, "is_transposed", None) is False and not getattr(
-        module, "has_bias", True
-    )
-    if not (is_transformers or hasattr(module, "_grouped_mm")):
+def expert_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Find the parameters of a module whose products can be taken over, by name, as [experts, out, in]."""
+    is_transposed = getattr(module, "is_transposed", None)
+    if is_transposed is None and not hasattr(module, "_grouped_mm"):
         return {}
     own = dict(module.named_parameters(recurse=False))
-    return own if all(parameter.ndim == 3 for parameter in own.values()) else {}
+    held = {name: one.mT if is_transposed else one for name, one in own.items() if one.ndim == 3}
+    return held if own.keys() <= {*held, *(f"{name}_bias" for name in held)} else {}
 
 
 def take_over(module: nn.Module, layers: Mapping[str, Mapping[int, ExpertLinear]]) -> None:
@@ -89,7 +88,8 @@ def take_over(module: nn.Module, layers: Mapping[str, Mapping[int, ExpertLinear]
 def _made_of_both(theirs: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         experts: Mapping[str, Mapping[int, ExpertLinear]] = self.__dict__["_experts"]
-        with _Products({id(getattr(self, name)): own for name, own in experts.items()}):
+        known = {id(getattr(self, name)): own for name, own in experts.items()}
+        with _Products(known, is_transposed=getattr(self, "is_transposed", False)):
             return theirs.forward(self, *args, **kwargs)
 
     return type(f"Quant{theirs.__name__}", (theirs,), {"forward": forward})
@@ -98,12 +98,12 @@ def _made_of_both(theirs: type[nn.Module]) -> type[nn.Module]:
 class _Products(TorchFunctionMode):
     """Takes over products with the experts' parameters, and follows their slices, casts and transposes."""
 
-    def __init__(self, experts: Mapping[int, Mapping[int, ExpertLinear]]) -> None:
+    def __init__(self, experts: Mapping[int, Mapping[int, ExpertLinear]], *, is_transposed: bool) -> None:
         super().__init__()
         # By id: the tensor, so that the id stays its own; its experts; which of them, None for all; whether
         # it is [experts, in, out].
         self._known: dict[int, tuple[Tensor | None, Mapping[int, ExpertLinear], int | None, bool]] = {
-            one: (None, own, None, False) for one, own in experts.items()
+            one: (None, own, None, is_transposed) for one, own in experts.items()
         }
 
     def __torch_function__(
@@ -116,11 +116,13 @@ class _Products(TorchFunctionMode):
         _, own, index, is_transposed = found[0]
         if func is functional.linear and index is not None and not is_transposed and len(args) == 2:
             return compute(own[index], *args) if index in own else func(*args)
+        if func in _MATMUL and index is not None and is_transposed and id(args[1]) in self._known:
+            return compute(own[index], args[0], args[1].mT) if index in own else func(*args)
         if func is torch._grouped_mm and index is None and is_transposed and id(args[1]) in self._known:  # noqa: SLF001
             return _grouped(own, args[0], args[1].transpose(-2, -1), kwargs["offs"])
         done = func(*args, **kwargs)
-        if func is Tensor.__getitem__ and index is None and not is_transposed:
-            self._known[id(done)] = (done, own, int(args[1]), False)
+        if func is Tensor.__getitem__ and index is None:
+            self._known[id(done)] = (done, own, int(args[1]), is_transposed)
         elif func in _CASTS:
             self._known[id(done)] = (done, own, index, is_transposed)
         elif func is Tensor.transpose and index is None and args[1:] in ((-2, -1), (-1, -2), (1, 2), (2, 1)):

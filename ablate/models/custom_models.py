@@ -28,6 +28,7 @@ from ablate.base.errors import UserError, likely
 from ablate.base.user_functions import load_function
 from ablate.data.hub import config_folder
 from ablate.layers.apply import quantise_layers, survey
+from ablate.layers.experts import expert_parameters
 from ablate.models.decoder import Decoder
 from ablate.recipes.coverage import ALLOW, coverage_of
 from ablate.run.architecture import LinearLayer, ModelSize, layer_places
@@ -286,8 +287,8 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
         raise UserError(f"model {name}: no linear layer to replace in {type(module).__name__}", hint=hint)
     config = getattr(module, "config", None)  # of Hugging Face; without one attention is not counted
-    shapes = {name: (1, linear.out_features, linear.in_features) for name, linear in found.linears.items()}
-    shapes |= {name: tuple(getattr(holder, own).shape) for name, (holder, own, _) in found.experts.items()}
+    shapes: dict[str, tuple[int, ...]] = {name: (1, *one.weight.shape) for name, one in found.linears.items()}
+    shapes |= {name: expert_parameters(holder)[own].shape for name, (holder, own, _) in found.experts.items()}
     chosen = getattr(config, "num_experts_per_tok", None)
     layers = tuple(
         LinearLayer(

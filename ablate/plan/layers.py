@@ -10,6 +10,7 @@ How it fails: ``UserError`` at the line of the study that names the code, model,
 from __future__ import annotations
 
 import hashlib
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from ablate.run.architecture import LinearLayer
     from ablate.run.config import ModelConfig
     from ablate.study import ResolvedArm, Study
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class OwnCode:
@@ -157,13 +161,11 @@ def layer_groups(recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: 
 
 
 def _with_ranges(members: list[LayerPlace]) -> tuple[str, ...]:
-    """Name layers by kind, with their blocks as ranges: ``blocks.0-3.ffn.down``."""
-    kinds: dict[str, list[int]] = {}
+    """Name layers by kind, blocks as ranges, experts in short: ``blocks.0-3.ffn.experts.*.down``."""
+    kinds: dict[str, set[int]] = {}
     for place in members:
-        kind, blocks = place.name, []
-        if place.block is not None:
-            kind, blocks = f".{place.name}.".replace(f".{place.block}.", ".{}.", 1).strip("."), [place.block]
-        kinds.setdefault(kind, []).extend(blocks)
+        kind = _NUMBER.sub("*", _NUMBER.sub("{}", place.name, count=1))  # the first is the block
+        kinds.setdefault(kind, set()).update(() if place.block is None else (place.block,))
     names = []
     for kind, blocks in kinds.items():
         by_gap = groupby(enumerate(sorted(blocks)), key=lambda pair: pair[1] - pair[0])

@@ -50,6 +50,26 @@ class Grouped(Gathered):
         return torch._grouped_mm(x, weight, offs=ends)
 
 
+class Transposed(Gathered):
+    """As gpt-oss's experts: parameters [experts, in, out], with biases."""
+
+    is_transposed, has_bias = True, True
+
+    def __init__(self):
+        super().__init__()
+        self.up_bias = nn.Parameter(torch.zeros(EXPERTS, INNER))
+        for name in ("up", "down"):
+            setattr(self, name, nn.Parameter(getattr(self, name).detach().mT.contiguous()))
+
+    def forward(self, x, counts):
+        out, begin = torch.zeros_like(x), 0
+        for expert, end in enumerate(counts.cumsum(0)):
+            inner = torch.relu(x[begin:end] @ self.up[expert] + self.up_bias[expert])
+            out[begin:end] = inner @ self.down[expert]
+            begin = end
+        return out
+
+
 class Matmul(Gathered):
     """Multiplies past both."""
 
@@ -116,10 +136,11 @@ def test_slices_are_as_layers(counts, monkeypatch):
             )
 
 
-def test_a_grouped_product_is_as_slices():
+@pytest.mark.parametrize("kind", [Grouped, Transposed])
+def test_other_products_are_as_slices(kind):
     counts = torch.tensor([64, 0, 32])
-    experts, grouped = Gathered(), Grouped()
-    models = [in_model(one) for one in (experts, grouped)]
+    experts, other = Gathered(), kind()
+    models = [in_model(one) for one in (experts, other)]
     for model in models:
         apply_recipe(model, RECIPE, seed=3, quiet=True)
     x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -127,7 +148,8 @@ def test_a_grouped_product_is_as_slices():
     assert torch.equal(first, second)
     first.float().sum().backward()
     second.float().sum().backward()
-    torch.testing.assert_close(experts.up.grad, grouped.up.grad.float(), rtol=0, atol=0)
+    gradient = other.up.grad.mT if kind is Transposed else other.up.grad
+    torch.testing.assert_close(experts.up.grad, gradient.float(), rtol=0, atol=0)
     assert models[0].state_dict().keys() == {"experts.up", "experts.down"}
 
 
@@ -147,19 +169,42 @@ def test_rules_skips_and_copies():
     twin = copy.deepcopy(model)
     twin.experts(torch.ones(96, WIDTH), torch.tensor([32, 32, 32]))
     assert sum(isinstance(module, QuantLinear) for module in twin.modules()) == 5
-    with pytest.raises(ValueError, match="no parameter of its own"):
-        apply_recipe(in_model(Gathered()), {"preset": "primus-turbo", "deoscillate": {"window": 2}})
 
 
-def test_transformers_mixtral():
-    from transformers import MixtralConfig, MixtralForCausalLM
+@pytest.mark.parametrize("kind", [Gathered, Transposed])
+def test_weights_are_de_oscillated_as_those_of_layers(kind):
+    experts, apart = kind(), Apart(Gathered())
+    asked = {"preset": "primus-turbo", "deoscillate": {"window": 2, "threshold": 1e-9}}
+    states = [apply_recipe(in_model(one), asked, quiet=True) for one in (experts, apart)]
+    torch.manual_seed(0)
+    for _ in range(3):
+        for name in ("up", "down"):
+            for expert, layer in enumerate(getattr(apart, name)):
+                own = getattr(experts, name)[expert]
+                change = 0.05 * torch.randn(layer.weight.shape)
+                with torch.no_grad():
+                    layer.weight.add_(change)
+                    own.add_(change.mT if kind is Transposed else change)
+        for state in states:
+            state.advance()
+    found = torch.stack([layer.weight for layer in apart.up])
+    assert torch.equal(experts.up.mT if kind is Transposed else experts.up, found)
+    assert (found == found.bfloat16()).float().mean() > 0.5  # those were reset to their grid
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_transformers(kind):
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = MixtralConfig(vocab_size=64, num_key_value_heads=2, num_local_experts=4, **sizes)
-    model = MixtralForCausalLM(config)
+    sizes |= {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 32}
+    config = AutoConfig.for_model(kind, vocab_size=64, layer_types=["full_attention"], **sizes)
+    model = AutoModelForCausalLM.from_config(config)
     plain = copy.deepcopy(model)
-    state = apply_recipe(model, RECIPE, allow="*.gate.weight", quiet=True)
+    state = apply_recipe(
+        model, RECIPE, allow=["*.gate.weight", "*.router.weight"][kind == "gpt_oss"], quiet=True
+    )
     assert state.coverage.count("dgrad") == 4 + 2 * 4
     x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
     losses = [one(x, labels=x).loss for one in (model, plain)]

@@ -333,7 +333,14 @@ def test_roles_make_one_recipe_of_every_model(tmp_path):
         "gpt": linear_layers(ModelConfig(layers=2, architecture="gpt"), 96),
         "experts": linear_layers(ModelConfig(layers=2, experts=4), 96),
     }
-    for kind, more in {"llama": {}, "gpt2": {}, "mixtral": {"num_local_experts": 4}}.items():
+    kinds = {
+        "llama": {},
+        "gpt2": {},
+        "mixtral": {"num_local_experts": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2},
+    }
+    kinds["gpt_oss"] = kinds["mixtral"] | {"head_dim": 32, "layer_types": ["full_attention"] * 2}
+    kinds["qwen3_moe"] = {"num_experts": 4, "moe_intermediate_size": 64}
+    for kind, more in kinds.items():
         (tmp_path / "config.json").write_text(
             json.dumps({"model_type": kind} | CONFIGS.get(kind, SMALL) | more)
         )
@@ -353,10 +360,9 @@ def test_roles_make_one_recipe_of_every_model(tmp_path):
         (0, "ffn", False, up), (0, "ffn", True, down), (1, "ffn", False, "bf16"), (1, "ffn", True, "bf16"),
     }  # fmt: skip
     mixed = {(block, whole.replace("ffn", "experts"), *rest) for block, whole, *rest in dense}
-    assert found == dict.fromkeys(("decoder", "gpt", "llama", "gpt2"), dense) | {
-        "experts": mixed,
-        "mixtral": mixed,
-    }
+    expected = dict.fromkeys(("decoder", "gpt", "llama", "gpt2"), dense)
+    assert found == expected | dict.fromkeys(("experts", "mixtral", "gpt_oss", "qwen3_moe"), mixed)
+    assert layers["gpt_oss"] == layers["mixtral"]  # sizes too: [experts, in, out] and [experts, out, in]
 
 
 def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(config, function):
