@@ -84,7 +84,8 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
             or len(recipe.rules) > 1
         ):
             raise ValueError(
-                f"{title} keeps the first n and the last n blocks in BF16, and has no other rule"
+                f"{title} has flags for the first n and the last n blocks in BF16; other rules are for a "
+                "--te-precision-config-file of your own"
             )
         args += [word.format(first=rule.first, last=rule.last) for word in table["blocks"]["args"]]
     if (reset := recipe.deoscillate) is not None:
