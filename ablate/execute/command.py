@@ -328,7 +328,7 @@ def run_command(
     refused = [re.compile(pattern) for pattern in command.refuse]
     seen: dict[str, str] = {}
     last_line, why = "", ""
-    state: Literal["", "diverged", "interrupted", "failed"] = ""
+    state: Literal["", "finished", "diverged", "interrupted", "failed"] = ""
 
     def look(*, ended: bool = False) -> None:
         nonlocal last_line, why, state
@@ -369,27 +369,24 @@ def run_command(
     step, missing = rows.last, [text for text in markers if text not in seen]
     tokens = min(step * rows.tokens_per_step, rows.budget)
     code = process.returncode
+    message: str | None = why
     transient = False
     if state == "":
         if missing and rows.is_new:
-            state, why = "failed", f"its output never held '{missing[0]}' (trainer.expect)"
+            state, message = "failed", f"its output never held '{missing[0]}' (trainer.expect)"
         elif code == 0 and rows.is_complete and others is None:
-            return CommandEnd(
-                state="finished", step=rows.steps, tokens=rows.budget, seen=tuple(seen.values()),
-                resumed_differently=tuple(rows.different),
-            )  # fmt: skip
+            state, message, step, tokens = "finished", None, rows.steps, rows.budget
         else:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
-            why = others or f"the command {how}"
-            why += f" after step {step} of {rows.steps}"
-            why += f"; its last line: {safe_text(last_line)[:200]}" * bool(last_line)
+            message = f"{others or f'the command {how}'} after step {step} of {rows.steps}"
+            message += f"; its last line: {safe_text(last_line)[:200]}" * bool(last_line)
             transient = rows.is_new
             state = "interrupted" if transient else "failed"
     return CommandEnd(
-        state=state, step=step, tokens=tokens, message=why, transient=transient, seen=tuple(seen.values()),
-        resumed_differently=tuple(rows.different),
+        state=state, step=step, tokens=tokens, message=message, transient=transient,
+        seen=tuple(seen.values()), resumed_differently=tuple(rows.different),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ablate import _version as own_version
 from ablate._version import __version__
 from ablate.base.files import hash_of
-from ablate.run.command import code_of, digest_of
+from ablate.run.command import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,17 +75,25 @@ def git_commit() -> str | None:
     None for an installed package, even inside a repository of the user's.
     """
     folder = Path(own_version.__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
-        return done.stdout.strip()
-
     try:
-        git("ls-files", "--error-unmatch", "_version.py")
-        return git("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+")
+        _git(folder, "ls-files", "--error-unmatch", "_version.py")
+        return _git(folder, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+").strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def code_of(folder: Path) -> str | None:
+    """Name the code in a folder: its commit and a hash of the changes; None outside of a checkout."""
+    try:
+        commit, changes = _git(folder, "rev-parse", "HEAD")[:12], _git(folder, "diff", "HEAD", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + (f"+{hash_of(changes.encode())[:8]}" if changes else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout
 
 
 def other_work(device: str) -> str | None:

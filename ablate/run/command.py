@@ -14,8 +14,6 @@ import hashlib
 import json
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -87,7 +85,7 @@ class Command(Section):
     expect: list[str] = key(list, "regular expressions that its output must hold, or the run has failed")
     refuse: list[str] = key(list, "regular expressions that its output must not hold")
     grace_sec: float = Field(
-        60.0, description="seconds that it has after SIGTERM to save and end", ge=0, le=3600, strict=True
+        120.0, description="seconds that it has after SIGTERM to save and end", ge=0, le=3600, strict=True
     )
     dry_run_args: list[str] = key(list, "words that end it after one step, for `ablate plan --dry-run`")
 
@@ -167,18 +165,15 @@ def run_values(
     return {**locals(), "python": sys.executable}
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """Write a recipe as ``$ABLATE_RECIPE`` has it: JSON without what is left at its default."""
-    return json.dumps(TypeAdapter(Recipe).dump_python(recipe, mode="json", exclude_defaults=True))
-
-
 def variables_of(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that tell a command, and an adapter in it, what its run is."""
+    written = TypeAdapter(Recipe).dump_python(recipe, mode="json", exclude_defaults=True)
     return {
         "ABLATE_SEED": str(values["seed"]),
         "ABLATE_TOKENS": str(values["tokens"]),
         "ABLATE_TOKENS_PER_STEP": str(values["tokens"] // values["steps"]),
-        "ABLATE_RECIPE": recipe_text(recipe),
+        # By "rules" a reader tells a whole recipe from a short form.
+        "ABLATE_RECIPE": json.dumps({"rules": (), **written}),
     }
 
 
@@ -225,24 +220,6 @@ def digest_of(command: Command) -> str:
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
-
-
-def code_of(folder: Path) -> str | None:
-    """Name the code in a folder: its commit and a hash of the changes; None outside of a checkout."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=30
-        )
-        return done.stdout
-
-    if shutil.which("git") is None:
-        return None
-    try:
-        commit, changes = git("rev-parse", "HEAD").strip()[:12], git("diff", "HEAD", "--", ".")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + (f"+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else "")
 
 
 def check_inherited(command: Command, environment: Iterable[str]) -> None:

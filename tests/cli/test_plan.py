@@ -112,6 +112,21 @@ def test_a_commands_line_can_be_pasted_and_a_dry_run_starts_it(here):
         assert said in ablate("plan", "c.yaml", "--dry-run", change, cwd=here).err
 
 
+def test_an_edited_script_makes_other_runs(here):
+    def ids():
+        arms = json.loads(ablate("plan", "c.yaml", "--json", cwd=here).out)["arms"]
+        return {run["id"] for arm in arms for run in arm["runs"]}
+
+    (here / "c.yaml").write_text(COMMAND)
+    (here / "train.py").write_text("a = 1")
+    (here / "notes.py").write_text("")
+    before = ids()
+    (here / "notes.py").write_text("no part of it")
+    assert ids() == before
+    (here / "train.py").write_text("a = 2")
+    assert not ids() & before
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example(verb):
     shown = CliRunner().invoke(cli, [verb, "--help"], catch_exceptions=False).output

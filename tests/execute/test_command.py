@@ -34,6 +34,7 @@ from tests.waiting import wait_until
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
 STEPS = 60
+MEGATRON = LogSource(preset="megatron")
 CONFIG = RunConfig(
     model=ModelConfig(), data=DataConfig(), data_digest="", vocab_size=256, recipe=read_recipe("bf16"),
     training=TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4), backend="auto", seed=1,
@@ -45,7 +46,7 @@ def config(*args, **other):
         sys.executable, SCRIPT, "--seed", "{seed}", "--steps", "{steps}", "--save", "{run_dir}/ckpt",
         "{args}",
     ]  # fmt: skip
-    trainer = Command(command=words, args=list(args), **{"metrics": LogSource(preset="megatron"), **other})
+    trainer = Command(command=words, args=list(args), **{"metrics": MEGATRON, **other})
     return replace(CONFIG, trainer=trainer)
 
 
@@ -180,6 +181,17 @@ def test_inherited_variables_that_change_the_arithmetic_are_refused(tmp_path, mo
         attempt(tmp_path, config())
     end, _ = attempt(tmp_path, config(env={"NVTE_NVFP4_DISABLE_RHT": "1"}))
     assert end.state == "finished"
+
+
+def test_what_tells_weights_and_biases_and_torchrun(tmp_path):
+    code = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1] + '/env', 'w'))"
+    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=MEGATRON)
+    attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    told = {
+        "WANDB_RUN_ID": tmp_path.name, "WANDB_RUN_GROUP": "study", "WANDB_RESUME": "allow",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "ABLATE_RUN_DIR": str(tmp_path), "ABLATE_SEED": "1",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "env").read_text()).items() >= told.items()
 
 
 class Kept(list):

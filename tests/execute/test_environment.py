@@ -20,6 +20,7 @@ from ablate.backends.select import Choice
 from ablate.execute import environment
 from ablate.execute.environment import (
     code_digest,
+    code_of,
     describe_environment,
     fingerprint,
     git_commit,
@@ -144,3 +145,18 @@ def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkey
     own = fingerprint("cpu", 1)
     assert found_with() == own
     assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != own
+
+
+def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
+    assert code_of(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "train.py").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    clean = code_of(tmp_path)
+    assert clean
+    assert "+" not in clean
+    (tmp_path / "train.py").write_text("2")
+    first = code_of(tmp_path)
+    (tmp_path / "train.py").write_text("3")
+    assert len({clean, first, code_of(tmp_path)}) == 3

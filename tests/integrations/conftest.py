@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 
 import pytest
 import torch
 
 from ablate.recipes import read_recipe
+from ablate.run.command import variables_of
 
 os.environ.setdefault(
     "MLFLOW_LOGGING_LEVEL", "WARNING"
@@ -33,10 +33,8 @@ def two_layers():
 @pytest.fixture
 def in_study(tmp_path, monkeypatch):
     """The environment of a study's command; the run's folder."""
-    for name, value in {
-        "ABLATE_RUN_DIR": str(tmp_path), "ABLATE_RECIPE": json.dumps(asdict(read_recipe(NOISY))),
-        "ABLATE_SEED": "3", "ABLATE_TOKENS": "4096", "ABLATE_TOKENS_PER_STEP": "256",
-    }.items():  # fmt: skip
+    told = variables_of(read_recipe(NOISY), {"seed": 3, "tokens": 4096, "steps": 16})
+    for name, value in {"ABLATE_RUN_DIR": str(tmp_path), **told}.items():
         monkeypatch.setenv(name, value)
     return tmp_path
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from pydantic import ValidationError
 
 from ablate.base.errors import UserError
-from ablate.run.command import Command, check_inherited, code_of, digest_of, filled, result_files
+from ablate.recipes import PRESETS, read_recipe
+from ablate.run.command import Command, check_inherited, digest_of, filled, result_files, variables_of
 from ablate.run.log_rows import LogSource
 
 METRICS = LogSource(preset="megatron")
@@ -81,21 +80,6 @@ def test_files_that_count(tmp_path):
         result_files(command("run", cwd=str(tmp_path), files=["missing/*"]))
 
 
-def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
-    assert code_of(tmp_path) is None
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "train.py").write_text("1")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], check=True)
-    clean = code_of(tmp_path)
-    assert clean
-    assert "+" not in clean
-    (tmp_path / "train.py").write_text("2")
-    first = code_of(tmp_path)
-    (tmp_path / "train.py").write_text("3")
-    assert len({clean, first, code_of(tmp_path)}) == 3
-
-
 def test_inherited_variables_that_change_the_arithmetic():
     check_inherited(command("run", env={"NVTE_NVFP4_DISABLE_RHT": "1"}), ["PATH", "NVTE_NVFP4_DISABLE_RHT"])
     with pytest.raises(UserError, match="HEALING_ITER, NVTE_FLASH_ATTN"):
@@ -107,3 +91,12 @@ def test_the_identity_leaves_out_what_changes_no_result():
     assert same.identity == command("run", "{seed}", cwd="/b").identity
     assert command("run", "{seed}", version="1").identity != same.identity
     assert command("run", "{args}", args=["{seed}"]).identity == same.identity
+
+
+def test_a_recipe_comes_out_of_the_environment_as_it_went_in():
+    phases = {"preset": "primus-gpt-oss", "phases": [{"from_fraction": 0.5, "recipe": "bf16"}]}
+    for given in (*PRESETS, phases):
+        recipe = read_recipe(given)
+        told = variables_of(recipe, {"seed": 3, "tokens": 4096, "steps": 16})
+        assert read_recipe(told.pop("ABLATE_RECIPE")) == recipe
+        assert told == {"ABLATE_SEED": "3", "ABLATE_TOKENS": "4096", "ABLATE_TOKENS_PER_STEP": "256"}
