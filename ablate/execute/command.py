@@ -42,7 +42,7 @@ from ablate.run.command import (
     secrets_of,
     variables_of,
 )
-from ablate.run.log_rows import LogReader, hf_rows, without_colours
+from ablate.run.log_rows import LogReader, without_colours
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
 from ablate.store.leases import Leases
@@ -339,14 +339,15 @@ def run_command(
                 found += [(row, own) for row in (reader.rows(text) if reader else ())]
                 if not own:
                     continue
-                last_line = text or last_line
+                if text and not text.startswith("{"):
+                    last_line = text
                 for pattern, marker in markers.items():
                     if pattern not in seen and (match := marker.search(text)):
                         seen[pattern] = match[0]
                 if not state and any(pattern.search(text) for pattern in refused):
                     state = "failed"
                     why = f"its output says what trainer.refuse names: {safe_text(text)[:200]}"
-        for row, own in [*found, *((row, is_started) for row in in_files.rows())]:
+        for row, own in found:
             alive()
             if state in ("", "interrupted") and (fault := rows.add(row, is_new=own)):
                 state, why = "diverged", fault
@@ -522,7 +523,7 @@ class _Text:
 
 
 class _Files:
-    """What is new in the files that ``metrics.file`` names: lines of text, or rows of other forms."""
+    """What is new in the files that ``metrics.file`` names: lines of text, or other forms as JSON."""
 
     def __init__(self, source: LogSource, place: str) -> None:
         self.reader, self._source, self._place = LogReader(source), source, place
@@ -531,36 +532,27 @@ class _Files:
         self._newest = 0.0
 
     def lines(self, *, ended: bool = False) -> Iterator[str]:
-        if self._source.place and not self._source.tensorboard and self._source.preset != "hf":
+        if self._source.tensorboard:
+            yield from self._events()
+        elif self._source.preset == "hf":
+            written = max(((path.stat().st_mtime, path) for path in files_of(self._place)), default=None)
+            if written and (ended or written[0] > self._newest):
+                self._newest = written[0]
+                yield written[1].read_text(encoding="utf-8")
+        elif self._source.place:
             for path in files_of(self._place):
                 yield from self._texts.setdefault(path, _Text(path)).new(ended=ended)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        if self._source.preset == "hf":
-            yield from self._states()
-        elif self._source.tensorboard:
-            yield from self._events()
-
-    def _states(self) -> Iterator[dict[str, Any]]:
-        written = [(path.stat().st_mtime, path) for path in files_of(self._place)]
-        if written and max(written)[0] > self._newest:
-            with contextlib.suppress(ValueError):  # read again when it is whole
-                content = json.loads(max(written)[1].read_text(encoding="utf-8"))
-                self._newest = max(written)[0]
-                yield from hf_rows(content)
-
-    def _events(self) -> Iterator[dict[str, Any]]:
+    def _events(self) -> Iterator[str]:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util import tensor_util
 
-        names = {tag: name for name, tag in self._source.tensorboard.items()}
-        found: dict[int, dict[str, Any]] = {}
+        tags = self._source.tensorboard.values()
+        found: dict[int, dict[str, float]] = {}
         for path in files_of(f"{self._place}/**/events.out.tfevents.*"):
             for event in self._loaders.setdefault(path, EventFileLoader(str(path))).Load():
                 for value in event.summary.value:
-                    if value.tag in names:
+                    if value.tag in tags:
                         number = float(tensor_util.make_ndarray(value.tensor))
-                        found.setdefault(event.step, {"step": event.step})[names[value.tag]] = number
-        for step in sorted(found):
-            if {"val_loss", "loss"} & found[step].keys():
-                yield found[step]
+                        found.setdefault(event.step, {"step": event.step})[value.tag] = number
+        yield from (json.dumps(found[step]) for step in sorted(found))

@@ -18,11 +18,11 @@ from transformers.pytorch_utils import Conv1D
 from transformers.trainer_callback import ExportableState
 
 from ablate.integrations import Stepper
+from ablate.run.log_rows import HF_KEYS
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-_NAMES = {"loss": "loss", "eval_loss": "val_loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
 _TENSORS = "ablate_state.pt"
 
 
@@ -79,7 +79,7 @@ class AblateCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Pass losses to the study."""
         told = logs or {}
-        row = {ours: float(told[theirs]) for theirs, ours in _NAMES.items() if theirs in told}
+        row = {ours: float(told[theirs]) for ours, theirs in HF_KEYS.items() if theirs in told}
         if state.is_world_process_zero and row.keys() & {"loss", "val_loss"}:
             self._own().row(state.global_step, **row)
 

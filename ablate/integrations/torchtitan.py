@@ -10,18 +10,17 @@ How it fails: pipeline stages and recipes with de-oscillation are a ``ValueError
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import derive, override
 
 from ablate.integrations import Stepper
-from ablate.layers.linear import QuantLinear
 
-_PART = "ablate."
+_KEY = "ablate"
 
 
 class AblateOptimizers(OptimizersContainer):
@@ -41,7 +40,6 @@ class AblateOptimizers(OptimizersContainer):
         self.stepper = Stepper(model, reach=kinds)
         if self.stepper.state.deoscillates:
             raise ValueError("torchtitan's checkpoints do not hold what de-oscillation needs")
-        self._layers = [module.name for module in model.modules() if isinstance(module, QuantLinear)]
         super().__init__(config, model_parts=model_parts, **rest)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -50,23 +48,15 @@ class AblateOptimizers(OptimizersContainer):
         self.stepper.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torchtitan's state, with the recipe's as tensors of the same shapes at any step."""
-        state = self.stepper.state_dict()
-        none = [0, 0, 0]
-        own = {
-            "counts": torch.tensor([state["seed"], state["step"], state["tokens"]]),
-            "calls": torch.tensor([state["calls"].get(name, none) for name in self._layers]),
-        }
+        """Return torchtitan's state, with the recipe's as one text: its keys change while it trains."""
         theirs: dict[str, Any] = super().state_dict()
-        return theirs | {f"{_PART}{name}": value for name, value in own.items()}
+        return {**theirs, _KEY: json.dumps(self.stepper.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the checkpoint was saved."""
-        theirs = {name: value for name, value in state_dict.items() if not name.startswith(_PART)}
+        theirs = dict(state_dict)
+        self.stepper.load_state_dict(json.loads(theirs.pop(_KEY)))
         super().load_state_dict(theirs)
-        seed, step, tokens = state_dict[f"{_PART}counts"].tolist()
-        calls = dict(zip(self._layers, state_dict[f"{_PART}calls"].tolist(), strict=True))
-        self.stepper.load_state_dict({"seed": seed, "step": step, "tokens": tokens, "calls": calls})
 
 
 @override(target=OptimizersContainer.Config, description="the model follows a recipe of ablate's")

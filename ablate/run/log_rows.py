@@ -1,9 +1,9 @@
 """Rows of a training log: what a trainer prints, as steps, losses and speeds.
 
-A log is read by regular expressions with named groups, by the keys of JSON lines, by TensorBoard's tags, or
-as the state that Hugging Face's ``Trainer`` writes; adapters of ``ablate.integrations`` write rows as JSON
-lines. ``PRESETS`` holds the forms of known trainers, each with the version in which it was read. Colours
-(ANSI) are removed first.
+A log is read by regular expressions with named groups, or by the keys of JSON: of lines, of the state that
+Hugging Face's ``Trainer`` writes, and of TensorBoard's events. Adapters of ``ablate.integrations`` write rows
+as JSON lines. ``PRESETS`` holds the forms of known trainers, each with the version in which it was read.
+Colours (ANSI) are removed first.
 
 How it fails: a line that fits nothing is no row. A pattern that cannot work is a ``ValueError`` of one line.
 """
@@ -64,7 +64,8 @@ PRESETS: dict[PresetName, tuple[str, ...]] = {
         _pattern(r':::MLLOG .*"key": "eval_accuracy", "value": <val_loss>,.*"samples_count": <samples>'),
     ),
 }
-KNOWN_LOGS: tuple[PresetName, ...] = tuple(PRESETS)
+HF_KEYS = {"val_loss": "eval_loss", "loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate"}
+"""What Hugging Face's ``Trainer`` calls the values of a row, in ``trainer_state.json``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=ConfigDict(extra="forbid"))
@@ -127,14 +128,15 @@ class LogReader:
     """
 
     def __init__(self, source: LogSource) -> None:
-        texts = PRESETS.get(source.preset, source.patterns) if source.preset else source.patterns
+        texts = PRESETS.get(source.preset, ()) if source.preset else source.patterns
         self._patterns = [re.compile(text) for text in texts]
-        own = dict(zip(ROW, ROW, strict=True)) if source.preset == "ablate" else {}
-        self._keys = source.jsonl or own
+        keys = {"ablate": dict(zip(ROW, ROW, strict=True)), "hf": {"step": "step", **HF_KEYS}}
+        events = source.tensorboard and {"step": "step", **source.tensorboard}
+        self._keys = source.jsonl or events or keys.get(str(source.preset), {})
         self._place: dict[str, int] = {}
 
     def rows(self, line: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one line."""
+        """Yield the rows of one line, or of a whole ``trainer_state.json``."""
         line = without_colours(line)
         for match in filter(None, (pattern.search(line) for pattern in self._patterns)):
             yield from self._row(match.groupdict())
@@ -143,8 +145,9 @@ class LogReader:
                 content = json.loads(line[line.index("{") :])
             except ValueError:
                 return
-            if isinstance(content, dict):
-                yield from self._row({ours: _deep(content, theirs) for ours, theirs in self._keys.items()})
+            entries = _deep(content, "log_history") or [content]
+            for one in entries if isinstance(entries, list) else ():
+                yield from self._row({ours: _deep(one, theirs) for ours, theirs in self._keys.items()})
 
     def _row(self, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         numbers = {name: number for name, value in found.items() if (number := _number(value)) is not None}
@@ -159,20 +162,11 @@ def without_colours(line: str) -> str:
     return _COLOURS.sub("", line)
 
 
-def hf_rows(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of ``trainer_state.json``, which Hugging Face's ``Trainer`` writes at each save."""
-    names = {"eval_loss": "val_loss", "loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
-    for entry in state.get("log_history", ()):
-        row = {ours: _number(entry.get(theirs)) for theirs, ours in names.items() if theirs in entry}
-        if row.keys() & {"val_loss", "loss"} and isinstance(entry.get("step"), int):
-            yield {"step": entry["step"], **{name: value for name, value in row.items() if value is not None}}
-
-
-def _deep(content: Mapping[str, Any], name: str) -> Any:
-    """Find a key, or a path of keys with dots."""
-    if name in content:
+def _deep(content: Any, name: str) -> Any:
+    """Find a key, or a path of keys with dots; None if there is no such key."""
+    if isinstance(content, dict) and name in content:
         return content[name]
-    value: Any = content
+    value = content
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shlex
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from ablate.base.errors import Problem, UserError
 from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
-from ablate.run.log_rows import KNOWN_LOGS, PLACES, LogReader, LogSource, hf_rows
+from ablate.run.log_rows import PLACES, PRESETS, LogReader, LogSource
 from ablate.study.load import study_of
 from ablate.study.template import (
     BUILT_IN,
@@ -347,22 +347,22 @@ def _read(log: Path, text: str, patterns: Sequence[str]) -> tuple[LogSource, lis
         sources = (
             [LogSource(patterns=list(patterns))]
             if patterns
-            else [LogSource(preset=one) for one in KNOWN_LOGS]
+            else [
+                *(LogSource(preset=one) for one in PRESETS),
+                LogSource(preset="hf", file="{run_dir}/**/trainer_state.json"),
+            ]
         )
     except ValidationError as error:
         raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
     lines, found = text.replace("\r", "\n").splitlines(), []
     for one in sources:
         reader = LogReader(one)
-        found.append((one, [row for line in lines for row in reader.rows(line)]))
-    with suppress(ValueError, AttributeError):
-        state = list(hf_rows(json.loads(text)))
-        found.append((LogSource(preset="hf", file="{run_dir}/**/trainer_state.json"), state))
+        found.append((one, [row for unit in ([text] if one.file else lines) for row in reader.rows(unit)]))
     source, rows = max(found, key=lambda pair: sum("val_loss" in row for row in pair[1]))
     if not any("val_loss" in row for row in rows):
         hint = "--pattern 'step (?P<step>\\d+).*val_loss (?P<val_loss>\\S+)'"
         if "'eval_loss':" in text:  # as Trainer prints it
             hint = "Hugging Face's Trainer prints no step: give its checkpoint-…/trainer_state.json as --log"
-        told = "its patterns find none" if patterns else f"it is no log of {', '.join((*KNOWN_LOGS, 'hf'))}"
+        told = "its patterns find none" if patterns else f"it is no log of {', '.join((*PRESETS, 'hf'))}"
         raise UserError(f"--log: no validation loss in {log}: {told}", hint=hint)
     return source, rows

@@ -284,15 +284,22 @@ def rows_of(folder, code, *words, **metrics):
     return [(row["step"], row["val_loss"]) for row in rows]
 
 
-def test_rows_from_a_file_of_json_lines(tmp_path):
-    code = (
-        "import json, sys; from pathlib import Path\n"
-        "out = Path(sys.argv[1]) / 'log.jsonl'\n"
-        "out.write_text(''.join(json.dumps({'it': i, 'eval': {'loss': 3 - i / 100}}) + '\\n'\n"
-        "    for i in range(10, 61, 10)))"
-    )
-    names = {"step": "it", "val_loss": "eval.loss"}
-    rows = rows_of(tmp_path, code, "{run_dir}", jsonl=names, file="{run_dir}/*.jsonl")
+IN_FILES = {
+    "lines of JSON": (
+        "out.write_text('\\n'.join(json.dumps({'it': i, 'eval': {'loss': 3 - i / 100}}) for i in steps))",
+        {"jsonl": {"step": "it", "val_loss": "eval.loss"}, "file": "{run_dir}/*.log"},
+    ),
+    "the state of Hugging Face's Trainer": (
+        "out.write_text(json.dumps({'log_history': [{'step': i, 'eval_loss': 3 - i / 100} for i in steps]}))",
+        {"preset": "hf", "file": "{run_dir}/**/*.log"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "metrics"), IN_FILES.values(), ids=list(IN_FILES))
+def test_rows_from_files(tmp_path, line, metrics):
+    code = "import json, sys, pathlib; steps = range(10, 61, 10); out = pathlib.Path(sys.argv[1], 'a.log')\n"
+    rows = rows_of(tmp_path, code + line, "{run_dir}", **metrics)
     assert rows == [(step, 3 - step / 100) for step in range(10, 61, 10)]
 
 

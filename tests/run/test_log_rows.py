@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 from pydantic import ValidationError
 
-from ablate.run.log_rows import LogReader, LogSource, hf_rows
+from ablate.run.log_rows import LogReader, LogSource
 
 MEGATRON = (
     " [2026-08-22 10:11:12.000123] iteration      100/   20000 | consumed samples:        51200 | "
@@ -71,8 +72,7 @@ def is_near(found, expected):
 
 @pytest.mark.parametrize(("preset", "line", "expected"), LINES, ids=range(len(LINES)))
 def test_known_trainers(preset, line, expected):
-    place = "{run_dir}/state.json" if preset == "hf" else None
-    rows = list(LogReader(LogSource(preset=preset, file=place)).rows(line))
+    rows = list(LogReader(LogSource(preset=preset)).rows(line))
     assert len(rows) == len(expected)
     assert all(map(is_near, rows, expected)), rows
 
@@ -108,7 +108,8 @@ def test_the_state_of_hugging_faces_trainer():
         {"epoch": 0.1, "eval_loss": 4.25, "eval_runtime": 1.0, "step": 1},
         {"train_runtime": 3.0, "train_loss": 4.2, "step": 1},
     ]
-    assert list(hf_rows({"log_history": history})) == [
+    reader = LogReader(LogSource(preset="hf", file="{run_dir}/*/trainer_state.json"))
+    assert list(reader.rows(json.dumps({"log_history": history}, indent=2))) == [
         {"step": 1, "loss": 4.1533251, "grad_norm": 1.5, "lr": 1e-4},
         {"step": 1, "val_loss": 4.25},
     ]
