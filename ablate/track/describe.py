@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.base.files import read_json
 from ablate.recipes import GEMMS
+from ablate.run.command import REACHES
 from ablate.run.config import ModelConfig
 from ablate.store.metrics import new_lines, number_in, parse_rows
 
@@ -188,8 +189,13 @@ def run_tags(
 
 
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
-    """Flatten the resolved configuration, without model fields that have no effect, and the arm's factors."""
-    if isinstance(model := config.get("model"), dict):
+    """Flatten the resolved configuration, without fields that have no effect, and the arm's factors."""
+    if isinstance(config.get("trainer"), dict):  # a command has a model, data and settings of its own
+        read = {key: value for key, value in config["training"].items() if key in REACHES}
+        config = {key: config[key] for key in ("trainer", "recipe", "seed") if key in config} | {
+            "training": read
+        }
+    elif isinstance(model := config.get("model"), dict):
         config = config | {"model": ModelConfig.meaningful_fields(model)}
     return _cleaned(dict(_flat(config, "")), arm, _MAX_PARAM)
 

@@ -46,6 +46,14 @@ def test_the_design_as_mlflow_shows_it(study):
     assert shown == json.loads(path.read_text())
 
 
+def test_of_a_commands_run_the_parameters_are_what_it_reads(study):
+    config = CONFIG | {"trainer": {"command": ["run"]}, "vocab_size": 10**15}
+    config["training"] = config["training"] | {"tokens": 4096}
+    shown = describe.run_params(config, study.write_plan().arms[1])
+    read = {"trainer.command": "run", "training.tokens": "4096"}
+    assert {name: value for name, value in shown.items() if not name.startswith("factor.")} == read
+
+
 def test_what_is_too_long_for_mlflow_is_cut(study):
     study.plan["arms"][1]["factors"] = {f"training.field{n}": "x" * 9000 for n in range(80)}
     study.plan["arms"] *= 2000
