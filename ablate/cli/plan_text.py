@@ -348,9 +348,10 @@ def _command_text(plan: Plan, arm: PlannedArm) -> str | None:
     if not isinstance(command, Command):
         return None
     values = run_values(
-        seed=run.seed, steps=arm.batches.steps, tokens=arm.batches.tokens,
-        run_dir=Path(f"RUNS/{plan.study}/runs/{run.id}"), num_devices=max(1, arm.resources.gpus),
-    )  # fmt: skip
+        arm.config.with_seed(run.seed),
+        run_dir=Path(f"RUNS/{plan.study}/runs/{run.id}"),
+        num_devices=max(1, arm.resources.gpus),
+    )
     return shell_line(command, arm.config.recipe, values)
 
 

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.execute.side_tasks import Watch
-    from ablate.recipes import Recipe
     from ablate.run.config import RunConfig
     from ablate.run.log_rows import LogSource
 
@@ -95,15 +94,13 @@ def train_by_command(
     nodes, gpus = task.resources.nodes, task.resources.gpus
     environment = describe_command(command, task.git_commit, max(1, gpus) * nodes, gpus=gpus)
     write_record(run.environment_path, environment)
-    plan, (address, port) = plan_steps(task.config.training), _free_address()
-    place = Place(
-        command=command, recipe=task.config.recipe, secrets=task.secrets,
-        group=task.run_dir.parent.parent.name,
-        values=run_values(
-            seed=task.config.seed, steps=plan.steps, tokens=plan.tokens, run_dir=run.path.resolve(),
-            attempt=attempt, num_devices=max(1, gpus), port=port, num_nodes=nodes, master_addr=address,
-        ),
+    address, port = _free_address()
+    values = run_values(
+        task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=max(1, gpus), port=port,
+        num_nodes=nodes, master_addr=address,
     )  # fmt: skip
+    group = task.run_dir.parent.parent.name
+    place = Place(config=task.config, values=values, secrets=task.secrets, group=group)
     over = run.attempts / f"{attempt}.over"
     with MetricsWriter(run.metrics_path, whole) as writer:
 
@@ -114,7 +111,6 @@ def train_by_command(
         others = _start_others(task, place, attempt)
         try:
             end = run_command(
-                task.config,
                 place,
                 logs=[
                     [run.attempt_log(number), *(node_log(run, number, rank) for rank in range(1, nodes))]
@@ -201,11 +197,16 @@ def _free_address() -> tuple[str, int]:
 class Place:
     """What a run's command is started with, on any of its nodes. ``group``: the study's name, for W&B."""
 
-    command: Command
-    recipe: Recipe
+    config: RunConfig
     values: Mapping[str, Any]
     secrets: Mapping[str, str] = field(repr=False)
     group: str
+
+    @property
+    def command(self) -> Command:
+        """The run's command."""
+        assert isinstance(self.config.trainer, Command)
+        return self.config.trainer
 
     def mark(self, rank: int) -> str:
         """Return by what the command's processes on a node are found, in ``$ABLATE_COMMAND``."""
@@ -230,7 +231,7 @@ class Place:
         environment = {
             **os.environ,
             **self.secrets,
-            **variables_of(self.recipe, values),
+            **variables_of(self.config.recipe, values),
             "WANDB_RUN_ID": Path(str(values["run_dir"])).name,
             "WANDB_RUN_GROUP": self.group,
             "WANDB_RESUME": "allow",
@@ -264,17 +265,15 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
         raise UserError(
             f"--dry-run: nothing says how the command of arm '{arm}' ends after one step", hint=hint
         )
-    plan = plan_steps(config.training)
+    words = [*command.command, *command.dry_run_args]
     with tempfile.TemporaryDirectory() as folder:
-        values = run_values(
-            seed=config.seed, steps=plan.steps, tokens=plan.tokens, run_dir=Path(folder),
-            num_devices=num_devices, port=_free_address()[1],
-        )  # fmt: skip
-        words = [*command.command, *command.dry_run_args]
+        port = _free_address()[1]
         place = Place(
-            command=replace(command, command=words), recipe=config.recipe, values=values,
-            secrets=secrets_of(command, os.environ), group="dry run",
-        )  # fmt: skip
+            config=replace(config, trainer=replace(command, command=words)),
+            values=run_values(config, run_dir=Path(folder), num_devices=num_devices, port=port),
+            secrets=secrets_of(command, os.environ),
+            group="dry run",
+        )
         log = Path(folder) / "log"
         try:
             code = place.start(log).wait()
@@ -290,7 +289,6 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
 
 
 def run_command(
-    config: RunConfig,
     place: Place,
     *,
     logs: Sequence[Sequence[Path]],
@@ -309,7 +307,7 @@ def run_command(
     Raises:
         UserError: as ``Place.start``, or a row does not fit the plan.
     """
-    command = place.command
+    config, command = place.config, place.command
     assert command.metrics is not None
     source, values = command.metrics, place.values
     rows = _Rows(config, before, on_row, values["num_nodes"] * values["num_devices"])

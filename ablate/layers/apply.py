@@ -292,10 +292,10 @@ def _difference(linear: nn.Linear) -> str | None:
         for own in (True, False):
             operands = {name: made[name].clone().requires_grad_() for name in sizes}
             if own:
-                twin: Any = copy.copy(linear)
+                twin = copy.copy(linear)
                 vars(twin)["_parameters"] = {name: operands.get(name) for name in ("weight", "bias")}
                 try:
-                    y = type(linear).forward(twin, operands["x"])
+                    y: Any = type(linear).forward(twin, operands["x"])
                 except Exception as error:  # whatever its own code raises
                     return f"{type(error).__name__}: {error}"
             else:

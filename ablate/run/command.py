@@ -28,9 +28,12 @@ from ablate.base.errors import UserError
 from ablate.recipes.policy import Recipe
 from ablate.recipes.stacks import STACKS
 from ablate.run.log_rows import PRESET_NAMES, LogSource
+from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ablate.run.config import RunConfig
 
 TEMPLATES = (
     "python", "seed", "steps", "tokens", "run_dir", "attempt", "num_devices", "devices", "port", "node_rank",
@@ -157,12 +160,17 @@ def files_of(pattern: str) -> list[Path]:
     return sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207  Path.glob takes no absolute one
 
 
-def run_values(
-    *, seed: int, steps: int, tokens: int, run_dir: Path, num_devices: int, attempt: int = 1,
-    devices: str = "", port: int = 0, node_rank: int = 0, num_nodes: int = 1, master_addr: str = "127.0.0.1",
-) -> dict[str, Any]:  # fmt: skip
-    """Return what the templates become in one attempt of a run."""
-    return {**locals(), "python": sys.executable}
+def run_values(config: RunConfig, **place: Any) -> dict[str, Any]:
+    """Return what the templates become in one attempt of a run.
+
+    ``place``: ``run_dir`` and ``num_devices``, and what of the rest is not that of a first attempt alone.
+    """
+    plan = plan_steps(config.training)
+    return {
+        "python": sys.executable, "seed": config.seed, "steps": plan.steps, "tokens": plan.tokens,
+        "attempt": 1, "devices": "", "port": 0, "node_rank": 0, "num_nodes": 1, "master_addr": "127.0.0.1",
+        **place,
+    }  # fmt: skip
 
 
 def variables_of(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, str]:

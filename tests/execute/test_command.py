@@ -27,7 +27,6 @@ from ablate.recipes import read_recipe
 from ablate.run.command import Command, run_values, secrets_of
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.run.log_rows import LogSource
-from ablate.run.schedule import plan_steps
 from ablate.store import StudyStore
 from tests.execute.kill import execute_and_die_at, in_child, outcome_of, wait_for
 from tests.waiting import wait_until
@@ -51,11 +50,8 @@ def config(*args, **other):
 
 
 def place_of(folder, given, number):
-    plan = plan_steps(given.training)
-    values = run_values(
-        seed=given.seed, steps=plan.steps, tokens=plan.tokens, run_dir=folder, num_devices=1, attempt=number
-    )
-    return Place(command=given.trainer, recipe=given.recipe, values=values, secrets={}, group="study")
+    values = run_values(given, run_dir=folder, num_devices=1, attempt=number)
+    return Place(config=given, values=values, secrets={}, group="study")
 
 
 def left(folder):
@@ -67,7 +63,7 @@ def attempt(folder, given, number=1, rows=None, should_stop=lambda: False):
     rows = [] if rows is None else rows
     logs = [[folder / f"{one}.log"] for one in range(1, number + 1)]
     end = run_command(
-        given, place_of(folder, given, number), logs=logs, before=list(rows), on_row=rows.append,
+        place_of(folder, given, number), logs=logs, before=list(rows), on_row=rows.append,
         alive=lambda: None, should_stop=should_stop,
     )  # fmt: skip
     assert not left(folder)
