@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _NODES = 256
 _PATHS = 100_000
+_REPEATS = 200
 _LARGEST_Z = 37.0
 """Beyond it a tail of the normal distribution underflows double precision."""
 
@@ -186,9 +187,7 @@ def _settled(
     return f"its interval is narrower than {100 * rule.narrower_than:g} % {after}" if narrow else None
 
 
-def expected_seeds(
-    rule: Settled, cost: float, spread: float, *, arms: int, margin: Margin | None, repeats: int = 200
-) -> float:
+def expected_seeds(rule: Settled, cost: float, spread: float, *, arms: int, margin: Margin | None) -> float:
     """Simulate, with a fixed seed, how many seeds an arm needs on average until it is settled.
 
     ``cost``: of every arm, a fraction; ``spread``: standard deviation of the log ratio of tokens to target of
@@ -198,7 +197,7 @@ def expected_seeds(
     rng, most, count, total = np.random.default_rng(0), rule.looks[-1], min(arms, 12), 0
     # ``decide`` stops no arm that has all its results, so one run is missing.
     last = Outcome(seed=most, end="missing")
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         drawn = np.exp(math.log1p(cost) + rng.normal(0, spread, (count, most)))
         runs = {
             str(arm): [*(Outcome(seed=i, end="hit", low=t, high=t) for i, t in enumerate(own)), last]
@@ -210,7 +209,7 @@ def expected_seeds(
         ).stopped  # fmt: skip
         seeds = (found[arm].seeds if arm in found else None for arm in map(str, range(count)))
         total += sum(most if each is None else each for each in seeds)
-    return total / (repeats * count)
+    return total / (_REPEATS * count)
 
 
 def nominal_alphas(fractions: Sequence[float]) -> list[float]:

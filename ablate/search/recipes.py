@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-    from ablate.data import DataIdentity
     from ablate.plan.plan import PlannedArm
-    from ablate.run.config import DataConfig
     from ablate.search.engine import Asked, Curve, TrialRuns
     from ablate.store import StudyStore
     from ablate.study import Study
@@ -74,8 +72,8 @@ class SearchPlan(Grid):
         return self.plans[self.search.budgets.index(budget)].arm(name)
 
 
-def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | None = None) -> SearchPlan:
-    """Plan a search; see ``build_plan`` for ``identify``.
+def plan_search(study: Study) -> SearchPlan:
+    """Plan a search.
 
     Raises:
         UserError: data that cannot be used; a baseline without a modelled time; fewer trials than the
@@ -87,7 +85,7 @@ def plan_search(study: Study, identify: Callable[[DataConfig], DataIdentity] | N
     for budget in search.budgets:
         training = replace(study.training, tokens=budget)
         arms = tuple(replace(arm, training=training) for arm in study.arms)
-        plans.append(build_plan(replace(study, search=None, training=training, arms=arms), identify))
+        plans.append(build_plan(replace(study, search=None, training=training, arms=arms)))
     times, dropped = _times(study, search, plans[0])
     cells: dict[str, list[dict[str, str]]] = {name: [] for name in times}
     for cell in search.cells:

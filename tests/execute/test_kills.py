@@ -106,12 +106,9 @@ def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(stor
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
-        ("status.json", lambda _: b'{"state": "fin'),
-        ("status.json", lambda _: b"[]"),
-        ("metrics.jsonl", lambda content: content[:-9]),
+        ("status.json", lambda content: content[:-9]),
         ("metrics.jsonl", lambda content: content.replace(b"5", b"4", 1)),
-        ("metrics.jsonl", None),
-        ("config.json", lambda _: b"{"),
+        ("metrics.jsonl", lambda _: None),
     ],
 )
 def test_a_result_whose_files_are_damaged_is_made_again_to_the_bit(storage, undisturbed, file, damage):
@@ -119,9 +116,11 @@ def test_a_result_whose_files_are_damaged_is_made_again_to_the_bit(storage, undi
     shutil.copytree(storage / "whole1", storage / name)
     run = fresh(storage, name, 1)
     task = task_of(run, storage)
-    (run.path / file).write_bytes(damage((run.path / file).read_bytes())) if damage else (
-        run.path / file
-    ).unlink()
+    path = run.path / file
+    content = damage(path.read_bytes())
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
     make_run(run, 1)  # the driver's part
     assert wait_for(in_child(lambda: execute_run(task))) == 0
     assert run.state() == "finished"

@@ -114,34 +114,6 @@ def test_a_state_of_another_seed_or_no_state_is_refused():
         state.deoscillation.load_state_dict({"steps": 1, "0.x": X[0]})
 
 
-@pytest.mark.exhaustive
-def test_the_noise_of_replicas_averages_out_as_that_of_one_whole_batch():
-    means = torch.randn(64, generator=torch.Generator().manual_seed(99))
-
-    def power(replicas):
-        """Return the mean squared error of the replicas' mean gradient, on data with channel means."""
-        errors = []
-        for step in range(12):
-            error = 0
-            for index, replica in enumerate(replicas):
-                generator = torch.Generator().manual_seed(index)
-                x, dy = (
-                    (torch.randn(64, size, generator=generator) + 3 * means[:size]).to(torch.bfloat16)
-                    for size in (64, 32)
-                )
-                model = nn.Sequential(nn.Linear(64, 32, bias=False))
-                state = apply_recipe(model, {"gemms": ["wgrad"], "stabiliser": "sr"}, seed=3)
-                state.replica, state.step = replica, step
-                model(x).backward(dy)
-                error = error + (model[0].weight.grad.double() - dy.double().t() @ x.double()) / len(replicas)
-            errors.append(error.square().mean())
-        return float(torch.stack(errors).mean())
-
-    own, shared, one = (power(replicas) for replicas in (range(8), [0] * 8, [0]))
-    assert shared > 1.7 * own
-    assert 0.8 < one / (8 * own) < 1.25
-
-
 @pytest.mark.parametrize("recipe", ["alto", SR], ids=str)
 def test_replicas_share_the_draws_that_one_pass_over_all_data_makes_once(recipe):
     seen = []

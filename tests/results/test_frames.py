@@ -32,10 +32,6 @@ def test_runs_and_evaluations(make_study):
     assert {run.budget for run in runs} == {1_000_000}
     assert frames.faults == ()
     assert set(frames.configs) == {"a", "b"}
-    (first_run(store).path / "status.json").write_text("{")
-    frames = load_frames(store)
-    assert next(iter(frames.runs.values())).status.state == "damaged"
-    assert "status.json: altered or cut" in frames.faults[0]
 
 
 EVAL = {"kind": "eval", "tokens": 300, "step": 3, "val_loss": 1.5}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
 from optuna.trial import TrialState, create_trial
 
 from ablate.search.engine import VIOLATION
@@ -29,14 +27,6 @@ def test_the_front_is_what_nothing_dominates():
     trials = trials_of((1.0, 1.0), (2.0, 0.5), (2.0, 1.0), (0.5, 0.1, 1.0), None, (1.0, 1.0))
     assert [numbers(one) for one in fronts(trials)] == [[0, 1, 5], [2]]
     assert [*fronts([]), *fronts(trials_of(None))] == []
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
-def test_nothing_dominates_the_front_and_all_else_is_dominated(points):
-    best = set(numbers(next(fronts(trials_of(*points)))))
-    for number, (x, y) in enumerate(points):
-        is_dominated = any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
-        assert (number in best) is not is_dominated
 
 
 def test_promotion_keeps_the_whole_front_and_the_share_and_misses_last():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -146,14 +145,6 @@ def test_a_failing_write_leaves_what_was_there(folder, save, monkeypatch):
         save(2)
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors"]
     assert load_newest(folder)[0].step == 1
-
-
-def test_the_manifest_is_plain_json_and_a_pickle_is_not_read(folder, save):
-    save(1)
-    manifest = json.loads((folder / "000000000001.json").read_text())
-    assert manifest["rows"]["metrics.jsonl"][0] == 8
-    torch.save({"x": 1}, folder / "000000000001.safetensors")
-    assert load_newest(folder)[0] is None
 
 
 def test_a_checkpoint_vouches_for_the_rows_before_it_and_is_none_without_them(folder, save, metrics):

@@ -1,4 +1,3 @@
-import json
 import shutil
 import threading
 import time
@@ -53,15 +52,6 @@ def test_status_round_trips_and_ignores_what_it_does_not_know(tmp_path):
 def test_an_id_that_is_no_plain_name_leads_nowhere(tmp_path, name):
     with pytest.raises(ValueError, match="is no run's id"):
         StudyStore(tmp_path).run(name)
-
-
-def test_a_study_knows_its_plan(tmp_path):
-    store = StudyStore(tmp_path / "study")
-    with pytest.raises(FileNotFoundError):
-        store.plan()
-    store.write_plan(FIRST)
-    assert store.plan() == FIRST
-    assert json.loads(store.plan_path.read_text())["arms"][0]["differs"] == {"model.width": [1, 2]}
 
 
 def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path, monkeypatch):

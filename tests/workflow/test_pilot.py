@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import pytest
-
 from tests.cli.command import ablate
 from tests.workflow.fakes import STUDY
 
@@ -48,13 +46,3 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executor,
     assert [row["cost"] for row in advice["needed"]] == [0.2, 0.1, 0.05, 0.03]
     said = ablate("pilot", "tiny.yaml", "--write", cwd=tmp_path).line
     assert "--write: tiny.yaml has a target already" in said
-
-
-@pytest.mark.usefixtures("executor")
-def test_without_a_target_the_report_compares_final_losses(tmp_path):
-    done = ablate("run", "tiny.yaml", cwd=tmp_path)
-    assert done.code == 0, done
-    assert "Final loss of 1 arm against bf16" in done.out
-    report = json.loads((tmp_path / "runs/tiny/report/report.json").read_text())
-    assert report["target"] is None
-    assert report["arms"][1]["final_loss"]["difference"]["estimate"] == pytest.approx(0.0)
