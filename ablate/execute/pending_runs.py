@@ -231,10 +231,9 @@ def share_prefixes(
     folder, here = store.prefixes.resolve(), {run.run_id for run in runs}
     everyone = [(run.run_id, run.config, run.resources) for run in runs]
     everyone += [one for one in planned if one[0] not in here]
-    changes = any(config.fork is not None or config.recipe.later for _, config, _ in everyone)
-    changes &= not any(config.replayed for _, config, _ in everyone)  # a record has every step
-    # Which layers are diagnosed depends on the whole recipe, even before its later phases begin.
-    if not changes or any(run.diagnostics is not None for run in runs):
+    # Which layers are diagnosed depends on the whole recipe, even before its later phases begin; a record of
+    # routes has every step.
+    if any(run.diagnostics is not None for run in runs) or any(one.replayed for _, one, _ in everyone):
         return list(runs), {}
     found = shared_prefixes(
         everyone,

@@ -1,7 +1,7 @@
 """Run store → data frames, so that later steps need not know of files.
 
-How it fails: a file that does not parse never stops a report. Each fault becomes one line in ``faults``,
-with file and line, and the rest is read. A damaged run gives no numbers; a run without a result gives those
+How it fails: a file that does not parse never stops a report. Each fault becomes one line in ``faults``, and
+the rest is read. A damaged run gives no numbers; a run without a result gives those
 up to its newest checkpoint. A last line that a crash cut is no fault.
 A missing plan is an error of the caller (``FileNotFoundError``).
 """
@@ -18,7 +18,7 @@ import pandas as pd
 from ablate.base.files import read_record
 from ablate.store import END_STATES
 from ablate.store.leases import Leases
-from ablate.store.metrics import is_row, lines_of, number_in, parse_rows, rows_of
+from ablate.store.metrics import lines_of, number_in, rows_of
 from ablate.store.records import Environment, RecordedConfig, SpeedRecord, checked, with_whole
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _THROUGHPUT_SAMPLES = 200
-_MOST_TOKENS = 1 << 62
 TRAINING = {
     "tokens": "tokens", "step": "step", "loss": "loss_nats_per_token", "lr": "learning_rate",
     "grad_norm": "gradient_norm", "tokens_per_sec": "tokens_per_sec",
@@ -114,7 +113,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
                 attempts[entry.id] = attempt
         who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
         lines = lines_of(content)
-        evals += [who | row for row in _evaluations(run.metrics_path, lines, faults)]
+        evals += [who | row for row in _evaluations(lines)]
         runs[entry.id] = Ran(
             arm=arm.name,
             seed=entry.seed,
@@ -168,28 +167,18 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
         return None
 
 
-def _evaluations(path: Path, lines: list[bytes], faults: list[str]) -> list[dict[str, Any]]:
-    """Return the valid evaluations by tokens; a bad line or a loss that is not finite is a fault."""
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if b'"eval"' in line]
-    found, dropped = {}, 0
-    for (number, _), row in zip(numbered, parse_rows([line for _, line in numbered]), strict=True):
-        if isinstance(row, ValueError):
-            faults.append(f"{path}:{number}: not JSON: {row}")
-        elif is_row(row, "eval") and type(row.get("val_loss")) in (int, float):
-            loss, step = number_in(row, "val_loss"), row.get("step")
-            dropped += loss is None
-            if loss is not None:
-                # After a resume from an older checkpoint an evaluation is written twice: the last one counts.
-                found[row["tokens"]] = {
-                    "tokens": row["tokens"],
-                    "step": step if type(step) is int and 0 <= step < _MOST_TOKENS else 0,
-                    "val_loss": loss,
-                    _SECOND: number_in(row, _SECOND),
-                }
-        elif not (isinstance(row, dict) and row.get("kind") != "eval"):
-            faults.append(f"{path}:{number}: an evaluation needs the numbers 'tokens' and 'val_loss'")
-    if dropped:
-        faults.append(f"{path}: {dropped} evaluations without a finite loss left out")
+def _evaluations(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Return the evaluations by tokens; what has no finite loss, which no writer of ours leaves, is none."""
+    found = {}
+    for row in rows_of(lines, "eval"):
+        if (loss := number_in(row, "val_loss")) is not None:
+            # After a resume from an older checkpoint an evaluation is written twice: the last one counts.
+            found[row["tokens"]] = {
+                "tokens": row["tokens"],
+                "step": row.get("step", 0),
+                "val_loss": loss,
+                _SECOND: number_in(row, _SECOND),
+            }
     return [found[tokens] for tokens in sorted(found)]
 
 

@@ -37,27 +37,23 @@ def test_runs_and_evaluations(make_study):
 EVAL = {"kind": "eval", "tokens": 300, "step": 3, "val_loss": 1.5}
 ODD = """
 # Cut by a crash.
-{"kind":"eval","tokens":300,"step":3,"val_lo | 3 2 |
+{"kind":"eval","tokens":300,"step":3,"val_lo | 3 2
+# Of another program, which sealed them.
 {"kind":"eval","tokens":; {"kind":"eval","tokens":"many","val_loss":1}; \
-{"kind":"eval","tokens":300,"val_loss":1.5}; | 3 2 1.5 | :5: not JSON; :6: an evaluation needs
-{"kind":"eval","tokens":300,"val_loss":NaN}; \
-{"kind":"eval","tokens":300,"val_loss":Infinity}; | 3 2 | : 2 evaluations without a finite loss
+{"kind":"eval","tokens":300,"val_loss":NaN}; {"kind":"eval","tokens":300,"val_loss":1.5}; | 3 2 1.5
 # After a resume the last of two at the same tokens counts.
-{"kind":"eval","tokens":100,"val_loss":2.9}; | 2.9 2 |
+{"kind":"eval","tokens":100,"val_loss":2.9}; | 2.9 2
 """
 
 
-@pytest.mark.parametrize(("lines", "losses", "faults"), rows_of(ODD))
-def test_odd_rows_are_named_and_the_rest_read(make_study, lines, losses, faults):
+@pytest.mark.parametrize(("lines", "losses"), rows_of(ODD))
+def test_odd_rows_are_left_out(make_study, lines, losses):
     store = make_study({"a": [line(3, 2)]})
     run = first_run(store)
     with run.metrics_path.open("a") as file:
         file.write("\n".join(lines.split("; ")).replace(";", "\n"))
     reseal(run)
-    frames = load_frames(store)
-    assert frames.evals["val_loss"].tolist() == [*map(float, losses.split())]
-    for fault, said in zip(frames.faults, faults.split("; ") if faults else [], strict=True):
-        assert f"metrics.jsonl{said}" in fault
+    assert load_frames(store).evals["val_loss"].tolist() == [*map(float, losses.split())]
 
 
 FILES = (
