@@ -14,6 +14,7 @@ import click
 
 from ablate.base.errors import UserError
 from ablate.cli.common import deliver, format_table, names_text
+from ablate.execute.command import run_values
 from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
@@ -24,7 +25,7 @@ from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.tuning import range_text, values_text
 from ablate.recipes.place import idle_roles
 from ablate.run.architecture import layer_places, parameters_text
-from ablate.run.command import Command, result_files, run_values, shell_line
+from ablate.run.command import Command, result_files, shell_line
 from ablate.run.schedule import schedule_text
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json

@@ -38,7 +38,6 @@ from ablate.run.command import (
     check_inherited,
     files_of,
     filled,
-    run_values,
     secrets_of,
     variables_of,
 )
@@ -76,6 +75,19 @@ class CommandEnd:
     transient: bool = False
     seen: tuple[str, ...] = ()
     resumed_differently: tuple[int, ...] = ()
+
+
+def run_values(config: RunConfig, **place: Any) -> dict[str, Any]:
+    """Return what the templates become in one attempt of a run.
+
+    ``place``: ``run_dir`` and ``num_devices``, and what of the rest is not that of a first attempt alone.
+    """
+    plan = plan_steps(config.training)
+    return {
+        "python": sys.executable, "seed": config.seed, "steps": plan.steps, "tokens": plan.tokens,
+        "attempt": 1, "devices": "", "port": 0, "node_rank": 0, "num_nodes": 1, "master_addr": "127.0.0.1",
+        **place,
+    }  # fmt: skip
 
 
 def train_by_command(

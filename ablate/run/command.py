@@ -14,7 +14,6 @@ import hashlib
 import json
 import re
 import shlex
-import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,12 +27,10 @@ from ablate.base.errors import UserError
 from ablate.recipes.policy import Recipe
 from ablate.recipes.stacks import STACKS
 from ablate.run.log_rows import PRESET_NAMES, LogSource
-from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ablate.run.config import RunConfig
 
 TEMPLATES = (
     "python", "seed", "steps", "tokens", "run_dir", "attempt", "num_devices", "devices", "port", "node_rank",
@@ -158,19 +155,6 @@ def filled(text: str, values: Mapping[str, object]) -> str:
 def files_of(pattern: str) -> list[Path]:
     """List the files that a path with ``*``, ``**`` or ``?`` names, sorted."""
     return sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207  Path.glob takes no absolute one
-
-
-def run_values(config: RunConfig, **place: Any) -> dict[str, Any]:
-    """Return what the templates become in one attempt of a run.
-
-    ``place``: ``run_dir`` and ``num_devices``, and what of the rest is not that of a first attempt alone.
-    """
-    plan = plan_steps(config.training)
-    return {
-        "python": sys.executable, "seed": config.seed, "steps": plan.steps, "tokens": plan.tokens,
-        "attempt": 1, "devices": "", "port": 0, "node_rank": 0, "num_nodes": 1, "master_addr": "127.0.0.1",
-        **place,
-    }  # fmt: skip
 
 
 def variables_of(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, str]:

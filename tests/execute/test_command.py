@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.execute.command import MARK, Place, run_command
+from ablate.execute.command import MARK, Place, run_command, run_values
 from ablate.execute.orphans import marked
 from ablate.execute.pending_runs import RunRequest
 from ablate.execute.side_tasks import EXIT_HUNG
 from ablate.execute.worker import execute_run
 from ablate.recipes import read_recipe
-from ablate.run.command import Command, run_values, secrets_of
+from ablate.run.command import Command, secrets_of
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.run.log_rows import LogSource
 from ablate.store import StudyStore
