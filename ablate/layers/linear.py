@@ -201,8 +201,8 @@ class QuantLinear(nn.Linear):
         """Record this pass's largest magnitude; return that of the passes before it.
 
         As TransformerEngine's ``delayed_scaling.cu``: the history rolls with each pass, unless the magnitude
-        is zero, and NaN counts as nothing. The scale begins at 1, and stays as it was where the past has no
-        magnitude, or one that is not finite.
+        is zero, and NaN counts as nothing. The scale begins at 1 (in diagnostics: with the tensor's own), and
+        stays as it was where the past has no magnitude, or one that is not finite.
         """
         index = self._delayed[which]
         history, passes = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
@@ -216,7 +216,7 @@ class QuantLinear(nn.Linear):
         past[slot] = False
         known = float(history[past].max().item()) if bool(past.any()) else 0.0
         if not 0 < known < math.inf:
-            known = float(used[index]) or ELEMENTS[policy.format].max
+            known = float(used[index]) or (now if at.redraw else ELEMENTS[policy.format].max)
         elif trains:
             used[index] = known
         if trains:

@@ -388,7 +388,7 @@ Dgrad, Wgrad: 1 of 7 matrices in low precision, 16.0% of the FLOPs
 
 
 def test_presets_with_rules_or_phases_run_on_a_deep_model_and_tied_weights_stay_tied():
-    recipes = [preset.recipe for preset in PRESETS.values()]
+    recipes = [preset.recipe for preset in PRESETS.values() if not preset.name.endswith("-experts")]
     for recipe in (one for one in recipes if one.rules or one.phases):
         model = Model(depth=12).to(torch.bfloat16)
         model.lm_head.weight = model.embed.weight
