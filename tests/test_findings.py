@@ -1,11 +1,15 @@
 """The tables and figures of ``docs/findings`` follow from the evaluations that lie beside them."""
 
 import importlib.util
+import math
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+
+from ablate.plan.estimate import SPREAD
+from ablate.plan.pilot import PAIRED
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "findings"
@@ -47,6 +51,22 @@ def test_tables_and_figures_follow_from_the_evaluations(storage, what, on_the_pa
     found, drawn = filler.block(storage, study, kind, dict(one.split("=", 1) for one in settings))
     assert found.strip() == on_the_page.strip()
     assert {path.name for path, body in drawn.items() if path.read_bytes() != body} == set()
+
+
+@pytest.mark.exhaustive
+def test_the_spreads_that_plans_take_are_those_of_the_arms_that_cost_a_tenth(storage):
+    found = set()  # studies share runs
+    for analysis in (filler.read(storage, study, None) for study in STUDIES):
+        for arm in analysis.others if analysis.plan.target else ():
+            if (
+                (power := arm.power) is not None
+                and power.spread_of_the_pairs
+                and arm.token_cost.estimate >= 0.1
+            ):
+                found.add((arm.token_cost.pairs - 1, power.spread_of_the_pairs, power.spread_of_log_tokens))
+    degrees = sum(one for one, *_ in found)
+    pairs, runs = (math.sqrt(sum(one[0] * one[at] ** 2 for one in found) / degrees) for at in (1, 2))
+    assert (round(pairs, 3), round(pairs / runs, 2)) == (SPREAD, PAIRED)
 
 
 def test_the_evaluations_of_every_study_are_there_and_a_page_names_it():

@@ -197,6 +197,7 @@ def pilot(study: str, as_json: bool, write: bool, retry_failed: bool, **where: A
 def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     """Say in lines what the pilot found; ``written``: the target is in the study file."""
     from ablate.plan.estimate import SPREAD, duration_text
+    from ablate.plan.pilot import PAIRED
 
     if take := advice.take:
         tokens = " and ".join(f"{tokens:,.0f}" for tokens in take.tokens.values())
@@ -212,7 +213,7 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     else:
         yield f"target   none to be had: {advice.why_not}"
     if spread := advice.spread:
-        whose = "these two" if spread.runs > SPREAD else "FP4 arms of docs/findings"
+        whose = "these two" if PAIRED * spread.runs > SPREAD else "FP4 arms of docs/findings"
         yield (
             f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs; below, pairs "
             f"of runs spread by {spread.pairs:.1%}, as {whose} do\n"

@@ -10,7 +10,7 @@ import pytest
 from ablate.cli.planning import advice_text
 from ablate.plan import StudyProgress
 from ablate.plan.estimate import SPREAD, START_SEC, cost_found
-from ablate.plan.pilot import Curve, Reached, advise, with_target
+from ablate.plan.pilot import PAIRED, Curve, Reached, advise, with_target
 
 STUDY = """\
 name: s
@@ -61,14 +61,14 @@ def test_seeds_until_settled_are_the_most_that_there_may_be(plan):
 
 @pytest.mark.parametrize(
     ("paired", "factor"),
-    [("true", 1), ("false", math.sqrt(2))],
+    [("true", PAIRED), ("false", math.sqrt(2))],
 )
 def test_the_seeds_are_those_that_the_spread_asks_for(plan, paired, factor):
     study = STUDY.replace("seeds: 3\n", f"seeds: 3\npaired_seeds: {paired}\n")
     for slower in (1.01, 1.3):
         found = advice(plan(study), curve(0), curve(1, slower))
         assert found.spread.runs == pytest.approx(math.log(slower) / math.sqrt(2), rel=1e-6)
-        assert found.spread.pairs == pytest.approx(factor * max(SPREAD, found.spread.runs))
+        assert found.spread.pairs == pytest.approx(factor * max(SPREAD / PAIRED, found.spread.runs))
         for row in (row for row in found.needed if row.seeds is not None):
             enough, fewer = (
                 cost_found(row.seeds - less, 1, moderated=True, spread=found.spread.pairs) for less in (0, 1)

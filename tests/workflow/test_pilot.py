@@ -30,7 +30,7 @@ def test_the_pilot_trains_the_baseline_alone_and_its_target_is_written(executor,
     assert done.code == 0, done
     assert executor.calls == [[("bf16", 0), ("bf16", 1)]]  # no trials, no other arm
     assert "seeds 0 and 1 reach 3.144 nats per token after" in done.out
-    assert "pairs of runs spread by 5.5%, as FP4 arms of docs/findings do" in done.out
+    assert "pairs of runs spread by 4.4%, as FP4 arms of docs/findings do" in done.out
     assert "the rest of the study, 3 seeds an arm: about" in done.out
     assert "a token of fp4 takes 4.0 times the baseline's time" in done.out
     written = (tmp_path / "tiny.yaml").read_text()
