@@ -46,8 +46,11 @@ def test_resets_begin_at_a_step():
     recipe = read_recipe({"preset": "primus-turbo", "deoscillate": {"window": 200, "from_fraction": 0.1}})
     args = flags_for(recipe, "primus", steps=15_000).args
     assert args[args.index("--weight_deosc_start_step") + 1] == "1500"
-    with pytest.raises(ValueError, match="number of steps is not known"):
+    with pytest.raises(ValueError, match="step at which the resets begin is not known"):
         flags_for(recipe, "primus")
+    recipe = read_recipe({"preset": "primus-turbo", "deoscillate": {"from_tokens": 1_000_000}})
+    with pytest.raises(ValueError, match="step at which the resets begin is not known"):
+        flags_for(recipe, "primus", steps=15_000)
 
 
 def test_a_stack_that_falls_back_to_bf16_is_found_out():

@@ -74,13 +74,12 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
     if recipe.phases:
         raise ValueError(f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:")
     for rule in recipe.rules:
-        counts = all(type(count) is int for count in (rule.first, rule.last))
         if (
             rule.match
             or rule.role
             or rule.head
             or not rule.recipe.is_high_precision
-            or not counts
+            or type(rule.last) is not int
             or len(recipe.rules) > 1
         ):
             raise ValueError(
@@ -93,8 +92,9 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
             raise ValueError(f"{title} does not reset oscillating weights")
         if reset.snapshots != "fp32":
             raise ValueError(f"{title} as read ({table['read_in']}) compares weights in fp32")
-        if steps is None:
-            raise ValueError("the number of steps is not known, from which the start of the resets follows")
+        if steps is None or reset.from_tokens:
+            what = "the step at which the resets begin is not known (from_fraction of the run's steps is)"
+            raise ValueError(what)
         begins = round((reset.from_fraction or 0) * steps)
         values = {"start_step": begins, "window": reset.window, "threshold": reset.threshold}
         args += [word.format(**values) for word in table["deoscillate"]["args"]]
