@@ -192,16 +192,31 @@ def test_weights_are_de_oscillated_as_those_of_layers(kind):
     assert (found == found.bfloat16()).float().mean() > 0.5  # those were reset to their grid
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
-def test_transformers(kind):
+def of_transformers(kind, depth=1):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": depth, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 32}
-    config = AutoConfig.for_model(kind, vocab_size=64, layer_types=["full_attention"], **sizes)
-    model = AutoModelForCausalLM.from_config(config)
-    plain = copy.deepcopy(model)
+    config = AutoConfig.for_model(kind, vocab_size=64, layer_types=["full_attention"] * depth, **sizes)
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("primus-gpt-oss-experts", 1), ("humans-nvfp4-experts", 4)])
+def test_presets_of_experts_alone(name, blocks):
+    model = of_transformers("gpt_oss", depth=5)
+    state = apply_recipe(model, name, allow="*.router.weight", total_tokens=1000, quiet=True)
+    assert state.coverage.count("fprop") == blocks * 2 * 4
+    x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
+    model(x, labels=x).loss.backward()
+    state.advance(500)
+    assert all(torch.isfinite(one.grad).all() for one in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_transformers(kind):
+    model = of_transformers(kind)
+    config, plain = model.config, copy.deepcopy(model)
     state = apply_recipe(
         model, RECIPE, allow=["*.gate.weight", "*.router.weight"][kind == "gpt_oss"], quiet=True
     )
