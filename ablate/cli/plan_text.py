@@ -91,7 +91,10 @@ def show_plan(
         from ablate.cli.display import ConsoleListener
         from ablate.workflow.pilot import with_timed_steps
 
-        progress, _ = with_timed_steps(plan, progress, ConsoleListener(err=True))
+        try:
+            progress, _ = with_timed_steps(plan, progress, ConsoleListener(err=True))
+        except UserError as error:  # the arms may be meant for another machine
+            click.echo(f"not timed here: {error}", err=True)
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
     on_each, of_all = _on_hardware(plan, named, prices) if named or as_json else ([], {})
 

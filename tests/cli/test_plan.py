@@ -62,6 +62,13 @@ def test_a_dry_run_tries_whether_a_trainer_can_be_called(here):
         assert (ended.code, said in ended.out + ended.err) == (code, True)
 
 
+def test_arms_that_this_machine_cannot_run_are_planned_and_not_timed(here):
+    native = "--set=base.resources={require_native: true}"
+    ended = ablate("plan", "study.yaml", native, "--dry-run", cwd=here)
+    assert (ended.code, ended.out.count("all shapes fit")) == (0, 5)
+    assert "not timed here: arm '" in ended.err
+
+
 def test_a_value_out_of_all_reason_is_asked_back(here):
     for settings, line in (
         (["base.training.learning_rate=40"], "learning_rate is 40 in every arm: is that meant? ("),
