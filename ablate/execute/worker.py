@@ -190,15 +190,10 @@ def _train(
             )  # fmt: skip
             write_record(run.environment_path, environment)
             kept = start.rows if start else {}
-            asked = {
-                run.metrics_path: True,
-                run.diagnostics_path: task.diagnostics,
-                run.routes_path: task.records,
-            }
+            paths = [run.metrics_path, *[run.diagnostics_path] * bool(task.diagnostics)]
             writers = {
                 path: files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
-                for path, is_asked in asked.items()
-                if is_asked
+                for path in (*paths, *[run.routes_path] * task.records)
             }
             result = _call_trainer(
                 task,

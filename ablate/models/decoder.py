@@ -99,7 +99,7 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, rotation)
         balance = [mixture.balance for mixture in self.mixtures if mixture.balance is not None]
-        self.balance = torch.stack(balance).mean() if balance else None
+        self.balance = torch.stack(balance).mean() if balance and self.config.routing != "fixed" else None
         logits: Tensor = self.head(self.norm(x))
         return logits
 
@@ -204,7 +204,6 @@ class Experts(nn.Module):
         self.per_token = min(config.experts_per_token, count)
         self.rows_multiple = 1  # the decoder sets it by the experts' recipes
         self.choose: Callable[[Tensor], Tensor] | None = None
-        self.is_fixed = config.routing == "fixed"
         self.shares: Tensor | None = None
         self.balance: Tensor | None = None
 
@@ -218,8 +217,7 @@ class Experts(nn.Module):
             taken = probabilities.gather(-1, chosen)
         weights = (taken / taken.sum(dim=-1, keepdim=True)).to(x.dtype)
         self.shares = F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0) / self.per_token
-        if not self.is_fixed:
-            self.balance = len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
+        self.balance = len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
         out = torch.zeros_like(rows)
         for index, expert in enumerate(self.experts):
             if chosen.is_meta:  # the routes are unknown without values: assume an even share
