@@ -42,7 +42,7 @@ from ablate.run.command import (
     variables_of,
 )
 from ablate.run.log_rows import LogReader, without_colours
-from ablate.run.schedule import plan_steps
+from ablate.run.schedule import divergence_bound, plan_steps
 from ablate.store import RunDir
 from ablate.store.leases import Leases
 from ablate.store.metrics import MetricsWriter, new_lines, parse_rows
@@ -443,11 +443,14 @@ class _Rows:
         plan = plan_steps(config.training)
         self.steps, self.budget, self.tokens_per_step = plan.steps, plan.tokens, plan.tokens_per_step
         self._sequence, self._devices, self._on_row = config.training.seq_len, num_devices, on_row
-        self._highest_loss = config.training.divergence_loss or math.inf
+        self._bound = divergence_bound(config.training.divergence_loss, config.vocab_size)
+        self._above_bound, self._most_above = 0, config.training.divergence_evals
         self._before = {(row["kind"], row["step"]): row.get(_LOSS[row["kind"]]) for row in before}
         self._steps: dict[str, list[int]] = {"train": [], "eval": []}
-        for kind, step in sorted(self._before):
+        for (kind, step), loss in sorted(self._before.items()):
             self._steps[kind].append(step)
+            if kind == "eval":
+                self._count_above(loss)
         self.is_new = False
         self.different: list[int] = []
 
@@ -504,7 +507,14 @@ class _Rows:
             numbers.setdefault("tokens_per_sec", each * self._devices)
         rest = {name: value for name, value in numbers.items() if math.isfinite(value)}
         self._on_row({"kind": kind, "tokens": step * self.tokens_per_step, "step": step, **rest})
-        return None
+        if kind == "eval":
+            self._count_above(loss)
+        if self._above_bound < self._most_above:
+            return None
+        return f"validation loss above {self._bound:.3g} nats/token for {self._above_bound} evaluations"
+
+    def _count_above(self, loss: float) -> None:
+        self._above_bound = self._above_bound + 1 if loss > self._bound else 0
 
 
 _LOSS = {"train": "loss", "eval": "val_loss"}

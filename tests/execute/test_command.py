@@ -132,6 +132,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
     assert rows[-1]["step"] == 20
 
 
+def test_losses_above_the_studys_bound_end_the_run_as_diverged(tmp_path):
+    training = replace(CONFIG.training, divergence_loss=1.0, divergence_evals=4)
+    given = replace(config("--exit-at", "20", "--sleep", "0.01"), training=training)
+    _, rows = attempt(tmp_path, given)
+    given = replace(config("--sleep", "0.01"), training=training)
+    end, rows = attempt(tmp_path, given, 2, rows)  # it counts those of the first attempt, too
+    assert (end.state, end.message) == ("diverged", "validation loss above 1 nats/token for 4 evaluations")
+    assert rows[-1]["step"] == 40
+
+
 def test_steps_that_were_trained_otherwise_after_a_resume_are_named(tmp_path):
     given = config("--crash-at", "37", "--other-noise")
     _, rows = attempt(tmp_path, given)
