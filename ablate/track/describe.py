@@ -163,6 +163,9 @@ def run_tags(
     arm = plan.arms[place]
     is_baseline = arm.name == plan.baseline
     note = [arm.description or "", f"**{arm.recipe}**", f"Differs from the baseline: {_differs(arm)}"]
+    if environment.get("backend_mode") == "command":
+        seen = environment.get("markers")
+        note.append("By the command, as configured" + f"; its output held: {text(seen)}" * bool(seen))
     if status.state in ("diverged", "failed", "interrupted", "stopped"):
         note.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
     note.append(f"[The study's report]({report})")

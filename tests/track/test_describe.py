@@ -46,10 +46,14 @@ def test_the_design_as_mlflow_shows_it(study):
     assert shown == json.loads(path.read_text())
 
 
-def test_of_a_commands_run_the_parameters_are_what_it_reads(study):
+def test_of_a_commands_run_what_is_known_is_shown(study):
+    plan = study.write_plan()
+    environment = {"backend_mode": "command", "markers": ["FP4 e2m1"]}
+    tags = describe.run_tags(plan, 1, plan.arms[1].runs[0], Status(), environment, report="LINK")
+    assert "\n\nBy the command, as configured; its output held: FP4 e2m1\n\n" in tags["mlflow.note.content"]
     config = CONFIG | {"trainer": {"command": ["run"]}, "vocab_size": 10**15}
     config["training"] = config["training"] | {"tokens": 4096}
-    shown = describe.run_params(config, study.write_plan().arms[1])
+    shown = describe.run_params(config, plan.arms[1])
     read = {"trainer.command": "run", "training.tokens": "4096"}
     assert {name: value for name, value in shown.items() if not name.startswith("factor.")} == read
 
