@@ -445,7 +445,7 @@ class _Rows:
         self._sequence, self._devices, self._on_row = config.training.seq_len, num_devices, on_row
         self._bound = divergence_bound(config.training.divergence_loss, config.vocab_size)
         self._above_bound, self._most_above = 0, config.training.divergence_evals
-        self._before = {(row["kind"], row["step"]): row.get(_LOSS[row["kind"]]) for row in before}
+        self._before = {(row["kind"], row["step"]): row[_LOSS[row["kind"]]] for row in before}
         self._steps: dict[str, list[int]] = {"train": [], "eval": []}
         for (kind, step), loss in sorted(self._before.items()):
             self._steps[kind].append(step)
