@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from ablate.base.config_base import Section, key, said
+from ablate.base.config_base import Section, key
 from ablate.base.errors import UserError
 from ablate.recipes.policy import Recipe
 from ablate.recipes.stacks import STACKS
-from ablate.run.log_rows import PRESET_NAMES, LogSource
+from ablate.run.log_rows import PRESET_NAMES, LogSource, compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 TEMPLATES = (
     "python", "seed", "steps", "tokens", "run_dir", "attempt", "num_devices", "devices", "port", "node_rank",
@@ -92,10 +91,7 @@ class Command(Section):
     def __post_init__(self) -> None:
         for part in ("expect", "refuse"):
             for index, pattern in enumerate(getattr(self, part)):
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise said(f"no regular expression: {error}", None, part, index) from None
+                compiled(pattern, part, index)
 
     def faults(self) -> Iterator[tuple[str, str | None, str]]:
         """Yield what the parts of a whole section contradict: what is wrong, a hint, the key at fault."""

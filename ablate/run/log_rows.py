@@ -98,22 +98,27 @@ class LogSource(Section):
         if self.preset == "hf" and self.file is None:
             hint = "name it: file: '{run_dir}/out/**/trainer_state.json'"
             raise said("hf reads the state that Trainer writes at each save", hint, "preset")
+        named = {*self.jsonl, *self.tensorboard}
         for index, pattern in enumerate(self.patterns):
-            try:
-                groups = re.compile(pattern).groupindex
-            except re.error as error:
-                raise said(f"no regular expression: {error}", None, "patterns", index) from None
+            groups = compiled(pattern, "patterns", index).groupindex
+            named |= groups.keys()
             for name in groups:
                 _check_name(name, "patterns", index)
         for way in ("jsonl", "tensorboard"):
             for name in getattr(self, way):
                 _check_name(name, way, name)
-        named = {name for pattern in self.patterns for name in re.compile(pattern).groupindex}
-        named |= {*self.jsonl, *self.tensorboard}
         if self.preset is None and "val_loss" not in named:
             raise said("nothing reads val_loss", "a validation loss in nats per token", ways[0])
         if (self.patterns or self.jsonl) and not named & set(PLACES):
             raise said(f"nothing reads {', '.join(PLACES[:-1])} or {PLACES[-1]}", None, ways[0])
+
+
+def compiled(pattern: str, *where: str | int) -> re.Pattern[str]:
+    """Compile a regular expression of a study; an error is at the key ``where``."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise said(f"no regular expression: {error}", None, *where) from None
 
 
 def _check_name(name: str, *where: str | int) -> None:
