@@ -138,6 +138,9 @@ def coverage_of(
                 why = _BY_DEFAULT if matrix.is_head else "a rule of the recipe keeps it in high precision"
                 uncovered[name] = why if recipe.is_ever_low else "the recipe is in high precision"
     said = []
+    policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
+    if any(one.is_high_precision and one.source == "forward" for one in policies):
+        said.append("a backward GEMM in high precision multiplies what Fprop multiplied, dequantised")
     if idle := idle_roles(recipe, where):
         said.append(f"no linear layer has the role {', '.join(idle)}")
     unknown = [name for name, place in where.items() if place.role is None]

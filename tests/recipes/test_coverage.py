@@ -37,6 +37,12 @@ def test_shares_count_every_place_and_every_gemm_by_itself():
     }
 
 
+def test_a_backward_pass_of_dequantised_operands_is_said():
+    found = coverage_of(recipe(gemms=["fprop"], rest="bf16-dequantised"), MATRICES, WHERE)
+    assert (found.count("fprop"), found.count("dgrad")) == (2, 0)
+    assert found.notes == ("a backward GEMM in high precision multiplies what Fprop multiplied, dequantised",)
+
+
 def test_a_phase_in_low_precision_is_enough():
     late = recipe(phases=[{"from_tokens": 100, "recipe": "mxfp4"}])
     assert coverage_of(late, MATRICES, WHERE).count("dgrad") == 2
