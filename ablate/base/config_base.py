@@ -11,7 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 
@@ -30,6 +30,11 @@ def key(default: Any, description: str, **rules: Any) -> Any:
 def said(what: str, hint: str | None = None, *key: str | int) -> PydanticCustomError:
     """Make an error with its own words, for a section's checks; ``key``: the path to the faulty part."""
     return PydanticCustomError("said", "{what}", {"what": what, "hint": hint, "key": key})
+
+
+def written_short(section: Any) -> Any:
+    """Return a section in a study file's notation, as plain data without default values."""
+    return TypeAdapter(type(section)).dump_python(section, exclude_defaults=True, mode="json")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.config_base import Section, key
+from ablate.base.config_base import Section, key, written_short
 from ablate.base.errors import likely, one_of
 from ablate.recipes.policy import (
     GEMMS,
@@ -302,27 +302,18 @@ def resolve(spec: RecipeSpec) -> Recipe:
 def as_written(recipe: LayerRecipe) -> dict[str, Any]:
     """Write a recipe as a study file may, in plain data: ``resolve`` makes the same of it."""
     found: dict[str, Any] = {}
-    for gemm in GEMMS:
-        policy, fmt = recipe.gemm(gemm), recipe.gemm(gemm).left.format
-        plain = OperandPolicy(format=fmt)
-        if policy == GemmPolicy(left=plain, right=plain) and fmt in get_args(GemmFormat):
-            found |= {} if fmt == "bf16" else {gemm: fmt}
-            continue
-        sides = zip(OPERANDS[gemm], (policy.left, policy.right), strict=True)
-        usual = vars(OperandPolicy())
-        found[gemm] = {name: {k: v for k, v in vars(side).items() if v != usual[k]} for name, side in sides}
-        if policy.accumulate != "fp32":
-            found["accumulate"] = policy.accumulate
+    for gemm, operand, policy in recipe.operands():
+        plain = vars(OperandPolicy(format=policy.format))
+        if not policy.is_untouched:
+            own = {name: value for name, value in vars(policy).items() if value != plain[name]}
+            found.setdefault(gemm, {})[operand] = {"format": policy.format, **own}
+        if recipe.gemm(gemm).accumulate != "fp32":
+            found["accumulate"] = recipe.gemm(gemm).accumulate
     if isinstance(recipe, Recipe):
         for name, parts in (("layers", recipe.rules), ("phases", recipe.phases)):
-            said: list[dict[str, Any]] = [
-                {k: [*v] if isinstance(v, tuple) else v for k, v in vars(one).items() if v} for one in parts
-            ]
-            if said:
-                found[name] = [one | {"recipe": as_written(one["recipe"]) or "bf16"} for one in said]
-        if recipe.deoscillate:
-            found["deoscillate"] = {k: v for k, v in vars(recipe.deoscillate).items() if v is not None}
-    return found
+            found[name] = [written_short(one) | {"recipe": as_written(one.recipe) or "bf16"} for one in parts]
+        found["deoscillate"] = recipe.deoscillate and written_short(recipe.deoscillate)
+    return {name: value for name, value in found.items() if value not in (None, [])}
 
 
 @cache

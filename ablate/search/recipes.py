@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.config_base import written_short
 from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
 from ablate.modelled.speed import LLAMA_8B, token_time, workload_of
@@ -25,7 +26,7 @@ from ablate.search.engine import TrialResult, end_loss, losses_of
 from ablate.search.halving import DIVERGED, Grid, candidate_of, search_grid, short_tokens
 from ablate.store import END_STATES
 from ablate.store.plan_file import DroppedCell
-from ablate.study.template import study_text, written_short
+from ablate.study.template import study_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

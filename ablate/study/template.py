@@ -15,6 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.config_base import written_short
 from ablate.base.errors import UserError, likely, one_of
 from ablate.run.architecture import PRESETS
 
@@ -173,18 +174,12 @@ def study_text(said: str, head: Mapping[str, Any], base: Mapping[str, Any], arms
 
     written = {name: written_short(part) for name, part in base.items()}
     parts = {name: one for name, one in written.items() if one not in (None, "auto", {})}
-    yaml, text = YAML(), io.StringIO()
+    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.default_flow_style = None  # mappings without mappings in them take one line
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 100
-    yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.dump({**head, "base": parts, "arms": arms}, text)
     return f"# {said}\n{text.getvalue()}"
-
-
-def written_short(section: Any) -> Any:
-    """Return a section in a study file's notation, without default values."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(type(section)).dump_python(section, exclude_defaults=True, mode="json")
 
 
 def _comment(text: str, indent: str) -> str:
