@@ -12,6 +12,8 @@ TRAINERS = Path(__file__).parent / "execute"
 # cores tests/models/test_custom_models.py took 142 s, not 19 s. Before torch is imported; children inherit.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As the mirror sets it, which is not always the first to import mlflow here.
+os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
 # An example takes longer on a busy machine, and the first one imports what it needs. A fixture may serve all.
 settings.register_profile(

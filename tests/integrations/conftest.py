@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 import torch
@@ -11,9 +10,6 @@ import torch
 from ablate.recipes import read_recipe
 from ablate.run.command import variables_of
 
-os.environ.setdefault(
-    "MLFLOW_LOGGING_LEVEL", "WARNING"
-)  # as the mirror sets it; Lightning imports mlflow first
 NOISY = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 """Everything that must move with the optimizer's steps: signs per step, noise per pass."""
 
