@@ -168,7 +168,7 @@ def run_tags(
         note.append("By the command, as configured" + f"; its output held: {text(seen)}" * bool(seen))
     if status.state in ("diverged", "failed", "interrupted", "stopped"):
         note.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
-    note.append(f"[The study's report]({report})")
+    note.append(f"[The study's report]({report}). Step: training tokens.")
     tags = {
         "ablate.run_id": run.id,
         "ablate.arm": arm.name,
@@ -216,7 +216,8 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
         f"{plan.description or ''}\n",
         f"- **Target**: {target}",
         f"- **Baseline**: `{plan.baseline}`",
-        f"- **Report**: [token cost, curves and verdict]({report})\n",
+        f"- **Report**: [token cost, curves and verdict]({report})",
+        "- **Step** of a metric: training tokens\n",
         "| arm | recipe | differs from the baseline | seeds |\n|---|---|---|---|",
     ]
     for arm in plan.arms:

@@ -159,7 +159,7 @@ def small_multiples(
     """
     columns = min(len(lines), 3)
     rows = -(-len(lines) // columns)
-    figure = sheet(11 if columns > 1 else 6, 0.75 + 2.05 * rows)
+    figure = sheet(11 if columns > 1 else 6, 0.75 + 2.2 * rows)
     figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
     places = [*figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat]
@@ -170,7 +170,7 @@ def small_multiples(
     for i, (name, axis) in enumerate(axes.items()):
         look, (x, band, text) = looks[name], lines[name]
         middle, low, high = np.array([*band], dtype=float).T
-        axis.set_title(short(name, 30))
+        axis.set_title(f"{short(name, 30)}\n{text}".replace(NBSP, " "))
         axis.tick_params(labelbottom=i + columns >= len(lines))
         axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
         if bars:
@@ -178,8 +178,6 @@ def small_multiples(
             axis.plot(x, middle, look["marker"], color=look["color"], markersize=5)
         else:
             axis.plot(x, middle, **look, markersize=3.8, markevery=max(1, len(x) // 6), zorder=3)
-        at_top = {"transform": axis.transAxes, "ha": "right", "va": "top"}
-        axis.text(0.985, 0.965, text.replace(NBSP, " "), fontsize=8, color=FAINT, **at_top)
         if name not in mixed:
             if not bars:
                 axis.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0)
@@ -197,8 +195,32 @@ def percent_ticks(axis: Any) -> None:
 
 def count_ticks(axis: Any, bins: int = 5) -> None:
     """Label an x axis of tokens or parameters."""
-    axis.locator_params("x", nbins=bins)
+    if axis.get_xscale() == "linear":
+        axis.locator_params("x", nbins=bins)
+    axis.xaxis.set_minor_formatter("")
     axis.xaxis.set_major_formatter(lambda value, _: tokens(value))
+
+
+def log_ticks(axis: Any) -> None:
+    """Label a logarithmic axis at 1, 2, 3 and 5 times the powers of ten."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter("")
+
+
+def token_axis(axis: Any, per_step: int | None) -> None:
+    """Label an x axis of training tokens, and above it the steps, of ``per_step`` tokens each; None: none."""
+    axes = [axis]
+    axis.set_xlabel("training tokens")
+    if per_step:
+        axes.append(
+            axis.secondary_xaxis("top", functions=(lambda at: at / per_step, lambda at: at * per_step))
+        )
+        axes[1].set_xlabel("steps")
+    for one in axes:
+        count_ticks(one)
 
 
 def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Loss over tokens, each seed and the mean, and the trials' final loss over the learning rate.
+"""Losses over tokens, each seed and the mean, and the trials' final loss over the learning rate.
 
 The late part of convergence is enlarged. Arms far off and diverged runs may leave that part, because the
 lines would not be distinct otherwise; the legend has every arm's final loss. A trial has a cross at the top,
@@ -8,7 +8,8 @@ in place of a loss, if a run diverged in it, and a triangle if it was ended earl
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +19,10 @@ from ablate.reports.words.format import DASH, loss, plural, tokens
 from ablate.results.losses import common_grid
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from ablate.reports.findings.results import Analysis
+    from ablate.results.losses import Curve
     from ablate.store.plan_file import TrialRecord
 
 _LATE = 0.6
@@ -41,11 +45,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
         "diverged; dotted: no result (yet). Thick: the mean over seeds, drawn as far as all runs of the arm "
         "go. Dashed across: the target. Right: the late part, enlarged."
     )
-    style, numbers = canvas.looks_of(analysis), itertools.count()
-
-    def part(name: str) -> str:
-        return f"arm{[arm.name for arm in analysis.arms].index(name)}-{next(numbers)}"
-
+    style, parts = canvas.looks_of(analysis), itertools.count()
     figure = canvas.sheet(11, max(4.4, 1.2 + 0.2 * len(style)))
     axes = figure.subplots(1, 2, width_ratios=(1, 1.15))
     target = None if analysis.plan.target is None else analysis.plan.target.val_loss
@@ -58,27 +58,12 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     low, top = canvas.limits([*(curve.loss[-1] for curve in late), target or np.nan], edges, least=0.05)
     scales = ((0.0, 1.02 * max(float(curve.loss[0]) for curve in curves)), (start, top))
     for i, (axis, (left, high)) in enumerate(zip(axes, scales, strict=True)):
-        for curve in curves:
-            look = style[curve.arm]
-            diverged = curve.end == "diverged"
-            axis.plot(
-                curve.tokens, np.minimum(curve.loss, high) if diverged else curve.loss, color=look["color"],
-                linewidth=0.8, linestyle=(0, (1, 1.5)) if curve.end == "missing" else "-", alpha=0.45,
-                marker="x" if diverged else "." * (len(curve.tokens) == 1), markevery=[-1],
-                gid=part(curve.arm),
-            )  # fmt: skip
-        for name, look in reversed(style.items()):  # the baseline on top
-            grid = common_grid([curve for curve in curves if curve.arm == name])
-            if len(grid.tokens):
-                every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
-                thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3, "gid": part(name)}
-                axis.plot(grid.tokens, grid.mean, **thick)
+        _draw(axis, analysis, curves, parts, left, high)
         if target is not None:
             axis.axhline(target, **_TARGET, zorder=1.5, gid=f"target-{i}")
         axis.set_xlim(left, max(end * 1.01, left + 1))
         axis.set_ylim(low, high)
-        canvas.count_ticks(axis)
-        axis.set_xlabel("training tokens")
+        canvas.token_axis(axis, analysis.tokens_per_step)
         canvas.shade_decay(axis, analysis.decay_begins)
     axes[0].set_ylabel("validation loss (nats/token)")
     axes[0].set_title("whole run")
@@ -90,11 +75,67 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     return figure, caption + canvas.decay_caption(analysis.decay_begins)
 
 
+def _draw(
+    axis: Any,
+    analysis: Analysis,
+    curves: Sequence[Curve],
+    parts: Iterator[int],
+    left: float = 0.0,
+    high: float = np.inf,
+) -> None:
+    """Draw each seed thin, with diverged ones cut at ``high``, and each arm's mean thick."""
+    style = canvas.looks_of(analysis)
+    places = {arm.name: f"arm{i}" for i, arm in enumerate(analysis.arms)}
+    for curve in curves:
+        diverged = curve.end == "diverged"
+        axis.plot(
+            curve.tokens, np.minimum(curve.loss, high) if diverged else curve.loss,
+            color=style[curve.arm]["color"], linewidth=0.8, alpha=0.45,
+            linestyle=(0, (1, 1.5)) if curve.end == "missing" else "-",
+            marker="x" if diverged else "." * (len(curve.tokens) == 1), markevery=[-1],
+            gid=f"{places[curve.arm]}-{next(parts)}",
+        )  # fmt: skip
+    for name, look in reversed(style.items()):  # the baseline on top
+        grid = common_grid([curve for curve in curves if curve.arm == name])
+        if len(grid.tokens):
+            every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
+            thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3}
+            axis.plot(grid.tokens, grid.mean, **thick, gid=f"{places[name]}-{next(parts)}")
+
+
+@canvas.drawing("training", "Training loss and gradient norm")
+def draw_training(analysis: Analysis) -> canvas.Picture | None:
+    """Draw training loss and gradient norm over tokens; None if no run has either."""
+    shown = {}
+    for row, label in enumerate(("training loss (nats/token)", "gradient norm"), 1):
+        rows = [(curve, curve.training[:, np.isfinite(curve.training[row])]) for curve in analysis.curves]
+        shown[label] = [
+            replace(curve, tokens=found[0], loss=found[row]) for curve, found in rows if found.size
+        ]
+    shown = {label: curves for label, curves in shown.items() if curves}
+    if not shown:
+        return None
+    style, parts = canvas.looks_of(analysis), itertools.count()
+    figure = canvas.sheet(11, max(3.4, 1.2 + 0.2 * len(style)))
+    for axis, (label, curves) in zip(
+        figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True
+    ):
+        axis.loglog()
+        _draw(axis, analysis, curves, parts)
+        axis.set_ylabel(label)
+        canvas.token_axis(axis, analysis.tokens_per_step)
+        canvas.log_ticks(axis.yaxis)
+        for line in axis.lines:
+            line.set_linewidth(line.get_linewidth() / 2)
+    canvas.legend(figure, style)
+    return figure, (
+        "Thin: each seed, at no more than 200 steps; thick: the mean over seeds. Both axes are logarithmic."
+    )
+
+
 @canvas.drawing("trials", "Trials")
 def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     """Draw the trials of a tuned study; None if no learning rate was tuned."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     tuning = analysis.tuning
     if tuning is None or RATE not in tuning.plan.fields:
         return None
@@ -116,9 +157,7 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
                     markersize=7, fillstyle="none", transform=axis.get_xaxis_transform(),
                 )  # fmt: skip
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.xaxis.set_minor_formatter(NullFormatter())
+    canvas.log_ticks(axis.xaxis)
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("final validation loss (nats/token)")
     canvas.legend(figure, style)

@@ -1,24 +1,33 @@
-"""Forest plot: token costs with their intervals on one scale.
+"""Forest plot: token costs with their intervals and single seeds on one scale.
 
-How it fails: an interval much longer than the others is cut at the scale; an arm without an estimate has its
-bound as an open triangle, or a dash if it has no bound.
+How it fails: an interval much longer than the others is cut at the scale, with an arrowhead; an arm without
+an estimate has its bound as an open triangle, or a dash if it has no bound.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ablate.reports.figures import canvas
 from ablate.reports.findings.compare import target_text
-from ablate.reports.words.format import cost, coverage, ends, forked, share
+from ablate.reports.words.format import NBSP, cost, coverage, ends, forked, share
+from ablate.results.ends import is_paired
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.results import Analysis
+    from ablate.reports.findings.results import Analysis, ArmResult
+
+_LINEAR = 0.1
+"""Costs up to this size are on a linear part of the scale even where others are orders larger."""
 
 
 @canvas.drawing("token-cost", "Token cost")
 def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token costs, a row for each arm; None if no arm has an estimate or a bound."""
+    from matplotlib.markers import CARETLEFT, CARETRIGHT
+
     arms = analysis.others
     if all(arm.token_cost.kind == "none" for arm in arms):
         return None
@@ -29,26 +38,46 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     axis.set_yticks(range(len(arms)), [canvas.short(arm.name) for arm in arms])
     axis.grid(visible=False, axis="y")
     axis.axvline(0, color=canvas.INK, linewidth=1, zorder=1)
-    points, edges = [0.0], []
+    points, bars = [0.0], []
     for row, arm in enumerate(arms):
         found, color = arm.token_cost, style[arm.name]["color"]
         bounds = [value for value in (found.low, found.high) if value is not None]
+        seeds = _seeds(arm, analysis)
+        axis.plot(seeds, [row + 0.25] * len(seeds), ".", color=color, markersize=4.5, alpha=0.7)
+        points += seeds
         if found.estimate is not None:
             axis.plot(found.estimate, row, style[arm.name]["marker"], color=color, markersize=7)
-            axis.plot(bounds, [row] * len(bounds), color=color, linewidth=2.2)
             points.append(found.estimate)
-            edges += bounds
+            if found.kind == "interval":  # None: beyond the range of numbers
+                low, high = found.low, found.high
+                bars.append((row, color, -1.0 if low is None else low, math.inf if high is None else high))
         elif bounds:
             marker = "<" if found.low is None else ">"
             axis.plot(bounds[0], row, marker, color=color, markersize=8, fillstyle="none")
             points.append(bounds[0])
-    axis.set_xlim(canvas.limits(points, edges, least=0.05))
+    apart = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
+    if apart:
+        axis.set_xscale("symlog", linthresh=_LINEAR)
+    scale = axis.xaxis.get_transform()
+    edges = [end for bar in bars for end in bar[2:]]
+    spans = [scale.transform(np.array(some)) for some in (points, edges)]
+    near = canvas.limits(spans[0], spans[1], least=0.05)
+    left, right = scale.inverted().transform(np.array(near))
+    axis.set_xlim(left, right)
+    for row, color, low, high in bars:
+        axis.plot(np.clip([low, high], left, right), [row, row], color=color, linewidth=2.2)
+        if low < left:
+            axis.plot(left, row, color=color, marker=CARETLEFT, markersize=8)
+        if high > right:
+            axis.plot(right, row, color=color, marker=CARETRIGHT, markersize=8)
     axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
-    axis.locator_params("x", nbins=7)
+    if not apart:
+        axis.locator_params("x", nbins=7)
     canvas.percent_ticks(axis.xaxis)
     beside = axis.secondary_yaxis("right")
-    texts = [f"{cost(arm.token_cost)}   {arm.n} ({ends(arm)})" for arm in arms]
-    beside.set_yticks(range(-1, len(arms)), ["token cost [95\u00a0%]   n (hit / cens. / div.)", *texts])
+    texts = [f"{cost(arm.token_cost)} {3 * NBSP}{arm.n} ({ends(arm)})" for arm in arms]
+    heading = f"token cost [95{NBSP}%] {3 * NBSP}n (hit / cens. / div.)"
+    beside.set_yticks(range(-1, len(arms)), [heading, *texts])
     for side in (axis, beside):
         side.tick_params(axis="y", length=0)
         side.spines[["left", "right"]].set_visible(False)
@@ -57,9 +86,22 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         axis.axvspan(-band, band, color=canvas.SHADE, zorder=0, linewidth=0)
     caption = (
         f"Token cost against {analysis.baseline}: tokens to {target_text(analysis.plan.target)} over the "
-        f"baseline's, minus one. Points: estimates; bars: {coverage(analysis.plan.stop)} intervals; "
-        "open triangles: bounds, where not every run reached the target (no estimate). n: results of the "
-        f"arm, and how they ended. Grey band: one evaluation interval ({share(band)}), below which a cost "
-        f"rests on interpolation. The scale follows the points: longer bars are cut.{forked(arms)}"
+        f"baseline's, minus one. Points: estimates; bars: {coverage(analysis.plan.stop)} intervals; small "
+        "dots: seeds that reached the target; open triangles: bounds, where not every run reached it (no "
+        "estimate). n: results of the arm, and how they ended. Grey band: one evaluation interval "
+        f"({share(band)}), below which a cost rests on interpolation."
     )
-    return figure, caption
+    if min(edges, default=left) < left or max(edges, default=right) > right:
+        caption += " Arrowheads at the edge: the interval goes on."
+    caption += f" The scale is logarithmic beyond ±{_LINEAR:.0%}." * apart
+    return figure, caption + forked(arms)
+
+
+def _seeds(arm: ArmResult, analysis: Analysis) -> list[float]:
+    """Return each seed's token cost over the baseline's of that seed or, unpaired, over its mean."""
+    base = analysis.baseline_arm
+    fork, mean = arm.counted_from - base.counted_from, base.tokens_to_target.estimate
+    same = {run.seed: run.high - fork for run in base.used if run.exact}
+    paired = is_paired(analysis.plan, arm.counted_from)
+    sides = [(run.high, same.get(run.seed) if paired else mean) for run in arm.used if run.exact]
+    return [tokens / other - 1 for tokens, other in sides if other and other > 0]

@@ -86,9 +86,12 @@ def power_of(
 def _chance(effect: float, degrees: float) -> float:
     """Return the chance that a difference of ``effect`` standard errors is found."""
     edge = quantile(degrees)
-    if effect > edge + 8:  # certain, and beyond the range of ``nctdtr``
-        return 1.0
-    return float(1 - nctdtr(degrees, effect, edge) + nctdtr(degrees, effect, -edge))
+    return 1 - _below(edge, degrees, effect) + _below(-edge, degrees, effect)
+
+
+def _below(edge: float, degrees: float, effect: float) -> float:
+    """Return the chance of a t below ``edge``; ``nctdtr`` gives NaN where it is next to none."""
+    return float(np.nan_to_num(nctdtr(degrees, effect, edge)))
 
 
 def _reach(degrees: float) -> float:
@@ -104,10 +107,8 @@ def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
     """Return the chance that a difference is shown within or outside a limit, both in standard errors."""
     edge = quantile(degrees, 2 * ALPHA)
     if abs(effect) > limit:
-        beyond = abs(effect) - limit
-        return 1.0 if beyond > edge + 8 else float(1 - nctdtr(degrees, beyond, edge))
-    sides = (min(limit + effect, edge + 8), min(limit - effect, edge + 8))
-    return max(0.0, float(sum(1 - nctdtr(degrees, side, edge) for side in sides)) - 1)
+        return 1 - _below(edge, degrees, abs(effect) - limit)
+    return max(0.0, 1 - _below(edge, degrees, limit + effect) - _below(edge, degrees, limit - effect))
 
 
 def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:

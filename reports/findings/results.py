@@ -10,7 +10,7 @@ import numpy as np
 from ablate.results.cost import Cost
 from ablate.results.intervals import ALPHA, Interval
 from ablate.results.losses import LossDifference
-from ablate.run.schedule import decay_begins
+from ablate.run.schedule import decay_begins, plan_steps
 
 if TYPE_CHECKING:
     from ablate.reports.findings.gemms import Matrix, Published, Step
@@ -278,6 +278,13 @@ class Analysis:
         """Tokens after which the learning rate falls at the end; None unless the same in all arms."""
         starts = {arm.decay_begins for arm in self.arms}
         return starts.pop() if len(starts) == 1 else None
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Training tokens of a step; None unless the same in all arms."""
+        configs = [arm.config for arm in self.arms if arm.config is not None]
+        sizes = {plan_steps(config.training).tokens_per_step for config in configs}
+        return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def every_arm(self) -> tuple[ArmResult, ...]:

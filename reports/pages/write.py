@@ -95,14 +95,16 @@ def write_report(
     matrices = tables.matrix_tables(analysis, verdict.findings)
     in_matrix = {text for table in matrices for text in table.sentences}
     findings = tuple(one for one in verdict.findings if one.text not in in_matrix)
+    first, *figures = draw_figures(analysis) or [None]
     parts = (
+        first,
         tables.arms_table(analysis),
+        *figures,
         tables.stop_table(analysis),
         tables.step_table(analysis),
         tables.power_table(analysis),
         tables.evaluation_table(analysis),
         tables.tuning_table(analysis),
-        *draw_figures(analysis),
         *draw_diagnoses(diagnosed),
         diagnosis_table(diagnosed),
         tables.measured_table(analysis, prices or {}),

@@ -196,15 +196,17 @@ def make_table(
     numeric: Collection[int] = (),
     **more: Any,
 ) -> Table:
-    """Make a table of rows, each head → cell, all with the same heads. Without rows it has no columns."""
+    """Make a table of rows, each head → cell, all with the same heads; columns of dashes are left out."""
     cells = [{head: DASH if cell is None else str(cell) for head, cell in row.items()} for row in rows]
+    heads = [*cells[0]] if cells else []
+    shown = [i for i, head in enumerate(heads) if any(row[head] != DASH for row in cells)]
     return Table(
         name=name,
         title=title,
         caption=caption,
-        columns=tuple(*cells[:1]),
-        rows=tuple(tuple(row.values()) for row in cells),
-        numeric=numeric,
+        columns=tuple(heads[i] for i in shown),
+        rows=tuple(tuple(row[heads[i]] for i in shown) for row in cells),
+        numeric=[place for place, i in enumerate(shown) if i in numeric],
         **more,
     )
 

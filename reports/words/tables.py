@@ -360,7 +360,7 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     alone = "" if record is None else f" (`ablate check STUDY --steps`: {timed_alone(record)})"
     return make_table(
         "measured",
-        "Cost and break-even: measured speed",
+        "Measured speed",
         f"Throughput and end-to-end speed over {analysis.baseline}'s, the latter the ratio of the times to "
         "target, which is throughput / (1 + token cost): above 1 the arm pays. Intervals "
         f"({coverage(analysis.plan.stop)}) on logs, with the errors of throughput and of token cost both in "
@@ -389,7 +389,7 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
     """Show the modelled speed on named hardware. ``prices``: USD for a device-hour, by hardware."""
     return make_table(
         "modelled",
-        "Cost and break-even: modelled speed",
+        "Modelled speed",
         f"Modelled, not measured: step speed over {analysis.baseline}'s at this study's own shapes, on one "
         "device, by a roofline of the shares of published peaks that public measurements reach, without "
         f"launches and communication. Intervals: 95{NBSP}%, from the model's errors on those measurements. "
