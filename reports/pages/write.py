@@ -100,7 +100,6 @@ def write_report(
         first,
         tables.arms_table(analysis),
         *figures,
-        tables.stop_table(analysis),
         tables.step_table(analysis),
         tables.power_table(analysis),
         tables.evaluation_table(analysis),

@@ -18,7 +18,6 @@ from ablate.reports.words.format import (
     ends,
     from_fork,
     interval,
-    levels,
     loss,
     make_table,
     margin,
@@ -152,31 +151,6 @@ def _matrix_table(number: int, matrix: Matrix, analysis: Analysis, findings: Seq
     )
 
 
-def stop_table(analysis: Analysis) -> Table:
-    """List the arms that were stopped early, with the reason and what it saved."""
-    return make_table(
-        "stopped",
-        "Stopped early",
-        "Arms whose other runs were not needed. Seeds: those that count, of this arm and of "
-        f"{analysis.baseline}; what other runs had come to by then is left out. Nominal level: of the "
-        f"arm's interval, so that all looks together err in 5{NBSP}% of studies. An arm that was stopped "
-        "because runs diverged has a bound and no interval: the rest of its runs is a selection.",
-        [
-            {
-                "Arm": arm.name,
-                "Why": arm.stopped.reason,
-                "Seeds": arm.stopped.seeds,
-                "Nominal level": arm.stopped.seeds and levels([arm.alpha]),
-                "Runs not needed": arm.unused,
-                "Tokens saved": tokens(arm.tokens_saved),
-            }
-            for arm in analysis.stopped
-            if arm.stopped is not None
-        ],
-        range(2, 6),
-    )
-
-
 def step_table(analysis: Analysis) -> Table:
     """Show what each further GEMM costs, one row for each pair of arms that differ only in it."""
     return make_table(
@@ -277,7 +251,7 @@ def run_table(analysis: Analysis) -> Table:
             "To target": "≤ " * run.left_bound + tokens(run.tokens_to_target),
             "State": run.state,
             "End": run.end,
-            "Message": run.message or "",
+            "Message": run.message or None,
         }
         for arm in analysis.every_arm
         for run in arm.runs

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
-from matplotlib.figure import Figure
 from synthetic_study import line
 
 from ablate.reports import figures
 from ablate.reports.figures import draw_figures
-from ablate.reports.figures.canvas import SHADE, limits, looks, shade_decay, short
+from ablate.reports.figures.canvas import SHADE, limits, looks, short
 from ablate.reports.findings.analyse import analyse
 from ablate.results.frames import load_frames
 
@@ -47,15 +46,6 @@ def test_the_same_study_gives_the_same_bytes_and_no_global_state(make_study, mon
     for drawing in first.values():
         assert drawing.png.startswith(b"\x89PNG")
         assert len(drawing.png) > 10_000
-
-
-@pytest.mark.parametrize(("begins", "grey"), [(4, [6, 10]), (8, [8, 10]), (12, []), (None, [])])
-def test_the_grey_ground_begins_where_the_rate_falls_and_moves_no_limit(begins, grey):
-    axis = Figure().subplots()
-    axis.set_xlim(6, 10)
-    shade_decay(axis, begins)
-    assert [patch.get_x() + x for patch in axis.patches for x in (0, patch.get_width())] == grey
-    assert axis.get_xlim() == (6, 10)
 
 
 @pytest.mark.parametrize("decay", [150, 0])

@@ -9,12 +9,10 @@ import pytest
 from scipy import stats
 from synthetic_study import build_study, line, resolved_recipe
 
-from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import compare, trend
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.tables import arms_table
-from ablate.reports.words.verdict import write_verdict
 from ablate.results.cost import Cost
 from ablate.results.frames import load_frames
 from ablate.results.stops import unneeded_runs
@@ -182,20 +180,6 @@ def test_the_cost_from_a_fork_is_the_paired_ratio_of_the_tokens_after_it(study, 
     whole = {name: CURVES[name] for name in ("bf16", "whole")}
     alone = arms_of(make_study(whole, target={"value": TARGET}, training=COSINE, intervals="own"))
     assert alone["whole"].token_cost == arms["whole"].token_cost
-
-
-def test_a_fork_is_named_where_the_cost_is_told(study):
-    store = study()
-    analysis = analyse(load_frames(store))
-    sentences = dict(zip(("whole", "forked"), write_verdict(analysis).findings, strict=True))
-    assert sentences["forked"].text.endswith(" from 250 on, n\u00a0=\u00a04 pairs, emulated.")
-    assert [sum(cell.endswith(" from 250 on") for cell in row) for row in arms_table(analysis).rows] == [
-        0,
-        0,
-        2,
-    ]
-    page = write_report(store).html.read_text()
-    assert "mean log (T − fork) of the baseline" in page
 
 
 def test_a_target_before_the_fork_or_beyond_the_budget(study):

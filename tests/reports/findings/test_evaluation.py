@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -12,8 +9,6 @@ from scipy import stats
 
 from ablate.cli import cli
 from ablate.reports import analyse, load_frames, write_report
-from ablate.reports.figures import draw_figures
-from ablate.reports.words.verdict import write_verdict
 from ablate.store import StudyStore
 
 TARGET = 1.1
@@ -155,29 +150,6 @@ def test_without_second_evaluations_or_results_there_is_nothing_to_tell(study):
     page = write_report(study(EACH_ONCE))
     assert "Learnt or inferred" not in page.markdown.read_text()
     assert "val_loss_bf16" not in (page.tables / "evaluations.csv").read_text()
-
-
-def test_what_is_evaluation_alone_is_in_verdict_figure_pages_and_json(study):
-    store = study({})
-    frames = load_frames(store)
-    analysis = analyse(frames)
-    (said,) = (one for one in write_verdict(analysis).notes if "valuat" in one)
-    assert said.startswith("Evaluation alone changes the tokens of fp4 by +")
-    assert "evaluated in bf16 its token cost is +" in said
-    assert any("learnt worse" in one.caption for one in draw_figures(analysis) if one.name == "difference")
-    bare = write_verdict(analyse(replace(frames, plan=replace(frames.plan, target=None)))).notes
-    assert any(note.startswith("Of the loss difference of fp4, +0.02") for note in bare)
-    page = write_report(store)
-    for path in (page.markdown, page.html):
-        assert "Learnt or inferred" in path.read_text()
-    assert "Evaluation alone" in (page.tables / "evaluation.tex").read_text()
-    arms = {arm["name"]: arm for arm in json.loads(page.json.read_text())["arms"]}
-    assert arms["bf16"]["in_bf16"] is None
-    difference = arms["fp4"]["in_bf16"]["difference"]
-    assert set(difference) == {"estimate", "low", "high", "tokens", "n", "n_baseline"}
-    assert set(arms["fp4"]["in_bf16"]) == {
-        "token_cost", "tokens_alone", "share", "final_loss", "difference", "loss_alone",
-    }  # fmt: skip
 
 
 def test_evaluations_that_were_exported_come_back_with_both_losses(study, tmp_path):

@@ -23,7 +23,6 @@ from synthetic_study import (
 )
 
 from ablate.backends.device import Device
-from ablate.base.files import read_record, record_text
 from ablate.modelled.speed import speed_up, token_time, workload_of
 from ablate.recipes import PRESETS, Recipe
 from ablate.reports import analyse, load_frames, write_report
@@ -298,27 +297,3 @@ def test_who_was_on_a_device_at_the_same_time(runs, shared, on):
     attempts = {name: attempt(*span) for name, (_, *span) in runs.items()}
     count = 3 if shared == "abc" else 2
     assert runs_at_once(environments, attempts) == dict.fromkeys(shared, f"{count} runs at once on {on}")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (None, "altered or cut"),
-        ({"format": 2}, "format"),
-        ({"tokens_per_sec": [10**400]}, "tokens_per_sec"),
-        ({"timing_valid": 1}, "timing_valid"),
-    ],
-)
-def test_a_damaged_record_is_a_line_and_no_speed(tmp_path, change, said):
-    store = native_study(tmp_path)
-    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
-    record = read_record(store.throughput_path)
-    if change is not None and said in record["arms"][0]:
-        change = {"arms": [record["arms"][0] | change]}
-    content = json.dumps(record).encode() if change is None else record_text(record | change)
-    store.throughput_path.write_bytes(content)
-    frames = load_frames(store)
-    (fault,) = frames.faults
-    assert fault.startswith(f"{store.throughput_path}: ")
-    assert said in fault
-    assert frames.throughput is None

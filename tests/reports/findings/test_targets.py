@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from synthetic_study import token_cost
 
-from ablate.reports.findings.targets import MOST_TARGETS, move_target
+from ablate.reports.findings.targets import move_target
 from ablate.results.losses import Curve
 from ablate.run.outcome import Outcome, outcome
 
@@ -90,17 +88,3 @@ def test_runs_that_diverged_bound_the_cost_at_every_target():
         assert DIVERGED in ends
         assert cost == token_cost(ends, base_ends)
         assert cost.kind == "bound"
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 10_000), st.floats(0.001, 1000), st.permutations(range(4)))
-def test_order_and_unit_of_tokens_do_not_matter_and_many_evaluations_are_thinned(seed, unit, order):
-    runs = [curve(seed + i, 1 + 0.05 * i, noise=0.01, points=100) for i in range(4)]
-    one = target_sweep(runs[:2], runs[2:])
-    sides = [[i for i in order if i < 2], [i for i in order if i >= 2]]
-    other = target_sweep(*([replace(runs[i], tokens=runs[i].tokens * unit) for i in side] for side in sides))
-    assert (one is None) == (other is None)
-    if one is not None:
-        assert len(one) <= MOST_TARGETS
-        known = [[(target, cost.estimate) for target, cost in sweep] for sweep in (one, other)]
-        assert np.allclose(*(np.array(values, float) for values in known), rtol=1e-6, equal_nan=True)

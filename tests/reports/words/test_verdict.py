@@ -72,6 +72,9 @@ LATE = lines("a: 3 2.5 1.8 1.7, 3 2.4 1.8 1.7; b: 3 2.9 2.8 1.99, 3 2.8 2.7 1.9"
 HIT = "3 2.5 1.8 1.7, 3 2.45 1.8 1.7"
 MISSED = "3 2.9 2.801 2.7, 3 2.9 2.801 2.7"
 DECAY = lines("a: 2.1 2 1.9 1.8, 3 2.5 2.3 2.2; b: 2.1 2 1.9 1.8, 3 2.5 1.9 1.8")
+FALLING = [
+    [(at, 4 * (1 + at * pace / 20) ** -0.4) for at in range(50, 1501, 50)] for pace in (1.0, 1.03, 0.98, 1.04)
+]
 TWO, THREE = ({name: 0.1 * i for i, name in enumerate(names)} for names in ("ab", "abc"))
 COSTS = {"bf16": 0.0, "fp8": 0.0, "F": 0.01, "all": 0.3, "all SR": 0.3, "all DHT": 0.03, "F DHT": 0.0}
 SHARES = {"bf16": 0.0, "fp8": 0.0, "F": 0.25, "all": 0.75, "all SR": 0.75, "all DHT": 0.75, "F DHT": 0.25}
@@ -148,6 +151,18 @@ CASES = {
         for decay in (90, 190, 260)
     },
 }  # fmt: skip
+CASES["forks"] = (
+    {"bf16": FALLING, "fp4": [[(at, loss + 0.02 * (at > 250)) for at, loss in run] for run in FALLING]},
+    {"target": {"value": 1.1}, "forks": {"fp4": ("bf16", 250)}},
+)
+CASES["learnt or inferred"] = (
+    {
+        "bf16": [[(at, loss, loss) for at, loss in run] for run in FALLING],
+        "fp4": [[(at, loss + 0.05, loss + 0.03) for at, loss in run] for run in FALLING],
+    },
+    {"target": {"value": 1.1}, "training": {"evaluate_in": "both"}},
+)
+CASES["losses learnt or inferred"] = (CASES["learnt or inferred"][0], {"bare": True})
 TEXTS = Path(__file__).parent / "verdicts.txt"
 
 
