@@ -94,4 +94,4 @@ def test_layers_that_stay_in_high_precision_have_no_cells(trainee_of):
 def test_double_quantisation_and_delayed_scales(harms, name):
     _, found = harms(PRESETS[name].recipe, [DOWN], draws=2)
     assert len(found) == 3
-    assert all(one.harm is not None and one.diagnosis.product.relative_error > 0.01 for one in found)
+    assert all(one.harm is not None and 0.01 < one.diagnosis.product.relative_error < 0.3 for one in found)
