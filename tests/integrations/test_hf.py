@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 import torch
 
 pytest.importorskip("accelerate")
+pytest.importorskip("trl")
+import trl
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -35,22 +38,36 @@ def model():
     return LlamaForCausalLM(config)
 
 
-def trained(out, batches, steps=8, resume=None, recipe=NOISY, **options):
+def trl_trainer(train_dataset, **options):
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
+    data = Dataset.from_dict({"input_ids": [row["input_ids"].tolist() for row in train_dataset]})
+    return trl.SFTTrainer(train_dataset=data, processing_class=tokenizer, **options)
+
+
+def trained(out, batches, steps=8, resume=None, recipe=NOISY, by_trl=False, **options):
     data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
-    callback = AblateCallback(recipe, seed=3, quiet=True, **options.pop("callback", {}))
-    trainer = Trainer(
-        model=model(), train_dataset=data, eval_dataset=data[:4], callbacks=[callback],
-        args=TrainingArguments(output_dir=str(out), max_steps=steps, **ARGUMENTS, **options),
+    callback = AblateCallback(recipe, seed=3, quiet=True)
+    trainer, arguments = (trl_trainer, trl.SFTConfig) if by_trl else (Trainer, TrainingArguments)
+    trainer = trainer(
+        model=model(), train_dataset=data, callbacks=[callback],
+        args=arguments(output_dir=str(out), max_steps=steps, **ARGUMENTS, **options),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume and str(resume))
     return trainer, callback, {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["Trainer", "TRL"])
+def whole(tmp_path_factory, request):
     batches = torch.randint(0, 64, (32, 4, 32), generator=torch.Generator().manual_seed(1))
-    out = tmp_path_factory.mktemp("hf")
-    return out, batches, *trained(out, batches)
+    out, by_trl = tmp_path_factory.mktemp("hf"), request.param
+    train = functools.partial(trained, batches=batches, by_trl=by_trl)
+    return out, train, *train(out)
 
 
 def test_optimizer_steps_are_counted_not_batches(whole):
@@ -59,20 +76,20 @@ def test_optimizer_steps_are_counted_not_batches(whole):
 
 
 def test_a_resume_is_equal_to_the_bit(whole, tmp_path):
-    out, batches, *_, losses = whole
-    _, callback, resumed = trained(tmp_path, batches, resume=out / "checkpoint-3")
+    out, train, *_, losses = whole
+    _, callback, resumed = train(tmp_path, resume=out / "checkpoint-3")
     assert resumed == losses
     assert callback.stepper.state.step == 8
 
 
 def test_a_resume_without_the_state_raises(whole, tmp_path):
-    out, batches, *_ = whole
+    out, train, *_ = whole
     place = out / "checkpoint-6/trainer_state.json"
     content = json.loads(place.read_text())
     del content["stateful_callbacks"]["AblateCallback"]
     place.write_text(json.dumps(content))
     with pytest.raises(RuntimeError, match="goes on after step 6, the recipe's state after 0"):
-        trained(tmp_path, batches, resume=out / "checkpoint-6")
+        train(tmp_path, resume=out / "checkpoint-6")
 
 
 def test_reset_weights_resume_to_the_bit(tmp_path, batches):
@@ -86,9 +103,10 @@ def test_reset_weights_resume_to_the_bit(tmp_path, batches):
 
 
 @pytest.mark.exhaustive
-def test_compiled_and_in_bf16(tmp_path, batches):
+@pytest.mark.parametrize("by_trl", [False, True])
+def test_compiled_and_in_bf16(tmp_path, batches, by_trl):
     options = {"bf16": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}
-    _, callback, losses = trained(tmp_path, batches, steps=2, **options)
+    _, callback, losses = trained(tmp_path, batches, steps=2, by_trl=by_trl, **options)
     assert callback.stepper.state.step == 2
     assert all(loss < 5 for loss in losses.values())
 
@@ -140,25 +158,3 @@ def test_gpt2_is_converted_on_request():
     ]
     torch.testing.assert_close(gpt2(x).logits, before)
     assert "4 of 5 matrices in low precision" in str(apply_recipe(gpt2, "mxfp4", quiet=True).coverage)
-
-
-def test_trl(tmp_path):
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-    ids = torch.randint(0, 64, (32, 33), generator=torch.Generator().manual_seed(1)).tolist()
-    arguments = trl.SFTConfig(output_dir=str(tmp_path), max_steps=2, max_length=32, **ARGUMENTS)
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, 64)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")), pad_token="<pad>", eos_token="<eos>"
-    )
-    callback = AblateCallback(NOISY, quiet=True)
-    trainer = trl.SFTTrainer(
-        model=model(), args=arguments, train_dataset=datasets.Dataset.from_dict({"input_ids": ids}),
-        processing_class=tokenizer, callbacks=[callback],
-    )  # fmt: skip
-    trainer.train()
-    assert callback.stepper.state.step == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import signal
 
@@ -15,9 +17,9 @@ from ablate.recipes import read_recipe
 from tests.integrations.conftest import NOISY, rows_of, two_layers
 
 
-def losses(stepper, model, steps):
+def losses(stepper, model, steps, optimizer=None):
     found = []
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(steps):
         x = torch.randn(32, 64, generator=torch.Generator().manual_seed(stepper.state.step))
         loss = model(x).pow(2).mean()
@@ -118,13 +120,27 @@ def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compil
     assert first + trained(*two, range(4, 8)) == whole
 
 
-def test_torchao_takes_the_whole_model_alone():
-    config, model = AblateConfig(NOISY, {"seed": 3, "quiet": True}), two_layers()
-    quantize_(model, config, filter_fn=root)
-    assert model[0].state is model[2].state is config.stepper.state
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_torchao_compiles_and_resumes_to_the_bit(compiled):
+    def made():
+        config, model = AblateConfig(NOISY, {"seed": 3, "quiet": True}), two_layers()
+        quantize_(model, config, filter_fn=root)
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        saved = model, optimizer, config.stepper
+        return saved, functools.partial(losses, config.stepper, run, optimizer=optimizer)
+
     plain = two_layers()
-    expected = losses(Stepper(plain, NOISY, seed=3, quiet=True), plain, 3)
-    assert losses(config.stepper, model, 3) == expected
+    whole = losses(Stepper(plain, NOISY, seed=3, quiet=True), plain, 4)
+    before, train = made()
+    first = train(2)
+    after, go_on = made()
+    for old, new in zip(before, after, strict=True):
+        new.load_state_dict(copy.deepcopy(old.state_dict()))
+    assert first + go_on(2) == whole
+
+
+def test_torchao_takes_the_whole_model_alone():
     # By module every layer would draw the same noise.
     with pytest.raises(ValueError, match="takes the whole model"):
         quantize_(two_layers(), AblateConfig(NOISY, {"quiet": True}))

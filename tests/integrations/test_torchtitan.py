@@ -38,25 +38,32 @@ def apply_to(config):
 
 
 def losses(net, optimizers, steps):
+    """Two batches a step."""
     found = []
     for _ in range(steps):
-        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(optimizers.stepper.state.step))
-        loss = net(x).pow(2).mean()
-        loss.backward()
+        generator = torch.Generator().manual_seed(optimizers.stepper.state.step)
+        for x in torch.randn(2, 32, 64, generator=generator):
+            loss = net(x).pow(2).mean()
+            loss.backward()
+            found.append(loss.item())
         optimizers.step()
         optimizers.zero_grad()
-        found.append(loss.item())
     return found
 
 
-def test_steps_are_counted_and_a_checkpoint_resumes_to_the_bit(in_study, tmp_path):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_it_accumulates_compiles_and_resumes_to_the_bit(in_study, tmp_path, compiled):
     net, optimizers = made()
     assert isinstance(optimizers, AblateOptimizers)
     assert isinstance(net[0], QuantLinear)
     assert isinstance(net[0], Linear)  # its other methods are there
     whole = losses(net, optimizers, 6)
+
+    def run(net):
+        return torch.compile(net, backend="aot_eager") if compiled else net
+
     net, optimizers = made()
-    first = losses(net, optimizers, 3)
+    first = losses(run(net), optimizers, 3)
     state = {"model": net.state_dict(), "optimizer": optimizers.state_dict()}
     checkpoint.save(state, checkpoint_id=tmp_path / "3", no_dist=True)
     net, optimizers = made()
@@ -65,7 +72,16 @@ def test_steps_are_counted_and_a_checkpoint_resumes_to_the_bit(in_study, tmp_pat
     net.load_state_dict(state["model"])
     optimizers.load_state_dict(state["optimizer"])
     assert optimizers.stepper.state.step == 3
-    assert first + losses(net, optimizers, 3) == whole
+    assert first + losses(run(net), optimizers, 3) == whole
+
+
+def test_a_resume_without_the_state_raises(in_study, tmp_path):
+    _, optimizers = made()
+    state = {"optimizer": optimizers.state_dict()}
+    del state["optimizer"]["ablate"]
+    checkpoint.save(state, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(checkpoint.CheckpointException, match=r"Missing key.*optimizer\.ablate"):
+        checkpoint.load({"optimizer": optimizers.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
 
 
 def test_pipeline_stages_are_refused(in_study):
