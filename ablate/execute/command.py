@@ -5,10 +5,11 @@ that earlier attempts have written stand. A resumed command repeats some steps: 
 and of those that differ the first stands and the step is named.
 
 Every process that the command starts inherits ``ABLATE_COMMAND`` and is found by it, in whatever session.
-``orphans`` ends them with the worker; the next attempt ends what is left before it begins.
+``orphans`` ends them with the worker; the next attempt ends what is left before it begins. On a machine that
+was lost it cannot: it waits as long as a worker there may take to notice and to end its command.
 
 How it fails: an exit code of 0 is no success without rows up to the end of the plan. A command that got
-further than the attempts before it is tried again; one that did not has failed, with its last line.
+further than the attempts before it is tried again; one that did not has failed, with its last lines.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,7 +46,7 @@ from ablate.run.command import (
 from ablate.run.log_rows import LogReader, without_colours
 from ablate.run.schedule import divergence_bound, plan_steps
 from ablate.store import RunDir
-from ablate.store.leases import Leases
+from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter, new_lines, parse_rows
 
 if TYPE_CHECKING:
@@ -102,8 +104,20 @@ def train_by_command(
     """
     run, command, attempt = RunDir(task.run_dir), task.config.trainer, lease.record.attempt
     assert isinstance(command, Command)
-    lines, whole = new_lines(run.metrics_path)
     nodes, gpus = task.resources.nodes, task.resources.gpus
+    former = lease.read(attempt - 1)
+    if former and former.outcome is None and (nodes > 1 or former.machine != lease.record.machine):
+        wait_sec = command.grace_sec + STALE_SEC  # storage may show our claim late
+        print(
+            f"attempt {former.attempt} on {former.host} was lost: waiting {wait_sec:.0f} s, in which what "
+            "it has started there ends",
+            flush=True,
+        )
+        until = time.monotonic() + wait_sec
+        while time.monotonic() < until and not should_stop():
+            watch.progress()
+            time.sleep(LOOK_SEC)
+    lines, whole = new_lines(run.metrics_path)
     environment = describe_command(command, task.git_commit, max(1, gpus) * nodes, gpus=gpus)
     write_record(run.environment_path, environment)
     address, port = _free_address()
@@ -337,20 +351,21 @@ def run_command(
     markers = {pattern: re.compile(pattern) for pattern in expected}
     refused = [re.compile(pattern) for pattern in command.refuse]
     seen: dict[str, str] = {}
-    last_line, why = "", ""
+    last_lines, why = deque[str](maxlen=5), ""
     state: Literal["", "finished", "diverged", "interrupted", "failed"] = ""
 
     def look(*, ended: bool = False) -> None:
-        nonlocal last_line, why, state
+        nonlocal why, state
         found: list[tuple[dict[str, Any], bool]] = []
         for new, reader, own in [*outputs, (in_files.lines, in_files.reader, is_started)]:
             for line in new(ended=ended):
                 text = without_colours(line).strip()
-                found += [(row, own) for row in (reader.rows(text) if reader else ())]
+                rows_of_line = list(reader.rows(text)) if reader else []
+                found += [(row, own) for row in rows_of_line]
                 if not own:
                     continue
-                if text and not text.startswith("{"):
-                    last_line = text
+                if text and not rows_of_line and not text.startswith("{"):
+                    last_lines.append(safe_text(text)[:200])
                 for pattern, marker in markers.items():
                     if pattern not in seen and (match := marker.search(text)):
                         seen[pattern] = match[0]
@@ -392,7 +407,7 @@ def run_command(
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
             message = f"{others or f'the command {how}'} after step {step} of {rows.steps}"
-            message += f"; its last line: {safe_text(last_line)[:200]}" * bool(last_line)
+            message += f"; its last lines: {' | '.join(last_lines)}" * bool(last_lines)
             transient = rows.is_new
             state = "interrupted" if transient else "failed"
     return CommandEnd(

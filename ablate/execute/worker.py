@@ -98,7 +98,7 @@ def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) 
     run.write_status(status)
     transient, broken_gpu = False, False
     with (
-        run.attempt_log(attempt).open("w", encoding="utf-8") as file,
+        run.attempt_log(attempt).open("a", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):

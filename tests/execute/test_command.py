@@ -28,6 +28,7 @@ from ablate.run.command import Command, secrets_of
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.run.log_rows import LogSource
 from ablate.store import StudyStore
+from ablate.store.leases import Leases
 from tests.execute.kill import execute_and_die_at, in_child, outcome_of, wait_for
 from tests.waiting import wait_until
 
@@ -91,7 +92,7 @@ def test_rows_have_tokens_and_speed(undisturbed):
         (
             ["--crash-at", "37"],
             ["interrupted", "finished"],
-            "exit code 1 after step 35 .*: something went wro",
+            r"exit code 1 after step 35 of 60; its last lines: (arithmetic: bf16 \| )something went wrong$",
         ),
         (["--always-crash-at", "12"], ["interrupted", "failed"], "exit code 1 after step 10 of 60"),
         (["--exit-at", "30"], ["interrupted", "failed"], "ended with exit code 0 after step 30 of 60"),
@@ -393,6 +394,18 @@ def test_a_worker_that_dies_takes_its_command_along(tmp_path, undisturbed):
     wait_until(lambda: not left(run.path))
     assert executed(run, config()) == 0
     assert outcome_of(run)[0] == "finished"
+
+
+def test_a_worker_that_is_lost_elsewhere_has_time_to_end_its_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("ablate.execute.command.STALE_SEC", 0)
+    given = config(grace_sec=2.0)
+    run = run_of(tmp_path, given)
+    Leases(run.attempts).claim().note(host="node-a", machine="another")
+    begin = time.monotonic()
+    assert wait_for(in_child(lambda: execute_run(replace(request_of(run, given), given_up=1)))) == 0
+    assert time.monotonic() - begin > given.trainer.grace_sec
+    assert outcome_of(run)[0] == "finished"
+    assert run.attempt_log(2).read_text().startswith("attempt 1 on node-a was lost: waiting 2 s")
 
 
 @pytest.mark.exhaustive
