@@ -340,6 +340,9 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
     for name in said if spec.preset else ():
         hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
         raise SenselessRecipe(f"{name} beside preset '{spec.preset}', which says it already", name, hint=hint)
+    if "format" in said and not spec.gemms:
+        hint = "name the GEMMs in gemms, or the format in rest"
+        raise SenselessRecipe(f"format '{spec.format}' without gemms, which it is for", "format", hint=hint)
     own = {gemm: _given(getattr(spec, gemm) or GemmSpec()) for gemm in GEMMS}
     whole: dict[Gemm, dict[str, Any]] = {
         gemm: {**vars(spec), "format": spec.format if gemm in spec.gemms else spec.rest, **own[gemm]}

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from ablate.run.config import RunConfig
 
 RESULT_VERSION = 1
-"""Raised when the trainer changes its results by design, so that no old run counts as a new one."""
+"""Raised when the trainer changes its results by design, so that no old run counts as a new one.
+
+One more where a scale is delayed: those became TransformerEngine's to the bit.
+"""
 
 _DEFAULTS: dict[type, dict[str, Any]] = {
     section: asdict(section()) for section in (ModelConfig, DataConfig, TrainingConfig)
@@ -53,7 +56,8 @@ def run_ids(arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
     """
     values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
     texts = {name: _canonical(_placeless(value)) for name, value in values.items() if value is not None}
-    texts["result_version"] = str(RESULT_VERSION)
+    has_delayed = any('"scale":"delayed"' in text for text in texts.values())
+    texts["result_version"] = str(RESULT_VERSION + has_delayed)
     pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
     prefix = hashlib.sha256(f"[{{{pairs}}},".encode())
     ids = []

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LAGS = (1, 2, 4, 8)
 """How many diagnoses apart errors are compared."""
 MAPPED = ("relative_error", "bias_share", "gain")
+_FIGURES = (*MAPPED, "zeros", "zeros_bf16")
 _SQRT_3 = math.sqrt(3)
 
 Row = dict[str, Any]
@@ -68,6 +69,7 @@ class OperandSummary:
 class GemmSummary:
     """One GEMM of an arm. ``measurements``: layers × steps × runs, each with ``draws``.
 
+    ``zeros``: share of the output's elements that are exactly zero; ``zeros_bf16``: of the exact one in bf16.
     ``error_over_data_noise``: energy of Wgrad's error over that of the data's noise, the median in a run;
     ``under_sqrt3``: number of measurements of Wgrad whose gradient norm is under √3 times the error's.
     """
@@ -78,6 +80,8 @@ class GemmSummary:
     relative_error: Interval
     gain: Interval
     bias_share: Interval
+    zeros: Interval
+    zeros_bf16: Interval
     alike: tuple[Likeness, ...]
     largest: Largest
     operands: tuple[OperandSummary, ...]
@@ -154,7 +158,7 @@ def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
     """Diagnose an arm from the rows of each of its runs: first its own recipe, then each ``what_if``."""
     rows = [
         row
-        | {figure: number_in(row, figure) for figure in MAPPED}
+        | {figure: number_in(row, figure) for figure in _FIGURES}
         | {"run": run, "over_noise": _over_noise(row)}
         for run, own in enumerate(runs)
         for row in own
@@ -203,7 +207,7 @@ def _means(
 def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
     layers = _means(rows, ("layer",), "relative_error") or {("",): 0.0}
     largest = max(layers, key=layers.__getitem__)
-    over_runs = {figure: _interval(_means(rows, ("run",), figure).values()) for figure in MAPPED}
+    over_runs = {figure: _interval(_means(rows, ("run",), figure).values()) for figure in _FIGURES}
     told = [row["operands"] for row in rows if isinstance(row.get("operands"), dict)]
     return GemmSummary(
         gemm=gemm,

@@ -23,8 +23,8 @@ throughput        {device, arch, versions, steps, repeats, measured_unix, tokens
 diagnostics[]     {arm, what_if (another recipe, measured on the arm's tensors), runs, findings[], busiest, gemms[]},
                    empty where the study has none
   busiest         {estimate, low, high}: tokens of the busiest expert over the mean; null without experts
-  gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, alike[], largest {layer, relative_error},
-                   operands[], error_over_data_noise, under_sqrt3}
+  gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, zeros, zeros_bf16, alike[],
+                   largest {layer, relative_error}, operands[], error_over_data_noise, under_sqrt3}
   alike[]         {diagnoses_later, tokens_later, estimate, low, high}: share of the error that is still the same
   operands[]      {operand, clipped, underflowed, zeroed, crest_before, crest_after}
 waived[], not_pooled[]              {run, arm, setting, own, others}

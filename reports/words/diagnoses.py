@@ -89,6 +89,9 @@ def _sentences(one: GemmSummary) -> Iterator[str]:
         alike = share(_from_zero(one.alike[0]).estimate)
         text += f"; {alike} is still the same {tokens(one.alike[0].tokens_later)} tokens later"
     yield f"{text}. Largest in {one.largest.layer}: {share(one.largest.relative_error)}."
+    if (one.zeros.estimate or 0) - (one.zeros_bf16.estimate or 0) >= _WORTH_A_WORD:
+        zeros, in_bf16 = interval(one.zeros, share), share(one.zeros_bf16.estimate)
+        yield f"of {gemm}'s output {zeros} of the elements are exactly zero, in bf16 {in_bf16}."
     for operand in one.operands:
         if max(operand.zeroed or 0, operand.clipped or 0) < _WORTH_A_WORD:
             continue

@@ -120,8 +120,10 @@ def test_files_are_known_by_the_digest_and_other_code_and_tokenizers_by_their_na
         assert run(**here) != run(**other)
 
 
-def test_the_id_is_what_the_documentation_says():
-    config = replace(CONFIG, model=ModelConfig(width=256, layers=4), trainer=None)
+@pytest.mark.parametrize(("rest", "version"), [("fp8", RESULT_VERSION), ("fp8-delayed", RESULT_VERSION + 1)])
+def test_the_id_is_what_the_documentation_says(rest, version):
+    model, recipe = ModelConfig(width=256, layers=4), resolve(RecipeSpec(rest=rest))
+    config = replace(CONFIG, model=model, recipe=recipe, trainer=None)
     content = asdict(config)
     seed = content.pop("seed")
     del content["trainer"], content["fork"], content["replayed"]  # None stands for nothing
@@ -129,7 +131,7 @@ def test_the_id_is_what_the_documentation_says():
     content["data"] = {"source": "text"}  # the paths are left out
     content["training"] = {}
     text = json.dumps(
-        [content | {"result_version": RESULT_VERSION}, seed],
+        [content | {"result_version": version}, seed],
         sort_keys=True,
         separators=(",", ":"),
         allow_nan=False,
