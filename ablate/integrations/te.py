@@ -44,7 +44,7 @@ def quantizer_factory(role: Any) -> Any:
 
 
 def _shared(one: Quantizer) -> tuple[object, ...]:
-    return one.kind, one.two_dimensional, one.stochastic, one.row_scaled
+    return one.kind, one.two_dimensional, one.stochastic, one.row_scaled, one.four_six
 
 
 def _build(one: Quantizer) -> Any:
@@ -61,6 +61,7 @@ def _build(one: Quantizer) -> Any:
     if one.kind == "nvfp4":
         from transformer_engine.pytorch.tensor.nvfp4_tensor import NVFP4Quantizer
 
+        measure, largest = one.four_six or ("MAE", 448)
         return NVFP4Quantizer(
             fp4_dtype=DType.kFloat4E2M1,
             with_rht=one.rht,
@@ -68,6 +69,9 @@ def _build(one: Quantizer) -> Any:
             with_2d_quantization=one.two_dimensional,
             stochastic_rounding=one.stochastic,
             row_scaled_nvfp4=one.row_scaled,
+            nvfp4_use_4over6=one.four_six is not None,
+            nvfp4_e4m3_max=largest,
+            nvfp4_4over6_err_mode=measure,
             with_random_sign_mask=True,
         )
     import torch

@@ -12,7 +12,11 @@ import pytest
 from ablate.integrations import te
 from ablate.recipes import read_recipe
 
-KNOBS = ("with_rht", "with_post_rht_amax", "with_2d_quantization", "stochastic_rounding", "row_scaled_nvfp4")
+KNOBS = (
+    "with_rht", "with_post_rht_amax", "with_2d_quantization", "stochastic_rounding", "row_scaled_nvfp4",
+    "nvfp4_use_4over6",
+)  # fmt: skip
+OF_FOUR_SIX = ("nvfp4_4over6_err_mode", "nvfp4_e4m3_max")
 NVFP4 = dict.fromkeys(KNOBS, False)
 
 
@@ -35,7 +39,9 @@ def factory(monkeypatch):
     tensors = {
         "identity_tensor": stand_in("IdentityQuantizer"),
         "mxfp8_tensor": stand_in("MXFP8Quantizer", "fp8_dtype"),
-        "nvfp4_tensor": stand_in("NVFP4Quantizer", "fp4_dtype", *KNOBS, "with_random_sign_mask"),
+        "nvfp4_tensor": stand_in(
+            "NVFP4Quantizer", "fp4_dtype", *KNOBS, *OF_FOUR_SIX, "with_random_sign_mask"
+        ),
         "float8_tensor": stand_in(
             "Float8CurrentScalingQuantizer", "fp8_dtype", "device", "force_pow_2_scales", "amax_epsilon"
         ),
@@ -74,10 +80,16 @@ def seen(quantizer):
             seen(given["columnwise_quantizer"]),
             given["columnwise_source"],
         )
-    on = {name for name in KNOBS if given.get(name)}
-    return (kind, *sorted(on), *([given["fp8_dtype"]] if "fp8_dtype" in given else []))
+    on = sorted(name for name in KNOBS if given.get(name))
+    if "nvfp4_use_4over6" in on:
+        on += [given[name] for name in OF_FOUR_SIX]
+    return (kind, *on, *([given["fp8_dtype"]] if "fp8_dtype" in given else []))
 
 
+FOUR_SIX = {
+    "gemms": ["fprop"], "format": "nvfp4", "scale": "four_six_mae", "rest": "bf16-dequantised",
+    "fprop": {"x": {"scale": "four_six_mae_row"}},
+}  # fmt: skip
 RHT = ("with_post_rht_amax", "with_rht")
 TABLE = [
     # NVIDIA's own recipe: as TransformerEngine's nvfp4_factory.
@@ -97,6 +109,13 @@ TABLE = [
         (("NVFP4", "row_scaled_nvfp4"), ("MXFP8", "e4m3"), "rowwise_dequantized"),
     ),
     ("te-nvfp4-row", "input", ("NVFP4", "row_scaled_nvfp4")),
+    (
+        FOUR_SIX, "input",
+        (("NVFP4", "nvfp4_use_4over6", "row_scaled_nvfp4", "MAE", 256), ("Identity",), "rowwise_dequantized"),
+    ),
+    (FOUR_SIX, "weight", (("NVFP4", "nvfp4_use_4over6", "MAE", 256), ("Identity",), "rowwise_dequantized")),
+    ({"gemms": ["wgrad"], "format": "nvfp4", "scale": "four_six_448"}, "grad_output",
+     (("Identity",), ("NVFP4", "nvfp4_use_4over6", "MSE", 448), "original")),
     # One GEMM alone: rows of x and w for Fprop, columns of x and dy for Wgrad.
     ({"gemms": ["fprop"], "format": "nvfp4"}, "input", (("NVFP4",), ("Identity",), "original")),
     ({"gemms": ["fprop"], "format": "nvfp4"}, "grad_output", ("Identity",)),

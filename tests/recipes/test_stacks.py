@@ -15,8 +15,12 @@ GOLDEN = Path(__file__).with_name("stacks.yaml")
 OTHERS = [
     *({"gemms": [gemm], "format": "nvfp4"} for gemm in ("fprop", "dgrad", "wgrad")),
     {"gemms": ["fprop", "dgrad"], "format": "nvfp4", "rest": "mxfp8"},
+    {
+        "gemms": ["fprop"], "format": "nvfp4", "scale": "four_six_mae", "rest": "bf16-dequantised",
+        "fprop": {"x": {"scale": "four_six_mae_row"}},
+    },
     {"preset": "nvidia-nvfp4", "layers": [{"match": "*.qkv", "recipe": "bf16"}]},
-]
+]  # fmt: skip
 
 
 def told(recipe, stack):
@@ -61,8 +65,12 @@ def test_a_stack_that_falls_back_to_bf16_is_found_out():
 REFUSED_BY_TE = {
     "a prescale": ({"gemms": ["dgrad"], "stabiliser": "sr"}, "prescale 0.75 on dgrad.dy"),
     "another scale": (
-        {"gemms": ["fprop"], "format": "nvfp4", "scale": "four_six"},
-        "scale 'four_six' on fprop.x",
+        {"gemms": ["fprop"], "format": "nvfp4", "scale": "four_six_max"},
+        "scale 'four_six_max' on fprop.x",
+    ),
+    "four-or-six with stochastic rounding": (
+        {"gemms": ["dgrad"], "format": "nvfp4", "scale": "four_six", "stabiliser": "sr", "prescale": 1.0},
+        "stochastic rounding beside scale 'four_six' on dgrad.dy",
     ),
     "signs per step": (
         {"gemms": ["wgrad"], "format": "nvfp4", "stabiliser": "rht"},
@@ -72,8 +80,15 @@ REFUSED_BY_TE = {
         {"gemms": ["wgrad"], "format": "nvfp4", "wgrad": {"x": {"scale": "two_level_row"}}},
         "row scale on wgrad.x only",
     ),
+    "four-or-six by row in Wgrad": (
+        {
+            "gemms": ["fprop", "wgrad"], "format": "nvfp4",
+            **{gemm: {"x": {"scale": "four_six_mae_row"}} for gemm in ("fprop", "wgrad")},
+        },
+        "row scale on wgrad.x only .* without four-or-six",
+    ),
     "MXFP4": ({"gemms": ["fprop"], "format": "mxfp4"}, "mxfp4"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("recipe", "said"), REFUSED_BY_TE.values(), ids=list(REFUSED_BY_TE))

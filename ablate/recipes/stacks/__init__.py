@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 Kind = Literal["identity", "mxfp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
 """Kinds of TransformerEngine's quantisers."""
+_FOUR_SIX = {
+    "two_level": None,
+    "four_six": ("MSE", 256),
+    "four_six_mae": ("MAE", 256),
+    "four_six_448": ("MSE", 448),
+    "four_six_mae_448": ("MAE", 448),
+}
+"""By what its four-or-six compares errors, and the largest block scale."""
 STACKS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.json")))
 """The names of the tables."""
 
@@ -126,13 +134,14 @@ def _table(stack: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantizer:
-    """One direction of one tensor; the last four are of NVFP4 alone."""
+    """One direction of one tensor; all but the kind are of NVFP4 alone."""
 
     kind: Kind = "identity"
     rht: bool = False
     two_dimensional: bool = False
     stochastic: bool = False
     row_scaled: bool = False
+    four_six: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,20 +163,16 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
         f"{gemm}.{operand}": _quantizer(f"{gemm}.{operand}", policy)
         for gemm, operand, policy in recipe.operands()
     }
-    by_row = found["wgrad.x"].row_scaled
-    if by_row and (not found["fprop.x"].row_scaled or recipe.wgrad.right.source != "high_precision"):
-        what = "a row scale on wgrad.x only of the original x, and beside one on fprop.x"
+    x, own = found["wgrad.x"], recipe.wgrad.right.source == "high_precision"
+    if x.row_scaled and (x != found["fprop.x"] or x.four_six or not own):
+        what = "a row scale on wgrad.x only of the original x, beside one on fprop.x, and without four-or-six"
         raise ValueError(f"TransformerEngine has {what}")
     if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in ("fprop", "dgrad", "wgrad")):
         raise ValueError(
             "accumulate: 'blackwell' is a model of the hardware, which TransformerEngine runs on"
         )
     return {
-        "input": Quantizers(
-            rows=found["fprop.x"],
-            columns=found["wgrad.x"],
-            from_rows=recipe.wgrad.right.source != "high_precision",
-        ),
+        "input": Quantizers(rows=found["fprop.x"], columns=x, from_rows=not own),
         "weight": Quantizers(
             rows=found["fprop.w"],
             columns=found["dgrad.w"],
@@ -200,7 +205,8 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
     if policy.permute:
         raise refused("permutation")
     if policy.format == "nvfp4":
-        if policy.scale not in ("two_level", "two_level_row"):
+        rule, by_row = policy.scale.removesuffix("_row"), policy.scale.endswith("_row")
+        if rule not in _FOUR_SIX:
             raise refused(f"scale '{policy.scale}'")
         is_wgrad = where.startswith("wgrad")
         rht = policy.hadamard == 16 and policy.signs == "fixed" and policy.rotated_bf16 and is_wgrad
@@ -208,15 +214,17 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
             raise refused(
                 f"Hadamard of {policy.hadamard} with signs '{policy.signs}' (its way: 16, fixed, bf16, Wgrad)"
             )
-        by_row = policy.scale == "two_level_row"
-        if by_row and (where not in ("fprop.x", "wgrad.x") or rht or policy.is_stochastic):
-            raise refused("row scale, or beside it a Hadamard or stochastic rounding,")
+        if by_row and where not in ("fprop.x", "wgrad.x"):
+            raise refused("row scale")
+        if policy.scale != "two_level" and (rht or policy.is_stochastic):
+            raise refused(f"Hadamard or stochastic rounding beside scale '{policy.scale}'")
         return Quantizer(
             kind="nvfp4",
             rht=rht,
             two_dimensional=policy.block == "16x16",
             stochastic=policy.is_stochastic,
             row_scaled=by_row,
+            four_six=_FOUR_SIX[rule],
         )
     if policy.hadamard or policy.is_stochastic:
         raise refused(f"Hadamard or stochastic rounding in {policy.format}")
