@@ -378,6 +378,8 @@ def run_command(
                 state, why = "diverged", fault
 
     look()
+    if should_stop():
+        return CommandEnd(state="interrupted", step=rows.last, tokens=rows.tokens, message="interrupted")
     process, is_started = place.start(logs[-1][0]), True
     look()
     others = None
@@ -392,8 +394,7 @@ def run_command(
         # Also what a launcher has left behind. A command that ended by itself has no time to wait for.
         end_all(place.mark(0), command.grace_sec, process)
     look(ended=True)
-    step, missing = rows.last, [text for text in markers if text not in seen]
-    tokens = min(step * rows.tokens_per_step, rows.budget)
+    step, tokens, missing = rows.last, rows.tokens, [text for text in markers if text not in seen]
     code = process.returncode
     message: str | None = why
     transient = False
@@ -472,6 +473,10 @@ class _Rows:
     @property
     def last(self) -> int:
         return max((steps[-1] for steps in self._steps.values() if steps), default=0)
+
+    @property
+    def tokens(self) -> int:
+        return min(self.last * self.tokens_per_step, self.budget)
 
     @property
     def is_complete(self) -> bool:

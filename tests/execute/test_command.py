@@ -120,6 +120,12 @@ def test_a_request_to_stop_lets_it_save(tmp_path, undisturbed):
     assert rows == undisturbed
 
 
+def test_a_run_that_is_asked_to_stop_before_its_command_starts_starts_none(tmp_path):
+    end, _ = attempt(tmp_path, config(), should_stop=lambda: True)
+    assert (end.state, end.step) == ("interrupted", 0)
+    assert not (tmp_path / "1.log").exists()
+
+
 def test_a_command_that_hears_nothing_is_killed_with_all_that_it_started(tmp_path):
     given = config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5)
     rows = []
