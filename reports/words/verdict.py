@@ -129,7 +129,11 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
         )
         return {"lead": lead}
     if not known:
-        reasons = filter(None, dict.fromkeys(arm.token_cost.reason for arm in arms))
+        named: dict[str, list[str]] = {}
+        for arm in arms:
+            if arm.token_cost.reason:
+                named.setdefault(arm.token_cost.reason, []).append(arm.name)
+        reasons = (why.replace("this arm", listed(names)) for why, names in named.items())
         lead = (
             f"Nothing is settled yet: no arm has a token cost with an interval ({'; '.join(reasons)}). It "
             "takes more seeds, or a target that every run reaches after its first evaluation."
