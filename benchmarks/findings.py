@@ -79,7 +79,7 @@ def rebuild(storage: Path) -> None:
     """
     for path in sorted((FOLDER / "data").glob("*.csv")):
         evals = pd.read_csv(path)
-        study = load_study(STUDIES / f"{path.stem}.yaml")
+        study = load_study(next(STUDIES.parent.rglob(f"{path.stem}.yaml")))
         plan = build_plan(study, lambda _: DataIdentity(digest="losses alone", vocab_size=256, num_bytes=0))
         lock, store = plan, StudyStore(storage / path.stem)
         ids = {
