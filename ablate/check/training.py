@@ -7,6 +7,7 @@ differs is named.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,8 @@ def _layer(where: str, backend: str, recipe: Recipe, given: dict[str, Tensor]) -
     linear = nn.Linear(inputs, outputs, bias=False)
     linear.weight.data.copy_(given["weight"])
     model = nn.Sequential(linear)
-    apply_recipe(model, recipe, seed=1, backend=backend, total_tokens=100, quiet=True)
+    with contextlib.redirect_stdout(None):
+        apply_recipe(model, recipe, seed=1, backend=backend, total_tokens=100)
     model.to(where)
     x = given["x"].clone().to(where).requires_grad_()
     y = model(x)

@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from ablate.diagnose.recorder import Recorder
     from ablate.execute.pending_runs import RunRequest
     from ablate.store.checkpoints import Checkpoint
     from ablate.train.group import Group
+    from ablate.train.loop import Trainee
 
     Begin = Callable[[int], Group]
 
@@ -263,7 +265,7 @@ def _call_trainer(
     from ablate.execute import own_trainer
     from ablate.execute.side_tasks import Keeper
     from ablate.train import train
-    from ablate.train.routes import recorded, replayed
+    from ablate.train.routes import record, replay
 
     name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)
     options |= {
@@ -285,16 +287,19 @@ def _call_trainer(
         from ablate.train.group import Layout
 
         options["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
-        if (settings := task.diagnostics) is not None and diagnosed is not None:
-            from ablate.diagnose.recorder import Recorder
 
-            options["observe"] = lambda trainee: Recorder(trainee, settings, diagnosed)
-        if (original := task.config.original) is not None:
-            record = RunDir(run.path.with_name(run_id(original))).routes_path
-            options["routes"] = partial(replayed, record)
-        elif task.records:
-            options["routes"] = partial(recorded, writers[run.routes_path].append)
-        result = train(task.config, **options)
+        def observe(trainee: Trainee) -> Recorder | None:
+            if (original := task.config.original) is not None:
+                replay(trainee, RunDir(run.path.with_name(run_id(original))).routes_path)
+            elif task.records:
+                record(trainee, writers[run.routes_path].append)
+            if (settings := task.diagnostics) is None or diagnosed is None:
+                return None
+            from ablate.diagnose import recorder
+
+            return recorder.Recorder(trainee, settings, diagnosed)
+
+        result = train(task.config, observe=observe, **options)
     else:
         assert isinstance(name, str)
         result = own_trainer.call(name, task.config, follows=lease is None, **options)

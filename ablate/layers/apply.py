@@ -46,7 +46,6 @@ def apply_recipe(
     skip: Collection[str] | str = (),
     allow: Collection[str] | str = (),
     reach: Collection[type[nn.Linear]] = (),
-    quiet: bool = False,
 ) -> RecipeState:
     """Make the linear layers of a model follow a recipe; return the state that the training loop advances.
 
@@ -58,12 +57,13 @@ def apply_recipe(
     ``lm_head`` and similar names outside the blocks) keeps high precision unless a rule of the recipe matches
     it.
 
-    What the recipe reaches, and by name what it does not, is printed and stays in ``state.coverage``. Out of
-    reach are subclasses of ``nn.Linear``, the projections inside ``nn.MultiheadAttention``, and parameters
-    with two dimensions that no linear layer holds; they are refused unless ``allow`` names them. A module
-    that reads the weights of its layers itself, past the layers, is warned of when the state first advances,
-    if such a layer never ran, gradients are still there, and the process is alone. Torch's own such path,
-    that of ``nn.TransformerEncoderLayer`` in evaluation, is switched off.
+    What the recipe reaches, and by name what it does not, is printed (by the first of several processes) and
+    stays in ``state.coverage``. Out of reach are subclasses of ``nn.Linear``, the projections inside
+    ``nn.MultiheadAttention``, and parameters with two dimensions that no linear layer holds; they are refused
+    unless ``allow`` names them. A module that reads the weights of its layers itself, past the layers, is
+    warned of when the state first advances, if such a layer never ran, gradients are still there, and the
+    process is alone. Torch's own such path, that of ``nn.TransformerEncoderLayer`` in evaluation, is switched
+    off.
 
     >>> import torch
     >>> from ablate.numerics import apply_recipe
@@ -85,7 +85,6 @@ def apply_recipe(
         reach: subclasses of ``nn.Linear`` whose layers follow the recipe, too, if they compute as
             ``functional.linear`` does: output and gradients are compared to the bit on random input. Such a
             layer keeps its class's other methods.
-        quiet: print nothing. Of several processes only the first prints.
 
     Raises:
         ValueError: no linear layer, one that follows a recipe already, a matrix out of reach that ``allow``
@@ -103,7 +102,7 @@ def apply_recipe(
         state.deoscillation = Deoscillation(model, state)
     if not distributed.is_initialized():  # an expert may run only in another process
         state.check = weights_used_alone
-    if not (quiet or (distributed.is_initialized() and distributed.get_rank())):
+    if not (distributed.is_initialized() and distributed.get_rank()):
         print(state.coverage)
     return state
 

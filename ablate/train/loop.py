@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ablate.backends.protocol import Operand
-    from ablate.models.decoder import Choose
     from ablate.recipes import Gemm, Recipe
     from ablate.run.config import RunConfig, TrainingConfig
     from ablate.train.group import Group
@@ -87,8 +86,7 @@ def train(
     checkpoints: Checkpoints | None = None,
     device: str = "cpu",
     layout: Layout = ONE_DEVICE,
-    observe: Callable[[Trainee], Observer] | None = None,
-    routes: Callable[[RecipeState], Choose] | None = None,
+    observe: Callable[[Trainee], Observer | None] | None = None,
 ) -> TrainResult:
     """Train one run and return how it ended. A run resumed from a checkpoint gives the same bits.
 
@@ -106,9 +104,9 @@ def train(
         device: a torch device.
         layout: the processes that train this run together, and whether activations are recomputed;
             only the first process uses ``on_metrics``.
-        observe: makes an observer of the built model, such as ``ablate.diagnose.recorder.Recorder``.
-        routes: makes what chooses the experts of a mixture, ``recorded`` or ``replayed`` of
-            ``ablate.train.routes`` with its first argument.
+        observe: called once with the built model, before training. It may return an observer, such as
+            ``ablate.diagnose.recorder.Recorder``, and record or replay the routes of a mixture
+            (``ablate.train.routes``).
 
     A run that forks trains as its parent up to the fork, then evaluates and trains with its own recipe.
 
@@ -124,15 +122,13 @@ def train(
     trainee = own = as_parent = assemble(config, device, layout)
     plan, state, group = own.plan, own.state, own.group
     model, optimizer = own.module, own.optimizer
-    if routes is not None and isinstance(model, Decoder):
-        model.choose = routes(state)
-    elif config.replayed is not None:
-        raise UserError("model.routing: replay needs the record of another run: `ablate run` has it")
     fork_step = 0
     if (fork := config.fork) is not None:
         fork_step = fork.tokens // plan.tokens_per_step
         as_parent = replace(own, settings=fork.training, plan=plan_steps(fork.training, group.size))
     observer = observe(own) if observe else None
+    if config.replayed is not None and getattr(model, "choose", None) is None:
+        raise UserError("model.routing: replay needs the record of another run: `ablate run` has it")
     first = above_bound = 0
     window = Counter[str]()  # sums since the last training row; ``reset``: weights that de-oscillation reset
     if checkpoints is not None and (snapshot := checkpoints.load()) is not None:

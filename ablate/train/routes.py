@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ablate.layers.state import RecipeState
-    from ablate.models.decoder import Choose
+    from ablate.train.loop import Trainee
 
 
-def recorded(write: Callable[[dict[str, Any]], None], state: RecipeState) -> Choose:
+def record(trainee: Trainee, write: Callable[[dict[str, Any]], None]) -> None:
     """Leave the choice to the router, and write it down."""
+    state = trainee.state
     known: set[tuple[int, int | None, int]] = set()
 
     def choose(layer: int, _tokens: Tensor, chosen: Tensor) -> Tensor:
@@ -42,12 +42,12 @@ def recorded(write: Callable[[dict[str, Any]], None], state: RecipeState) -> Cho
             write(row | {"experts": base64.b64encode(content).decode()})
         return chosen
 
-    apart: Choose = torch.compiler.disable(choose)  # type: ignore[no-untyped-call]
-    return apart
+    trainee.module.choose = torch.compiler.disable(choose)  # type: ignore[no-untyped-call]
 
 
-def replayed(path: Path, state: RecipeState) -> Choose:
+def replay(trainee: Trainee, path: Path) -> None:
     """Take the choices of a record in place of the router's."""
+    state = trainee.state
     places: dict[tuple[int, int | None, int], int] = {}
     try:
         with path.open("rb") as file:
@@ -68,5 +68,4 @@ def replayed(path: Path, state: RecipeState) -> Choose:
             raise UserError(what, file=path) from None
         return found.to(chosen)
 
-    apart: Choose = torch.compiler.disable(choose)  # type: ignore[no-untyped-call]
-    return apart
+    trainee.module.choose = torch.compiler.disable(choose)  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ NVIDIA = dataclasses.replace(PRESETS["nvidia-nvfp4"].recipe, rules=(), phases=()
 def tapped_of(recipe, tokens=128, sequences=4, size=(64, 96)):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(*size, bias=False))
-    apply_recipe(model, recipe, seed=5, quiet=True)
+    apply_recipe(model, recipe, seed=5)
     weight = model[0].weight.detach().to(torch.bfloat16)
     x, dy = normal(tokens, size[0]).bfloat16(), normal(tokens, size[1], seed=1).bfloat16()
     return Tapped(layer=model[0], at=AT, dy=dy, x=x, weight=weight, sequences=sequences)

@@ -112,7 +112,7 @@ def trained(monkeypatch, make_config):
 def trainer(recipe, *, advance=lambda _: None, steps=3, state="finished", before=lambda _: None):
     def run(config, on_metrics):
         model = torch.nn.Linear(32, 32)
-        streams = apply_recipe(model, recipe, total_tokens=1000, quiet=True)
+        streams = apply_recipe(model, recipe, total_tokens=1000)
         before(streams)
         for _ in range(steps):
             model(torch.ones(32, 32)).sum().backward()

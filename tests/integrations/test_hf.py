@@ -52,7 +52,7 @@ def trl_trainer(train_dataset, **options):
 
 def trained(out, batches, steps=8, resume=None, recipe=NOISY, by_trl=False, **options):
     data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
-    callback = AblateCallback(recipe, seed=3, quiet=True)
+    callback = AblateCallback(recipe, seed=3)
     trainer, arguments = (trl_trainer, trl.SFTConfig) if by_trl else (Trainer, TrainingArguments)
     trainer = trainer(
         model=model(), train_dataset=data, callbacks=[callback],
@@ -157,4 +157,4 @@ def test_gpt2_is_converted_on_request():
         f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     ]
     torch.testing.assert_close(gpt2(x).logits, before)
-    assert "4 of 5 matrices in low precision" in str(apply_recipe(gpt2, "mxfp4", quiet=True).coverage)
+    assert "4 of 5 matrices in low precision" in str(apply_recipe(gpt2, "mxfp4").coverage)

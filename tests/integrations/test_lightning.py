@@ -30,7 +30,7 @@ def trained(steps, checkpoint=None, *, compiled=False):
     """``steps`` of two batches each; every batch is the same, because Lightning begins the data anew."""
     from ablate.integrations.lightning import AblatePrecision
 
-    module, plugin = Module(), AblatePrecision(NOISY, seed=3, quiet=True)
+    module, plugin = Module(), AblatePrecision(NOISY, seed=3)
     trainer = lightning.Trainer(
         max_steps=steps, plugins=[plugin], accumulate_grad_batches=2, enable_checkpointing=False,
         logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", devices=1,

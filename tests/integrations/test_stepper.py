@@ -34,7 +34,7 @@ def losses(stepper, model, steps, optimizer=None):
 def test_a_study_gives_recipe_seed_and_tokens(in_study, capsys):
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        stepper = Stepper(two_layers(), quiet=True)
+        stepper = Stepper(two_layers())
         assert (stepper.state.recipe, stepper.state.seed) == (read_recipe(NOISY), 3)
         assert applied_line(read_recipe(NOISY)) in capsys.readouterr().out
         stepper.step()
@@ -51,7 +51,7 @@ def test_a_study_gives_recipe_seed_and_tokens(in_study, capsys):
 
 def test_another_recipe_than_the_arms_is_refused(in_study):
     with pytest.raises(ValueError, match="the study's arm has another recipe"):
-        Stepper(two_layers(), "mxfp4", quiet=True)
+        Stepper(two_layers(), "mxfp4")
 
 
 def test_outside_of_a_study_nothing_is_written(tmp_path, monkeypatch):
@@ -59,12 +59,12 @@ def test_outside_of_a_study_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.delenv("ABLATE_RECIPE", raising=False)
     with pytest.raises(ValueError, match="no recipe is given"):
         Stepper(two_layers())
-    Stepper(two_layers(), NOISY, quiet=True).row(1, loss=2.5)
+    Stepper(two_layers(), NOISY).row(1, loss=2.5)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_resume_needs_the_state_and_an_end_needs_steps():
-    stepper = Stepper(two_layers(), NOISY, quiet=True)
+    stepper = Stepper(two_layers(), NOISY)
     stepper.check_resumed(0)
     with pytest.raises(RuntimeError, match="goes on after step 3, the recipe's state after 0"):
         stepper.check_resumed(3)
@@ -72,7 +72,7 @@ def test_a_resume_needs_the_state_and_an_end_needs_steps():
         stepper.check_ended()
     model = two_layers()
     by_tokens = Stepper(
-        model, {"preset": "fp4-all-the-way", "phases": [{"from_tokens": 64, "recipe": "bf16"}]}, quiet=True
+        model, {"preset": "fp4-all-the-way", "phases": [{"from_tokens": 64, "recipe": "bf16"}]}
     )
     losses(by_tokens, model, 1)
     with pytest.raises(RuntimeError, match=r"without tokens: phases"):
@@ -86,7 +86,7 @@ def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compil
     def made():
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = two_layers()
-        stepper = Stepper(model, NOISY, seed=3, quiet=True)
+        stepper = Stepper(model, NOISY, seed=3)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         if compiled:
             model = torch.compile(model, backend="aot_eager")
@@ -131,7 +131,7 @@ def test_torchao_compiles_and_resumes_to_the_bit(compiled):
         return saved, functools.partial(losses, config.stepper, run, optimizer=optimizer)
 
     plain = two_layers()
-    whole = losses(Stepper(plain, NOISY, seed=3, quiet=True), plain, 4)
+    whole = losses(Stepper(plain, NOISY, seed=3), plain, 4)
     before, train = made()
     first = train(2)
     after, go_on = made()

@@ -55,7 +55,7 @@ class Reference:
 def make(recipe, *layers, **options):
     torch.manual_seed(0)
     model = nn.Sequential(*(layers or (nn.Linear(64, 96), nn.Linear(96, 32))))
-    return model, apply_recipe(model, recipe, quiet=True, **options)
+    return model, apply_recipe(model, recipe, **options)
 
 
 def walk(model, size=0.5):

@@ -101,7 +101,7 @@ def in_model(experts):
 def trained(experts, counts):
     """Output and gradients of two steps."""
     model = in_model(experts)
-    state = apply_recipe(model, RECIPE, seed=3, quiet=True)
+    state = apply_recipe(model, RECIPE, seed=3)
     x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
     found = []
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_other_products_are_as_slices(kind):
     experts, other = Gathered(), kind()
     models = [in_model(one) for one in (experts, other)]
     for model in models:
-        apply_recipe(model, RECIPE, seed=3, quiet=True)
+        apply_recipe(model, RECIPE, seed=3)
     x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
     first, second = (model.experts(x, counts) for model in models)
     assert torch.equal(first, second)
@@ -155,7 +155,7 @@ def test_other_products_are_as_slices(kind):
 
 def test_another_product_is_an_error_not_high_precision():
     model = in_model(Matmul())
-    apply_recipe(model, RECIPE, quiet=True)
+    apply_recipe(model, RECIPE)
     with pytest.raises(RuntimeError, match=r"experts experts\.up\.0, …: einsum uses their weights"):
         model.experts(torch.ones(32, WIDTH), None)
 
@@ -163,7 +163,7 @@ def test_another_product_is_an_error_not_high_precision():
 def test_rules_skips_and_copies():
     model = in_model(Gathered())
     recipe = RECIPE | {"layers": [{"match": "*.down.*", "recipe": "bf16"}]}
-    state = apply_recipe(model, recipe, skip="*.up.1", quiet=True)
+    state = apply_recipe(model, recipe, skip="*.up.1")
     assert "6 matrices" in str(state.coverage)
     assert state.coverage.count("fprop") == 2
     twin = copy.deepcopy(model)
@@ -175,7 +175,7 @@ def test_rules_skips_and_copies():
 def test_weights_are_de_oscillated_as_those_of_layers(kind):
     experts, apart = kind(), Apart(Gathered())
     asked = {"preset": "primus-turbo", "deoscillate": {"window": 2, "threshold": 1e-9}}
-    states = [apply_recipe(in_model(one), asked, quiet=True) for one in (experts, apart)]
+    states = [apply_recipe(in_model(one), asked) for one in (experts, apart)]
     torch.manual_seed(0)
     for _ in range(3):
         for name in ("up", "down"):
@@ -205,7 +205,7 @@ def of_transformers(kind, depth=1):
 @pytest.mark.parametrize(("name", "blocks"), [("primus-gpt-oss-experts", 1), ("humans-nvfp4-experts", 4)])
 def test_presets_of_experts_alone(name, blocks):
     model = of_transformers("gpt_oss", depth=5)
-    state = apply_recipe(model, name, allow="*.router.weight", total_tokens=1000, quiet=True)
+    state = apply_recipe(model, name, allow="*.router.weight", total_tokens=1000)
     assert state.coverage.count("fprop") == blocks * 2 * 4
     x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
     model(x, labels=x).loss.backward()
@@ -217,9 +217,7 @@ def test_presets_of_experts_alone(name, blocks):
 def test_transformers(kind):
     model = of_transformers(kind)
     config, plain = model.config, copy.deepcopy(model)
-    state = apply_recipe(
-        model, RECIPE, allow=["*.gate.weight", "*.router.weight"][kind == "gpt_oss"], quiet=True
-    )
+    state = apply_recipe(model, RECIPE, allow=["*.gate.weight", "*.router.weight"][kind == "gpt_oss"])
     assert state.coverage.count("dgrad") == 4 + 2 * 4
     x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
     losses = [one(x, labels=x).loss for one in (model, plain)]

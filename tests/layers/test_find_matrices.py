@@ -21,7 +21,7 @@ X = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
 def quantised(linear, x=X):
     """What the layer alone gives under the recipe."""
     alone = nn.Sequential(copy.deepcopy(linear))
-    apply_recipe(alone, FP4, quiet=True)
+    apply_recipe(alone, FP4)
     return alone(x)
 
 
@@ -66,15 +66,15 @@ def test_what_no_recipe_reaches_is_refused_by_name_unless_allowed(make, name, wh
     model = nn.Sequential(nn.Linear(64, 64), make())
     before = {key: type(module) for key, module in model.named_modules()}
     with pytest.raises(ValueError, match="does not reach") as caught:
-        apply_recipe(model, FP4, quiet=True)
+        apply_recipe(model, FP4)
     assert all(words in str(caught.value) for words in (name, why, "allow="))
     assert {key: type(module) for key, module in model.named_modules()} == before, "nothing changed"
-    state = apply_recipe(model, FP4, allow=["1*"], quiet=True)
+    state = apply_recipe(model, FP4, allow=["1*"])
     assert type(model[0]) is QuantLinear
     assert type(model[1]) is before["1"]
     assert why in state.coverage.uncovered[name]
     with pytest.raises(ValueError, match="layer 0 follows a recipe already"):
-        apply_recipe(model, FP4, quiet=True)
+        apply_recipe(model, FP4)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
@@ -93,7 +93,7 @@ def test_a_weight_that_a_hook_computes_is_the_one_that_is_quantised(make):
 
     model, other = hooked(), hooked()
     names = [name for name, _ in model.named_parameters()]
-    apply_recipe(model, FP4, quiet=True)
+    apply_recipe(model, FP4)
     assert [name for name, _ in model.named_parameters()] == names
     y = model(X)
     y.square().sum().backward()
@@ -121,7 +121,7 @@ class Shared(nn.Module):
 def test_one_layer_at_two_places_is_quantised_at_both():
     model = Shared()
     expected = quantised(model.first)
-    state = apply_recipe(model, FP4, quiet=True)
+    state = apply_recipe(model, FP4)
     assert type(model.second["fc"]) is QuantLinear
     assert model.first is model.second["fc"] is model.unlisted[0]
     assert torch.equal(model(X), expected)
@@ -129,7 +129,7 @@ def test_one_layer_at_two_places_is_quantised_at_both():
     assert state.coverage.share("fprop") == 1
     model = Shared()
     model.other = nn.Linear(64, 64)
-    state = apply_recipe(model, FP4, skip="second.fc", quiet=True)  # known by all its names
+    state = apply_recipe(model, FP4, skip="second.fc")  # known by all its names
     assert type(model.first) is nn.Linear
     assert "first (= second.fc)" in str(state.coverage)
     assert state.coverage.share("wgrad") == pytest.approx(1 / 3), "two places, two products per token"
@@ -138,7 +138,7 @@ def test_one_layer_at_two_places_is_quantised_at_both():
 def test_the_root_may_itself_be_a_linear_layer():
     model = nn.Linear(64, 64)
     expected = quantised(model)
-    apply_recipe(model, FP4, quiet=True)
+    apply_recipe(model, FP4)
     assert list(model.state_dict()) == ["weight", "bias"]
     assert torch.equal(model(X), expected)
 
@@ -155,7 +155,7 @@ def test_torchs_fast_path_goes_through_the_recipe_and_attention_is_refused_unles
     of_both = "layers.*.self_attn.in_proj_weight", "layers.*.self_attn.out_proj"
     assert all(f"{name} (2)" in str(caught.value) for name in of_both)
     assert f"allow={list(of_both)}" in str(caught.value)
-    state = apply_recipe(model, FP4, allow=IN_ATTENTION, quiet=True)
+    state = apply_recipe(model, FP4, allow=IN_ATTENTION)
     mask = torch.arange(16).expand(2, 16) >= 16 if padded else None
     seen = []
     state.watch = lambda layer, *_: seen.append(layer)
@@ -173,7 +173,7 @@ def test_the_example_of_the_documents():
     model = nn.Module()
     model.layers = nn.ModuleList(nn.TransformerEncoderLayer(256, 4, 1024) for _ in range(2))
     model.head = nn.Linear(256, 1000)
-    state = apply_recipe(model, {"gemms": ["fprop", "wgrad"]}, allow=IN_ATTENTION, quiet=True)
+    state = apply_recipe(model, {"gemms": ["fprop", "wgrad"]}, allow=IN_ATTENTION)
     page = Path(__file__).parents[2] / "docs" / "numerics.md"
     assert f"```\n{state.coverage}\n```" in page.read_text()
 
@@ -195,20 +195,20 @@ def heads(model):
 
 def test_the_head_is_what_the_model_says_or_a_name_outside_of_the_blocks():
     model = Bert()
-    state = apply_recipe(model, FP4, quiet=True)
+    state = apply_recipe(model, FP4)
     assert heads(model) == ["classifier"]
     assert state.coverage.uncovered == {"classifier": "the head keeps high precision unless a rule names it"}
     model = Bert()
     model.classifier = nn.Linear(64, 32)  # no head then, and in FP4
     model.get_output_embeddings = lambda: model.layer[1]["score"]
     whole = nn.Sequential(model)  # inside of a wrapper, too
-    apply_recipe(whole, FP4, quiet=True)
+    apply_recipe(whole, FP4)
     assert heads(whole) == ["0.layer.1.score"]
     model = Bert()
     model.classifier = Subclass(64, 8)
     with pytest.raises(ValueError, match="the model has no head"):
         apply_recipe(model, {**FP4, "layers": [{"head": True, "recipe": "mxfp8"}]})
-    apply_recipe(model, FP4, quiet=True)
+    apply_recipe(model, FP4)
 
 
 def test_hooks_buffers_and_attributes_stay():
@@ -221,7 +221,7 @@ def test_hooks_buffers_and_attributes_stay():
     linear.adapter, linear.note = nn.Identity(), "mine"
     linear.requires_grad_(False).eval()
     model = nn.Sequential(linear)
-    apply_recipe(model, FP4, quiet=True)
+    apply_recipe(model, FP4)
     assert model[0] is linear
     assert (type(linear), type(linear.adapter), linear.note) == (QuantLinear, nn.Identity, "mine")
     assert not linear.training
@@ -258,7 +258,7 @@ def test_a_weight_that_is_read_past_its_layer_is_told_once():
     high = FP4 | {"layers": [{"match": "second", "recipe": "bf16"}]}
     for kind, recipe, count in ((Past, FP4, 1), (Past, high, 0), (Sharing, FP4, 0)):
         model = kind()
-        state = apply_recipe(model, recipe, quiet=True)
+        state = apply_recipe(model, recipe)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):

@@ -38,7 +38,7 @@ class Twice(nn.Module):
 def made(recipe=SR, *, kind=Once, seed=3, replica=None):
     torch.manual_seed(0)
     model = kind()  # in fp32 sums of gradients are exact in any order
-    state = apply_recipe(model, recipe, seed=seed, quiet=True)
+    state = apply_recipe(model, recipe, seed=seed)
     state.replica = replica
     return model, state
 

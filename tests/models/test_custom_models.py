@@ -94,7 +94,7 @@ def lazy(*, vocab_size, seq_len):
 
 def applied(*, vocab_size, seq_len):
     model = Tiny(vocab_size)
-    apply_recipe(model, "mxfp4", quiet=True)
+    apply_recipe(model, "mxfp4")
     return model
 
 

@@ -14,7 +14,7 @@ from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.diagnostics import Diagnostics
 from ablate.train import train
 from ablate.train.group import Layout
-from ablate.train.routes import recorded, replayed
+from ablate.train.routes import record, replay
 
 STEP = 32 * 16  # tokens
 FP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr"))
@@ -29,7 +29,7 @@ def bf16(make_config):
     return replace(config, recipe=Recipe())
 
 
-def trained(config, tokens, **options):
+def trained(config, tokens, routes=lambda _: None, **options):
     """The losses of a run, and the loads of its experts at each step."""
     rows, loads = [], []
     see = Diagnostics(every_tokens=STEP)
@@ -38,26 +38,30 @@ def trained(config, tokens, **options):
         if row["kind"] == "load":
             loads.append(row["shares"])
 
-    train(config, rows.append, tokens=tokens, observe=lambda trainee: Recorder(trainee, see, note), **options)
+    def observe(trainee):
+        routes(trainee)
+        return Recorder(trainee, see, note)
+
+    train(config, rows.append, tokens=tokens, observe=observe, **options)
     return [{key: row[key] for key in row if key != "tokens_per_sec"} for row in rows], loads
 
 
 def test_an_arm_takes_the_routes_of_another_run_in_training_and_evaluation(bf16, tokens, tmp_path):
     path = tmp_path / "routes.jsonl"
     with path.open("w") as file:
-        record = partial(recorded, lambda row: print(json.dumps(row), file=file))
-        first = trained(bf16, tokens, routes=record)
+        write = partial(print, file=file)
+        first = trained(bf16, tokens, lambda trainee: record(trainee, lambda row: write(json.dumps(row))))
     assert first == trained(bf16, tokens)  # the record changes nothing
     fixed = replace(bf16.model, routing="replay")
     same = replace(bf16, model=fixed, replayed=bf16.recipe)
-    replay = partial(replayed, path)
-    assert trained(same, tokens, routes=replay) == first
+    replayed = partial(replay, path=path)
+    assert trained(same, tokens, replayed) == first
     own, other = replace(bf16, recipe=FP4), replace(same, recipe=FP4)
-    losses, loads = trained(other, tokens, routes=replay)
+    losses, loads = trained(other, tokens, replayed)
     assert loads == first[1] != trained(own, tokens)[1]
     assert losses != first[0]
     again = Layout(checkpoint_activations=True)
-    assert trained(other, tokens, routes=replay, layout=again) == (losses, loads)
+    assert trained(other, tokens, replayed, layout=again) == (losses, loads)
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 2 * (4 * 2 + 2 * 8)  # layers × (steps × micro-batches + evaluations × batches)
     for content, said in (
@@ -67,7 +71,7 @@ def test_an_arm_takes_the_routes_of_another_run_in_training_and_evaluation(bf16,
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=said):
-            trained(other, tokens, routes=replay)
+            trained(other, tokens, replayed)
     with pytest.raises(UserError, match="needs the record"):
         trained(other, tokens)
 
