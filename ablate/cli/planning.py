@@ -97,19 +97,20 @@ def init(
     from ablate.cli.display import ConsoleListener
     from ablate.run.architecture import PRESETS
     from ablate.study.template import ARMS
-    from ablate.workflow.init import write_study
+    from ablate.workflow.init import Answers, write_study
 
     questions = {
-        "model": ("built-in", f"Model (built-in, {', '.join(PRESETS)}, hf:FOLDER or function:FILE.py:NAME)"),
-        "data": ("", "Text to train on: a file, folder or glob; empty for the standard library's"),
-        "arms": ("ladder", "Arms: " + "; ".join(f"{word} ({what})" for word, what in ARMS.items())),
-        "budget": ("30m", "Wall time of the whole study (30m, 2h, 1d)"),
+        "model": f"Model (built-in, {', '.join(PRESETS)}, hf:FOLDER or function:FILE.py:NAME)",
+        "data": "Text to train on: a file, folder or glob; empty for the standard library's",
+        "arms": "Arms: " + "; ".join(f"{word} ({what})" for word, what in ARMS.items()),
+        "budget": "Wall time of the whole study (30m, 2h, 1d)",
     }
     answers = {name: word for name, word in given.items() if word is not None}
-    for name, (usual, question) in questions.items() if sys.stdin.isatty() and sys.stdout.isatty() else ():
+    for name, question in questions.items() if sys.stdin.isatty() and sys.stdout.isatty() else ():
+        usual = getattr(Answers, name) or ""
         if name not in answers and (word := click.prompt(question, default=usual, show_default=bool(usual))):
             answers[name] = word
-    click.echo(write_study(file, storage, ConsoleListener(), **answers))
+    click.echo(write_study(file, storage, Answers(**answers), ConsoleListener()))
     click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
     click.echo(f"       {command_line('pilot', str(file), storage=storage)}")
 

@@ -12,7 +12,7 @@ import io
 import json
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.config_base import written_short
@@ -55,7 +55,7 @@ base:  # what all arms share
     schedule: {schedule}  # after the warm-up, so that a crossing of the target does not depend on the budget
     warmup_tokens: {warmup_tokens}  # tokens over which the rate rises from zero
     eval_every_tokens: {eval_every_tokens}  # tokens between two evaluations; 20 of them draw a curve
-    eval_tokens: {eval_tokens}  # {about_eval}
+    eval_tokens: {eval_tokens}  # validation tokens of an evaluation, the same for all runs
 {resources}
 arms:
   bf16: {{recipe: bf16}}  # all GEMMs in BF16
@@ -92,25 +92,27 @@ ARMS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Starter:
-    """What a first study is made of. ``model`` and ``data``: the sections of the file.
+    """What a first study is made of; ``ablate init`` fills it in.
 
-    ``arms``: a word of ``ARMS``, None for the baseline alone. ``left_out``: names of its arms that the model
-    cannot take, with the reasons. ``gpus``: of each run. ``about``: what comments say of the model, the data
-    and numbers of ``training``.
+    ``model``, ``data``, ``training``: sections of the file. ``arms``: a word of ``ARMS``, None for the
+    baseline alone. ``left_out``: names of its arms that the model cannot take, with the reasons. ``gpus``: of
+    each run. ``about_…``: what comments say of the model, the data and the number of tokens.
     """
 
     name: str
     file: str
-    model: Mapping[str, Any]
     data: Mapping[str, Any]
     arms: str | None
     seeds: int
-    training: Mapping[str, Any]
-    about: Mapping[str, str]
+    about_data: str
+    model: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    about_model: str = ""
+    about_tokens: str = ""
     gpus: int = 0
-    left_out: Mapping[str, str] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_section(word: str) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def arms_of(word: str | None) -> dict[str, str]:
 
 def starter_text(starter: Starter) -> str:
     """Return the text of the study file, with a comment for each line that asks for a decision."""
-    left_out, about = starter.left_out or {}, starter.about
+    left_out = starter.left_out
     arms = [
         _comment(f"{name} is left out: {left_out[name]}", "  ") if name in left_out else line
         for name, line in arms_of(starter.arms).items()
@@ -158,10 +160,9 @@ def starter_text(starter: Starter) -> str:
         seeds=starter.seeds,
         model=_flow(starter.model),
         data=_flow(starter.data),
-        about_model=_comment(about["model"], "  "),
-        about_data=_comment(about["data"], "  "),
-        about_tokens=_comment(about["tokens"], "    "),
-        about_eval=about["eval_tokens"],
+        about_model=_comment(starter.about_model, "  "),
+        about_data=_comment(starter.about_data, "  "),
+        about_tokens=_comment(starter.about_tokens, "    "),
         resources=f"  resources: {{gpus: {starter.gpus}}}  # GPUs of each run\n" if starter.gpus else "",
         arms="".join(f"{line}\n" for line in arms) + (_GRID if starter.arms == "grid" else ""),
         **{key: _flow(value) for key, value in starter.training.items()},

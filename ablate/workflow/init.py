@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,11 @@ from ablate.study.template import (
     model_section,
     starter_text,
 )
-from ablate.workflow import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ablate.workflow import Listener
 
 USED = 0.8
 """The share of the budget that is planned: runs side by side slow each other, and Ray has to start."""
@@ -83,22 +84,25 @@ def _from(place: str, folder: Path) -> str:
     return str(path) if path.is_absolute() else os.path.relpath(path, folder)
 
 
-def write_study(
-    path: Path,
-    storage: Path,
-    listener: Listener | None = None,
-    *,
-    model: str = BUILT_IN,
-    data: str | None = None,
-    arms: str = "ladder",
-    budget: str = "30m",
-    seeds: int = 3,
-    tokenizer: str = "bytes",
-) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a first study is made for: the words of the command line.
+
+    ``data``: None for the standard library's text. ``seeds``: the number of runs of each arm.
+    """
+
+    model: str = BUILT_IN
+    data: str | None = None
+    arms: str = "ladder"
+    budget: str = "30m"
+    seeds: int = 3
+    tokenizer: str = "bytes"
+
+
+def write_study(path: Path, storage: Path, answers: Answers, listener: Listener) -> str:
     """Write a first study to ``path``; return a line that says what was planned.
 
-    The other arguments are the words of the command line. ``storage``: where the corpus's tokens are kept, as
-    for a run. ``data``: None for the standard library's text. ``seeds``: the number of runs of each arm.
+    ``storage``: where the corpus's tokens are kept, as for a run.
 
     Raises:
         UserError: a word that cannot be used, with its option; a file that is there already.
@@ -109,75 +113,67 @@ def write_study(
     from ablate.run.architecture import parameters_text
     from ablate.workflow import pilot
 
-    listener = listener or Listener()
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"FILE: '{path}' has no name of a study file", hint=f"did you mean '{path}.yaml'?")
     if path.exists():
         raise UserError("is there already, and is left as it is", file=path, hint="give another name")
     with _naming("--budget"):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", budget.lower())
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", answers.budget.lower())
         if found is None or found[2] not in _UNITS or float(found[1]) == 0:
-            raise UserError(f"'{budget}' is no time", hint="expected such as 30m, 2h or 1d")
+            raise UserError(f"'{answers.budget}' is no time", hint="expected such as 30m, 2h or 1d")
         seconds = float(found[1]) * _UNITS[found[2]]
     with _naming("--arms"):
-        arms_of(arms)
+        names = arms_of(answers.arms)
     with _naming("--data"):
-        section = data_section(data, path.parent)
-    section["tokenizer"], colon, own = tokenizer.partition(":")
+        section = data_section(answers.data, path.parent)
+    section["tokenizer"], colon, own = answers.tokenizer.partition(":")
     if section["tokenizer"] == "hf":
         section["tokenizer_path"] = _from(own, path.parent) if Path(own).exists() else own
     elif colon:
         section["vocab_size"] = int(own) if own.isdecimal() else own
-    a_token = "a token a byte" if tokenizer == "bytes" else f"tokens of {tokenizer}"
+    a_token = "a token a byte" if answers.tokenizer == "bytes" else f"tokens of {answers.tokenizer}"
     said = f"The text of --data, {a_token}; a part is held out for validation (docs/data.md)."
-    if data is None:
+    if answers.data is None:
         said = f"Source text of Python's standard library, {a_token}. Your own: docs/data.md."
     starter = Starter(
-        name=path.stem, file=path.name, model={}, data=section, arms=arms, seeds=seeds, training={},
-        about={"model": "", "data": said, "tokens": "", "eval_tokens": ""},
-    )  # fmt: skip
-
-    def change(about: Mapping[str, str] | None = None, **values: Any) -> None:
-        """Set parts of the study; ``about``: what comments say."""
-        nonlocal starter
-        starter = replace(starter, about={**starter.about, **(about or {})}, **values)
+        name=path.stem, file=path.name, data=section, arms=answers.arms, seeds=answers.seeds, about_data=said
+    )
 
     def train(steps: int, settings: Mapping[str, Any]) -> None:
         """Set the keys of training, and those that follow from the number of optimizer steps."""
         tokens = steps * settings["seq_len"] * settings["batch_size"]
         every = tokens // EVALUATIONS
-        change(training={**settings, "tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every})
+        starter.training = {**settings, "tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every}
 
     def plan(**changes: Any) -> Plan:
         return build_plan(study_of(starter_text(replace(starter, **changes)).encode(), path))
 
     # First settings that every model can be planned with.
     train(2 * _FEWEST_STEPS, _SIZES[0][1] | {"schedule": "constant"})
-    with _naming("FILE" if tokenizer == "bytes" else "--tokenizer"):
+    with _naming("FILE" if answers.tokenizer == "bytes" else "--tokenizer"):
         plan(arms=None)
     with _naming("--model"):
-        named = model_section(model)
+        named = model_section(answers.model)
         for key in ("hf", "function"):
             place, colon, name = named.get(key, "").partition(":")
             if place and Path(place).exists():
                 named[key] = f"{_from(place, path.parent)}{colon}{name}"
-        change(model=named)
+        starter.model = named
         arm = plan(arms=None).arms[0]
         assert arm.size is not None  # a starter has no trainer of its own
         size = arm.size.parameters
         reached = "An output head and tables of embeddings keep high precision."
         matrices = () if arm.coverage is None else arm.coverage.matrices
         if hidden := [one.name for one in matrices if one.out_of_reach is not None and not one.is_head]:
-            change(model=named | {"allow": in_short(hidden, "{}")})
+            named["allow"] = in_short(hidden, "{}")
             reached = "No recipe reaches the matrices under allow: they keep high precision in every arm."
         settings = next(settings for bound, settings in _SIZES if size < bound) | {"schedule": "constant"}
         train(2 * _FEWEST_STEPS, settings)
         what = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
         kind = next((text for key, text in what.items() if key in named), "A built-in decoder")
-        change({"model": f"{kind}, {parameters_text(size)} parameters. {reached}"})
+        starter.about_model = f"{kind}, {parameters_text(size)} parameters. {reached}"
     with _naming("--data"):  # as many tokens of an evaluation as the corpus holds out
         corpus, seq_len = arm.config.data, settings["seq_len"]
-        change({"eval_tokens": "validation tokens of an evaluation, the same for all runs"})
         if identify(corpus).num_bytes <= _EXACT_BYTES:
             with listener.preparing() as show:
                 files = prepare(corpus, storage / "tokens", progress=lambda done, what: show("", done, what))
@@ -191,17 +187,17 @@ def write_study(
         try:
             plan()
         except UserError:
-            names, left_out = list(arms_of(arms)), {}
+            left_out = {}
             for name in names:
                 try:
                     plan(left_out=dict.fromkeys({*names} - {name}, ""))
                 except UserError as error:
                     left_out[name] = error.problems[0].what.removesuffix(f"; arm '{name}'")
             if len(left_out) < len(names):
-                change(left_out=left_out)
+                starter.left_out = left_out
             plan()
     with _naming("--budget"):
-        change(gpus=int(default_device() != "cpu"))
+        starter.gpus = int(default_device() != "cpu")
         whole, cores = plan(), os.cpu_count() or 1
         nothing = StudyProgress(states={}, tokens_per_sec={})
         progress, timed = pilot.with_timed_steps(whole, nothing, listener)
@@ -218,7 +214,7 @@ def write_study(
         few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)
         per_step = (many - few) / _FEWEST_STEPS
         steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS
-        runs = len(whole.arms) * seeds
+        runs = len(whole.arms) * answers.seeds
         if steps < _FEWEST_STEPS:
             least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)} ({ground})"
             minutes = math.ceil(few / USED / 60)
@@ -227,7 +223,7 @@ def write_study(
             raise UserError(least, hint=hint)
         train(steps, settings)
         wall = f"about {duration_text(few + per_step * (steps - _FEWEST_STEPS))}"
-        change({"tokens": f"{runs} runs of so many tokens take {wall} here ({ground})."})
+        starter.about_tokens = f"{runs} runs of so many tokens take {wall} here ({ground})."
     plan()
     try:
         with path.open("x", encoding="utf-8") as file:

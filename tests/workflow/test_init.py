@@ -16,7 +16,7 @@ from ablate.recipes import read_recipe
 from ablate.run.schedule import plan_steps
 from ablate.study import load_study
 from ablate.workflow import Listener
-from ablate.workflow.init import USED, write_command_study, write_study
+from ablate.workflow.init import USED, Answers, write_command_study, write_study
 from ablate.workflow.prepare import prepare
 from tests.cli.command import ablate
 
@@ -86,7 +86,8 @@ def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
 ):
     monkeypatch.chdir(folder)
     path = tmp_path / "first.yaml"  # elsewhere: its paths are relative to itself
-    write_study(path, folder / "runs", model=model, data=data, arms=arms, budget="2h")
+    answers = Answers(model=model, data=data, arms=arms, budget="2h")
+    write_study(path, folder / "runs", answers, Listener())
     done = ablate("plan", path, cwd=tmp_path)
     said = "runs code of its own" if model.startswith("function") else ""
     assert (done.code, said in done.err, done.err.count("\n")) == (0, True, bool(said))
