@@ -50,7 +50,7 @@ _RECIPES = {
 def command(
     study: str, storage: Path, address: str | None, tracking_uri: str | None, listed: str | None, **which: Any
 ) -> int:
-    """Run STUDY (a YAML file, or the name of a shipped study): what is missing of it, then its report.
+    """Run STUDY (a YAML file, or the name of a shipped or stored study): what is missing, then its report.
 
     The same command goes on after an interruption and never repeats a finished run.
 

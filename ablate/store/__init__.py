@@ -6,6 +6,7 @@
 | file | holds |
 |---|---|
 | `plan.lock.json` | the plan, below (written by `ablate run`; the same plan gives the same bytes) |
+| `source` | the path of the study's file, for `ablate run STUDY` elsewhere |
 | `throughput.json` | what `ablate check STUDY --steps` measured, below; written whole |
 | `executor.lock`, `cancel` | a lock of who runs the study now; the request of `ablate cancel` to stop |
 | `runs/<id>/` | the runs, below |

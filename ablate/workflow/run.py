@@ -22,20 +22,21 @@ import contextlib
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, likely
+from ablate.base.files import write_bytes_atomic
 from ablate.plan import Plan, build_plan, known_plan, warnings_of
 from ablate.store import StudyStore
 from ablate.store.runs import kept_still, running
-from ablate.study import load_study
+from ablate.study.load import find_file, load_study
 from ablate.study.search_space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from ablate.data import TokenFiles
     from ablate.execute.pending_runs import RunRequest, Todo
@@ -66,7 +67,15 @@ def run_study(
         UserError: a study, device, corpus, cluster or storage that cannot be used.
     """
     listener = listener or Listener()
-    loaded = load_study(study, tuple(settings))
+    try:
+        file = find_file(study)
+    except UserError:  # a study that ran here before, by its name
+        source = where.storage / study / "source"
+        if not source.is_file():
+            raise
+        file = Path(source.read_text(encoding="utf-8"))
+        settings = [*StudyStore(source.parent).plan().settings, *settings]
+    loaded = load_study(file, tuple(settings))
     folder = where.storage / loaded.name
     is_new = not folder.exists()
     for warning in warnings_of(loaded, is_new=is_new):
@@ -88,6 +97,7 @@ def run_study(
 
     try:
         with running(store, plan) as shared:
+            write_bytes_atomic(store.path / "source", str(file.absolute()).encode())
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
             if plan.tuning is not None and not plan.tuning.is_done and not as_pilot:

@@ -54,7 +54,9 @@ def test_what_cannot_be_done_is_refused_before_anything_is_made(executor, where,
     assert executor.calls == []
 
 
-def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_others(executor, where, tmp_path):
+def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_others(
+    executor, where, tmp_path, monkeypatch
+):
     said = Listener()
     said.say = (sentences := []).append
     (tmp_path / "tiny.yaml").write_text(STUDY.replace("null", "{val_loss: 3.0}"))
@@ -73,6 +75,10 @@ def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_other
     assert sentences[-1] == f"MLflow:  ablate dashboard 'slow one' {there}"
     assert StudyStore(where.storage / "slow one").plan().settings == tuple(renamed)
     assert not any("stay in" in sentence for sentence in sentences)
+    monkeypatch.chdir(tmp_path.parent)
+    run_study("slow one", elsewhere, seeds=[0])  # by its name, with the settings that it ran with
+    assert len(executor.calls) == 3
+    monkeypatch.chdir(tmp_path)
 
     edited = STUDY.replace("  fp4:", "  other:").replace("mxfp4", "fp8")
     (tmp_path / "tiny.yaml").write_text(edited)
