@@ -1,10 +1,7 @@
 """The diagnosis of a layer, and that of a run, no bit of which it changes."""
 
 import dataclasses
-import itertools
 import json
-import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -314,11 +311,3 @@ def test_a_sample_of_the_rows_is_whole_sequences_where_it_can_be(rows, seq_len):
     assert sequences is None or sequences * seq_len == taken
     assert taken == rows or taken % 256 == 0
     assert sequences is not None or taken == MAX_ROWS or rows % seq_len
-
-
-def test_the_speed_of_steps_leaves_the_measuring_out(make_config, tokens, monkeypatch):
-    clock, rows = itertools.count(), []
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    slow = SimpleNamespace(before=lambda _: None, after=lambda: [next(clock) for _ in range(999)])
-    train(make_config(**SHORT), rows.append, tokens=tokens, observe=lambda _: slow)
-    assert min(row["tokens_per_sec"] for row in rows if row["kind"] == "train") > STEP / 10

@@ -123,7 +123,7 @@ def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compil
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_torchao_compiles_and_resumes_to_the_bit(compiled):
     def made():
-        config, model = AblateConfig(NOISY, {"seed": 3, "quiet": True}), two_layers()
+        config, model = AblateConfig(NOISY, {"seed": 3}), two_layers()
         quantize_(model, config, filter_fn=root)
         run = torch.compile(model, backend="aot_eager") if compiled else model
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -143,4 +143,4 @@ def test_torchao_compiles_and_resumes_to_the_bit(compiled):
 def test_torchao_takes_the_whole_model_alone():
     # By module every layer would draw the same noise.
     with pytest.raises(ValueError, match="takes the whole model"):
-        quantize_(two_layers(), AblateConfig(NOISY, {"quiet": True}))
+        quantize_(two_layers(), AblateConfig(NOISY))

@@ -16,7 +16,7 @@ from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
 from ablate.numerics.scales import tensor_scale
-from ablate.recipes import PRESETS, LayerRule, Recipe, describe_layer
+from ablate.recipes import PRESETS, LayerRule, Recipe
 
 SR_RHT = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
 
@@ -80,16 +80,6 @@ def test_the_examples_of_the_docstrings():
         assert result.failed == 0
 
 
-def test_layers_follow_their_rules_and_the_head_stays():
-    recipe = {**SR_RHT, "layers": [{"first": 1, "recipe": "bf16"}, {"match": "*.down", "recipe": "fp8"}]}
-    model, state = make(recipe)
-    layers = quantised_layers(model)
-    lines = {name: describe_layer(layer.recipe_at(state.tokens)) for name, layer in layers.items()}
-    assert lines["layers.0.up"] == lines["layers.0.down"] == lines["lm_head"] == "bf16"
-    assert lines["layers.1.down"] == "fp8"
-    assert lines["layers.2.up"] == "mxfp4 SR RHT(call)16"
-
-
 def test_phases_move_on_with_the_tokens():
     model, state = make({"gemms": ["fprop"], "phases": [{"from_tokens": 100, "recipe": "bf16"}]})
     plain = make("bf16")[0](TOKENS)
@@ -140,28 +130,6 @@ def test_a_copy_is_a_model_of_its_own():
     assert twin.layers[0].up.amax_step.max() == -1
     step(twin)
     assert twin.layers[0].up.amax_step.max() == 0
-
-
-def test_delayed_scales_look_back_and_are_saved_with_the_model(quantised):
-    model, state = make("te-hybrid-fp8-delayed")
-    layer = model.layers[0].up
-    first = layer.weight.abs().max().item()
-    for factor in (1.0, 4.0, 0.5, 0.25):  # largest magnitudes 1, 4, 2, 0.5
-        with torch.no_grad():
-            layer.weight.mul_(factor)
-        step(model)
-        step(model)  # a second pass in the same step sees the first
-        model.eval()
-        model(TOKENS)  # evaluation leaves no trace
-        model.train()
-        state.advance(64)
-    place = layer.weight.data_ptr()
-    used = [draw.amax / first for x, draw, axis in quantised if (x.data_ptr(), axis) == (place, 1)]
-    # Three passes a step; the first has a scale of 1.
-    assert used == [448 / first, 1, 1, 1, 4, 4, 4, 4, 4, 4, 4, 4]
-    twin, _ = make("te-hybrid-fp8-delayed")
-    twin.load_state_dict(model.state_dict())
-    assert torch.equal(twin.layers[0].up.amax_history, layer.amax_history)
 
 
 LARGEST = np.finfo(np.float32).max

@@ -17,12 +17,9 @@ from ruamel.yaml import YAML
 
 from ablate.recipes import (
     PRESETS,
-    OperandPolicy,
     RecipeSpec,
     SenselessRecipe,
-    block_shape,
     describe,
-    group_size,
     read_recipe,
     resolve,
 )
@@ -83,20 +80,3 @@ def test_de_oscillation_is_part_of_a_recipes_text():
     plain, asked = recipe({"gemms": ["fprop"]}), recipe({"gemms": ["fprop"], "deoscillate": {}})
     assert asked.text != plain.text
     assert read_recipe(dataclasses.asdict(asked)) == asked
-
-
-@pytest.mark.parametrize(
-    ("fields", "shape", "group"),
-    [
-        ({"format": "bf16"}, (1, 1), 1),
-        ({"format": "mxfp4"}, (1, 32), 32),
-        ({"format": "mxfp4", "hadamard": 128}, (1, 32), 128),
-        ({"format": "mxfp4", "block": "32x32"}, (32, 32), 32),
-        ({"format": "nvfp4", "block": "16x16"}, (16, 16), 16),
-        ({"format": "fp8_e4m3", "scale": "128x128_pow2"}, (128, 128), 128),
-        ({"format": "fp8_e4m3", "scale": "row"}, (1, 1), 1),
-    ],
-)
-def test_what_must_divide_the_dimensions(fields, shape, group):
-    policy = OperandPolicy(**fields)
-    assert (block_shape(policy), group_size(policy)) == (shape, group)
