@@ -16,11 +16,11 @@ from ablate.reports.read.imported import write_study
 from ablate.reports.read.mllog import read_mllog
 from ablate.results.frames import load_frames
 from ablate.store.plan_file import Target
+from tests.golden import cases, check
 
 HEAD = "seed=7 global_batch_size=16 max_sequence_length=10 run_start "
 EVALS = " ".join(f"eval_accuracy={5 - n}@samples_count={n}00" for n in range(3))
 STOP = " run_stop=@status=success"
-PLAIN = ("finished", 7, "0:5 1000:4 2000:3")
 
 
 def read(tmp_path, words, **options):
@@ -29,46 +29,16 @@ def read(tmp_path, words, **options):
     return read_mllog(path, faults, **options), [fault.removeprefix(str(path)) for fault in faults]
 
 
-@pytest.mark.parametrize(
-    ("words", "found", "fault"),
-    [
-        (HEAD + EVALS + STOP, PLAIN, None),
-        (HEAD + EVALS.replace("samples_count", "epoch_num") + STOP, PLAIN, None),
-        (HEAD.replace("seed=7", "") + EVALS + STOP, ("finished", None, PLAIN[2]), None),
-        (HEAD + EVALS, ("interrupted", *PLAIN[1:]), ": the log ends without run_stop: no result"),
-        (HEAD + EVALS + " run_stop=@status=aborted", PLAIN, None),
-        (HEAD + "eval_accuracy=.nan@samples_count=9 run_stop=@status=aborted", ("diverged", 7, ""), None),
-        (
-            HEAD + EVALS + " eval_accuracy=6.0@samples_count=0" + STOP,
-            PLAIN,
-            r":9: another loss .6.0. ",
-        ),
-        (
-            HEAD + EVALS + " eval_accuracy=good@samples_count=5" + STOP,
-            PLAIN,
-            ":9: an evaluation needs",
-        ),
-        (HEAD + EVALS + " eval_accuracy=3.0" + STOP, PLAIN, ":9: an evaluation needs a number, and"),
-        (HEAD, None, ": no evaluation in it"),
-        (HEAD.replace("max_sequence_length=10", "") + EVALS, None, ": the length of a .*--tokens-per-sample"),
-    ],
-)
-def test_what_is_read_and_what_is_named(tmp_path, words, found, fault):
-    run, faults = read(tmp_path, words)
-    told = run and (run.state, run.seed, " ".join(f"{at}:{loss:g}" for at, loss in run.evals))
-    assert told == found
-    assert [bool(re.match(fault or "", one)) for one in faults] == [True] * (fault is not None)
+@pytest.mark.parametrize("case", cases(Path(__file__).with_name("mllog.txt")))
+def test_what_is_read_and_what_is_named(tmp_path, case):
+    run, faults = read(tmp_path, case[2])
+    told = [f"{run.state} {run.seed} {' '.join(f'{at}:{loss:g}' for at, loss in run.evals)}"] if run else []
+    check(case, told + faults)
 
 
 def test_settings_times_and_the_tokens_of_a_sample(tmp_path):
-    older = " ".join(
-        f"lowest_numerical_precision_{part}"
-        for part in (
-            "in_linear=",
-            "linear=mxfp4",
-            "in_attn=bfloat16",
-        )  # empty as in templates
-    )
+    parts = ("in_linear=", "linear=mxfp4", "in_attn=bfloat16")  # the first is empty, as in templates
+    older = " ".join(f"lowest_numerical_precision_{part}" for part in parts)
     run, _ = read(tmp_path, f"{HEAD} {older} {EVALS} {STOP}", tokens_per_sample=20)
     assert run.evals[-1] == (4000, 3.0)
     assert run.started_unix == run.ended_unix == 1.7e9
@@ -86,11 +56,7 @@ def test_ranks_prefixes_and_what_is_no_record(tmp_path):
     lines += ['+ echo \':::SYSJSON {"not": "a record"}\'', ':::MLLOG ["run_stop"]', lines[-1][:-20]]
     path.write_text("\n".join([*lines, mllog(STOP)[0][:-10]]))
     assert len(read_mllog(path, faults).evals) == 3
-    assert [fault.removeprefix(f"{path}:").partition(" ")[0] for fault in faults[:-1]] == [
-        "58:",
-        "59:",
-        "60:",
-    ]
+    assert [fault.removeprefix(f"{path}:")[:3] for fault in faults[:-1]] == ["58:", "59:", "60:"]
     assert faults[2].endswith("cut off in the middle")
 
 
