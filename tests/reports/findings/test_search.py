@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from found_search import found_search, point
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import create_trial
+from texts import check_page
 
-from ablate._version import __version__
 from ablate.reports.figures.search import draw_front
 from ablate.reports.findings.search import Rung
 from ablate.reports.pages.compare import write_search
@@ -51,17 +48,12 @@ def test_token_costs_are_percentages_and_a_miss_is_a_bound():
 
 
 def test_the_whole_text_is_the_one_that_was_read(tmp_path):
-    """A change of it is to be read as a diff: ``REWRITE=1 pytest …`` takes it over."""
     write_search(found_search(), tmp_path, "name: s\n")
     assert {path.name for path in tmp_path.iterdir()} == {
         "search.html", "search.md", "search.json", "front.svg", "front.png", "confirm.yaml",
     }  # fmt: skip
-    page, text = ((tmp_path / f"search.{kind}").read_text() for kind in ("html", "md"))
-    text = re.sub(r"run /\S+/confirm", "run FOLDER/confirm", text).replace(__version__, "VERSION")
-    path = Path(__file__).parents[1] / "pages" / "snapshots" / "search.txt"
-    if "REWRITE" in os.environ:
-        path.write_text(text)
-    assert text == path.read_text()
+    page = (tmp_path / "search.html").read_text()
+    check_page("search", tmp_path / "search.md")
     for shown in ("+0.0200", "biased upward", "confirm.yaml", "Share of each factor", "0.850×"):
         assert shown in page
     assert "<b>" not in page

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pandas as pd
 import pytest
 from synthetic_study import line, lines
+from texts import check_page
 
 from ablate import open_study
-from ablate._version import __version__
 from ablate.base import files as base_files
 from ablate.reports import write_report
 from ablate.reports.pages import document
@@ -122,17 +120,9 @@ def test_user_strings_are_escaped(make_study):
         assert "<script" not in svg.read_text()
 
 
-SNAPSHOTS = Path(__file__).parent / "snapshots"
-
-
 @pytest.mark.parametrize("study", ["ladder", "wide"])
 def test_the_whole_text_is_the_one_that_was_read(written, study):
-    """A change of it is to be read as a diff: ``REWRITE=1 pytest …`` takes it over."""
-    text = written(study).markdown.read_text().replace(f"ablate {__version__}", "ablate VERSION")
-    path = SNAPSHOTS / f"{study}.txt"
-    if "REWRITE" in os.environ:
-        path.write_text(text)
-    assert text == path.read_text()
+    check_page(study, written(study).markdown)
 
 
 def test_the_page_is_whole_by_itself_and_well_formed(written):

@@ -1,4 +1,4 @@
-"""CSV, JSON lines, W&B's chart export, text by patterns and MLflow: what is read of each (``readers.txt``)."""
+"""CSV, JSON lines, W&B's charts, text by patterns and MLflow: what is read of each (``readers.txt``)."""
 
 import csv
 import json
@@ -95,9 +95,10 @@ def test_large_files_are_read_in_little_memory(tmp_path):
     with hole.open("wb") as file:
         file.seek(1 << 26)  # no line break in 64 MiB
         file.write(b"\nstep:5/9 val_loss:3.0\rstep:9/9 val_loss:2.5")
+    pattern = "step:(?P<step>.*)/9 val_loss:(?P<val_loss>...)"
     tracemalloc.start()
     assert len(runs_in("jsonl", rows, [])[None][0].evals) == 100
-    assert len(runs_in("text", hole, [], "tokens=step", TOKENS, ["step:(?P<step>.*)/9 val_loss:(?P<val_loss>...)"])[None][0].evals) == 2
+    assert len(runs_in("text", hole, [], "tokens=step", TOKENS, [pattern])[None][0].evals) == 2
     assert tracemalloc.get_traced_memory()[1] < 1 << 23 < rows.stat().st_size
     tracemalloc.stop()
 

@@ -1,35 +1,17 @@
-"""What is claimed of an arm, what is advised, and which cautions stand beside it.
-
-``verdicts.txt`` has the words on each study; ``REWRITE=1 pytest`` writes them anew, to be read as a diff.
-"""
+"""What is claimed of an arm, what is advised, and which cautions stand beside it (``verdicts.txt``)."""
 
 from __future__ import annotations
-
-import os
-import re
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from synthetic_study import (
-    line,
-    lines,
-    native_study,
-    resolved_recipe,
-    smooth_curve,
-    speed_of,
-    write_throughput,
-)
+from synthetic_study import line, lines, resolved_recipe, smooth_curve
+from texts import check_words, said_of
 
 from ablate.base.files import read_record, write_record
 from ablate.cli import cli
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.pages.render import definitions
 from ablate.reports.words import caveats
-from ablate.reports.words.tables import matrix_tables
-from ablate.reports.words.verdict import write_verdict
 from ablate.results.frames import load_frames
 
 
@@ -41,26 +23,6 @@ def curves(costs, seeds, noise=0.01):
         name: [smooth_curve(rng, cost=cost, seed_noise=spreads[name]) for _ in range(seeds)]
         for name, cost in costs.items()
     }
-
-
-def said_of(store, shares=None):
-    """All that is said of a study: the verdict, its matrices, the cautions, and how costs are defined."""
-    analysis = analyse(load_frames(store))
-    if shares:
-        arms = tuple(replace(arm, fp4_share=shares[arm.name]) for arm in analysis.arms)
-        analysis = replace(analysis, arms=arms)
-    verdict = write_verdict(analysis)
-    defined = dict(definitions(analysis))
-    said = [
-        f"take: {verdict.take}",
-        *(verdict.lead, verdict.more, verdict.count),
-        *(f"{one.tone}: {one.text}" for one in verdict.findings),
-        *(" | ".join(row) for table in matrix_tables(analysis, verdict.findings) for row in table.rows),
-        *verdict.notes,
-        *(f"! {one}" for one in (*caveats.notices(analysis), *caveats.warnings(analysis, ()))),
-        defined.get("Token cost") or defined["Final loss difference"],
-    ]
-    return "".join(" ".join(one.split()) + "\n" for one in said if one)
 
 
 TARGET = {"value": 2.14}
@@ -163,7 +125,6 @@ CASES["learnt or inferred"] = (
     {"target": {"value": 1.1}, "training": {"evaluate_in": "both"}},
 )
 CASES["losses learnt or inferred"] = (CASES["learnt or inferred"][0], {"bare": True})
-TEXTS = Path(__file__).parent / "verdicts.txt"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -176,12 +137,7 @@ def test_what_is_said(make_study, name):
         for run in plan["arms"][1]["runs"]:
             run["seed"] += own["shift"] or 0
         write_record(store.plan_path, plan | ({"target": None} if own["bare"] else {}))
-    text = said_of(store, own["shares"])
-    known = dict(re.findall(r"^## (.+)\n((?:.+\n)+)", TEXTS.read_text(), flags=re.MULTILINE))
-    if "REWRITE" in os.environ:
-        known[name] = text
-        TEXTS.write_text("\n".join(f"## {key}\n{known[key]}" for key in CASES if key in known))
-    assert text == known[name]
+    check_words(name, said_of(store, own["shares"]))
 
 
 def test_the_matrix_says_what_no_sentence_repeats_on_the_terminal(make_study):
@@ -200,13 +156,3 @@ def test_warnings_that_do_not_apply_are_silent(make_study):
         target=TARGET,
     )
     assert caveats.warnings(analyse(load_frames(store)), ()) == ()
-
-
-def test_native_timing_is_told_with_the_token_cost(tmp_path):
-    store = native_study(tmp_path)
-    base = speed_of(store, "fp8")
-    rates = tuple(3 * rate for rate in base.tokens_per_sec)
-    write_throughput(store, base, speed_of(store, "fp4", tokens_per_sec=rates))
-    said = said_of(store)
-    assert "fp4 goes to the target at 2.86× [2.46, 3.32] the speed of fp8 (timed: alone)" in said
-    assert "no claim on speed" not in said
