@@ -1,4 +1,4 @@
-"""Texts that were read once, and are held since: ``REWRITE=1 pytest`` writes them anew, for the diff to show."""
+"""Texts that were read are held: ``REWRITE=1 pytest`` writes them anew, to be read as a diff."""
 
 from __future__ import annotations
 
