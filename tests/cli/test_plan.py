@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from jsonschema import Draft202012Validator
 
 from ablate.base.files import append_line
 from ablate.cli import VERBS, cli
@@ -42,41 +41,10 @@ def test_runs_that_are_done_are_shown_so(here):
     assert f"{ids[1]}  bf16     4     diverged\n" in text
     assert "time      at least " in text  # emulated arms have not run
     assert "10 (10 pending)" in ablate("plan", "study.yaml", cwd=here).out  # another storage knows nothing
-
-
-def test_models_and_trainers_of_others_have_no_figures_and_are_named_until_the_study_has_been_run(here):
-    ended = ablate("plan", "one-trainer.yaml", "--hardware", "B200", cwd=here)
-    assert "for built-in models and the built-in trainer alone, not for all\n" in ended.out
-    (here / "runs/mine").mkdir(parents=True)
-    assert ablate("plan", "one-trainer.yaml", cwd=here).err == ""
-
-
-def test_a_dry_run_tries_whether_a_trainer_can_be_called(here):
-    for name, code, said in (
-        ("train", 0, "it was not tried"),
-        ("short", 2, "it is called as train(config, "),
-    ):
-        (here / "t.py").write_text("def train(config, report, **options): ...\ndef short(config): ...\n")
-        trainer = f"--set=base.trainer=t.py:{name}"
-        ended = ablate("plan", "study.yaml", trainer, "--dry-run", cwd=here)
-        assert (ended.code, said in ended.out + ended.err) == (code, True)
-
-
-def test_arms_that_this_machine_cannot_run_are_planned_and_not_timed(here):
-    native = "--set=base.resources={require_native: true}"
-    ended = ablate("plan", "study.yaml", native, "--dry-run", cwd=here)
-    assert (ended.code, ended.out.count("all shapes fit")) == (0, 5)
-    assert "not timed here: arm '" in ended.err
-
-
-def test_a_value_out_of_all_reason_is_asked_back(here):
-    for settings, line in (
-        (["base.training.learning_rate=40"], "learning_rate is 40 in every arm: is that meant? ("),
-        (["arms.bf16.training={weight_decay: 10}"], "weight_decay is 10 in arm 'bf16': is that meant? ("),
-        (["base.training.learning_rate=0.5"], ""),
-    ):
-        ended = ablate("plan", "study.yaml", *(f"--set={one}" for one in settings), cwd=here)
-        assert (ended.code, ended.err.startswith(line), ended.err.count("\n")) == (0, True, bool(line))
+    # Own code is named until the study has been run.
+    own = ablate("plan", "one-trainer.yaml", "--storage", "elsewhere", "--hardware", "B200", cwd=here)
+    assert "for built-in models and the built-in trainer alone, not for all\n" in own.out
+    assert own.err == ""
 
 
 def test_gpus_that_are_not_here_are_said(here, monkeypatch):
@@ -196,6 +164,4 @@ def test_a_path_that_cannot_be_named_in_a_file_is_one_line(here, words):
 
 
 def test_the_schema_of_study_files_is_printed(here):
-    shown = ablate("init", "--schema", cwd=here).out
-    assert json.loads(shown) == json_schema()
-    Draft202012Validator.check_schema(json_schema())
+    assert json.loads(ablate("init", "--schema", cwd=here).out) == json_schema()

@@ -51,6 +51,8 @@ def folder(tmp_path_factory):
         "native.yaml": SMALL.replace("wgrad]}", "wgrad]}, resources: {require_native: true}"),
         "search.yaml": SMALL.replace("seeds: 2\n", "") + SEARCH,
         "net.py": NET, "fp8.csv": ROWS, "fp4.csv": ROWS, "log.txt": "nothing", "one.txt": "Too little.",
+        "megatron.txt": " validation loss at iteration 9 | lm loss value: 7E+0 |\n" * 2,
+        "printed.txt": "{'eval_loss': '2.919'}",
         "texts/one.txt": "The error of a document is structured, not random. " * 200,
     }  # fmt: skip
     for name, text in texts.items():

@@ -20,6 +20,7 @@ TRANSCRIPTS = Path(__file__).with_name("transcripts")
 # What depends on the machine, on the moment, on Python's own text and on where a rounding lies.
 VARIES = {
     r"(\.\d{5})\d+": r"\1",
+    r"(not timed here: arm '\w+': ).*": r"\1…",
     r"GPUs      \d+ a device .*\n": "",  # a line of machines without
     r"about [\d.]+ \w+ on \d+ CPU": "about … CPU",
     r"\b(?!00)[0-9a-f]{16}\b": "ID",

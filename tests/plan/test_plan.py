@@ -73,12 +73,12 @@ def test_data_are_identified_once_and_all_their_faults_reported(study):
     assert str(caught.value) == "b: no such file\nx: no such file\ny: no such file"
 
 
-PLANNED = [name for name, path in shipped_studies().items() if "\nsearch:" not in path.read_text()]
-
-
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", shipped_studies())
 def test_the_shipped_studies_can_be_planned(name):
     study = load_study(name)
+    assert study.name == name
+    if study.search is not None:
+        return
     planned = build_plan(study, without_data=True)  # of the big ones; tests/plan/test_big_studies.py
     arms = len(study.arms) + study.baseline_again
     assert len(list(planned.runs())) == arms * len(study.seeds)

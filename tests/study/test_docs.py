@@ -1,4 +1,4 @@
-"""docs/spec.md has a table of every section, and its examples are studies."""
+"""docs/spec.md has a table of every section; its examples and those of docs/data.md are studies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ablate.study.schema import json_schema
+from tests.study.conftest import SHORTEST
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "spec.md").read_text()
-BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE + (DOCS / "data.md").read_text(), re.DOTALL)
 HEAD = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\narms:\n  a:\n    "
 
 
@@ -26,6 +27,7 @@ def test_every_section_has_its_table():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])
 def test_examples_can_be_loaded(block, study):
+    block = SHORTEST + block if block.startswith("base:") else block
     if block.startswith("name:"):
         assert study(block).arms
         return

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
-from ablate.study import load_study, shipped_studies
+from ablate.study import load_study
 
 VALID = """\
 name: fuzz
@@ -102,9 +102,3 @@ def test_a_file_of_any_content(kind, count, tmp_path):
 
 def test_the_valid_file_is_valid(study):
     assert len(study(VALID).arms) == 5
-
-
-def test_shipped_studies_are_valid():
-    assert set(shipped_studies()) >= {"quickstart", "amd-ladder"}
-    for name in shipped_studies():
-        assert load_study(name).name == name

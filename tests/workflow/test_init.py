@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -122,10 +121,6 @@ def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written
         (("--data", "one.txt"), "--data: "),
         ((*texts, "--budget", "1s"), "--budget: 24 runs of 100 steps take about"),
         ((*texts, "--budget", "1s", "--seeds", "99"), "h or more, a smaller --model, or fewer --seeds)"),
-        (
-            (*texts, "--tokenizer", "words"),
-            "--tokenizer: base.data.tokenizer: expected bytes, bpe or hf, got",
-        ),
         (("no/first.yaml", *texts), "cannot be written: No such file"),
     ):
         assert line in ablate("init", *words, cwd=tmp_path).line
@@ -185,22 +180,3 @@ def test_a_pattern_is_asked_for_until_it_reads_a_loss(tmp_path):
     )
     assert "2 validation losses and 0 rows of training, from 3.5 at step 10 to 3.25 at 20" in said
     assert ["no log of megatron" in told[0], "no regular" in told[1], "find none" in told[2]] == [True] * 3
-
-
-REFUSED = {
-    "a log of nobody": ("hello", [], "it is no log of megatron"),
-    "patterns that find nothing": ("hello", ["(?P<step>x) (?P<val_loss>y)"], "its patterns find none"),
-    "what Trainer prints": ("{'eval_loss': '2.919'}", [], "Trainer prints no step"),
-    "no pattern": ("hello", ["("], "no regular expression"),
-    "no seed": (MEGATRON, [], "no {seed} in the command"),
-    "no log": (None, [], "cannot read"),
-}
-
-
-@pytest.mark.parametrize(("log", "patterns", "said"), REFUSED.values(), ids=list(REFUSED))
-def test_a_command_that_gets_no_study(tmp_path, log, patterns, said):
-    if log is not None:
-        (tmp_path / "train.log").write_text(log)
-    with pytest.raises(UserError, match=re.escape(said)):
-        write_command_study(tmp_path / "s.yaml", "run", log=tmp_path / "train.log", patterns=patterns)
-    assert not (tmp_path / "s.yaml").exists()
