@@ -1,8 +1,6 @@
-"""A command as a run's trainer: started, its log read row by row, and ended with all that it started.
+"""A command as a run's trainer: started, followed by its log (``command_log``), ended with all it started.
 
-The worker never touches the device: the command owns it. The command keeps its own checkpoints; the rows
-that earlier attempts have written stand. A resumed command repeats some steps: rows that agree are dropped,
-and of those that differ the first stands and the step is named.
+The worker never touches the device: the command owns it. The command keeps its own checkpoints.
 
 Every process that the command starts inherits ``ABLATE_COMMAND`` and is found by it, in whatever session.
 ``orphans`` ends them with the worker; the next attempt ends what is left before it begins. On a machine that
@@ -15,8 +13,6 @@ further than the attempts before it is tried again; one that did not has failed,
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
 import signal
@@ -32,34 +28,32 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError, first_line, safe_text
 from ablate.base.files import restrict_umask, write_record
+from ablate.execute.command_log import LogFiles, Rows, Text
 from ablate.execute.environment import describe_command
 from ablate.execute.orphans import end_with_this_process, marked
 from ablate.integrations import applied_line
 from ablate.run.command import (
     Command,
     check_inherited,
-    files_of,
     filled,
     secrets_of,
     variables_of,
 )
-from ablate.run.log_rows import LogReader, without_colours
-from ablate.run.schedule import divergence_bound, plan_steps
+from ablate.run.log_rows import LogReader
+from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
 from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter, new_lines, parse_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.execute.side_tasks import Watch
     from ablate.run.config import RunConfig
-    from ablate.run.log_rows import LogSource
 
 MARK = "ABLATE_COMMAND"
 LOOK_SEC = 0.2
-_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +133,7 @@ def train_by_command(
             end = run_command(
                 place,
                 logs=[
-                    [run.attempt_log(number), *(node_log(run, number, rank) for rank in range(1, nodes))]
+                    [run.attempt_log(number, rank) for rank in range(nodes)]
                     for number in range(1, attempt + 1)
                 ],
                 before=parse_rows(lines),
@@ -154,14 +148,9 @@ def train_by_command(
                 for wait in others:
                     wait(last=True)
         hashes = {writer.name: writer.sync()[1]}
-    told = {"markers": list(end.seen), "resumed_differently": list(end.resumed_differently)}
+    told = {"markers": end.seen, "resumed_differently": end.resumed_differently}
     write_record(run.environment_path, environment | told)
     return end, hashes
-
-
-def node_log(run: RunDir, attempt: int, rank: int) -> Path:
-    """Return where the command of a further node prints."""
-    return run.attempts / f"{attempt}.node{rank}.log"
 
 
 def _start_others(task: RunRequest, place: Place, attempt: int) -> list[Callable[..., str | None]]:
@@ -198,7 +187,7 @@ def start_on_node(place: Place, run_dir: Path, attempt: int, rank: int) -> int:
     restrict_umask()
     end_with_this_process()
     run, leases = RunDir(run_dir), Leases(RunDir(run_dir).attempts)
-    process = place.start(node_log(run, attempt, rank), rank)
+    process = place.start(run.attempt_log(attempt, rank), rank)
     try:
         while process.poll() is None:
             is_over = (run.attempts / f"{attempt}.over").exists()
@@ -305,7 +294,7 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
             code = place.start(log).wait()
         finally:
             end_all(place.mark(0), command.grace_sec)
-        lines = [text for line in _Text(log).new(ended=True) if (text := without_colours(line).strip())]
+        lines = [*filter(None, Text(log).new(ended=True))]
     last = safe_text(lines[-1])[:200] if lines else "none"
     if code:
         raise UserError(
@@ -336,17 +325,17 @@ def run_command(
     config, command = place.config, place.command
     assert command.metrics is not None
     source, values = command.metrics, place.values
-    rows = _Rows(config, before, on_row, values["num_nodes"] * values["num_devices"])
-    in_files = _Files(source, str(Path(command.cwd) / filled(source.place or "", values)))
-    is_started = False
+    rows = Rows(config, before, on_row, values["num_nodes"] * values["num_devices"])
+    files = LogFiles(source, str(Path(command.cwd) / filled(source.place or "", values)))
+    reader_of_files, is_started = LogReader(source), False
     # What an earlier attempt printed is read, too: its command may print until it is ended below.
     outputs = [
-        (_Text(log).new, None if source.place else LogReader(source), number == len(logs))
+        (Text(log).new, None if source.place else LogReader(source), number == len(logs))
         for number, nodes_logs in enumerate(logs, 1)
         for log in nodes_logs
     ]
     expected = [*command.expect]
-    if command.metrics.preset == "ablate":  # the adapter says that it has applied the recipe
+    if source.preset == "ablate":  # the adapter says that it has applied the recipe
         expected.append(re.escape(applied_line(config.recipe)))
     markers = {pattern: re.compile(pattern) for pattern in expected}
     refused = [re.compile(pattern) for pattern in command.refuse]
@@ -357,9 +346,8 @@ def run_command(
     def look(*, ended: bool = False) -> None:
         nonlocal why, state
         found: list[tuple[dict[str, Any], bool]] = []
-        for new, reader, own in [*outputs, (in_files.lines, in_files.reader, is_started)]:
-            for line in new(ended=ended):
-                text = without_colours(line).strip()
+        for new, reader, own in [*outputs, (files.new, reader_of_files, is_started)]:
+            for text in new(ended=ended):
                 rows_of_line = list(reader.rows(text)) if reader else []
                 found += [(row, own) for row in rows_of_line]
                 if not own:
@@ -394,27 +382,31 @@ def run_command(
         # Also what a launcher has left behind. A command that ended by itself has no time to wait for.
         end_all(place.mark(0), command.grace_sec, process)
     look(ended=True)
-    step, tokens, missing = rows.last, rows.tokens, [text for text in markers if text not in seen]
-    code = process.returncode
-    message: str | None = why
+    code, missing = process.returncode, [pattern for pattern in markers if pattern not in seen]
     transient = False
     if state == "":
         if missing and rows.is_new:
-            state, message = "failed", f"its output never held '{missing[0]}' (trainer.expect)"
+            state, why = "failed", f"its output never held '{missing[0]}' (trainer.expect)"
         elif code == 0 and rows.is_complete and others is None:
-            state, message, step, tokens = "finished", None, rows.steps, rows.budget
+            state = "finished"
         else:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
-            message = f"{others or f'the command {how}'} after step {step} of {rows.steps}"
-            message += f"; its last lines: {' | '.join(last_lines)}" * bool(last_lines)
+            why = f"{others or f'the command {how}'} after step {rows.last} of {rows.plan.steps}"
+            why += f"; its last lines: {' | '.join(last_lines)}" * bool(last_lines)
             transient = rows.is_new
             state = "interrupted" if transient else "failed"
+    is_whole = state == "finished"
     return CommandEnd(
-        state=state, step=step, tokens=tokens, message=message, transient=transient,
-        seen=tuple(seen.values()), resumed_differently=tuple(rows.different),
-    )  # fmt: skip
+        state=state,
+        step=rows.plan.steps if is_whole else rows.last,
+        tokens=rows.plan.tokens if is_whole else rows.tokens,
+        message=why or None,
+        transient=transient,
+        seen=tuple(seen.values()),
+        resumed_differently=tuple(rows.different),
+    )
 
 
 def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -444,155 +436,3 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:  # it has ended
         return 0
-
-
-class _Rows:
-    """The rows of a run over all its attempts."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        before: Sequence[Mapping[str, Any]],
-        on_row: Callable[[dict[str, Any]], None],
-        num_devices: int,
-    ) -> None:
-        plan = plan_steps(config.training)
-        self.steps, self.budget, self.tokens_per_step = plan.steps, plan.tokens, plan.tokens_per_step
-        self._sequence, self._devices, self._on_row = config.training.seq_len, num_devices, on_row
-        self._bound = divergence_bound(config.training.divergence_loss, config.vocab_size)
-        self._above_bound, self._most_above = 0, config.training.divergence_evals
-        self._before = {(row["kind"], row["step"]): row[_LOSS[row["kind"]]] for row in before}
-        self._steps: dict[str, list[int]] = {"train": [], "eval": []}
-        for (kind, step), loss in sorted(self._before.items()):
-            self._steps[kind].append(step)
-            if kind == "eval":
-                self._count_above(loss)
-        self.is_new = False
-        self.different: list[int] = []
-
-    @property
-    def last(self) -> int:
-        return max((steps[-1] for steps in self._steps.values() if steps), default=0)
-
-    @property
-    def tokens(self) -> int:
-        return min(self.last * self.tokens_per_step, self.budget)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is an evaluation, and the next row of each kind would come after the plan's end."""
-
-        def reaches(steps: list[int]) -> bool:
-            gap = max((after - at for at, after in zip([0, *steps], steps, strict=False)), default=0)
-            return not steps or steps[-1] + gap > self.steps or steps[-1] == self.steps
-
-        return bool(self._steps["eval"]) and all(map(reaches, self._steps.values()))
-
-    def add(self, found: Mapping[str, Any], *, is_new: bool) -> str | None:
-        """Add what a log says of a step; return why the run has diverged, else None.
-
-        ``is_new``: this attempt has printed it.
-
-        Raises:
-            UserError: the step is beyond the plan.
-        """
-        numbers, kind = dict(found), "eval" if "val_loss" in found else "train"
-        at: float = numbers.pop("step", -1)
-        tokens, samples = numbers.pop("tokens", None), numbers.pop("samples", None)
-        if at < 0:
-            at = (tokens if samples is None else samples * self._sequence) / self.tokens_per_step
-        step = round(at)
-        loss = numbers[_LOSS[kind]]
-        if not math.isfinite(loss):
-            return f"the {'validation' if kind == 'eval' else 'training'} loss at step {step} is {loss:g}"
-        if step > self.steps:
-            raise UserError(
-                f"the command's log has a row of step {step}; the plan ends after {self.steps}",
-                hint="training.tokens, seq_len and batch_size say how long it trains; {steps} tells it",
-            )
-        if (kind, step) in self._before:
-            if self._before[kind, step] != loss and step not in self.different:
-                self.different.append(step)
-            return None
-        steps = self._steps[kind]
-        if steps and step <= steps[-1]:
-            return None
-        steps.append(step)
-        self.is_new = self.is_new or is_new
-        step_ms = numbers.pop("step_ms", None)
-        each = numbers.pop("tokens_per_sec_per_device", None)
-        if step_ms:
-            numbers.setdefault("tokens_per_sec", self.tokens_per_step * 1000 / step_ms)
-        if each:
-            numbers.setdefault("tokens_per_sec", each * self._devices)
-        rest = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        self._on_row({"kind": kind, "tokens": step * self.tokens_per_step, "step": step, **rest})
-        if kind == "eval":
-            self._count_above(loss)
-        if self._above_bound < self._most_above:
-            return None
-        return f"validation loss above {self._bound:.3g} nats/token for {self._above_bound} evaluations"
-
-    def _count_above(self, loss: float) -> None:
-        self._above_bound = self._above_bound + 1 if loss > self._bound else 0
-
-
-_LOSS = {"train": "loss", "eval": "val_loss"}
-
-
-class _Text:
-    """New lines of a text; a carriage return ends a line, too, as progress bars write it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._offset, self._rest = path, 0, b""
-
-    def new(self, *, ended: bool = False) -> Iterator[str]:
-        try:
-            with self.path.open("rb") as file:
-                if self.path.stat().st_size < self._offset:  # written anew
-                    self._offset, self._rest = 0, b""
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
-            return
-        self._offset += len(content)
-        *lines, self._rest = re.split(rb"[\r\n]", self._rest + content)
-        if ended or len(self._rest) > _LONGEST_LINE:
-            lines, self._rest = [*lines, self._rest], b""
-        yield from (line.decode("utf-8", errors="replace") for line in lines)
-
-
-class _Files:
-    """What is new in the files that ``metrics.file`` names: lines of text, or other forms as JSON."""
-
-    def __init__(self, source: LogSource, place: str) -> None:
-        self.reader, self._source, self._place = LogReader(source), source, place
-        self._texts: dict[Path, _Text] = {}
-        self._loaders: dict[Path, Any] = {}
-        self._newest = 0.0
-
-    def lines(self, *, ended: bool = False) -> Iterator[str]:
-        if self._source.tensorboard:
-            yield from self._events()
-        elif self._source.preset == "hf":
-            written = max(((path.stat().st_mtime, path) for path in files_of(self._place)), default=None)
-            if written and (ended or written[0] > self._newest):
-                self._newest = written[0]
-                yield written[1].read_text(encoding="utf-8")
-        elif self._source.place:
-            for path in files_of(self._place):
-                yield from self._texts.setdefault(path, _Text(path)).new(ended=ended)
-
-    def _events(self) -> Iterator[str]:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-        from tensorboard.util import tensor_util
-
-        tags = self._source.tensorboard.values()
-        found: dict[int, dict[str, float]] = {}
-        for path in files_of(f"{self._place}/**/events.out.tfevents.*"):
-            for event in self._loaders.setdefault(path, EventFileLoader(str(path))).Load():
-                for value in event.summary.value:
-                    if value.tag in tags:
-                        number = float(tensor_util.make_ndarray(value.tensor))
-                        found.setdefault(event.step, {"step": event.step})[value.tag] = number
-        yield from (json.dumps(found[step]) for step in sorted(found))

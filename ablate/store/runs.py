@@ -115,9 +115,9 @@ class RunDir:
     attempts = _Inside("attempts")
     """The ledger: ``<n>.json`` (who executed attempt n and how it ended) and ``<n>.log``."""
 
-    def attempt_log(self, attempt: int) -> Path:
-        """Return the path of an attempt's log; attempts count from 1."""
-        return self.attempts / f"{attempt}.log"
+    def attempt_log(self, attempt: int, node: int = 0) -> Path:
+        """Return the path of an attempt's log on a node; attempts count from 1, nodes from 0."""
+        return self.attempts / (f"{attempt}.node{node}.log" if node else f"{attempt}.log")
 
     def create(self, config: dict[str, Any]) -> None:
         """Make the folder and write the configuration."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from ablate.base.errors import UserError
 from ablate.recipes import PRESETS, read_recipe
-from ablate.run.command import Command, check_inherited, digest_of, filled, result_files, variables_of
+from ablate.run.command import Command, digest_of, filled, result_files, variables_of
 from ablate.run.log_rows import LogSource
 
 METRICS = LogSource(preset="megatron")
@@ -31,40 +30,6 @@ def test_lists_become_words_and_the_studys_own_variables_win():
     assert command("run").with_recipe([], {"C": "3"}).words == ["run"]
 
 
-@pytest.mark.parametrize(
-    ("where", "has"),
-    [({"args": ["--seed={seed}"]}, True), ({"env": {"SEED": "{seed}"}}, True), ({"args": ["{SEED}"]}, False)],
-)
-def test_whether_a_command_has_a_seed(where, has):
-    assert command("run", "{args}", **where).has_seed is has
-
-
-FAULTS = {
-    "no words": ({"command": []}, "no command"),
-    "no log": ({"command": ["run"], "metrics": None}, "nothing says how the command's log is read"),
-    "a list within a word": ({"command": ["run", "--x={args}"], "args": ["1"]}, "stands for whole words"),
-    "arguments without a place": ({"command": ["run"], "args": ["1"]}, "args have no place"),
-    "a label beside a recipe": (
-        {"command": ["run"], "recipes": "primus", "precision": "fp4"},
-        "the recipe says what the arithmetic is",
-    ),
-    "no folder": ({"command": ["run"], "cwd": "/no/such/folder"}, "no folder /no/such/folder"),
-}
-
-
-@pytest.mark.parametrize(("given", "said"), FAULTS.values(), ids=list(FAULTS))
-def test_what_contradicts_itself(given, said):
-    assert said in next(
-        what for what, *_ in Command(**{"metrics": METRICS, **given}).faults() if said in what
-    )
-    assert not list(command("run").faults())
-
-
-def test_a_pattern_that_is_none():
-    with pytest.raises(ValidationError, match="no regular expression"):
-        command("run", expect=["("])
-
-
 def test_files_that_count(tmp_path):
     (tmp_path / "train.py").write_text("1")
     (tmp_path / "configs").mkdir()
@@ -78,12 +43,6 @@ def test_files_that_count(tmp_path):
     assert digest_of(own) != before
     with pytest.raises(UserError, match=r"no file 'missing/\*'"):
         result_files(command("run", cwd=str(tmp_path), files=["missing/*"]))
-
-
-def test_inherited_variables_that_change_the_arithmetic():
-    check_inherited(command("run", env={"NVTE_NVFP4_DISABLE_RHT": "1"}), ["PATH", "NVTE_NVFP4_DISABLE_RHT"])
-    with pytest.raises(UserError, match="HEALING_ITER, NVTE_FLASH_ATTN"):
-        check_inherited(command("run"), ["PATH", "NVTE_FLASH_ATTN", "HEALING_ITER"])
 
 
 def test_the_identity_leaves_out_what_changes_no_result():

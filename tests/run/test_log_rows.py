@@ -6,7 +6,6 @@ import json
 import math
 
 import pytest
-from pydantic import ValidationError
 
 from ablate.run.log_rows import LogReader, LogSource
 
@@ -113,21 +112,3 @@ def test_the_state_of_hugging_faces_trainer():
         {"step": 1, "loss": 4.1533251, "grad_norm": 1.5, "lr": 1e-4},
         {"step": 1, "val_loss": 4.25},
     ]
-
-
-REFUSED = {
-    "none of the ways": ({}, "expected one of preset, patterns, jsonl and tensorboard, got none"),
-    "two ways": ({"preset": "megatron", "patterns": ["(?P<val_loss>x)"]}, "got preset and patterns"),
-    "no pattern": ({"patterns": ["(?P<val_loss>["]}, "no regular expression"),
-    "an unknown group": ({"patterns": ["(?P<validation>x)"]}, "'validation' is no part of a row"),
-    "no validation loss": ({"patterns": ["(?P<step>x)"]}, "nothing reads val_loss"),
-    "no step": ({"jsonl": {"val_loss": "loss"}}, "nothing reads step, tokens or samples"),
-    "events without a folder": ({"tensorboard": {"val_loss": "eval/loss"}}, "event files are in a folder"),
-    "a state without a place": ({"preset": "hf"}, "hf reads the state that Trainer writes"),
-}
-
-
-@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=list(REFUSED))
-def test_what_cannot_be_read_is_refused(given, said):
-    with pytest.raises(ValidationError, match=said):
-        LogSource(**given)

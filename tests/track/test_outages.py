@@ -13,7 +13,7 @@ from ablate.base.errors import UserError
 from ablate.track.cursor import load_cursor, pending
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
-from ablate.track.server import choose_port, local_server
+from ablate.track.server import local_server
 from tests.execute.heads import free_port
 from tests.waiting import wait_until
 
@@ -91,15 +91,23 @@ def test_a_lost_answer_to_runs_create_doubles_no_run(make_study, server, gateway
     assert {run.info.status for run in study.check(server).values()} == {"FINISHED"}
 
 
-@pytest.mark.parametrize("status", [200, 401, 404, 503])
-def test_ill_servers(study, gateway, status):
-    study.whole(4)
-    way = gateway()
-    way.status = status
-    report = Mirror(study.store, way.url.replace("//", "//ann:s3cret@")).sync_once()
+ADDRESSES = "http://ann:s3cret@127.0.0.1:9", "htp://ann:s3cret@host", "sqlite:////proc/none/mlflow.db"
+
+
+@pytest.mark.parametrize("where", [200, 401, 404, 503, *ADDRESSES])
+def test_an_ill_server_or_an_address_that_cannot_be_used_is_one_line(study, gateway, where):
+    study.whole(2)
+    if isinstance(where, int):
+        way = gateway()
+        way.status, where = where, way.url.replace("//", "//ann:s3cret@")
+    report = Mirror(study.store, where).sync_once()
     assert report.problem
-    assert "s3cret" not in report.problem
     assert len(report.unsent) == 4
+    assert pending(study.store, where).problem == report.problem
+    texts = [path.read_bytes() for path in study.store.path.rglob("*") if path.is_file()]
+    assert not any(b"s3cret" in text for text in (*texts, repr(report).encode()))
+    study.store.plan_path.unlink()
+    assert pending(study.store, where).unsent == ()
 
 
 def test_a_server_that_hangs_costs_one_request(study, gateway, monkeypatch):
@@ -109,14 +117,6 @@ def test_a_server_that_hangs_costs_one_request(study, gateway, monkeypatch):
     way.status, way.wait_sec = 200, 6.0
     assert Mirror(study.store, way.url).sync_once().problem
     assert len(set(way.asked)) == 1  # asked again as MLflow's client does, and not for each run
-
-
-def test_ports(server):
-    taken, free = int(server.rpartition(":")[2]), free_port()
-    with pytest.raises(UserError, match=f"port {taken} is in use"):
-        choose_port(taken)
-    assert choose_port(free) == free
-    assert choose_port(None) > 0
 
 
 @pytest.mark.exhaustive
