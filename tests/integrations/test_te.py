@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
 
 from ablate.integrations import te
 from ablate.recipes import read_recipe
@@ -17,7 +19,7 @@ KNOBS = (
     "nvfp4_use_4over6",
 )  # fmt: skip
 OF_FOUR_SIX = ("nvfp4_4over6_err_mode", "nvfp4_e4m3_max")
-NVFP4 = dict.fromkeys(KNOBS, False)
+EXPECTED = yaml.safe_load(Path(__file__).with_name("te_quantizers.yaml").read_text())
 
 
 class Recorded:
@@ -31,23 +33,19 @@ class Recorded:
 
 
 def stand_in(name, *takes):
-    return type(name, (Recorded,), {"takes": takes})
+    return type(f"{name}Quantizer", (Recorded,), {"takes": takes})
 
 
 @pytest.fixture
 def factory(monkeypatch):
     tensors = {
-        "identity_tensor": stand_in("IdentityQuantizer"),
-        "mxfp8_tensor": stand_in("MXFP8Quantizer", "fp8_dtype"),
-        "nvfp4_tensor": stand_in(
-            "NVFP4Quantizer", "fp4_dtype", *KNOBS, *OF_FOUR_SIX, "with_random_sign_mask"
+        "identity": stand_in("Identity"),
+        "mxfp8": stand_in("MXFP8", "fp8_dtype"),
+        "nvfp4": stand_in("NVFP4", "fp4_dtype", *KNOBS, *OF_FOUR_SIX, "with_random_sign_mask"),
+        "float8": stand_in(
+            "Float8CurrentScaling", "fp8_dtype", "device", "force_pow_2_scales", "amax_epsilon"
         ),
-        "float8_tensor": stand_in(
-            "Float8CurrentScalingQuantizer", "fp8_dtype", "device", "force_pow_2_scales", "amax_epsilon"
-        ),
-        "hybrid_tensor": stand_in(
-            "HybridQuantizer", "rowwise_quantizer", "columnwise_quantizer", "columnwise_source"
-        ),
+        "hybrid": stand_in("Hybrid", "rowwise_quantizer", "columnwise_quantizer", "columnwise_source"),
     }
     root = "transformer_engine"
     for name in (root, f"{root}.pytorch", f"{root}.pytorch.tensor"):
@@ -56,7 +54,7 @@ def factory(monkeypatch):
     constants.DType = SimpleNamespace(kFloat8E4M3="e4m3", kFloat8E5M2="e5m2", kFloat4E2M1="e2m1")
     monkeypatch.setitem(sys.modules, constants.__name__, constants)
     for name, kind in tensors.items():
-        module = ModuleType(f"{root}.pytorch.tensor.{name}")
+        module = ModuleType(f"{root}.pytorch.tensor.{name}_tensor")
         setattr(module, kind.__name__, kind)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     te._quantizers.cache_clear()
@@ -71,74 +69,26 @@ def factory(monkeypatch):
 
 
 def seen(quantizer):
-    """A quantiser as plain data: its kind and the knobs that are on."""
+    """A quantiser in words: its kind and the knobs that are on."""
     kind = type(quantizer).__name__.removesuffix("Quantizer")
     given = quantizer.given
     if kind == "Hybrid":
-        return (
-            seen(given["rowwise_quantizer"]),
-            seen(given["columnwise_quantizer"]),
-            given["columnwise_source"],
-        )
+        rows, columns = (seen(given[f"{side}wise_quantizer"]) for side in ("row", "column"))
+        return f"{rows} | {columns}, {given['columnwise_source']}"
     on = sorted(name for name in KNOBS if given.get(name))
-    if "nvfp4_use_4over6" in on:
-        on += [given[name] for name in OF_FOUR_SIX]
-    return (kind, *on, *([given["fp8_dtype"]] if "fp8_dtype" in given else []))
+    on += [str(given[name]) for name in OF_FOUR_SIX] if "nvfp4_use_4over6" in on else []
+    return " ".join([kind, *on, *filter(None, [given.get("fp8_dtype")])])
 
 
-FOUR_SIX = {
-    "gemms": ["fprop"], "format": "nvfp4", "scale": "four_six_mae", "rest": "bf16-dequantised",
-    "fprop": {"x": {"scale": "four_six_mae_row"}},
-}  # fmt: skip
-RHT = ("with_post_rht_amax", "with_rht")
-TABLE = [
-    # NVIDIA's own recipe: as TransformerEngine's nvfp4_factory.
-    ("nvidia-nvfp4", "weight", ("NVFP4", "with_2d_quantization")),
-    ("nvidia-nvfp4", "input", ("NVFP4", *RHT)),
-    ("nvidia-nvfp4", "grad_output", ("NVFP4", "stochastic_rounding", *RHT)),
-    # As the zoo's mxfp8_fwd_nvfp4_bwd, high_precision_fwd_mxfp8_bwd and mxfp8_fwd_high_precision_bwd.
-    ("te-mxfp8-nvfp4", "input", (("MXFP8", "e4m3"), ("NVFP4", *RHT), "original")),
-    ("te-mxfp8-nvfp4", "weight", (("MXFP8", "e4m3"), ("NVFP4",), "rowwise_dequantized")),
-    ("te-nvfp4-1d", "weight", (("NVFP4",), ("NVFP4",), "rowwise_dequantized")),
-    ("te-bf16-mxfp8", "input", (("Identity",), ("MXFP8", "e4m3"), "original")),
-    ("te-bf16-mxfp8", "grad_output", ("MXFP8", "e4m3")),
-    ("te-mxfp8-bf16", "weight", (("MXFP8", "e4m3"), ("Identity",), "rowwise_dequantized")),
-    ("te-mxfp8-bf16", "grad_output", ("Identity",)),
-    (
-        "te-nvfp4-row-mxfp8", "input",
-        (("NVFP4", "row_scaled_nvfp4"), ("MXFP8", "e4m3"), "rowwise_dequantized"),
-    ),
-    ("te-nvfp4-row", "input", ("NVFP4", "row_scaled_nvfp4")),
-    (
-        FOUR_SIX, "input",
-        (("NVFP4", "nvfp4_use_4over6", "row_scaled_nvfp4", "MAE", 256), ("Identity",), "rowwise_dequantized"),
-    ),
-    (FOUR_SIX, "weight", (("NVFP4", "nvfp4_use_4over6", "MAE", 256), ("Identity",), "rowwise_dequantized")),
-    ({"gemms": ["wgrad"], "format": "nvfp4", "scale": "four_six_448"}, "grad_output",
-     (("Identity",), ("NVFP4", "nvfp4_use_4over6", "MSE", 448), "original")),
-    # One GEMM alone: rows of x and w for Fprop, columns of x and dy for Wgrad.
-    ({"gemms": ["fprop"], "format": "nvfp4"}, "input", (("NVFP4",), ("Identity",), "original")),
-    ({"gemms": ["fprop"], "format": "nvfp4"}, "grad_output", ("Identity",)),
-    ({"gemms": ["wgrad"], "format": "nvfp4"}, "input", (("Identity",), ("NVFP4",), "original")),
-    ({"gemms": ["wgrad"], "format": "nvfp4"}, "weight", ("Identity",)),
-    ({"gemms": ["dgrad"], "format": "nvfp4"}, "weight", (("Identity",), ("NVFP4",), "original")),
-    (
-        {"gemms": ["wgrad"], "format": "nvfp4", "rest": "fp8"}, "grad_output",
-        (("Float8CurrentScaling", "e5m2"), ("NVFP4",), "original"),
-    ),
-    ({"gemms": ["wgrad"], "format": "nvfp4", "rest": "fp8"}, "weight", ("Float8CurrentScaling", "e4m3")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("recipe", "tensor_type", "expected"), TABLE, ids=range(len(TABLE)))
-def test_quantisers_of_a_linear_layer(factory, recipe, tensor_type, expected):
-    assert factory(recipe, tensor_type) == expected
-    assert factory(recipe, tensor_type, "grouped_linear") == expected
+@pytest.mark.parametrize("recipe", EXPECTED)
+def test_quantisers_of_a_linear_layer(factory, recipe):
+    for tensor, expected in EXPECTED[recipe].items():
+        assert factory(recipe, tensor) == factory(recipe, tensor, "grouped_linear") == expected
 
 
 def test_what_is_no_linear_layers_stays_high(factory):
-    assert factory("nvidia-nvfp4", "qkv", "dpa") == ("Identity",)
-    assert seen(te.quantizer_factory(None)) == ("Identity",)
+    assert factory("nvidia-nvfp4", "qkv", "dpa") == "Identity"
+    assert seen(te.quantizer_factory(None)) == "Identity"
 
 
 def test_without_a_study_there_is_no_recipe(factory, monkeypatch):
