@@ -1,7 +1,9 @@
 """Who does which GEMM where: by name, or the fastest native one; and nothing in silence."""
 
 import dataclasses
+import os
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,49 +29,31 @@ from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 from ablate.run import backend_names
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 
-NAMES = ("bf16", "fp8_e4m3", "fp8_e4m3 row", "mxfp4", "mxfp4 stochastic 0.75", "nvfp4")
-BF16, FP8, ROW, MXFP4, SR, NVFP4 = POLICIES = policies_of("\n".join(NAMES))
-MXFP8, E5M2 = policies_of("mxfp8\nfp8_e5m2")
-EMULATED = ("emulated",) * 6
-AUTO = {
-    "cpu": EMULATED, "sm_80": EMULATED, "gfx942": EMULATED,
-    "sm_90": ("emulated", "torch", "torch", "emulated", "emulated", "emulated"),
-    "sm_100": ("emulated", "torch", "torch", "torch", "triton", "torch"),
-    "sm_103": ("emulated", "torch", "torch", "torch", "triton", "torch"),
-    "sm_120": ("emulated", "torch", "emulated", "triton", "triton", "torch"),
-    "gfx950": ("emulated", "torch", "torch", "torch", "triton", "emulated"),
-}  # fmt: skip
+MXFP4, BF16, NVFP4 = policies_of("mxfp4\nbf16\nnvfp4")
 B200 = Device(kind="cuda", arch="sm_100", name="B200")
+ANSWERS = Path(__file__).with_name("support.txt")
 
 
-@pytest.mark.parametrize("arch", KNOWN)
-def test_auto_takes_the_fastest_native_one(arch):
+def answers(line):
+    """Say what ``auto`` takes for a GEMM, and what the native back ends say of it, by architecture."""
+    left, *right = policies_of(line.replace(" × ", "\n"))
+    gemm, found = GemmPolicy(left=left, right=next(iter(right), left)), {}
+    for there in map(device_of_arch, KNOWN):
+        taken, how = Selection("auto").choose(gemm, there)
+        told = {name: load_backend(name).support(gemm, there) for name in ("torch", "triton")}
+        named = (f"{name}: {one.detail if one.mode == 'no' else one.mode}" for name, one in told.items())
+        found.setdefault("; ".join([f"{taken.name} ({how.mode})", *named]), []).append(there.arch)
+    return [f"    {', '.join(where)}: {what}" for what, where in found.items()]
+
+
+def test_auto_takes_the_fastest_native_one_and_each_refusal_has_its_reason():
+    """Of each GEMM in the file; ``REWRITE=1`` writes the answers anew."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    found = [Selection("auto").choose(both(policy), device_of_arch(arch)) for policy in POLICIES]
-    assert tuple(backend.name for backend, _ in found) == AUTO[arch]
-    assert found[0][1].mode == ("emulated" if arch == "cpu" else "native")  # bf16
-
-
-@pytest.mark.parametrize(
-    ("name", "gemm", "arch", "why"),
-    [
-        ("torch", both(MXFP4), "sm_80", r"back end 'torch' cannot do mxfp4 on Ampere.*: .*sm_80"),
-        ("triton", both(MXFP4), "sm_80", r"no mxfp4 tiles for sm_80 \(has gfx950, sm_100"),
-        ("torch", both(SR), "sm_100", "prescale"),
-        ("torch", both(ROW), "sm_120", "scale per row"),
-        ("torch", GemmPolicy(left=MXFP4, right=BF16), "sm_100", "no instruction takes bf16"),
-        ("torch", GemmPolicy(left=MXFP4, right=MXFP8), "sm_100", "both in one format"),
-        ("torch", both(OperandPolicy(format="mxfp6_e2m3")), "sm_100", "no instruction takes mxfp6_e2m3"),
-        ("torch", both(E5M2), "sm_100", "E5M2 on both sides"),
-        ("torch", both(dataclasses.replace(FP8, scale="1x128")), "sm_100", "with scale '1x128'"),
-        ("torch", GemmPolicy(left=FP8, right=ROW), "sm_100", "do not go together"),
-        ("torch", both(dataclasses.replace(SR, undo="operand")), "sm_100", "undo"),
-    ],
-)
-def test_what_a_named_back_end_cannot_do_is_refused_with_its_reason(name, gemm, arch, why):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    with pytest.raises(ValueError, match=why):
-        Selection(name).choose(gemm, device_of_arch(arch))
+    asked = [line for line in ANSWERS.read_text().splitlines() if not line.startswith("    ")]
+    found = "".join(f"{line}\n" for gemm in asked for line in (gemm, *answers(gemm)))
+    if "REWRITE" in os.environ:
+        ANSWERS.write_text(found)
+    assert found == ANSWERS.read_text()
 
 
 def test_a_named_back_end_leaves_high_precision_to_the_device():
