@@ -111,6 +111,8 @@ def test_unknown_names():
             unknown("fast")
     with pytest.raises(UserError, match="no architecture 'sm_1'"):
         device_of_arch("sm_1")
+    with pytest.raises(UserError, match=r"device 'toaster' cannot be used \(.*\); try cpu"):
+        device.chosen_device("toaster")
 
 
 @pytest.mark.parametrize(

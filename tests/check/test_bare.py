@@ -113,16 +113,8 @@ def test_every_part_can_be_made_there(bare, packages, triton):
     assert last == triton
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["toaster"], "device 'toaster' cannot be used ("),
-        (["sm_1"], "no architecture 'sm_1' (expected cpu, sm_80, sm_90"),
-        (["cpu", "--out", "/dev/null/there"], "--out: cannot write /dev/null/there: "),
-    ],
-)
-def test_bad_options_are_one_line(bare, arguments, line):
-    done = bare("-m", "ablate.check", *arguments)
+def test_a_bad_option_is_one_line(bare):
+    done = bare("-m", "ablate.check", "cpu", "--out", "/dev/null/there")
     assert done.returncode == 2
-    assert done.stderr.startswith(line)
+    assert done.stderr.startswith("--out: cannot write /dev/null/there: ")
     assert done.stderr.count("\n") == 1

@@ -15,7 +15,7 @@ from ablate.numerics import apply_recipe
 from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, resolve
 from ablate.recipes.place import places
 from ablate.run.diagnostics import Diagnostics, chosen_layers
-from ablate.train import train
+from tests.curves import Kept, curve
 from tests.exhaustive import rest_exhaustive
 from tests.numerics.strategies import normal
 
@@ -181,12 +181,9 @@ RECIPES = {
 
 
 def run(config, tokens, diagnostics=None, **options):
-    rows, found = [], []
+    found = []
     observe = diagnostics and (lambda trainee: Recorder(trainee, diagnostics, found.append))
-    result = train(config, rows.append, tokens=tokens, observe=observe, **options)
-    for row in rows:
-        row.pop("tokens_per_sec", None)
-    return (result, rows), found
+    return curve(config, tokens, observe=observe, **options), found
 
 
 @pytest.mark.parametrize("name", rest_exhaustive(RECIPES, "sr and rht".__eq__))
@@ -250,25 +247,9 @@ def test_each_recipe_is_measured_at_its_own_layers_and_phases(make_config, token
     assert run(make_config(**SHORT), tokens, Diagnostics(every_tokens=STEP))[1] == []  # nothing is quantised
 
 
-class Kept:
-    """Checkpoints in memory, to go on from a step."""
-
-    kept = None
-
-    def load(self):
-        return self.kept
-
-    def due(self, tokens):
-        return tokens == 3 * STEP
-
-    def save(self, snapshot):
-        tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
-        self.kept = dataclasses.replace(snapshot, tensors=tensors)
-
-
 @pytest.mark.exhaustive
 def test_a_resumed_run_repeats_the_same_rows(make_config, tokens):
-    config, kept = make_config(RECIPES["sr and rht"], **SHORT), Kept()
+    config, kept = make_config(RECIPES["sr and rht"], **SHORT), Kept(at=3 * STEP)
     settings = Diagnostics(every_tokens=STEP, layers=["*.down"], draws=2)
     (_, rows), found = run(config, tokens, settings, checkpoints=kept)
     (_, later), again = run(config, tokens, settings, checkpoints=kept)

@@ -1,8 +1,6 @@
 """Models that are not built in, through the shared trainer: Hugging Face's, and those of users' functions."""
 
-import copy
 import dataclasses
-import itertools
 import json
 import math
 import sys
@@ -22,6 +20,7 @@ from ablate.run.config import ModelConfig
 from ablate.train import train
 from ablate.train.loop import assemble
 from ablate.train.probe import dry_run
+from tests.curves import Kept, after, curve, losses
 from tests.exhaustive import rest_exhaustive
 
 MINE = """
@@ -173,22 +172,6 @@ def config(make_config, function):
     return make
 
 
-def curve(config, tokens, **options):
-    rows = []
-    result = train(config, rows.append, tokens=tokens, **options)
-    return result, [{k: v for k, v in row.items() if k != "tokens_per_sec"} for row in rows]
-
-
-def after(steps):
-    """Stop a run after so many steps."""
-    asked = itertools.count(1)
-    return lambda: next(asked) >= steps
-
-
-def losses(rows):
-    return [row["val_loss"] for row in rows if row["kind"] == "eval"]
-
-
 @pytest.mark.parametrize("kind", rest_exhaustive(CONFIGS, lambda kind: kind == "qwen3"))
 def test_a_hugging_face_configuration_trains_with_its_layers_quantised(config, tokens, hf, kind):
     run = config({"hf": hf(kind)}, tokens=8192, eval_every_tokens=2048)
@@ -264,22 +247,6 @@ def test_a_users_loss_is_the_one_that_is_trained_and_evaluated(config, tokens):
     assert plain[-1] < plain[0] - 0.3
 
 
-class Kept:
-    """Keeps snapshots in memory."""
-
-    def __init__(self, start=None):
-        self.start, self.last = start, None
-
-    def load(self):
-        return self.start
-
-    def due(self, _tokens):
-        return False
-
-    def save(self, snapshot):
-        self.last = copy.deepcopy(snapshot)
-
-
 def test_a_resumed_run_with_dropout_goes_on_to_the_same_bits(config, tokens):
     run = config("build", options={"dropout": 0.2})
     _, whole = curve(run, tokens)
@@ -287,7 +254,7 @@ def test_a_resumed_run_with_dropout_goes_on_to_the_same_bits(config, tokens):
     result, first = curve(run, tokens, checkpoints=kept, should_stop=after(10))
     assert result.state == "interrupted"
     torch.manual_seed(12345)  # another process's generator
-    _, rest = curve(run, tokens, checkpoints=Kept(kept.last))
+    _, rest = curve(run, tokens, checkpoints=kept)
     assert first + rest == whole
 
 

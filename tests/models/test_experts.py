@@ -1,6 +1,5 @@
 """Experts against their definition written out, one token at a time."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from ablate.layers.state import RecipeState
 from ablate.models.decoder import Decoder, Experts
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import ModelConfig
-from ablate.train import train
+from tests.curves import after, curve, losses
 
 SHAPE = ModelConfig(width=64, layers=2, heads=2, ffn=96, experts=4)
 FP4 = RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr")
@@ -101,13 +100,10 @@ def test_filling_up_changes_no_gradient():
 
 def test_a_mixture_learns_and_its_experts_carry_the_recipe(make_config, tokens):
     config = make_config(FP4, model={"experts": 4}, tokens=8192, eval_every_tokens=2048)
-    rows, again, asked = [], [], itertools.count(1)
-    train(config, rows.append, tokens=tokens)
-    losses = [row["val_loss"] for row in rows if row["kind"] == "eval"]
-    assert losses[-1] < losses[0] - 0.3
-    train(config, again.append, tokens=tokens, should_stop=lambda: next(asked) == 5)
-    figures = [(row.get("loss"), row.get("val_loss")) for row in rows]
-    assert [(row.get("loss"), row.get("val_loss")) for row in again] == figures[: len(again)]
+    _, rows = curve(config, tokens)
+    assert losses(rows)[-1] < losses(rows)[0] - 0.3
+    _, again = curve(config, tokens, should_stop=after(5))
+    assert again == rows[: len(again)]
     seen = set()
     decoder = model(resolve(FP4))
     layer = next(layer for layer in decoder.modules() if isinstance(layer, QuantLinear))
@@ -118,10 +114,8 @@ def test_a_mixture_learns_and_its_experts_carry_the_recipe(make_config, tokens):
 
 def test_the_reported_loss_leaves_the_balance_out(make_config, tokens):
     def first_row(**shape):
-        rows = []
         config = make_config(model={"experts": 4, **shape}, tokens=512, eval_every_tokens=512)
-        train(config, rows.append, tokens=tokens)
-        return rows[0]
+        return curve(config, tokens)[1][0]
 
     plain, weighed = first_row(balance_loss=0.0), first_row(balance_loss=1.0)
     assert plain["loss"] == weighed["loss"]

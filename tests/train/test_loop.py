@@ -11,20 +11,9 @@ from ablate.backends.emulated import EmulatedBackend
 from ablate.recipes import RecipeSpec
 from ablate.train import loop, train
 from ablate.train.loop import assemble, evaluate
+from tests.curves import curve, losses
 
 ALL = ["fprop", "dgrad", "wgrad"]
-
-
-def curve(config, tokens, **options):
-    rows = []
-    result = train(config, rows.append, tokens=tokens, **options)
-    for row in rows:
-        row.pop("tokens_per_sec", None)
-    return result, rows
-
-
-def evals(rows):
-    return [row["val_loss"] for row in rows if row["kind"] == "eval"]
 
 
 def test_a_run_learns_and_reports_on_the_token_axis(make_config, tokens):
@@ -34,8 +23,8 @@ def test_a_run_learns_and_reports_on_the_token_axis(make_config, tokens):
     assert torch.equal(torch.get_rng_state(), before)
     assert (result.state, result.tokens, result.step) == ("finished", 16_384, 32)
     assert [row["tokens"] for row in rows if row["kind"] == "eval"] == [4096, 8192, 12_288, 16_384]
-    assert evals(rows)[0] < 1.05 * math.log(64)
-    assert evals(rows)[-1] < evals(rows)[0] - 0.5
+    assert losses(rows)[0] < 1.05 * math.log(64)
+    assert losses(rows)[-1] < losses(rows)[0] - 0.5
     train_rows = [row for row in rows if row["kind"] == "train"]
     assert train_rows[-1]["tokens"] == 16_384
     assert set(train_rows[0]) == {"kind", "tokens", "step", "lr", "loss", "grad_norm"}
@@ -46,17 +35,17 @@ def test_the_same_seed_twice_is_bit_identical_and_another_seed_is_not(make_confi
     first, again = curve(config, tokens), curve(config, tokens)
     assert first == again
     other = curve(dataclasses.replace(config, seed=1), tokens)
-    assert evals(other[1]) != evals(first[1])
+    assert losses(other[1]) != losses(first[1])
 
 
 def test_arms_with_one_seed_share_weights_and_data_order(make_config, tokens):
     # With a learning rate of next to nothing, the only thing left is the initial model on the same batches.
-    losses = []
+    found = []
     for recipe in (RecipeSpec(), RecipeSpec(rest="fp8")):
         _, rows = curve(make_config(recipe, learning_rate=1e-12, tokens=2048), tokens)
-        losses.append([row["loss"] for row in rows if row["kind"] == "train"])
-    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
-    assert losses[0] != losses[1]
+        found.append([row["loss"] for row in rows if row["kind"] == "train"])
+    assert found[0] == pytest.approx(found[1], rel=2e-3)
+    assert found[0] != found[1]
 
 
 SHORT = {"tokens": 3072, "eval_every_tokens": 1024, "eval_tokens": 1024}
@@ -64,7 +53,7 @@ SHORT = {"tokens": 3072, "eval_every_tokens": 1024, "eval_tokens": 1024}
 
 def test_micro_batches_see_the_same_sequences(make_config, tokens):
     whole, parts = (
-        evals(curve(make_config(**SHORT, **size), tokens)[1]) for size in ({}, {"micro_batch_size": 4})
+        losses(curve(make_config(**SHORT, **size), tokens)[1]) for size in ({}, {"micro_batch_size": 4})
     )
     assert parts == pytest.approx(whole, abs=0.02)
 
@@ -74,8 +63,7 @@ def test_evaluating_more_often_does_not_change_training(make_config, tokens):
     recipe = RecipeSpec(gemms=ALL, stabiliser="sr")
     seldom = curve(make_config(recipe, eval_every_tokens=8192), tokens)[1]
     often = curve(make_config(recipe, eval_every_tokens=2048), tokens)[1]
-    at_end = [row["val_loss"] for row in (seldom[-1], often[-1])]
-    assert at_end[0] == at_end[1]
+    assert losses(seldom)[-1] == losses(often)[-1]
 
 
 def test_non_finite_training_is_a_divergence_with_its_tokens(make_config, tokens):
@@ -91,15 +79,15 @@ def test_a_loss_above_the_bound_for_several_evaluations_is_a_divergence(make_con
     result, rows = curve(config, tokens)
     assert (result.state, result.tokens) == ("diverged", 8192)
     assert "for 2 evaluations" in result.message
-    assert len(evals(rows)) == 2
+    assert len(losses(rows)) == 2
 
 
 def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(make_config, tokens):
     train_tokens, validation_tokens = tokens
     short = {"tokens": 1024, "eval_every_tokens": 512, "eval_tokens": 512}
-    first = evals(curve(make_config(eval_windows="first", **short), tokens)[1])
-    assert first == evals(curve(make_config(**short), (train_tokens, validation_tokens[: 512 + 1]))[1])
-    assert first != evals(curve(make_config(**short), tokens)[1])
+    first = losses(curve(make_config(eval_windows="first", **short), tokens)[1])
+    assert first == losses(curve(make_config(**short), (train_tokens, validation_tokens[: 512 + 1]))[1])
+    assert first != losses(curve(make_config(**short), tokens)[1])
 
 
 @pytest.mark.parametrize(
@@ -116,8 +104,8 @@ def test_evaluating_in_bf16_as_well_changes_no_other_bit(make_config, tokens, re
     }
     beside = [row.pop("val_loss_bf16") for row in by["both"] if row["kind"] == "eval"]
     assert by["both"] == by["recipe"]
-    assert beside == evals(by["bf16"])
-    assert all(one != other for one, other in zip(beside, evals(by["recipe"]), strict=True))
+    assert beside == losses(by["bf16"])
+    assert all(one != other for one, other in zip(beside, losses(by["recipe"]), strict=True))
     trained = [[row for row in rows if row["kind"] == "train"] for rows in by.values()]
     assert trained[0] == trained[1] == trained[2]
 
@@ -198,7 +186,7 @@ def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypa
 
 def test_phases_of_a_recipe_begin_at_their_share_of_the_budget(make_config, tokens):
     recipe = RecipeSpec(phases=[{"from_fraction": 0.66, "recipe": RecipeSpec(gemms=["fprop"])}])
-    switched, plain = (evals(curve(make_config(one, **SHORT), tokens)[1]) for one in (recipe, None))
+    switched, plain = (losses(curve(make_config(one, **SHORT), tokens)[1]) for one in (recipe, None))
     before = [a == b for a, b in zip(switched, plain, strict=True)]
     assert before == [True, False, False]  # an evaluation at the start of a phase is within it
 
@@ -216,8 +204,8 @@ def test_training_imports_neither_ray_nor_mlflow_nor_yaml():
 def test_compiled_blocks_train_alike(make_config, tokens):
     recipe = RecipeSpec(gemms=ALL, stabiliser="sr")
     settings = {"tokens": 2048, "eval_every_tokens": 512}
-    plain = evals(curve(make_config(recipe, **settings), tokens)[1])
-    compiled = evals(curve(make_config(recipe, compile=True, **settings), tokens)[1])
+    plain = losses(curve(make_config(recipe, **settings), tokens)[1])
+    compiled = losses(curve(make_config(recipe, compile=True, **settings), tokens)[1])
     # Fused operations round less often.
     assert compiled == pytest.approx(plain, abs=0.02)
     assert compiled != plain

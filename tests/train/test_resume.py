@@ -10,7 +10,8 @@ import torch
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.run.config import ModelConfig
 from ablate.store.checkpoints import load_newest, save_manifest, save_part
-from ablate.train import Snapshot, train
+from ablate.train import Snapshot
+from tests.curves import after, curve
 from tests.exhaustive import rest_exhaustive
 
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -68,17 +69,15 @@ class Killed(BaseException):
     pass
 
 
-def run(config, tokens, checkpoints=None, *, stop_after=0, kill_at=None):
-    """Train until so many steps are done, or a row of that step is there; return the rows and the result."""
-    rows, asked = [], iter(range(1, 1000))
+def killed_after(steps):
+    """Kill a run after so many steps."""
+    stop = after(steps)
 
-    def sink(row):
-        rows.append({key: value for key, value in row.items() if key != "tokens_per_sec"})
-        if row["step"] == kill_at:
+    def ask():
+        if stop():
             raise Killed
 
-    stop = {"should_stop": lambda: next(asked) == stop_after}
-    return rows, train(config, sink, tokens=tokens, checkpoints=checkpoints, **stop)
+    return ask
 
 
 @pytest.mark.parametrize("name", rest_exhaustive(RECIPES, USUAL.__contains__))
@@ -86,12 +85,12 @@ def test_stopped_again_and_again_it_ends_with_the_same_rows_weights_and_optimize
     tmp_path, config, tokens, name
 ):
     whole, parts = Folder(tmp_path / "whole", every=11), Folder(tmp_path / "parts")
-    rows, result = run(config(name), tokens, whole)
+    result, rows = curve(config(name), tokens, checkpoints=whole)
     assert result.state == "finished"
     found = []
     for steps in (1, 2, 4, 3, 0):
         parts.every = 10**9 if steps else 11
-        part, end = run(config(name), tokens, parts, stop_after=steps)
+        end, part = curve(config(name), tokens, checkpoints=parts, should_stop=after(steps))
         found += part
         assert end.state == ("interrupted" if steps else "finished")
     assert (end, found) == (result, rows)
@@ -104,8 +103,8 @@ def test_stopped_again_and_again_it_ends_with_the_same_rows_weights_and_optimize
 
 
 def test_de_oscillation_changes_the_run_and_says_how_many_weights_it_reset(config, tokens):
-    rows, _ = run(config("weights de-oscillated"), tokens)
-    plain, _ = run(config(resolve(RecipeSpec(gemms=ALL))), tokens)
+    _, rows = curve(config("weights de-oscillated"), tokens)
+    _, plain = curve(config(resolve(RecipeSpec(gemms=ALL))), tokens)
     reset = {row["step"]: row.get("weights_reset") for row in rows if row["kind"] == "train"}
     # The window begins after 200 tokens, in step 2; windows end after steps 5, 8 and 11.
     assert reset[1] is None
@@ -116,21 +115,22 @@ def test_de_oscillation_changes_the_run_and_says_how_many_weights_it_reset(confi
 
 def test_a_kill_between_checkpoints_goes_back_to_the_last_and_repeats_the_same_rows(tmp_path, config, tokens):
     whole, folder = config("MXFP4, SR and RHT, signs a call"), Folder(tmp_path, every=4)
-    rows, _ = run(whole, tokens)
-    for step in (3, 6, 11):
+    _, rows = curve(whole, tokens)
+    for steps in (3, 6, 7):  # the last from step 4 on
         with pytest.raises(Killed):
-            run(whole, tokens, folder, kill_at=step)
+            curve(whole, tokens, checkpoints=folder, should_stop=killed_after(steps))
     last = folder.load().step
     assert last == 8
-    assert run(whole, tokens, folder)[0] == [row for row in rows if row["step"] > last]
+    assert curve(whole, tokens, checkpoints=folder)[1] == [row for row in rows if row["step"] > last]
 
 
 def test_the_count_of_bad_evaluations_goes_on(tmp_path, config, tokens):
     bad = config("bf16", divergence_loss=0.1, divergence_evals=4)
-    _, result = run(bad, tokens)
+    result, _ = curve(bad, tokens)
     assert result.state == "diverged"
-    run(bad, tokens, Folder(tmp_path), stop_after=5)
-    assert run(bad, tokens, Folder(tmp_path))[1] == result
+    folder = Folder(tmp_path)
+    curve(bad, tokens, checkpoints=folder, should_stop=after(5))
+    assert curve(bad, tokens, checkpoints=folder)[0] == result
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,8 @@ def test_the_count_of_bad_evaluations_goes_on(tmp_path, config, tokens):
     ],
 )
 def test_a_snapshot_of_another_recipe_or_model_is_refused(tmp_path, config, tokens, recipe, model, said):
-    run(config("weights de-oscillated"), tokens, Folder(tmp_path), stop_after=4)
+    folder = Folder(tmp_path)
+    curve(config("weights de-oscillated"), tokens, checkpoints=folder, should_stop=after(4))
     shape = {"width": 64, "layers": 2, "heads": 2, "ffn": 96} | model
     with pytest.raises(ValueError, match=said):
-        run(replace(config(recipe), model=ModelConfig(**shape)), tokens, Folder(tmp_path))
+        curve(replace(config(recipe), model=ModelConfig(**shape)), tokens, checkpoints=folder)

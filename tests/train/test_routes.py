@@ -12,9 +12,9 @@ from ablate.base.errors import UserError
 from ablate.diagnose.recorder import Recorder
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.diagnostics import Diagnostics
-from ablate.train import train
 from ablate.train.group import Layout
 from ablate.train.routes import record, replay
+from tests.curves import curve
 
 STEP = 32 * 16  # tokens
 FP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr"))
@@ -23,16 +23,15 @@ FP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr"))
 @pytest.fixture
 def bf16(make_config):
     config = make_config(
-        model={"experts": 4}, tokens=4 * STEP, eval_every_tokens=2 * STEP, micro_batch_size=8,
-        evaluate_in="both",
+        model={"experts": 4}, tokens=4 * STEP, eval_every_tokens=2 * STEP, eval_tokens=STEP,
+        micro_batch_size=8, evaluate_in="both",
     )  # fmt: skip
     return replace(config, recipe=Recipe())
 
 
 def trained(config, tokens, routes=lambda _: None, **options):
-    """The losses of a run, and the loads of its experts at each step."""
-    rows, loads = [], []
-    see = Diagnostics(every_tokens=STEP)
+    """The rows of a run, and the loads of its experts at each step."""
+    loads, see = [], Diagnostics(every_tokens=STEP)
 
     def note(row):
         if row["kind"] == "load":
@@ -42,8 +41,7 @@ def trained(config, tokens, routes=lambda _: None, **options):
         routes(trainee)
         return Recorder(trainee, see, note)
 
-    train(config, rows.append, tokens=tokens, observe=observe, **options)
-    return [{key: row[key] for key in row if key != "tokens_per_sec"} for row in rows], loads
+    return curve(config, tokens, observe=observe, **options)[1], loads
 
 
 def test_an_arm_takes_the_routes_of_another_run_in_training_and_evaluation(bf16, tokens, tmp_path):
@@ -63,7 +61,7 @@ def test_an_arm_takes_the_routes_of_another_run_in_training_and_evaluation(bf16,
     again = Layout(checkpoint_activations=True)
     assert trained(other, tokens, replayed, layout=again) == (losses, loads)
     lines = path.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 2 * (4 * 2 + 2 * 8)  # layers × (steps × micro-batches + evaluations × batches)
+    assert len(lines) == 2 * (4 * 2 + 2 * 2)  # layers × (steps × micro-batches + evaluations × batches)
     for content, said in (
         (b"".join(lines[:-1]), "ends before step 3, layer 1"),
         (lines[0].replace(b'"experts": "', b'"experts": "A'), "damaged"),

@@ -1,0 +1,39 @@
+"""Train in a test: rows without their speed, a request to stop, checkpoints in memory."""
+
+import copy
+import itertools
+
+from ablate.train import train
+
+
+def curve(config, tokens, **options):
+    """Train a run; return its result and its rows."""
+    rows = []
+    result = train(config, rows.append, tokens=tokens, **options)
+    return result, [{name: value for name, value in row.items() if name != "tokens_per_sec"} for row in rows]
+
+
+def losses(rows):
+    return [row["val_loss"] for row in rows if row["kind"] == "eval"]
+
+
+def after(steps):
+    """Ask a run to stop after so many steps."""
+    asked = itertools.count(1)
+    return lambda: next(asked) == steps
+
+
+class Kept:
+    """Keeps the snapshot at a stop, or after ``at`` tokens; begins with ``last``."""
+
+    def __init__(self, at=None):
+        self.at, self.last = at, None
+
+    def load(self):
+        return self.last
+
+    def due(self, tokens):
+        return tokens == self.at
+
+    def save(self, snapshot):
+        self.last = copy.deepcopy(snapshot)
