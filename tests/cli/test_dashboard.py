@@ -2,21 +2,16 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-import ablate.track.server as tracking
-from ablate.cli import report
 from tests.cli.command import ablate
 from tests.cli.stored import make_store
 from tests.waiting import is_alive, wait_until
@@ -38,32 +33,6 @@ def fault(ended):
     assert (ended.code, ended.out) == (2, "")
     [line] = [line for line in ended.err.splitlines() if not line.startswith("Sending")]
     return line
-
-
-def test_shows_the_experiment_until_ctrl_c(storage, monkeypatch):
-    served = []
-
-    @contextmanager
-    def server(uri, artifacts, log_path, port, name):
-        served.append(uri)
-        yield f"http://{name}:{port}", SimpleNamespace(poll=lambda: None)
-
-    def ctrl_c(_seconds):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tracking, "local_server", server)
-    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=ctrl_c))
-    signals = SimpleNamespace(SIGINT=0, SIGTERM=0, SIGHUP=0, default_int_handler=None, signal=lambda *_: None)
-    monkeypatch.setattr(report, "signal", signals)
-    ended = call(storage)
-    assert ended.code == 0, ended
-    base, _, rest = ended.out.strip().partition("/#/")
-    assert re.fullmatch(r"http://[0-9a-f]{32}\.localhost:\d+", base)
-    assert rest.startswith("experiments/1/runs?")
-    assert served == [f"sqlite:///{storage}/mlflow.db"]
-    from mlflow import MlflowClient
-
-    assert MlflowClient(served[0]).get_experiment("1").name == "small"
 
 
 @pytest.mark.exhaustive

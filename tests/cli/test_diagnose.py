@@ -138,26 +138,3 @@ def test_a_budget_proposes_what_stays_in_bf16_and_its_study_can_be_planned(call,
     assert (
         call(*asked, "30%", "--write", "which.yaml").line == "--write: cannot write which.yaml: File exists"
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            ["--budget", "34%"],
-            "--budget: the recipe has only 33.3% of the FLOPs in FP4 (lower it, or quantise head too)",
-        ),
-        (["--budget", "0.85"], "--budget: expected a share such as 85%, got '0.85'"),
-        (
-            ["--budget", "30%", "--layers", "*"],
-            "--layers: a --budget is of all layers (leave one of the two out)",
-        ),
-        (
-            ["--budget", "9%", "--recipe", "{gemms: [fprop], phases: [{from_fraction: 0.5, recipe: bf16}]}"],
-            "--budget: the recipe has phases (give",
-        ),
-        (["--write", "x.yaml"], "--write: writes the study of a --budget (such as --budget 85%)"),
-    ],
-)
-def test_a_budget_that_cannot_be_is_one_line(call, words, line):
-    assert call("net.py:build", *TEXT, *QUICK, *words).line.startswith(line)

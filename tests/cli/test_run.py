@@ -1,6 +1,5 @@
 """What ``ablate run`` says of tokens and at its end; the whole verb: ``tests/test_end_to_end.py``."""
 
-import gzip
 import json
 import os
 import re
@@ -20,7 +19,6 @@ from ablate.plan import build_plan
 from ablate.study import load_study
 from ablate.workflow import StudyEnd
 from ablate.workflow.prepare import prepare
-from tests.cli.command import ablate
 from tests.waiting import wait_until
 
 STUDY = """\
@@ -94,33 +92,11 @@ def test_a_run_that_repeats_its_text_says_how_often(prepared):
     assert [line for line in said.splitlines() if "sees" in line] == [sentence]
 
 
-@pytest.mark.parametrize(
-    ("training", "said"),
-    [
-        (
-            "eval_tokens: 40_960_000",
-            r"validation text has [\d,]+ tokens, but training\.eval_tokens asks for 640000",
-        ),
-        ("seq_len: 102_400, eval_tokens: 102_400", r"lower training\.seq_len or add text"),
-    ],
-)
-def test_every_arm_has_text_enough_before_anything_starts(prepared, training, said):
+def test_every_arm_has_text_enough_before_anything_starts(prepared):
     usual = "{tokens: 102_400, seq_len: 64, batch_size: 16, eval_tokens: 4096}"
-    arms = f"  bf16: {{recipe: bf16}}\n  other: {{recipe: bf16, training: {{{training}}}}}\n"
-    with pytest.raises(UserError, match=said):
+    arms = "  bf16: {recipe: bf16}\n  other: {recipe: bf16, training: {eval_tokens: 40_960_000}}\n"
+    with pytest.raises(UserError, match=r"validation text has [\d,]+ tokens, but training\.eval_tokens asks"):
         prepared(usual, arms)
-
-
-def test_a_damaged_shard_is_one_line_before_any_run_starts(tmp_path):
-    whole = gzip.compress(b'{"text": "some words of a document"}\n' * 200_000)
-    (tmp_path / "train.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    data = "base:\n  data: {source: jsonl, paths: [train.jsonl.gz]}\narms:"
-    (tmp_path / "small.yaml").write_text(STUDY.replace("arms:", data))
-    done = ablate("run", "small.yaml", cwd=tmp_path)
-    assert re.search(
-        r"train\.jsonl\.gz:\d+: gzip data is damaged after this line.*fetch the file again", done.line
-    )
-    assert "Ray" not in done.out
 
 
 @pytest.mark.exhaustive

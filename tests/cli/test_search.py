@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -125,16 +124,6 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
     assert (again.code, json.loads(again.out)) == (0, found)
     assert (ledgers(folder), trained(folder)) == (before, count)
     assert (folder / "runs" / "mlflow.db").exists()
-
-
-def test_the_plan_starts_nothing(folder):
-    shown = ablate("search", "s.yaml", "--plan", cwd=folder).out
-    assert re.search(r"\ntseng +Fprop bf16; .* 0.784× +first\n", shown)
-    assert "rounds     3 at the first budget; 655,360 tokens at most" in shown
-    assert "none sr: stabiliser 'sr' with no FP4 GEMM to act on" in shown
-    assert "budget     80,000 tokens: at most 4 trials of 8 recipes" in shown
-    assert ablate("search", "s.yaml", "--plan", "--json", cwd=folder).line == "--json: not for --plan"
-    assert not (folder / "runs").exists()
 
 
 def test_a_second_search_of_the_name_is_refused(folder):

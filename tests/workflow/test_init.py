@@ -9,10 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ablate.base.errors import UserError
 from ablate.plan import StudyProgress, build_plan, estimate
-from ablate.recipes import read_recipe
-from ablate.run.schedule import plan_steps
 from ablate.study import load_study
 from ablate.workflow import Listener
 from ablate.workflow.init import USED, Answers, write_command_study, write_study
@@ -125,45 +122,6 @@ def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written
     ):
         assert line in ablate("init", *words, cwd=tmp_path).line
     assert not list(tmp_path.glob("*.yaml"))
-
-
-MEGATRON = "".join(
-    f" validation loss at iteration {step} | lm loss value: {8 - step / 100:.6E} | \n"
-    for step in range(100, 501, 100)
-)
-LINE = "torchrun train.py --seed {seed} --json '{\"a\": {}}'"
-
-
-def test_a_command_gets_a_study_from_its_log(tmp_path):
-    (tmp_path / "train.log").write_text("global batch size:   16 |\n" + MEGATRON)
-    path = tmp_path / "mine.yaml"
-    said = write_command_study(path, LINE, log=tmp_path / "train.log")
-    assert "5 validation losses and 0 rows of training (megatron), from 7 at step 100 to 3 at 500" in said
-    study = load_study(path)
-    first, second = study.arms
-    assert first.trainer.words == ["torchrun", "train.py", "--seed", "{seed}", "--json", '{"a": {}}']
-    assert second.trainer.words[-1] == "--fp4"
-    assert plan_steps(first.training).steps == 500
-    assert first.training.batch_size == 16
-    with pytest.raises(UserError, match="is there already"):
-        write_command_study(path, LINE, log=tmp_path / "train.log")
-
-
-def test_a_script_with_an_adapter_gets_arms_by_recipe(tmp_path):
-    (tmp_path / "train.py").write_text("from ablate.integrations.hf import AblateCallback")
-    history = [{"step": step, "eval_loss": 4 - step / 100} for step in range(10, 51, 10)]
-    state = {"train_batch_size": 8, "log_history": history}
-    log, path = tmp_path / "trainer_state.json", tmp_path / "mine.yaml"
-    log.write_text(json.dumps(state, indent=2))
-    said = write_command_study(path, "python train.py --seed {seed}", log=log)
-    assert "5 validation losses and 0 rows of training (hf), from 3.9 at step 10 to 3.5 at 50" in said
-    arms = load_study(path).arms
-    assert [arm.recipe.text for arm in arms[:2]] == [read_recipe(name).text for name in ("bf16", "mxfp4")]
-    assert arms[0].trainer.metrics.preset == "ablate"
-    assert (plan_steps(arms[0].training).steps, arms[0].training.batch_size) == (50, 8)
-    (tmp_path / "train.py").write_text("")  # without the adapter its own state is read
-    write_command_study(tmp_path / "own.yaml", "python train.py --seed {seed}", log=log)
-    assert load_study(tmp_path / "own.yaml").arms[0].trainer.metrics.preset == "hf"
 
 
 def test_a_pattern_is_asked_for_until_it_reads_a_loss(tmp_path):
