@@ -173,11 +173,6 @@ def token_cost(arm, baseline, **more):
     return token_costs({"": (arm, baseline)}, moderated=False, **more)[""]
 
 
-def missing(count, first=0):
-    """Runs without a result."""
-    return [Outcome(seed=first + i, end="missing") for i in range(count)]
-
-
 def line(*losses, every=100):
     """Return evaluations every so many tokens, from the first interval on."""
     return [(every * i, loss) for i, loss in enumerate(losses, 1)]

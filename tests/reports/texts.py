@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from ablate._version import __version__
-from ablate.reports.findings.analyse import analyse
+from ablate.execute.environment import code_digest
 from ablate.reports.pages.render import definitions, escape_markdown
 from ablate.reports.words import caveats
 from ablate.reports.words.tables import matrix_tables
 from ablate.reports.words.verdict import write_verdict
-from ablate.results.frames import load_frames
 
 HERE = Path(__file__).parent
 
@@ -21,7 +19,7 @@ HERE = Path(__file__).parent
 def check_page(name, path):
     """Hold a page as Markdown to ``snapshots``."""
     text = path.read_text().replace(f"ablate {__version__}", "ablate VERSION")
-    text = text.replace(escape_markdown(str(path.parent)), "FOLDER")
+    text = text.replace(escape_markdown(str(path.parent)), "FOLDER").replace(code_digest(), "CODE")
     golden = HERE / "pages" / "snapshots" / f"{name}.txt"
     if "REWRITE" in os.environ:
         golden.write_text(text)
@@ -39,12 +37,8 @@ def check_words(name, lines):
     assert text == known[name]
 
 
-def said_of(store, shares=None):
+def said_of(analysis):
     """All that is said of a study: the verdict, its matrices, the cautions, and how costs are defined."""
-    analysis = analyse(load_frames(store))
-    if shares:
-        arms = tuple(replace(arm, fp4_share=shares[arm.name]) for arm in analysis.arms)
-        analysis = replace(analysis, arms=arms)
     verdict = write_verdict(analysis)
     defined = dict(definitions(analysis))
     return [

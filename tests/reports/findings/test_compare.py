@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from dataclasses import asdict, replace
 
@@ -13,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 from synthetic_study import build_study, line, rewrite, smooth_curve
+from texts import check_words
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
@@ -28,7 +28,7 @@ from ablate.reports.findings.compare import (
 from ablate.reports.read.rebase import target_after
 from ablate.reports.words.compare import compare_tables, differences_text, trend_sentences
 from ablate.results.cost import Cost
-from ablate.results.intervals import Interval, difference, exponential, mean_estimate, t_interval
+from ablate.results.intervals import difference, exponential, mean_estimate, t_interval
 from ablate.results.losses import LossDifference
 from ablate.store.plan_file import Settled, StopRule
 
@@ -81,6 +81,13 @@ def call(*arguments):
     )
 
 
+def said_of(found):
+    tables = (
+        line for table in compare_tables(found) for line in (table.columns, *table.rows, [table.caption])
+    )
+    return [*map(" | ".join, tables), *trend_sentences(found), *differences_text(found)]
+
+
 def refusal(ask):
     with pytest.raises(UserError) as caught:
         ask()
@@ -107,23 +114,15 @@ def test_the_ratio_is_that_of_both_costs_with_the_errors_of_both(tmp_path):
 def test_with_seeds_until_settled_intervals_of_two_and_of_more_are_repeated_ones(tmp_path):
     stores = falling(tmp_path)
 
-    def told():
-        found, two = trend(*read(*stores)), both(*stores[:2])
-        return (
-            compare_tables(two)[0],
-            two.arms[0].cost.change,
-            compare_tables(found)[0],
-            found.arms[0].cost.change,
-        )
+    def found():
+        return both(*stores[:2]), trend(*read(*stores))
 
-    before = told()
+    before = found()
     stores[1].write_plan(replace(stores[1].plan(), stop=RULE))
-    for plain, ruled in zip(before, told(), strict=True):
-        if isinstance(plain, Interval):
-            assert plain.high - plain.low < ruled.high - ruled.low
-        else:
-            assert "repeated" in ruled.caption
-            assert "repeated" not in plain.caption
+    check_words("two studies, one with looks", said_of(found()[0]))
+    for plain, ruled in zip(before, found(), strict=True):
+        widths = [one.high - one.low for one in (plain.arms[0].cost.change, ruled.arms[0].cost.change)]
+        assert widths == sorted({*widths})
 
 
 def test_what_two_studies_differ_in_is_named(tmp_path):
@@ -172,16 +171,11 @@ def test_on_the_command_line(tmp_path, count):
     assert json.loads(call(*asked, "--json").stdout) == json.loads(files["json"])
     table = ("Arm " + result.stdout.partition("Arm ")[2]).split("\n\n")[0].splitlines()
     assert max(map(len, table)) <= 80
-    for name in names:
-        assert name in table[0]
-    assert "| steep |" in files["md"]
+    assert all(name in table[0] for name in names)
+    assert "](compare.svg)" in files["md"]
     assert "<svg" in files["html"]
-    if count == 2:
-        assert "model.width" in result.stdout.partition("The studies differ in")[2]
-    else:
-        assert "steep: its token cost shrinks with size" in result.stdout
-        assert "](compare.svg)" in files["md"]
-        assert json.loads(files["json"])["arms"][0]["token_cost"]["per_tenfold"]["high"] < 0
+    said = "model.width" if count == 2 else "steep: its token cost shrinks with size"
+    assert said in result.stdout.partition("steep" if count == 2 else "\n\n")[2]
 
 
 def test_studies_of_one_name_in_several_storages_and_what_is_refused(tmp_path):
@@ -269,9 +263,7 @@ def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
         )
         for tokens in (1_000_000, 2_000_000, 4_000_000)
     ]
-    found = trend(*read(*stores))
-    assert (found.axis, found.places, found.differs) == ("tokens", (1_000_000, 2_000_000, 4_000_000), {})
-    assert compare_tables(found)[0].columns[1] == "b1000000 (1\u00a0M)"
+    check_words("studies of several budgets", said_of(trend(*read(*stores))))
 
 
 FP4 = {"fp4": 0.1}
@@ -319,21 +311,13 @@ def test_what_else_differs_is_named_and_not_refused(tmp_path):
             (64, 2.1, 2_000_000, 0.008, "amd-fdw-sr"),
         )
     ]
-    assert differences_text(trend(*read(*stores))) == (
-        "Targets: w32: a validation loss of 2.2 nats/token; w64: a validation loss of 2.1 nats/token.",
-        # The arm's own budget differs as the baseline's does, and is not named again.
-        (
-            "The studies differ in more than the model: training.tokens 1,000,000 / 2,000,000; "
-            "fp4: training.learning_rate 0.004 / 0.008; fp4: recipe amd-fdw / amd-fdw-sr."
-        ),
-    )
+    # The arm's own budget differs as the baseline's does, and is not named again.
+    check_words("studies that differ in more than size", said_of(trend(*read(*stores))))
 
 
 def test_arms_that_some_studies_lack_or_cannot_tell(tmp_path):
-    never, fp4 = (
-        [line(3.0, 2.9, 2.8, every=50_000)] * 2,
-        [smooth_curve(np.random.default_rng(i)) for i in (0, 1)],
-    )
+    never = [line(3.0, 2.9, 2.8, every=50_000)] * 2
+    fp4 = [smooth_curve(np.random.default_rng(i)) for i in (0, 1)]
     stores = [
         build_study(
             tmp_path, {"bf16": fp4, "fp4": fp4, "wide": fp4, "never": never} | more, study=name,
@@ -345,18 +329,7 @@ def test_arms_that_some_studies_lack_or_cannot_tell(tmp_path):
         )
     ]  # fmt: skip
     found = trend(*read(*stores))
-    lines = {arm.name: (arm.cost, arm.gap) for arm in found.arms}
-    assert list(lines) == ["fp4", "never", "late"]
-    assert (lines["never"][0], [point is None for point in lines["late"][0].points]) == (
-        None,
-        [False, True, True, False],
-    )
-    assert next(row for row in compare_tables(found)[0].rows if row[0] == "late")[2] == NOT_TOLD
-    assert found.left_out == {
-        "wide": "it changes the model itself",
-        "twice": "it has not two estimates at two places",
-        "one": "in one study only",
-    }
+    check_words("arms that some studies lack", said_of(found))
 
 
 def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):
@@ -382,17 +355,6 @@ def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):
 
 def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence(tmp_path):
     found = trend(*read(*falling(tmp_path)))
-    assert "n\u00a0=\u00a05 a point" in draw_comparison(found).caption
-    steep, *_, flat, span = (text.replace("\u00a0", " ") for text in trend_sentences(found))
-    change = r"changes by −[\d.]+ % \[−[\d.]+, −[\d.]+\] for each tenfold of parameters"
-    begun, end = r"steep: its token cost shrinks with size: \(1 \+ token cost\)", r"41\.1 k to 410 k\."
-    assert re.fullmatch(f"{begun} {change}, over 3 studies from {end}", steep)
-    assert flat.startswith("Inconclusive, for the interval holds zero: token cost of flat (")
-    assert span == "The sizes span a factor of 9.98: a tenfold lies beyond them."
-    two = replace(found, studies=found.studies[:2], arms=(), left_out={"x": "why"})
-    assert [*trend_sentences(two)][:2] == [
-        "Left out: x (why).",
-        "There are two sizes alone: nothing can show whether the change is the same between them.",
-    ]
-    one = [*trend_sentences(trend(*read(*falling(tmp_path / "one", seeds=1))))]
-    assert one[0].startswith("No interval: token cost of steep (n = 1: no interval), ")
+    check_words("studies of several sizes", [draw_comparison(found).caption, *said_of(found)])
+    one = trend(*read(*falling(tmp_path / "one", seeds=1)[:2]))
+    check_words("two sizes, one seed", said_of(one))

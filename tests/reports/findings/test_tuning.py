@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 from dataclasses import replace
 
 import pytest
 from synthetic_study import line, resolved_recipe
+from texts import check_page
 
 from ablate.reports import write_report
 from ablate.reports.figures.curves import draw_trials
@@ -91,20 +91,14 @@ def test_the_comparison_is_at_the_values_found_with_the_studys_own_beside(tuned)
 
 def test_pages_and_json_say_it(tuned):
     written = write_report(tuned)
-    page = html.unescape(written.html.read_text())
-    assert "The outermost of the values tried was found best: learning_rate of fprop at 0.008." in page
-    assert "The rates found: bf16 at 0.004; fprop at 0.008; alike at 0.002" in page
+    check_page("tuned", written.markdown)
     found = json.loads(written.json.read_text())["tuning"]
-    assert (found["done"], found["tokens"], found["tokens_of_all_trials"]) == (True, 250_000, 22_000)
-    assert (found["arms"][1]["tuned"], found["arms"][1]["chosen"]) == (
-        "fprop tuned",
-        {"learning_rate": 0.008},
-    )
+    assert (found["tokens_of_all_trials"], found["arms"][1]["chosen"]) == (22_000, {"learning_rate": 0.008})
     assert [arm["name"] for arm in found["arms_at_shared_values"]] == ["bf16", "fprop"]
+    assert found["groups"][2]["trials"][2]["diverged"] == 1
     analysis = analyse(load_frames(tuned))
     other = replace(analysis.tuning.plan, fields={"weight_decay": {}})
     assert draw_trials(replace(analysis, tuning=replace(analysis.tuning, plan=other))) is None
-    assert found["groups"][2]["trials"][2]["diverged"] == 1
 
 
 def test_before_tuning_has_ended_the_report_says_so(make_study):
