@@ -210,10 +210,11 @@ def cancel(study: str, storage: Path) -> None:
 @click.option("--weights", is_flag=True, help="Also remove the weights that its runs have kept.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--mlflow", is_flag=True, help="--whole: also move its runs in MLflow to MLflow's bin.")
 @tracking_option
 @storage_option
 def clean(
-    study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, storage: Path,
+    study: str, *, whole: bool, weights: bool, dry_run: bool, yes: bool, mlflow: bool, storage: Path,
     tracking_uri: str | None,
 ) -> None:  # fmt: skip
     """Remove runs of STUDY that its plan no longer has, checkpoints of ended runs and leftover files.
@@ -222,8 +223,10 @@ def clean(
     """
     from ablate.store.runs import kept_still
     from ablate.track.cursor import load_cursor
-    from ablate.track.sink import resolve_tracking_uri
+    from ablate.track.sink import Away, Refused, Sink, resolve_tracking_uri
 
+    if mlflow and not whole:
+        raise UserError("--mlflow: only with --whole")
     store, uri = find_study(storage, study), resolve_tracking_uri(storage, tracking_uri)
     sent = load_cursor(store, uri).runs if whole else {}
     with kept_still(store.path) as still:
@@ -239,11 +242,18 @@ def clean(
             size = sum(one.lstat().st_size for one in files)
             click.echo(f"{path}  ({why}, {size / 2**20:.1f} MiB)")
         if sent:
-            click.echo(f"MLflow at {redact(uri)} has {len(sent)} runs of it, which stay there")
+            go = "go to its bin" if mlflow else "stay there (--mlflow removes them)"
+            click.echo(f"MLflow at {redact(uri)} has {len(sent)} runs of it, which {go}")
         if dry_run:
             return
         if not yes and not click.confirm(f"Remove these ({len(found)})?"):
             return
+        sink = Sink(uri, storage)
+        for entry in sent.values() if mlflow else ():
+            try:
+                sink.delete_run(entry.mlflow_id)
+            except (Refused, Away) as error:  # it is in the bin already, or MLflow does not answer
+                click.echo(f"MLflow: {error}", err=True)
         for path in found:
             if path.is_dir():
                 shutil.rmtree(path)

@@ -14,7 +14,7 @@ from ablate.store import Status
 from ablate.store.leases import Leases
 from ablate.store.runs import is_running, running
 from ablate.track.cursor import Cursor, RunCursor, cursor_path
-from ablate.track.sink import default_tracking_uri
+from ablate.track.sink import Sink, default_tracking_uri
 from tests.cli.command import ablate
 from tests.cli.stored import IDS, make_store
 
@@ -107,12 +107,14 @@ def test_clean_of_the_whole_study(store, call, monkeypatch):
     path = cursor_path(store, default_tracking_uri(store.path.parent))
     path.parent.mkdir()
     write_json_atomic(path, asdict(Cursor(runs={"r": RunCursor(mlflow_id="7")})))
-    assert "has 1 runs of it, which stay there" in call(*whole, "--dry-run").out
-    seen = []
+    assert "has 1 runs of it, which stay there (--mlflow removes them)" in call(*whole, "--dry-run").out
+    assert call("clean", "s", "--mlflow").line == "--mlflow: only with --whole"
+    monkeypatch.setattr(Sink, "delete_run", lambda _, one: gone.append(one))
+    seen, gone = [], []
     # Somebody holds its lock while it asks: who starts it waits.
     monkeypatch.setattr(manage.click, "confirm", lambda *_: seen.append(is_running(store.path)) or True)
-    call(*whole)
-    assert seen == [True]
+    call(*whole, "--mlflow")
+    assert (seen, gone) == ([True], ["7"])
     assert not store.path.exists()
 
 
