@@ -24,10 +24,13 @@ arms:
   bf16: {recipe: bf16}
   fp4: {recipe: {gemms: [fprop, wgrad]}}
 """
-SEARCH = """\
+SEARCH_FILE = (
+    SMALL.replace("seeds: 2\n", "")
+    + """\
 grid: {factors: {recipe.gemms: {none: [], F: [fprop]}}}
 search: {hardware: B200, shapes: llama-8b, trials: 4, budgets: [60_000, 80_000]}
 """
+)
 NET = """\
 from torch import nn
 
@@ -49,7 +52,9 @@ def folder(tmp_path_factory):
         "small.yaml": SMALL, "missing.yaml": SMALL.replace("[texts]", "[nowhere]"),
         "one-seed.yaml": SMALL.replace("seeds: 2", "seeds: 1"),
         "native.yaml": SMALL.replace("wgrad]}", "wgrad]}, resources: {require_native: true}"),
-        "search.yaml": SMALL.replace("seeds: 2\n", "") + SEARCH,
+        "search.yaml": SEARCH_FILE,
+        "no-unit.yaml": SEARCH_FILE.replace("baseline: bf16", "baseline: fp4").replace("B200", "H100"),
+        "few.yaml": SEARCH_FILE.replace("trials: 4", "trials: 1"),
         "net.py": NET, "fp8.csv": ROWS, "fp4.csv": ROWS, "log.txt": "nothing", "one.txt": "Too little.",
         "megatron.txt": " validation loss at iteration 9 | lm loss value: 7E+0 |\n" * 2,
         "printed.txt": "{'eval_loss': '2.919'}",
@@ -70,6 +75,7 @@ def folder(tmp_path_factory):
 )
 def test_what_is_refused_is_one_line_and_leaves_nothing(folder, monkeypatch, tmp_path, command, line):
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     before = sorted(folder.rglob("*"))
     assert line in ablate(*shlex.split(command.format(**WORDS)), cwd=folder).line

@@ -14,9 +14,8 @@ import ray
 from heads import environment_with_token, free_port, ray_head
 
 from ablate.base.errors import UserError
-from ablate.execute import cluster, driver
+from ablate.execute import cluster
 from ablate.execute.cluster import Head
-from ablate.execute.driver import execute_study
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -90,25 +89,6 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
         for process in begun + others:
             process.kill()
             process.wait()
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_a_head_that_is_gone_ends_the_wait_and_is_named(study, monkeypatch):
-    store, requests = study
-
-    class Gone(Head):
-        def is_gone(self):
-            return any(store.run(request.run_id).metrics_path.exists() for request in requests)
-
-    monkeypatch.setattr(driver, "Head", Gone)
-    outcome = execute_study(store, requests[:2], trainer="fake_trainers:slow")
-    assert not outcome.interrupted
-    assert outcome.problem.startswith("Ray's head node at ")
-    assert outcome.problem.endswith("does not answer any more")
-    monkeypatch.undo()
-    # What its workers still did is theirs; the next driver waits for them.
-    outcome = execute_study(store, requests[:2], trainer="fake_trainers:slow")
-    assert set(outcome.states.values()) == {"finished"}
 
 
 @pytest.mark.exhaustive

@@ -11,20 +11,19 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.base.files import read_record, write_record
 from ablate.execute import queue
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.pending_runs import find_todo
 from ablate.execute.progress import ProgressReader, count_states
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
-from ablate.store import Status, leases
+from ablate.store import leases
 from ablate.store.leases import Leases
 from tests.waiting import is_alive, wait_until
 
@@ -162,22 +161,6 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypa
         assert any((message or "") in (lease.message or "") for lease in faults)
         assert hangs or len(faults) == 1
         assert steps(run) == [1, 2, 3]
-
-
-@local
-def test_a_run_of_a_machine_that_is_gone_is_taken_over(study, monkeypatch):
-    monkeypatch.setattr(
-        Leases, "__init__", lambda self, folder, _=0, init=Leases.__init__: init(self, folder, 1.0)
-    )
-    run = runs_of(study)[0]
-    run.create(asdict(study[1][0].config))
-    run.write_status(Status(state="running", attempt=1))
-    Leases(run.attempts).claim()
-    record = run.attempts / "1.json"
-    write_record(record, read_record(record) | {"machine": "one that is gone"})
-    assert list(execute(study, "quick", study[1][:1]).states.values()) == ["finished"]
-    first, second = ledger(run)
-    assert (first and first.outcome, second.outcome) == (None, "finished")
 
 
 @LONG

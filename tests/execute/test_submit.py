@@ -206,21 +206,12 @@ def test_what_answers_is_looked_at_before_rays_client_waits(call, client, status
             call(address, "--no-follow", "--insecure")
 
 
-def test_what_cannot_be_submitted_is_one_line(call, client, monkeypatch):
+def test_a_server_that_does_not_answer_is_one_line(call, monkeypatch):
     monkeypatch.setattr(cluster, "_ANSWER_SEC", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        for where, options, said in (
-            (address, {"storage": "shared"}, "expected an absolute path that all nodes share"),
-            ("http://127.0.0.1:1", {}, r"^cannot reach Ray's dashboard at http://127\.0\.0\.1:1"),
-            (address, {}, f"^cannot reach Ray's dashboard at {address}: .*timed out"),
-            ("head:8265", {}, r"^--address: head:8265 is no dashboard's address \(expected the"),
-        ):
-            with pytest.raises(UserError, match=said):
-                call(where, **options)
-    with pytest.raises(UserError, match="MLFLOW_TRACKING_PASSWORD") as caught:
-        call("x", "--tracking-uri", "https://ann:s3cret@host")
-    assert "s3cret" not in str(caught.value)
+        with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {address}: .*timed out"):
+            call(address)
 
 
 def test_a_server_that_refuses_rays_client_is_one_line(call):

@@ -98,25 +98,6 @@ def test_what_the_hardware_has_no_unit_for_is_dropped_and_listed(planned):
     assert set(planned(("B200", "H100"), ("trials: 4", "trials: 1")).times) == {"bf16"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            [
-                ("bf16: {recipe: bf16}", "high: {recipe: mxfp4}"),
-                ("baseline: bf16", "baseline: high"),
-                ("B200", "H100"),
-            ],
-            r"study\.yaml:14:20: search\.hardware: H100 has no unit for a format of the baseline",
-        ),
-        ([("trials: 4", "trials: 2")], r"14:\d+: search\.trials: 2 are fewer than .* named arms \(3\)"),
-    ],
-)
-def test_a_search_that_cannot_begin_is_one_line(planned, changes, said):
-    with pytest.raises(UserError, match=said):
-        planned(*changes)
-
-
 def test_the_shipped_search_can_be_planned():
     found = plan_search(load_study("tiny-search"))
     assert found.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
@@ -172,10 +153,6 @@ def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation
 
 
 def test_another_search_of_the_name_is_refused(planned, store):
-    (store.path / "runs").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds a study of this name"):
-        check_same(planned(), store)
-    (store.path / "runs").rmdir()
     check_same(planned(), store)
     check_same(planned(("trials: 4", "trials: 6")), store)
     for old, new, said in (

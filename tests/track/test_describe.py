@@ -1,7 +1,6 @@
 """What MLflow is shown of a study and of its rows. ``REWRITE=1 pytest`` writes ``shown.json`` anew."""
 
 import json
-import math
 import os
 from pathlib import Path
 
@@ -10,14 +9,12 @@ import pytest
 from ablate.base.files import append_line
 from ablate.store import Status
 from ablate.track import describe
-from ablate.track.describe import Point, points, read_points
+from ablate.track.describe import points, read_points
+from tests.golden import cases, check
 
-TRAIN = {"kind": "train", "tokens": 4096, "step": 1, "time_unix": 1.7e9 + 0.1234, "loss": 5.5, "lr": 0.004}
+HERE = Path(__file__).parent
+TRAIN = {"kind": "train", "tokens": 4096, "step": 1, "time_unix": 1.7e9, "loss": 5.5, "lr": 0.004}
 EVAL = {"kind": "eval", "tokens": 8192, "step": 2, "time_unix": 1.7e9, "val_loss": 5.0}
-DIAGNOSIS = {
-    "kind": "diagnosis", "tokens": 4096, "step": 1, "time_unix": 1.7e9, "layer": "blocks.1.ffn.down",
-    "gemm": "wgrad", "relative_error": 0.16, "gain": 0.98, "bias_share": None, "sketch": "AAAA",
-}  # fmt: skip
 CONFIG = {
     "model": {"width": 128, "odd key?": "x", "function": "my.py:build", "options": {"width": 64}},
     "data": {"paths": ["p" * 400] * 20, "odd key?": "x", "none": [], "map": [{"a": [1]}]},
@@ -31,31 +28,26 @@ def test_the_design_as_mlflow_shows_it(study):
     plan = study.write_plan()
     status = Status(state="failed", tokens=12_345, message="CUDA out of memory")
     environment = {"timing_valid": False, "git_commit": "f00", "backend": None, "fingerprints": ["a1", "b2"]}
+    command = CONFIG | {"trainer": {"command": ["run"]}, "vocab_size": 10**15}
+    command["training"] = command["training"] | {"tokens": 4096}
+    by_command = {"backend_mode": "command", "markers": ["FP4 e2m1"]}
     shown = {
         "tags": [
             describe.run_tags(plan, i, arm.runs[1], status, environment, report="LINK")
             for i, arm in enumerate(plan.arms)
         ],
         "parameters": describe.run_params(CONFIG, plan.arms[1]),
+        "of a command": {
+            "tags": describe.run_tags(plan, 1, plan.arms[1].runs[0], Status(), by_command, report="LINK"),
+            "parameters": describe.run_params(command, plan.arms[1]),
+        },
         "note": describe.study_note(plan, report="LINK").splitlines(),
         "view": json.loads(describe.view(plan)),
     }
-    path = Path(__file__).parent / "shown.json"
+    path = HERE / "shown.json"
     if "REWRITE" in os.environ:
         path.write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n")
     assert shown == json.loads(path.read_text())
-
-
-def test_of_a_commands_run_what_is_known_is_shown(study):
-    plan = study.write_plan()
-    environment = {"backend_mode": "command", "markers": ["FP4 e2m1"]}
-    tags = describe.run_tags(plan, 1, plan.arms[1].runs[0], Status(), environment, report="LINK")
-    assert "\n\nBy the command, as configured; its output held: FP4 e2m1\n\n" in tags["mlflow.note.content"]
-    config = CONFIG | {"trainer": {"command": ["run"]}, "vocab_size": 10**15}
-    config["training"] = config["training"] | {"tokens": 4096}
-    shown = describe.run_params(config, plan.arms[1])
-    read = {"trainer.command": "run", "training.tokens": "4096"}
-    assert {name: value for name, value in shown.items() if not name.startswith("factor.")} == read
 
 
 def test_what_is_too_long_for_mlflow_is_cut(study):
@@ -70,45 +62,11 @@ def test_what_is_too_long_for_mlflow_is_cut(study):
     assert max(map(len, tags.values())) == 5000
 
 
-ERROR, GAIN = "relative_error/blocks.1.ffn.down", "gain/blocks.1.ffn.down"
-
-
-@pytest.mark.parametrize(
-    ("row", "found"),
-    [
-        (TRAIN, {"train_loss": 5.5, "learning_rate": 0.004}),
-        *((TRAIN | {"loss": bad}, {"learning_rate": 0.004}) for bad in (math.nan, math.inf, None, "5", True)),
-        (
-            EVAL | {"val_loss_bf16": 4.9},
-            {"val_loss": 5.0, "val_perplexity": math.exp(5.0), "val_loss_bf16": 4.9},
-        ),
-        (EVAL | {"val_loss": -math.inf}, {}),
-        (EVAL | {"val_loss": 800.0}, {"val_loss": 800.0}),  # a perplexity that is no number
-        (DIAGNOSIS, {f"diag/wgrad/{ERROR}": 0.16, f"diag/wgrad/{GAIN}": 0.98}),
-        (
-            DIAGNOSIS | {"what_if": "Fprop+Dgrad bf16; Wgrad mxfp4(even) SR×0.9", "gain": None},
-            {f"what_if/Fprop_Dgrad bf16_ Wgrad mxfp4_even_ SR_0.9/wgrad/{ERROR}": 0.16},
-        ),
-        (DIAGNOSIS | {"kind": "load", "busiest": 1.5}, {"diag/busiest_expert/blocks.1.ffn.down": 1.5}),
-        *(
-            (DIAGNOSIS | bad, {})
-            for bad in (
-                {"what_if": 3}, {"layer": "a b<script>"}, {"layer": None}, {"gemm": "o"}, {"gemm": ["wgrad"]},
-            )
-        ),
-        *((row, {}) for row in (3, [], {"kind": "train"}, TRAIN | {"kind": "o"}, TRAIN | {"kind": ["x"]})),
-        (TRAIN | {"kind": "system", "x/../y": 1, "cpu_<b>": 1, "cpu_use": 2}, {"system/cpu_use": 2}),
-    ],
-)  # fmt: skip
-def test_points_of_a_row(row, found):
-    assert {point.key: point.value for point in points(row)} == found
-
-
-def test_a_point_has_the_rows_tokens_and_time_and_names_stay_apart():
-    assert points(TRAIN)[0] == Point("train_loss", 5.5, 1_700_000_000_123, 4096)
-    long = [points(DIAGNOSIS | {"what_if": "x" * 200 + end})[0].key for end in "ab"]
-    assert long[0] != long[1]
-    assert len(long[0]) < 150
+@pytest.mark.parametrize("case", cases(HERE / "points.txt"))
+def test_points_of_a_row(case):
+    rows = map(json.loads, case[2].strip().splitlines())
+    found = [one for row in rows for one in points(row)]
+    check(case, [f"{one.key} {one.value:.6g} at {one.timestamp_ms} ms, {one.step}" for one in found])
 
 
 def test_rows_are_read_in_pieces_and_a_cut_or_foreign_line_stops_nothing(tmp_path):
