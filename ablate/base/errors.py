@@ -53,6 +53,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def with_type(error: BaseException) -> str:
+    """Return an error's type and the first line of its message, if it has one."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
 def likely(name: object, known: Iterable[str], otherwise: _Hint, cutoff: float = 0.6) -> str | _Hint:
     """Suggest the known name closest to ``name``, whatever its case; ``otherwise`` if none is close."""
     import difflib  # only faults need it

@@ -30,7 +30,7 @@ from ablate.backends.protocol import Draw, dequantised
 from ablate.backends.select import Selection
 from ablate.backends.testing.inputs import KINDS, corners, made_up
 from ablate.backends.testing.suite import both, one_thread
-from ablate.base.errors import UserError, first_line, likely
+from ablate.base.errors import UserError, likely, with_type
 from ablate.base.user_functions import load_function
 from ablate.check.differences import HARMLESS, Differences, compare, defined
 from ablate.check.figures import RoundingFigures, Sums
@@ -113,7 +113,7 @@ def of_function(
             try:
                 done = call(last)
             except Exception as error:  # the user's own code may raise anything
-                what = f"{name} raised {type(error).__name__}: {first_line(error)}"
+                what = f"{name} raised {with_type(error)}"
                 hint = "it is called with a bf16 matrix [rows, k], and with seed=… if it has such a parameter"
                 raise UserError(what, hint=hint) from error
         if not isinstance(done, Tensor) or done.shape != last.shape or not done.is_floating_point():

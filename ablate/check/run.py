@@ -26,10 +26,10 @@ import torch
 from ablate._version import __version__
 from ablate.backends.device import TRITON_PACKAGES
 from ablate.backends.select import load_backend
-from ablate.backends.testing import Check, FaultError, Skip, Told, ending, in_short
+from ablate.backends.testing import Check, FaultError, Skip, Told, ending
 from ablate.backends.testing.inputs import POLICIES, QUICK
 from ablate.backends.testing.suite import both, checks
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, with_type
 from ablate.base.files import write_bytes_atomic, write_record
 from ablate.check import Setup
 from ablate.check.record import (
@@ -131,7 +131,7 @@ def _device(setup: Setup) -> Told:
         try:
             found[figure] = read()
         except Exception as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
-            name += f"; not known: {figure} ({in_short(error)})"
+            name += f"; not known: {figure} ({with_type(error)})"
     return Told(name, found)
 
 

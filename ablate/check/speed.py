@@ -24,6 +24,7 @@ from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.testing.suite import both
 from ablate.check.training import config_of, trained
 from ablate.modelled.hardware import peak_tflops
+from ablate.modelled.speed import operand_bytes
 from ablate.numerics.philox import Key
 from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy, read_recipe
 from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
@@ -59,8 +60,6 @@ mxfp4 stochastic 0.75 H64 step
 mxfp8
 nvfp4 H16 fixed
 """)
-_PACKED_BYTES = {"mxfp4": 0.5 + 1 / 32, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes per element of a packed copy, with its share of the scale."""
 _FORMATS: tuple[Format, ...] = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
 
 
@@ -170,7 +169,7 @@ def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
     x = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(setup.where)
     draw = Draw(policy=policy, key=Key(seed=0, layer="check", gemm="wgrad", operand="dy", step=1))
     reads = 4.0 if policy.format == "nvfp4" else 2.0  # once more for the tensor's amax
-    written = _PACKED_BYTES[policy.format] if backend.name == "triton" else 2.0
+    written = operand_bytes(policy) if backend.name == "triton" else 2.0
     calls: dict[str, Callable[[], object]] = {
         "copy": x.clone,
         "rows": lambda: backend.quantize(x, draw, axis=1),

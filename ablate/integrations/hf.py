@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from transformers import TrainerCallback
-from transformers.pytorch_utils import Conv1D
 from transformers.trainer_callback import ExportableState
 
 from ablate.integrations import Stepper
+from ablate.layers.conv1d import convert_conv1d
 from ablate.run.log_rows import HF_KEYS
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import TrainerControl, TrainerState, TrainingArguments
+
+__all__ = ["AblateCallback", "convert_conv1d"]
 
 _TENSORS = "ablate_state.pt"
 
@@ -94,22 +96,3 @@ class AblateCallback(TrainerCallback, ExportableState):
                 "restore_callback_states_from_checkpoint off)"
             )
         return self.stepper
-
-
-def convert_conv1d(model: nn.Module) -> list[str]:
-    """Replace GPT-2's ``Conv1D`` by linear layers with the same values, in place; return their names.
-
-    The weights are new parameters, stored as [out, in]: call it before the optimizer is made, and load
-    checkpoints of the original before it.
-    """
-    converted = []
-    for name, module in list(model.named_modules()):
-        for child, layer in list(module.named_children()):
-            if isinstance(layer, Conv1D):
-                inputs, outputs = layer.weight.shape
-                linear = nn.Linear(inputs, outputs, device="meta")
-                linear.weight = nn.Parameter(layer.weight.detach().t().contiguous())
-                linear.bias = nn.Parameter(layer.bias.detach().clone())
-                setattr(module, child, linear)
-                converted.append(f"{name}.{child}" if name else child)
-    return converted

@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from ablate.base.errors import UserError, likely
+from ablate.base.errors import UserError, likely, with_type
 from ablate.base.user_functions import load_function
 from ablate.data.hub import config_folder
 from ablate.layers.apply import quantise_layers, survey
+from ablate.layers.conv1d import convert_conv1d
 from ablate.layers.experts import expert_parameters
 from ablate.models.decoder import Decoder
 from ablate.recipes.coverage import ALLOW, coverage_of
@@ -132,7 +133,7 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
     except Exception as error:  # many types with one remedy
         hint = "expected the folder or hub name of a causal language model that transformers knows"
         raise UserError(f"{named(model)} cannot be built: {describe_error(error)}", hint=hint) from error
-    _make_linear(module)
+    convert_conv1d(module)
     _refuse_a_view_ahead(module, model, seq_len)
     result: nn.Module = module
     return result
@@ -164,15 +165,13 @@ def named(model: ModelConfig) -> str:
 
 def describe_error(error: Exception) -> str:
     """Describe an error: type, first line, and the innermost line of the user's own code in its trace."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
     own = [
         f", at {path.name}:{line}"
         for path, line in frames
         if path.is_file() and _LIBRARIES.isdisjoint(path.parents)
     ]
-    return text + "".join(own[-1:])
+    return with_type(error) + "".join(own[-1:])
 
 
 def _check(model: ModelConfig, config: Any, unused: dict[str, Any], vocab_size: int, seq_len: int) -> None:
@@ -187,20 +186,6 @@ def _check(model: ModelConfig, config: Any, unused: dict[str, Any], vocab_size: 
         what = f"model.hf {model.hf} has {config.vocab_size} tokens, but the data have {vocab_size}"
         hint = "a checkpoint needs the tokenizer that it was trained with; pretrained: false takes any"
         raise UserError(what, hint=hint)
-
-
-def _make_linear(module: nn.Module) -> None:
-    """Replace GPT-2's ``Conv1D``, a linear layer with a transposed weight, by linear layers."""
-    from transformers.pytorch_utils import Conv1D
-
-    for name, layer in list(module.named_modules()):
-        if isinstance(layer, Conv1D):
-            inputs, outputs = layer.weight.shape
-            linear = nn.Linear(inputs, outputs, device="meta")
-            linear.weight = nn.Parameter(layer.weight.detach().t().contiguous())
-            linear.bias = layer.bias
-            parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, linear)
 
 
 def _decoder_loss(

@@ -21,7 +21,7 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from ablate.base.errors import Problem, UserError, first_line, likely
+from ablate.base.errors import Problem, UserError, likely, with_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -194,7 +194,7 @@ def _compose(yaml: YAML, text: str, shown: str) -> Any:
     except RecursionError:
         raise _error(shown, f"more than {MAX_DEPTH} levels") from None
     except Exception as error:  # ruamel lets other errors through
-        raise _error(shown, "not valid YAML", f"{type(error).__name__}: {first_line(error)}"[:80]) from None
+        raise _error(shown, "not valid YAML", with_type(error)[:80]) from None
 
 
 _NOUNS = {"bool": "a yes or no", "int": "a number", "float": "a number"}

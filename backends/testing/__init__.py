@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.errors import with_type
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -57,7 +59,7 @@ class Check:
         except Skip as reason:
             return {"result": "skipped", "detail": str(reason)}, None
         except Exception as fault:  # errors of drivers and compilers are failures to find
-            detail = str(fault) if isinstance(fault, AssertionError) and str(fault) else in_short(fault)
+            detail = str(fault) if isinstance(fault, AssertionError) and str(fault) else with_type(fault)
             return {"result": "failed", "detail": detail}, fault
         if isinstance(found, Told):
             return {"result": "told", "detail": found.detail, "figures": found.figures}, None
@@ -71,8 +73,3 @@ def ending(error: Exception) -> Callable[[], str]:
         raise error
 
     return run
-
-
-def in_short(error: Exception) -> str:
-    """Return an error's type and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"

@@ -24,10 +24,11 @@ from ablate.backends.select import (
 from ablate.backends.testing.inputs import policies_of
 from ablate.backends.testing.suite import both
 from ablate.base.errors import UserError
+from ablate.check.training import config_of
 from ablate.execute.worker import end_of
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 from ablate.run import backend_names
-from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.config import ModelConfig, ResourcesConfig
 
 MXFP4, BF16, NVFP4 = policies_of("mxfp4\nbf16\nnvfp4")
 B200 = Device(kind="cuda", arch="sm_100", name="B200")
@@ -134,10 +135,7 @@ def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, arch, policy
 
 @pytest.fixture
 def config():
-    return RunConfig(
-        model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64, training=TrainingConfig(),
-        recipe=resolve(RecipeSpec(gemms=["fprop", "wgrad"])), backend="auto", seed=0,
-    )  # fmt: skip
+    return config_of(ModelConfig(), resolve(RecipeSpec(gemms=["fprop", "wgrad"])), "auto", 64)
 
 
 def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import to_mx
 
-from ablate.backends.testing.inputs import label, policies_of
 from ablate.numerics import OperandPolicy, fake_quantize, quantize, round_operand
 from ablate.numerics.formats import ELEMENTS, decode
 from tests.numerics.strategies import KEY, normal, special_blocks
@@ -103,34 +102,6 @@ def test_a_square_tile_gives_the_same_numbers_along_either_axis(fmt, block):
     tile = x[:size, size : 2 * size]
     if fmt != "nvfp4":  # whose tensor scale would differ
         assert torch.equal(fake_quantize(tile, policy), tiled[:size, size : 2 * size])
-
-
-@pytest.mark.parametrize(
-    "policy",
-    policies_of("""
-        mxfp4
-        mxfp4 stochastic 0.75
-        fp8_e4m3 row
-        nvint4
-        nvfp4
-        nvfp4 four_six_row
-        nvfp4 two_level_1x128
-        nvfp4 ue5m3
-        nvfp4 two_level_ue5m3
-    """),
-    ids=label,
-)
-def test_strides_do_not_matter(policy):
-    x = normal(128, 256)
-    expected = fake_quantize(x, policy, key=KEY)
-    padded = torch.zeros(128, 512)[:, ::2].copy_(x)
-    assert torch.equal(fake_quantize(padded, policy, key=KEY), expected)
-    if not policy.is_stochastic:  # whose words belong to places in memory
-        assert torch.equal(fake_quantize(padded.t(), policy, axis=0).t(), expected)
-    transposed = x.t().contiguous().t()
-    for axis in (0, 1):
-        ours = fake_quantize(transposed, policy, axis=axis, key=KEY)
-        assert torch.equal(ours, fake_quantize(x, policy, axis=axis, key=KEY))
 
 
 @pytest.mark.parametrize("shape", [(32,), (3, 32), (2, 3, 64), (2, 3, 4, 32)])

@@ -2,23 +2,14 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
 
+from ablate.check.training import config_of
 from ablate.layers.deoscillation import Deoscillation
-from ablate.recipes import RecipeSpec, expand_word, resolve
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.recipes import RecipeSpec, read_recipe
+from ablate.run.config import ModelConfig
 from ablate.train.probe import dry_run, time_steps
-
-
-def config(model, recipe, *, vocab_size=256, **training):
-    spec = TypeAdapter(RecipeSpec).validate_python(expand_word(recipe))
-    return RunConfig(
-        model=model, data=DataConfig(), data_digest="x", vocab_size=vocab_size,
-        training=TrainingConfig(**training), recipe=resolve(spec), backend="emulated", seed=0,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -32,25 +23,27 @@ def config(model, recipe, *, vocab_size=256, **training):
 )  # fmt: skip
 def test_every_kind_of_recipe_goes_through(recipe):
     model = ModelConfig(width=128, layers=2, heads=4, kv_heads=2, ffn=256)
-    found = dry_run(config(model, recipe, seq_len=128, batch_size=4))
+    found = dry_run(config_of(model, read_recipe(recipe), "emulated", 256, seq_len=128, batch_size=4))
     assert (found.linear_layers, found.tokens) == (9, 512)
 
 
 @pytest.mark.exhaustive
 def test_llama_8b_in_seconds_and_little_memory():
     code = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
+import resource
+from ablate.check.training import config_of
+from ablate.recipes import read_recipe
 from ablate.run.architecture import PRESETS
-from test_probe import ModelConfig, config, dry_run
-model = ModelConfig(**PRESETS["llama3.1-8b"])
-recipe = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"}
-found = dry_run(config(model, recipe, vocab_size=128_256, seq_len=8192, batch_size=32, micro_batch_size=1))
+from ablate.run.config import ModelConfig
+from ablate.train.probe import dry_run
+recipe = read_recipe({"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"})
+sizes = {"seq_len": 8192, "batch_size": 32, "micro_batch_size": 1}
+found = dry_run(config_of(ModelConfig(**PRESETS["llama3.1-8b"]), recipe, "emulated", 128_256, **sizes))
 assert (found.parameters, found.linear_layers, found.tokens) == (8_030_261_248, 129, 8192), found
 peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 assert peak_gib < 4, peak_gib
 """
-    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_time_of_a_step_holds_its_de_oscillation(make_config, monkeypatch):

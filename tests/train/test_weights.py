@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from ablate.recipes import PRESETS, Recipe
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.check.training import config_of
+from ablate.recipes import Recipe, read_recipe
+from ablate.run.config import ModelConfig
 from ablate.train.group import ALONE
 from ablate.train.loop import assemble
 from ablate.train.snapshot import load_weights, save_weights
 
-TOKENS = np.random.default_rng(0).integers(0, 96, 40_000)
+TOKENS = torch.randint(0, 96, (1, 65), generator=torch.Generator().manual_seed(0))
 SMALL = {"width": 64, "layers": 2, "heads": 4, "ffn": 96, "init_std": 0.1}
 MODELS = {
     "llama": ModelConfig(**SMALL, kv_heads=2, rope_base=500.0),
     "mixtral": ModelConfig(**SMALL, experts=4, tied_head=False),
     "gpt": ModelConfig(**SMALL, architecture="gpt"),
 }
-
-
-def config_of(model, recipe=None, **training):
-    return RunConfig(
-        model=model, data=DataConfig(), data_digest="x", vocab_size=96,
-        training=TrainingConfig(
-            tokens=1024, seq_len=64, batch_size=8, eval_tokens=512, eval_every_tokens=512, **training
-        ),
-        recipe=recipe or Recipe(), backend="auto", seed=0,
-    )  # fmt: skip
 
 
 def saved(config, folder):
@@ -64,16 +54,15 @@ def computed(module, table, tokens):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_computes_the_same_forward_and_backward(name, tmp_path):
-    config, folder = config_of(MODELS[name]), tmp_path / "weights"
+    config, folder = config_of(MODELS[name], Recipe(), "auto", 96, seq_len=64), tmp_path / "weights"
     own = saved(config, folder)
     theirs = in_transformers(folder)
     assert type(theirs).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
     assert next(theirs.parameters()).dtype == torch.float32
     table = theirs.to(torch.bfloat16).get_input_embeddings().weight
-    tokens = torch.from_numpy(TOKENS[None, :65])
-    ours, same = computed(own, own.embedding, tokens), computed(theirs, table, tokens)
+    ours, same = computed(own, own.embedding, TOKENS), computed(theirs, table, TOKENS)
     # They differ by the order of roundings to bf16 alone. Twice the text tells how far two results can be.
-    for a, b, other in zip(ours, same, computed(theirs, table, tokens.flip(-1)), strict=True):
+    for a, b, other in zip(ours, same, computed(theirs, table, TOKENS.flip(-1)), strict=True):
         assert (a - b).abs().mean() < 0.03 * (a - other).abs().mean()
     again, parameters = load_weights(config, folder), dict(own.named_parameters())
     assert again.keys() == parameters.keys()
@@ -81,7 +70,7 @@ def test_transformers_computes_the_same_forward_and_backward(name, tmp_path):
 
 
 def test_scales_are_no_weights(tmp_path):
-    saved(config_of(MODELS["llama"], PRESETS["te-hybrid-fp8-delayed"].recipe), tmp_path / "weights")
+    saved(config_of(MODELS["llama"], read_recipe("te-hybrid-fp8-delayed"), "auto", 96), tmp_path / "weights")
     assert not [name for name in load_file(tmp_path / "weights" / "model.safetensors") if "amax" in name]
 
 
@@ -89,7 +78,8 @@ def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
     transformers = pytest.importorskip("transformers")
     outline = transformers.GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=2, n_positions=64)
     outline.save_pretrained(tmp_path / "gpt2")
-    config = config_of(ModelConfig(hf=str(tmp_path / "gpt2"), allow=["*"]), master_weights="bf16")
+    model = ModelConfig(hf=str(tmp_path / "gpt2"), allow=["*"])
+    config = config_of(model, Recipe(), "auto", 96, seq_len=64, master_weights="bf16")
     own = saved(config, tmp_path / "weights")
     theirs = in_transformers(tmp_path / "weights")
     assert next(theirs.parameters()).dtype == torch.bfloat16
@@ -99,7 +89,7 @@ def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    config = config_of(MODELS["llama"])
+    config = config_of(MODELS["llama"], Recipe(), "auto", 96)
     trainee = assemble(config, "cpu")
 
     def full(*_, **__):
