@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -52,12 +51,5 @@ def test_ci_runs_what_the_readme_says():
         assert command in block.group(1)
     tests = block.group(1).splitlines()[-1]
     assert tests in (REPOSITORY / "CONTRIBUTING.md").read_text()
-    assert f"{tests} -m exhaustive" in ci
-
-
-def test_ci_runs_the_exhaustive_tests_that_the_readmes_command_leaves_out():
-    options = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert "-m 'not exhaustive'" in options["addopts"]
-    stages = (REPOSITORY / ".ci" / "run").read_text().split("\nstage ")
-    [_] = [stage for stage in stages if "$(readme tests)" in stage]
-    [_] = [stage for stage in stages if re.search(r"-m pytest .*-m exhaustive$", stage, re.MULTILINE)]
+    # What the README's command leaves out runs in a stage of its own.
+    assert re.search(rf"^.*{re.escape(tests)} -m exhaustive$", ci, re.MULTILINE)

@@ -64,16 +64,6 @@ def test_max_bytes_of_a_folder_is_a_mixture_and_of_whole_documents(tmp_path, wri
     assert max(taken) > len(taken) + 10
 
 
-def test_real_shards_as_c4_publishes_them(shared_data, tmp_path):
-    text = shared_data / "text"
-    data = DataConfig(source="jsonl", paths=[str(text / "reviews-train.*.json.gz")])
-    data = replace(data, validation_paths=[str(text / "reviews-validation.*.json.gz")])
-    train, validation, meta = sides(data, tmp_path / "cache")
-    assert (len(validation), meta["near_copies_left_out"]) == (100, 2)
-    assert len(train) + meta["copies_left_out"] + 2 == 1900
-    assert not set(train) & set(validation)
-
-
 def test_the_embedded_default_has_text_enough_to_evaluate_on(tmp_path):
     train, validation, meta = sides(DataConfig(), tmp_path / "cache")
     assert not set(train) & set(validation)

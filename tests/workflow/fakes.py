@@ -29,13 +29,6 @@ arms:
 TEXT = "\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(300))
 
 
-def without_mlflow(monkeypatch):
-    def start(_folder, uri):
-        return SimpleNamespace(tracking_uri=str(uri), stop=MirrorReport)
-
-    monkeypatch.setattr("ablate.track.process.start_mirror", start)
-
-
 def loss_at(run, tokens):
     """A straight line in ln tokens."""
     return 6 - 0.3 * math.log(tokens / (1 + 0.05 * run.config.seed))
@@ -88,5 +81,6 @@ def executor(tmp_path, monkeypatch):
     fake = Executor()
     monkeypatch.setattr(driver, "execute_study", fake)
     monkeypatch.setattr("ablate.execute.cluster.connection", lambda *_: contextlib.nullcontext())
-    without_mlflow(monkeypatch)
+    mirror = lambda _, uri: SimpleNamespace(tracking_uri=str(uri), stop=MirrorReport)  # noqa: E731
+    monkeypatch.setattr("ablate.track.process.start_mirror", mirror)
     return fake

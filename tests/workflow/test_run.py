@@ -11,7 +11,7 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.execute.driver import request_stop
 from ablate.store import StudyStore
-from ablate.workflow import Listener, Where
+from ablate.workflow import Where
 from ablate.workflow.run import run_study
 from tests.cli.command import ablate
 from tests.workflow.fakes import STUDY
@@ -52,39 +52,6 @@ def test_what_cannot_be_done_is_refused_before_anything_is_made(executor, where,
         )
     assert not where.storage.exists()
     assert executor.calls == []
-
-
-def test_settings_of_the_command_line_never_take_the_place_of_a_study_with_others(
-    executor, where, tmp_path, monkeypatch
-):
-    said = Listener()
-    said.say = (sentences := []).append
-    (tmp_path / "tiny.yaml").write_text(STUDY.replace("null", "{val_loss: 3.0}"))
-    run_study("tiny.yaml", where)
-    run_study("tiny.yaml", where, said, settings=["seeds=3"])  # the same question, and every run is kept
-    assert executor.calls[1] == [("bf16", 2), ("fp4", 2)]
-    assert sentences[-1] == f"MLflow:  ablate dashboard tiny --storage {where.storage}"
-    for setting in ("base.training.learning_rate=1e-3", "target.val_loss=1.9"):
-        with pytest.raises(UserError, match=r"^--set: \S+/tiny holds .* such as --set name=tiny-2\)$"):
-            run_study("tiny.yaml", where, settings=[setting])
-    renamed = ["base.training.learning_rate=1e-3", "name=slow one"]
-    elsewhere = Where(storage=where.storage, tracking_uri="https://me:word@mlflow")
-    run_study("tiny.yaml", elsewhere, said, settings=renamed)
-    assert len(executor.calls[2]) == 4
-    there = f"--storage {where.storage} --tracking-uri 'https://***@mlflow'"
-    assert sentences[-1] == f"MLflow:  ablate dashboard 'slow one' {there}"
-    assert StudyStore(where.storage / "slow one").plan().settings == tuple(renamed)
-    assert not any("stay in" in sentence for sentence in sentences)
-    monkeypatch.chdir(tmp_path.parent)
-    run_study("slow one", elsewhere, seeds=[0])  # by its name, with the settings that it ran with
-    assert len(executor.calls) == 3
-    monkeypatch.chdir(tmp_path)
-
-    edited = STUDY.replace("  fp4:", "  other:").replace("mxfp4", "fp8")
-    (tmp_path / "tiny.yaml").write_text(edited)
-    run_study("tiny.yaml", where, said)  # an edited file is adopted, and what it leaves is said
-    (left,) = [sentence for sentence in sentences if "stay in" in sentence]
-    assert left.endswith("tiny, and do not count: 4.")
 
 
 def test_an_arm_whose_runs_diverge_is_stopped_and_goes_on_without_the_rule(executor, tmp_path):
