@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch  # noqa: F401  what a child would load anew each time is loaded before it is forked
 import torch
@@ -56,13 +56,19 @@ def data() -> DataConfig:
     return DataConfig(source="stdlib", tokenizer="bytes", max_bytes=200_000)
 
 
-def task_of(run: RunDir, storage: Path, **resources: object) -> RunRequest:
-    files = prepare(data(), storage / "tokens")
+def request_of(
+    run: RunDir, config: RunConfig, tokens_dir: Path | None = None, **resources: Any
+) -> RunRequest:
     return RunRequest(
-        run_id=run.run_id, arm="only", run_dir=run.path, stop_path=storage / "stop",
-        config=config_from_json(run.config()), tokens_dir=files.folder,
-        resources=ResourcesConfig(**{"checkpoint_every_sec": 0.0, **resources}),
+        run_id=run.run_id, arm="only", run_dir=run.path, stop_path=run.path.parent / "stop", config=config,
+        tokens_dir=tokens_dir, resources=ResourcesConfig(**resources),
     )  # fmt: skip
+
+
+def task_of(run: RunDir, storage: Path, **resources: object) -> RunRequest:
+    folder = prepare(data(), storage / "tokens").folder
+    config = config_from_json(run.config())
+    return request_of(run, config, folder, **{"checkpoint_every_sec": 0.0, **resources})
 
 
 def in_child(work: Callable[[], object]) -> int:

@@ -20,16 +20,15 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.execute.command import MARK, Place, run_command, run_values
 from ablate.execute.orphans import marked
-from ablate.execute.pending_runs import RunRequest
 from ablate.execute.side_tasks import EXIT_HUNG
 from ablate.execute.worker import execute_run
 from ablate.recipes import read_recipe
 from ablate.run.command import Command, secrets_of
-from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.log_rows import LogSource
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
-from tests.execute.kill import execute_and_die_at, in_child, outcome_of, wait_for
+from tests.execute.kill import execute_and_die_at, in_child, outcome_of, request_of, wait_for
 from tests.waiting import wait_until
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
@@ -343,13 +342,6 @@ def run_of(folder, given, name="0123456789abcdef"):
     run = StudyStore(folder / "study").run(name)
     run.create(asdict(given))
     return run
-
-
-def request_of(run, given, **resources):
-    return RunRequest(
-        run_id=run.run_id, arm="only", run_dir=run.path, stop_path=run.path.parent / "stop", config=given,
-        tokens_dir=None, resources=ResourcesConfig(**resources),
-    )  # fmt: skip
 
 
 def executed(run, given, **resources):

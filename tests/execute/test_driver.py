@@ -320,6 +320,7 @@ def test_a_fork_on_two_devices_begins_with_the_state_of_both(on_two):
     assert set(execute(on_two, "together", [request, forked]).states.values()) == {"finished"}
     check_whole(store.run(request.run_id), 0)
     check_whole(store.run(forked.run_id), 5)
+    assert not store.prefixes.exists()
 
 
 @LONG

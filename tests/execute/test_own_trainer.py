@@ -13,7 +13,6 @@ import torch
 
 from ablate.base.errors import UserError
 from ablate.execute import own_trainer
-from ablate.execute.pending_runs import RunRequest
 from ablate.execute.worker import execute_run
 from ablate.numerics import apply_recipe
 from ablate.plan import build_plan
@@ -21,7 +20,7 @@ from ablate.recipes import read_recipe
 from ablate.store import RunDir
 from ablate.study import load_study
 from ablate.train import TrainResult
-from tests.execute.kill import data, prepare
+from tests.execute.kill import data, prepare, request_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model"
 ADVANCE = "        state.advance(plan.tokens_per_step)"
@@ -54,12 +53,7 @@ def execute(tmp_path, files):
         config = replace(config, training=small, model=replace(config.model, options={"width": 32}))
         run = RunDir(folder / "run")
         run.create(asdict(config))
-        task = RunRequest(
-            run_id="run", arm=arm, run_dir=run.path,
-            stop_path=folder / "stop", config=config, tokens_dir=files.folder,
-            resources=replace(planned.resources, checkpoint_every_sec=0.0),
-        )  # fmt: skip
-        return run, execute_run(task)
+        return run, execute_run(request_of(run, config, files.folder, checkpoint_every_sec=0.0))
 
     return execute
 

@@ -8,7 +8,6 @@ import pytest
 from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
 
 from ablate.data import prepare
-from ablate.execute.driver import execute_study
 from ablate.execute.pending_runs import (
     RunRequest,
     clean_prefixes,
@@ -23,8 +22,6 @@ from ablate.run.diagnostics import Diagnostics
 from ablate.run.ids import run_id
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
-
-pytestmark = pytest.mark.xdist_group("ray")
 
 FORK = 5
 STEP = 64
@@ -219,13 +216,3 @@ def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(s
     execute_run(replace(without.task(learned), records=False))
     said = "it is finished before they were asked for; under another study name it is trained again"
     assert said in why_it_cannot_begin(without.task(replays))
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_an_execution_trains_common_steps_once_and_leaves_nothing_behind(storage, arms, apart):
-    here = Here(storage, "study", list(arms.values()))
-    whole, forked, late = here.runs
-    assert set(execute_study(here.store, [forked, whole, late]).states.values()) == {"finished"}
-    assert [here.began_at(run) for run in (forked, whole, late)] == [0, FORK - 1, FORK - 1]
-    assert not here.store.prefixes.exists()
-    assert {name: here.rows(run) for name, run in arms.items()} == apart

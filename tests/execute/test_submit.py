@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
-import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
@@ -20,7 +17,10 @@ from heads import environment_with_token, free_port, ray_head
 from ablate.base.errors import UserError
 from ablate.cli import cli
 from ablate.execute import cluster
+from tests.gateway import gateway
 from tests.waiting import wait_until
+
+__all__ = ["gateway"]
 
 STUDY = """\
 name: sent
@@ -165,25 +165,6 @@ def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_agai
         call("x")
 
 
-@contextlib.contextmanager
-def server(status, answer):
-    """The address of a server that answers so."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as head:
-        threading.Thread(target=head.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{head.server_port}/"
-        head.shutdown()
-
-
 NO_RAY = "what answers there is no Ray dashboard that takes jobs"
 
 
@@ -198,24 +179,25 @@ NO_RAY = "what answers there is no Ray dashboard that takes jobs"
         (404, b"", NO_RAY),
     ],
 )
-def test_what_answers_is_looked_at_before_rays_client_waits(call, client, status, answer, said):
-    with server(status, answer) as address:
-        with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
-            call(address, "--no-follow")
-        with pytest.raises(UserError, match=said) if said == NO_RAY else contextlib.nullcontext():
-            call(address, "--no-follow", "--insecure")
+def test_what_answers_is_looked_at_before_rays_client_waits(call, client, gateway, status, answer, said):
+    way = gateway()
+    way.status, way.content = status, answer
+    for options, refuses in ((), said is not None), (("--insecure",), said == NO_RAY):
+        with pytest.raises(UserError, match=said) if refuses else contextlib.nullcontext():
+            call(f"{way.url}/", "--no-follow", *options)
 
 
-def test_a_server_that_does_not_answer_is_one_line(call, monkeypatch):
+def test_a_server_that_does_not_answer_is_one_line(call, gateway, monkeypatch):
     monkeypatch.setattr(cluster, "_ANSWER_SEC", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {address}: .*timed out"):
-            call(address)
+    way = gateway()
+    way.wait_sec = 1.0
+    with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {way.url}: .*timed out"):
+        call(way.url)
 
 
-def test_a_server_that_refuses_rays_client_is_one_line(call):
-    with server(403, b"Invalid Host header") as address:
-        said = f"^cannot reach Ray's dashboard at {address}: Authentication failed: Invalid Host header$"
-        with pytest.raises(UserError, match=said):
-            call(address)
+def test_a_server_that_refuses_rays_client_is_one_line(call, gateway):
+    way = gateway()
+    way.status, way.content = 403, b"Invalid Host header"
+    said = f"^cannot reach Ray's dashboard at {way.url}: Authentication failed: Invalid Host header$"
+    with pytest.raises(UserError, match=said):
+        call(way.url)

@@ -14,25 +14,20 @@ import sys
 import time
 from pathlib import Path
 
+# --crash-at: exit 1 there, once for each checkpoint folder; --exit-at: exit 0 from there on. Of several nodes
+# the last prints evaluations, as in Megatron; --meet: a name under which all nodes wait for each other.
+OPTIONS = {
+    "seed": 0, "steps": 0, "save": Path(), "sleep": 0.0, "crash-at": -1, "always-crash-at": -1, "exit-at": -1,
+    "nan-at": -1, "hang-at": -1, "node": 0, "nodes": 1, "meet": "",
+}  # fmt: skip
+# --other-noise: draw other noise after a resume; --child: leave a process in a session of its own; --deaf:
+# ignore SIGTERM.
+FLAGS = ("other-noise", "child", "deaf")
 parser = argparse.ArgumentParser()
-parser.add_argument("--seed", type=int, required=True)
-parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--save", type=Path, required=True)
-parser.add_argument("--noise", type=float, default=0.01)
-parser.add_argument("--sleep", type=float, default=0.0)
-parser.add_argument("--crash-at", type=int, default=-1, help="exit 1 there, once for each checkpoint folder")
-parser.add_argument("--always-crash-at", type=int, default=-1)
-parser.add_argument("--exit-at", type=int, default=-1, help="exit 0 from there on")
-parser.add_argument("--nan-at", type=int, default=-1)
-parser.add_argument("--hang-at", type=int, default=-1)
-parser.add_argument("--other-noise", action="store_true", help="draw other noise after a resume")
-parser.add_argument("--child", action="store_true", help="leave a process in a session of its own")
-parser.add_argument(
-    "--node", type=int, default=0, help="only the last node prints evaluations, as in Megatron"
-)
-parser.add_argument("--nodes", type=int, default=1)
-parser.add_argument("--meet", default="", help="wait for all nodes under this name")
-parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+for name, default in OPTIONS.items():
+    parser.add_argument(f"--{name}", type=type(default), default=default)
+for name in FLAGS:
+    parser.add_argument(f"--{name}", action="store_true")
 given = parser.parse_args()
 
 asked_to_end: list[int] = []
@@ -61,7 +56,7 @@ print("arithmetic: FP4 e2m1" if "NOISY" in os.environ else "arithmetic: bf16", f
 for step in range(begin + 1, given.steps + 1):
     if given.nodes > 1:
         meet(step)
-    noise = random.Random(f"{given.seed} {step} {begin if given.other_noise else 0}").gauss(0, given.noise)
+    noise = random.Random(f"{given.seed} {step} {begin if given.other_noise else 0}").gauss(0, 0.01)
     weight -= 0.02 * weight + 0.05 * noise
     loss = 2 + weight * weight + noise
     if step == given.nan_at:

@@ -29,6 +29,7 @@ CONFIG = RunConfig(
     backend="auto",
     trainer="package.module:run",
     code_digest="c1",
+    fork=Fork(tokens=9, recipe=resolve(RecipeSpec()), training=TrainingConfig()),
     seed=0,
 )
 NEUTRAL = {"data.paths", "data.validation_paths", "model.allow"}
@@ -45,7 +46,6 @@ OTHERS = {
     "training.eval_windows": "first",
     "training.evaluate_in": "both",
     "backend": "reference",
-    "fork": Fork(tokens=9, recipe=resolve(RecipeSpec()), training=TrainingConfig()),
     "replayed": resolve(RecipeSpec()),
     "recipe.rules": (LayerRule(last=1),),
     "recipe.phases": (Phase(from_tokens=9, recipe=resolve(RecipeSpec())),),
@@ -72,8 +72,8 @@ def changed(value, path, whole_path):
         object.__setattr__(other, field.name, getattr(value, field.name))
     if rest:
         new = changed(old, rest, whole_path)
-    elif whole_path in OTHERS:
-        new = OTHERS[whole_path]
+    elif (known := whole_path.removeprefix("fork.")) in OTHERS:
+        new = OTHERS[known]
     elif isinstance(old, bool):
         new = not old
     elif isinstance(old, int):
@@ -123,7 +123,7 @@ def test_files_are_known_by_the_digest_and_other_code_and_tokenizers_by_their_na
 @pytest.mark.parametrize(("rest", "version"), [("fp8", RESULT_VERSION), ("fp8-delayed", RESULT_VERSION + 1)])
 def test_the_id_is_what_the_documentation_says(rest, version):
     model, recipe = ModelConfig(width=256, layers=4), resolve(RecipeSpec(rest=rest))
-    config = replace(CONFIG, model=model, recipe=recipe, trainer=None)
+    config = replace(CONFIG, model=model, recipe=recipe, trainer=None, fork=None)
     content = asdict(config)
     seed = content.pop("seed")
     del content["trainer"], content["fork"], content["replayed"]  # None stands for nothing
@@ -151,19 +151,14 @@ def test_what_recipes_got_later_is_no_part_of_an_older_id():
     assert ids[2] == ids[3]
 
 
-def test_a_fork_is_part_of_the_id():
-    whole = replace(CONFIG, trainer=None)
-    fork = Fork(tokens=4096, recipe=whole.recipe, training=whole.training)
-    others = [
-        fork,
-        replace(fork, tokens=8192),
-        replace(fork, recipe=resolve(RecipeSpec())),
-        replace(fork, training=replace(fork.training, learning_rate=1e-4)),
-    ]
-    forked = [replace(whole, fork=one) for one in others]
-    assert len({run_id(config) for config in (whole, *forked)}) == 5
-    assert [config.parent for config in forked[:2]] == [whole, whole]
-    assert forked[2].parent.recipe == resolve(RecipeSpec())
-    content = json.loads(json.dumps(asdict(forked[3])))
-    assert config_from_json(content) == forked[3]
+def test_before_its_fork_a_run_is_its_parent():
+    whole = replace(CONFIG, trainer=None, fork=None)
+    fork = Fork(tokens=4096, recipe=whole.recipe, training=replace(whole.training, learning_rate=1e-4))
+    forked = replace(whole, fork=fork)
+    assert run_id(forked) != run_id(whole)
+    assert forked.parent == replace(whole, training=fork.training)
+    assert config_from_json(json.loads(json.dumps(asdict(forked)))) == forked
+
+
+def test_the_ids_of_an_arm_are_those_of_its_runs():
     assert run_ids(CONFIG, [0, 10**15]) == [run_id(replace(CONFIG, seed=seed)) for seed in (0, 10**15)]

@@ -109,23 +109,6 @@ def test_an_interrupted_search_goes_on_in_every_storage(go, opens, after):
     assert len(batches) == count  # what was told is not run again
 
 
-@BOTH
-def test_a_trial_without_an_end_is_run_again(go, whole):
-    """Whichever trial a round comes back without, none of the round is told, and the next call goes on."""
-    storage = in_memory()
-    for lost in range(0, 30, 4):
-        count = itertools.count()
-
-        def losing(run, lost=lost, count=count):
-            return lambda asked: [TrialResult() if next(count) == lost else result for result in run(asked)]
-
-        trials = go(storage, losing)
-        if trials == whole[go]:
-            break
-        assert "RUNNING" in {trial[3] for one in trials for trial in one[-4:]}
-    assert go(storage) == whole[go]
-
-
 def test_a_round_is_of_its_size_and_runs_all_groups_together(tmp_path):
     sizes = []
 

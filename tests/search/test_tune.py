@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from ablate.base.files import append_line
-from ablate.execute.pending_runs import RunRequest
+from ablate.data import DataIdentity
+from ablate.execute.pending_runs import requests_of
 from ablate.execute.queue import ExecutionEnd
 from ablate.plan import build_plan
 from ablate.search.engine import TrialRuns
@@ -30,12 +31,6 @@ tune:
   trials: 6
 """
 BEST = {"bf16": 2e-3, "fp8": 8e-3}
-
-
-@dataclass(frozen=True)
-class Identity:
-    digest: str = "d"
-    vocab_size: int = 256
 
 
 class Executor:
@@ -64,13 +59,7 @@ class Executor:
 
 
 def requests(plan):
-    return [
-        RunRequest(
-            run_id=run.id, arm=arm.name, config=arm.config.with_seed(run.seed), tokens_dir=None,
-            resources=arm.resources,
-        )
-        for arm, run in plan.runs()
-    ]  # fmt: skip
+    return requests_of(plan, {run.id for _, run in plan.runs()}, {})
 
 
 @pytest.fixture
@@ -79,7 +68,10 @@ def searching(tmp_path):
     study = load_study(tmp_path / "study.yaml")
 
     def make(name="storage", **change):
-        plan = build_plan(replace(study, tune=replace(study.tune, **change)), lambda _: Identity())
+        plan = build_plan(
+            replace(study, tune=replace(study.tune, **change)),
+            lambda _: DataIdentity(digest="d", vocab_size=256, num_bytes=1),
+        )
         store = StudyStore(tmp_path / name / "small tune")
         executor = Executor(store)
 
