@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -210,11 +211,12 @@ def compare(
         read_against(frame, baseline=baseline, target=None if after is None else target_after(frame, after))
         for frame in frames
     ]
-    analyses = [analyse(frame) for frame in frames]
-    names = [one.plan.study for one in analyses]
-    if len(set(names)) < len(names):
-        names = [str(store.path) for store in stores]
-    found = (compare_two if len(studies) == 2 else trend)(analyses, frames, names)
+    if len({frame.plan.study for frame in frames}) < len(frames):
+        frames = [
+            replace(frame, plan=replace(frame.plan, study=str(store.path)))
+            for frame, store in zip(frames, stores, strict=True)
+        ]
+    found = (compare_two if len(studies) == 2 else trend)([analyse(frame) for frame in frames], frames)
     if out is not None:
         with writing_to(out):
             written = write_comparison(found, out)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -173,18 +173,17 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
         changed = {f"training.{key}": (usual[key], own[key]) for key in own if own[key] != usual[key]}
         arms.append(replace(arm, folded=plan.arm(name).folded, differs=kept | changed))
     wanted = {run.id for arm in arms for run in arm.runs}
+    of_runs: dict[str, Any] = {
+        name: {key: value for key, value in getattr(frames, name).items() if key in wanted}
+        for name in ("runs", "environments", "attempts")
+    }
+    configs = frames.configs.items()
     return replace(
         frames,
         plan=replace(plan, arms=tuple(arms), baseline=names[plan.baseline]),
-        runs={key: value for key, value in frames.runs.items() if key in wanted},
         evals=frames.evals[frames.evals["run_id"].isin(wanted)],
-        configs={
-            arm: config.with_training(**usual)
-            for arm, config in frames.configs.items()
-            if arm in names.values()
-        },
-        environments={key: value for key, value in frames.environments.items() if key in wanted},
-        attempts={key: value for key, value in frames.attempts.items() if key in wanted},
+        configs={arm: one.with_training(**usual) for arm, one in configs if arm in names.values()},
+        **of_runs,
     )
 
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ablate.reports.findings.results import Analysis
 
@@ -31,8 +30,6 @@ Look = dict[str, Any]
 """How an arm is drawn in every figure: matplotlib's arguments for colour, line and marker."""
 Picture = tuple[Any, str]
 """A figure and its caption."""
-T = TypeVar("T")
-Draw = Callable[[Any], T | None]
 
 INK = "#1b1f24"
 FAINT = "#6a737d"
@@ -81,13 +78,15 @@ class Drawing:
     axes: list[dict[str, list[float]]]
 
 
-def drawing(name: str, title: str) -> Callable[[Draw[Picture]], Draw[Drawing]]:
+def drawing(
+    name: str, title: str
+) -> Callable[[Callable[[Any], Picture | None]], Callable[[Any], Drawing | None]]:
     """Decorate a function that returns a figure, and its caption, or None, to make a ``Drawing``.
 
     The style applies inside the function only: no global setting changes. SVG and PNG hold no dates.
     """
 
-    def decorate(draw: Draw[Picture]) -> Draw[Drawing]:
+    def decorate(draw: Callable[[Any], Picture | None]) -> Callable[[Any], Drawing | None]:
         @wraps(draw)
         def drawn(found: Any) -> Drawing | None:
             svg = io.BytesIO()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from ablate.results.losses import Curve
     from ablate.store.plan_file import LockedPlan
 
-    Sides = dict[str, tuple[ArmResult, ArmResult]]
-    """Arms, each with the one it is compared with."""
-
-Found = TypeVar("Found")
 SECOND = "val_loss_bf16"
 """The column of the evaluations in bf16."""
 

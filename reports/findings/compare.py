@@ -127,13 +127,11 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def compare(
-    analyses: Sequence[Analysis], frames: Sequence[StudyFrames], names: Sequence[str] | None = None
-) -> Comparison:
-    """Compare two studies. ``names``: to show in place of the plans' names."""
+def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comparison:
+    """Compare two studies."""
     bases = [one.baseline_arm for one in analyses]
     return Comparison(
-        studies=tuple(_placed(analyses, names)),
+        studies=tuple(map(_placed, analyses)),
         arms=tuple(
             ComparedArm(name=name, cost=Line(points=_costs(pair), change=_ratio(pair, bases)))
             for name, pair in _arms(analyses).items()
@@ -143,11 +141,8 @@ def compare(
     )
 
 
-def _placed(analyses: Sequence[Analysis], names: Sequence[str] | None) -> list[PlacedStudy]:
-    return [
-        PlacedStudy(name=name, baseline=one.baseline, target=target_text(one.plan.target))
-        for name, one in zip(names or [one.plan.study for one in analyses], analyses, strict=True)
-    ]
+def _placed(one: Analysis) -> PlacedStudy:
+    return PlacedStudy(name=one.plan.study, baseline=one.baseline, target=target_text(one.plan.target))
 
 
 def _arms(analyses: Sequence[Analysis]) -> dict[str, list[ArmResult | None]]:
@@ -176,12 +171,8 @@ def _ratio(pair: Sequence[ArmResult | None], bases: Sequence[ArmResult]) -> Inte
     return exponential(t_interval(difference(after, before), alpha), minus=1.0)
 
 
-def trend(
-    analyses: Sequence[Analysis], frames: Sequence[StudyFrames], names: Sequence[str] | None = None
-) -> Comparison:
+def trend(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comparison:
     """Fit each arm's line over the studies' sizes or, if these are all equal, over their budgets.
-
-    ``names``: to show in place of the plans' names.
 
     Raises:
         UserError: a size is unknown, sizes and budgets are all equal, studies share runs, or no arm has two
@@ -189,7 +180,7 @@ def trend(
     """
     models = [read_configs(frame.configs) for frame in frames]
     placed = []
-    for study, configs in zip(_placed(analyses, names), models, strict=True):
+    for study, configs in zip(map(_placed, analyses), models, strict=True):
         base = configs.get(study.baseline)
         if base is None or (size := _parameters(base)) is None:
             raise UserError(
@@ -199,9 +190,9 @@ def trend(
             )
         placed.append(replace(study, parameters=size, tokens=base.training.tokens))
     axis: Axis = "parameters" if len({study.parameters for study in placed}) > 1 else "tokens"
-    order = sorted(range(len(placed)), key=lambda i: getattr(placed[i], axis))
-    studies, models = [placed[i] for i in order], [models[i] for i in order]
-    analyses, frames = [analyses[i] for i in order], [frames[i] for i in order]
+    rows = zip(placed, models, analyses, frames, strict=True)
+    by_place = sorted(rows, key=lambda row: getattr(row[0], axis))
+    studies, models, analyses, frames = (list(one) for one in zip(*by_place, strict=True))
     places = [getattr(study, axis) for study in studies]
     if places[0] == places[-1]:
         raise UserError(

@@ -217,7 +217,8 @@ def judge_throughput(
         return None
 
     reasons = {arm.name: why_not(arm.name, [run.id for run in arm.runs]) for arm in frames.plan.arms}
-    base_counts = reasons[frames.plan.baseline] is None
+    if reasons[frames.plan.baseline] is not None:
+        reasons = {arm: reason or "no baseline to compare it with" for arm, reason in reasons.items()}
     return Throughput(
         device=record.device.name,
         arch=record.device.arch,
@@ -225,16 +226,8 @@ def judge_throughput(
         steps=record.settings.steps,
         repeats=_TURNS * record.settings.repeats,
         measured_unix=record.measured_unix,
-        tokens_per_sec={
-            arm: timed[arm].tokens_per_sec
-            for arm, reason in reasons.items()
-            if base_counts and reason is None
-        },
-        not_used={
-            arm: reason or "no baseline to compare it with"
-            for arm, reason in reasons.items()
-            if reason is not None or not base_counts
-        },
+        tokens_per_sec={arm: timed[arm].tokens_per_sec for arm, reason in reasons.items() if reason is None},
+        not_used={arm: reason for arm, reason in reasons.items() if reason is not None},
     )
 
 

@@ -22,11 +22,6 @@ def value_text(found: Found, point: TrialPoint) -> str:
     return text if point.end == "ok" else f"missed (> {text})"
 
 
-def time_text(point: TrialPoint) -> str:
-    """Format a step time relative to the baseline's, e.g. ``0.812×``."""
-    return f"{point.time:.3f}×"
-
-
 def front_table(found: Found) -> Table:
     """Make the table of the front at the largest budget with trials, the fastest recipe first."""
     rung = found.last
@@ -48,7 +43,7 @@ def front_table(found: Found) -> Table:
                 "Recipe": one.name,
                 _objective(found): value_text(found, one),
                 "Over the baseline's": over(one),
-                STEP_TIME: time_text(one),
+                STEP_TIME: f"{one.time:.3f}×",
                 "GEMMs": one.recipe,
             }
             for one in rung.front
@@ -75,7 +70,7 @@ def trials_table(found: Found, rung: Rung) -> Table:
                 "#": one.number,
                 **dict(zip(factors, one.levels.values(), strict=True)),
                 _objective(found): value_text(found, one),
-                STEP_TIME: time_text(one),
+                STEP_TIME: f"{one.time:.3f}×",
                 "Front": "front" * one.on_front,
                 "Run": one.run_id,
             }

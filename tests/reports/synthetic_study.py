@@ -52,17 +52,9 @@ def resolved_recipe(*gemms, hadamard=0, rest="bf16"):
     return {gemm: fp4 if gemm in gemms else other for gemm in ("fprop", "dgrad", "wgrad")}
 
 
-def smooth_curve(
-    rng,
-    *,
-    cost=0.0,
-    seed_noise=0.01,
-    budget=1_000_000,
-    every=50_000,
-    diverge_at=None,
-):
+def smooth_curve(rng, *, cost=0.0, seed_noise=0.01, every=50_000, diverge_at=None):
     """Return a falling loss in which a token cost stretches the token axis."""
-    tokens = np.arange(every, budget + 1, every)
+    tokens = np.arange(every, 1_000_001, every)
     pace = np.exp(rng.normal(0, seed_noise)) / (1 + cost)
     loss = 1.3 + 4.0 * (1 + tokens * pace / 20_000) ** -0.45 + rng.normal(0, 0.0015, len(tokens))
     if diverge_at is not None:
@@ -184,7 +176,7 @@ def lines(text):
     return {name: [line(*map(float, run.split())) for run in own.split(",")] for name, own in arms}
 
 
-def ladder_study(folder, seeds=2, seed=1):
+def ladder_study(folder, seed=1):
     """Six arms as in the quickstart."""
     rng = np.random.default_rng(seed)
     three = ("fprop", "dgrad", "wgrad")
@@ -198,7 +190,7 @@ def ladder_study(folder, seeds=2, seed=1):
     }
     return build_study(
         folder,
-        {name: [smooth_curve(rng, cost=cost) for _ in range(seeds)] for name, (cost, _, _) in arms.items()},
+        {name: [smooth_curve(rng, cost=cost) for _ in range(2)] for name, (cost, _, _) in arms.items()},
         recipes={name: recipe for name, (_, recipe, _) in arms.items()},
         resolved={name: recipe for name, (_, _, recipe) in arms.items()},
         study="quickstart",
@@ -207,43 +199,38 @@ def ladder_study(folder, seeds=2, seed=1):
     )
 
 
-def wide_study(folder, seeds=5, seed=2):
+def wide_study(folder):
     """Twelve arms, with runs that end before the target and runs that diverge."""
-    rng = np.random.default_rng(seed)
-    stabilisers = ("plain", "SR", "RHT16", "H16")
-    widths = {"F": 0.05, "F+D": 0.09, "F+D+W": 0.22}
-    curves = {"fp8": [smooth_curve(rng) for _ in range(seeds)]}
+    rng = np.random.default_rng(2)
+    curves = {"fp8": [smooth_curve(rng) for _ in range(5)]}
     recipes = {"fp8": dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))}
-    in_files = {"plain": "none", "SR": "sr", "RHT16": "rht", "H16": "dht"}
-    states = {}
-    messages = {}
-    for (gemms, cost), stabiliser in itertools.product(widths.items(), stabilisers):
-        name = f"{gemms} {stabiliser}"
+    messages = {("F H16", 4): "RuntimeError: out of memory"}
+    words = {"plain": ("none", 1.0), "SR": ("sr", 1.1), "RHT16": ("rht", 1.35), "H16": ("dht", 0.4)}
+    for (cost, low), (word, (stabiliser, factor)) in itertools.product(
+        zip((0.05, 0.09, 0.22), itertools.accumulate("FDW", "{}+{}".format), strict=True), words.items()
+    ):
+        name = f"{low} {word}"
         if name == "F+D H16":
             continue
-        low = list(("fprop", "dgrad", "wgrad")[: len(gemms.split("+"))])
-        spec = RecipeSpec(gemms=low, stabiliser=in_files[stabiliser], rest="fp8")
+        gemms = ["fprop", "dgrad", "wgrad"][: len(low.split("+"))]
+        spec = RecipeSpec(gemms=gemms, stabiliser=stabiliser, rest="fp8")
         recipes[name] = dataclasses.asdict(resolve(spec))
-        factor = {"plain": 1.0, "SR": 1.1, "RHT16": 1.35, "H16": 0.4}[stabiliser]
-        diverging = {"F+D+W SR": seeds, "F+D+W RHT16": 1}.get(name, 0)
+        diverging = {"F+D+W SR": 5, "F+D+W RHT16": 1}.get(name, 0)
         curves[name] = [
             smooth_curve(
                 rng,
-                cost=cost * factor + (0.12 if name == "F+D+W RHT16" else 0),
+                cost=cost * factor + 0.12 * (name == "F+D+W RHT16"),
                 seed_noise=0.025,
                 diverge_at=150_000 + 50_000 * i if i < diverging else None,
             )
-            for i in range(seeds)
+            for i in range(5)
         ]
-        for i in range(diverging):
-            states[name, i] = "diverged"
-            messages[name, i] = "validation loss above 7.1 for 3 evaluations"
-    states["F H16", seeds - 1] = "failed"
-    messages["F H16", seeds - 1] = "RuntimeError: out of memory"
+        text = "validation loss above 7.1 for 3 evaluations"
+        messages |= {(name, i): text for i in range(diverging)}
     return build_study(
         folder,
         curves,
-        states=states,
+        states={run: "failed" if "memory" in text else "diverged" for run, text in messages.items()},
         messages=messages,
         study="amd-ladder",
         target={"value": 2.09},

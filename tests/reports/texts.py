@@ -19,7 +19,10 @@ HERE = Path(__file__).parent
 def check_page(name, path):
     """Hold a page as Markdown to ``snapshots``."""
     text = path.read_text().replace(f"ablate {__version__}", "ablate VERSION")
-    text = text.replace(escape_markdown(str(path.parent)), "FOLDER").replace(code_digest(), "CODE")
+    check_text(name, text.replace(escape_markdown(str(path.parent)), "FOLDER").replace(code_digest(), "CODE"))
+
+
+def check_text(name, text):
     golden = HERE / "pages" / "snapshots" / f"{name}.txt"
     if "REWRITE" in os.environ:
         golden.write_text(text)

@@ -37,7 +37,7 @@ from ablate.reports.findings.speed import (
 )
 from ablate.results.cost import Cost
 from ablate.results.ends import RunResult
-from ablate.results.intervals import Interval
+from ablate.results.intervals import Interval, difference, exponential, mean_estimate, t_interval
 from ablate.results.losses import Curve
 from ablate.run.config import ModelConfig
 from ablate.run.outcome import Outcome
@@ -96,17 +96,13 @@ def test_the_speed_up_of_a_timing_carries_the_errors_of_rates_and_of_tokens(pair
     tokens = [np.log(side) for side in ((110.0, 113.0, 108.0), (100.0, 104.0, 97.0))]
     cost = token_cost(*(hits(*np.exp(side)) for side in tokens), paired=paired)
     found = alone_speed(RATES["fp4"], RATES["fp8"], cost=cost, tokens=None)
-    rates = [np.log(RATES[arm]) for arm in ("fp4", "fp8")]
-    samples = [*rates, *([tokens[0] - tokens[1]] if paired else tokens)]
-    parts = [(np.var(x, ddof=1) / len(x), len(x) - 1) for x in samples]
-    variance = sum(own for own, _ in parts)
-    degrees = variance**2 / sum(own**2 / d for own, d in parts)  # Welch and Satterthwaite
-    middle = rates[0].mean() - rates[1].mean() - tokens[0].mean() + tokens[1].mean()
-    assert found.end_to_end.estimate == pytest.approx(math.exp(middle))
-    by_hand = stats.t.interval(0.95, degrees, loc=middle, scale=math.sqrt(variance))
-    assert ends(found.end_to_end) == pytest.approx(np.exp(by_hand))
-    theirs = stats.ttest_ind(*rates, equal_var=False).confidence_interval(0.95)
-    assert ends(found.throughput) == pytest.approx(np.exp(theirs))
+    rates = [mean_estimate(np.log(RATES[arm])) for arm in ("fp4", "fp8")]
+    whole = difference(difference(*rates), cost.log_ratio)
+    for ours, by_hand in ((found.end_to_end, whole), (found.throughput, difference(*rates))):
+        assert ends(ours) == pytest.approx(ends(exponential(t_interval(by_hand))))
+    assert found.end_to_end.estimate == pytest.approx(
+        stats.gmean(RATES["fp4"]) / stats.gmean(RATES["fp8"]) / (1 + cost.estimate)
+    )
 
 
 CENSORED = [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)]

@@ -158,7 +158,7 @@ def beside(tmp_path_factory):
         for size in (64, 128, 256)
     ]
     return {
-        "compare": write_comparison(compare((left, right), frames, ("a", "bb")), folder / "compare")[-1],
+        "compare": write_comparison(compare((left, right), frames), folder / "compare")[-1],
         "trend": write_comparison(trend([analyse(frame) for frame in sizes], sizes), folder / "trend")[-1],
         "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
         "wide search": write_search(wide_search(), folder / "wide", "name: s\n")[-1],
