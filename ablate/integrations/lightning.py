@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class AblatePrecision(Precision):
-    """Makes the module follow a recipe; arguments as of ``Stepper``. ``autocast``: the rest in bf16."""
+    """Makes the module follow a recipe, and autocasts the rest to bf16; arguments as of ``Stepper``."""
 
     precision = "ablate"
 
-    def __init__(self, recipe: Any = None, *, autocast: bool = True, **options: Any) -> None:
-        self._recipe, self._options, self._autocast = recipe, options, autocast
+    def __init__(self, recipe: Any = None, **options: Any) -> None:
+        self._recipe, self._options = recipe, options
         self.stepper: Stepper | None = None
         self._checked = False
 
@@ -41,7 +41,7 @@ class AblatePrecision(Precision):
     def forward_context(self) -> Iterator[None]:
         """Compute in bf16 what no recipe reaches."""
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self._autocast):
+        with torch.autocast(kind, dtype=torch.bfloat16):
             yield
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:

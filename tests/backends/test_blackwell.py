@@ -10,7 +10,6 @@ from ablate.backends.emulated import add_toward_zero, summed
 from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection
 from ablate.numerics import GemmPolicy, OperandPolicy, round_operand
-from ablate.recipes import RecipeSpec, describe, resolve
 from tests.numerics.strategies import normal
 
 NVFP4 = OperandPolicy(format="nvfp4")
@@ -91,11 +90,3 @@ def test_a_device_adds_in_its_own_way(name):
 def test_it_is_of_nvfp4_codes():
     with pytest.raises(ValueError, match="accumulate 'blackwell' needs nvfp4 on both sides"):
         GemmPolicy(left=NVFP4, accumulate="blackwell")
-
-
-def test_a_study_asks_for_it_by_one_key():
-    recipe = resolve(RecipeSpec(preset="nvidia-nvfp4-switch", accumulate="blackwell"))
-    assert {one.accumulate for one in (recipe.fprop, recipe.dgrad, recipe.wgrad)} == {"blackwell"}
-    (phase,) = recipe.phases
-    assert (phase.recipe.fprop.accumulate, phase.recipe.wgrad.accumulate) == ("fp32", "blackwell")  # bf16
-    assert "Blackwell" in describe(recipe)

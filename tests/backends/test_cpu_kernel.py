@@ -20,6 +20,7 @@ from ablate.base.files import hash_of, write_record
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
 from tests.backends.near_ties import near_ties
+from tests.numerics.strategies import normal
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
 EMULATED = EmulatedBackend()
@@ -43,10 +44,6 @@ nvfp4 four_six stochastic
 nvfp4 four_six_mae
 nvfp4 four_six_448
 """)
-
-
-def normal(rows, columns, seed=0):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
 
 
 @pytest.fixture
@@ -117,7 +114,7 @@ def test_scales_whose_product_leaves_fp32_go_another_way(element, scale):
 
 
 def test_a_nan_stays_in_its_row_and_column():
-    x, w = normal(40, 256), normal(24, 256, seed=1)
+    x, w = normal(40, 256).bfloat16(), normal(24, 256, seed=1).bfloat16()
     x[3, 5], w[7, 200] = float("nan"), float("inf")
     draw = Draw(policy=FP8_ROW)
     product = EMULATED.multiply(EMULATED.quantize(x, draw, axis=1), EMULATED.quantize(w, draw, axis=1))
@@ -129,9 +126,9 @@ def test_a_nan_stays_in_its_row_and_column():
 @pytest.mark.parametrize("policy", policies_of("mxfp4 mask\nmxfp4 H64 call permute mask"), ids=label)
 def test_the_way_back_has_the_bits_of_plain_torch_for_odd_shapes_strides_and_values(policy):
     for columns in (128, 384) if policy.hadamard else (1, 33, 100):
-        grad = normal(37, columns + 5)[:, :columns]
+        grad = normal(37, columns + 5).bfloat16()[:, :columns]
         grad[5, 0], grad[6, columns // 2], grad[7] = math.nan, math.inf, -0.0
-        mask = normal(37, columns, seed=1) > 0
+        mask = normal(37, columns, seed=1).bfloat16() > 0
         ours = EMULATED.gradient_through(grad, policy, key=KEY, mask=mask)
         assert same_bits(ours, Backend.gradient_through(EMULATED, grad, policy, key=KEY, mask=mask))
 
@@ -155,7 +152,7 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
     ids=label,
 )
 def test_any_number_of_threads_and_any_strides(policy, threads):
-    x = normal(1152, 640)
+    x = normal(1152, 640).bfloat16()
     strided = torch.zeros(1152, 700, dtype=torch.bfloat16)[:, :640].copy_(x)
     products = []
     for number in (1, 2, 3):
@@ -172,7 +169,7 @@ def test_any_number_of_threads_and_any_strides(policy, threads):
 @pytest.mark.parametrize("columns", [33, 50, 65, 130])
 def test_odd_widths_along_the_other_axis(columns):
     for policy in (policy for policy in POLICIES if block_shape(policy)[0] == 1):
-        check_bits(normal(256, columns), policy, axis=0)
+        check_bits(normal(256, columns).bfloat16(), policy, axis=0)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -200,7 +197,7 @@ def test_with_a_compiler_the_kernel_is_used():
 def test_without_a_compiler_plain_torch_does_it(monkeypatch):
     monkeypatch.setenv("ABLATE_CPU_KERNEL", "off")
     assert cpu_build.loaded()[0] is None
-    check_bits(normal(64, 64), MXFP4, axis=0)
+    check_bits(normal(64, 64).bfloat16(), MXFP4, axis=0)
 
 
 def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path, anew):

@@ -8,14 +8,11 @@ import torch
 from ablate.backends.testing.inputs import policies_of
 from ablate.check.differences import compare, defined
 from ablate.numerics import Key, OperandPolicy
+from tests.numerics.strategies import normal
 
 KEY = Key(seed=0, layer="l", gemm="wgrad", operand="x", step=1)
 MXFP4 = OperandPolicy(format="mxfp4")
 POLICIES = policies_of("mxfp4\nmxfp8\nnvfp4\nmxfp4 32x32\nfp8_e4m3\nfp8_e4m3 1x128")
-
-
-def normal():
-    return torch.randn(128, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 
 
 def values(x, policy, key=KEY):
@@ -34,7 +31,7 @@ def causes(found, x, policy, **options):
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_the_same_values_differ_nowhere_and_a_last_bit_is_one(policy):
-    x = normal()
+    x = normal(128, 128).bfloat16()
     same = values(x, policy)
     assert causes(same, x, policy) == {}
     moved = same * (1 + 2.0**-9)
@@ -52,7 +49,7 @@ def test_ties_that_go_away_from_zero_and_no_others():
 
 
 def test_a_value_that_does_not_clip_nan_that_is_lost_and_the_sign_of_zero():
-    x = normal()
+    x = normal(128, 128).bfloat16()
     x[0, 0], x[3, 40], x[5, 7] = 7.5, torch.nan, 0.0
     found = values(x, MXFP4)
     assert found[0, 0] == 6
@@ -71,7 +68,7 @@ def test_truncation_is_no_tie():
 @pytest.mark.parametrize("prescale", [1.0, 0.75])
 def test_of_stochastic_rounding_both_neighbours_are_right_and_nothing_else(prescale):
     policy = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=prescale)
-    x = normal()
+    x = normal(128, 128).bfloat16()
     other = values(x, policy, replace(KEY, step=7))
     assert bool((other != values(x, policy)).any())
     assert causes(other, x, policy, random=True) == {}

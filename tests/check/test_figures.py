@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ablate.check.figures import Estimate, Sums, ratios
+from tests.numerics.strategies import normal
 
 
 def test_the_standard_error_is_the_spread_of_the_ratio_over_repeats():
@@ -36,21 +37,17 @@ def test_distances_from_what_is_expected():
         assert not one.agrees_with(apart)
 
 
-def normal(number, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
-
-
 def figures(quantise, columns=4, tensors=32):
     sums = Sums(columns)
     for number in range(tensors):
-        x = normal(number, 64, 64)
+        x = normal(64, 64, seed=number)
         sums.add(x, quantise(x, number), x.round())
     return sums.figures()
 
 
 def noisy(slope):
     def quantise(x, number):
-        return [x * slope + 0.1 * normal(10_000 + 2 * number + draw, 64, 64) for draw in range(2)]
+        return [x * slope + 0.1 * normal(64, 64, seed=10_000 + 2 * number + draw) for draw in range(2)]
 
     return figures(quantise)
 
@@ -83,7 +80,7 @@ def test_one_draw_has_only_bias():
 def test_a_word_shared_by_neighbours_is_seen_although_their_signs_differ():
     def quantise(x, number):
         return [
-            x + x.sign() * 0.1 * normal(10_000 + 2 * number + draw, 64, 32).repeat_interleave(2, 1)
+            x + x.sign() * 0.1 * normal(64, 32, seed=10_000 + 2 * number + draw).repeat_interleave(2, 1)
             for draw in range(2)
         ]
 

@@ -64,7 +64,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         # Our own code reads rules and phases, too.
         return Flags(args=tuple(factory["args"]), read_in=table["read_in"])
     body = LayerRecipe(**{gemm: recipe.gemm(gemm) for gemm in GEMMS})
-    entries = [(entry, _differences(body, read_recipe(entry["recipe"]))) for entry in table["recipes"]]
+    entries = [(entry, _differences(body, entry["read"])) for entry in table["recipes"]]
     found = next((entry for entry, differs in entries if not differs), None)
     if found is None:
         nearest, differs = min(entries, key=lambda entry: len(entry[1]))
@@ -129,6 +129,8 @@ def _written(recipe: Any) -> str:
 @cache
 def _table(stack: str) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(Path(__file__).with_name(f"{stack}.json").read_text(encoding="utf-8"))
+    for entry in table["recipes"]:
+        entry["read"] = read_recipe(entry["recipe"])
     return table
 
 
