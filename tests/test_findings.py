@@ -1,6 +1,5 @@
 """The tables and figures of ``docs/findings`` follow from the evaluations that lie beside them."""
 
-import importlib.util
 import math
 import re
 import shlex
@@ -10,19 +9,13 @@ import pytest
 
 from ablate.plan.estimate import SPREAD
 from ablate.plan.pilot import PAIRED
+from tests.benchmark import load_benchmark
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "findings"
 
 
-def load_filler():
-    spec = importlib.util.spec_from_file_location("findings", ROOT / "benchmarks" / "findings.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-filler = load_filler()
+filler = load_benchmark("findings")
 BLOCKS = [
     (page.name, shlex.split(match[2]), match[3])
     for page in sorted(FOLDER.glob("*.md"))

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from statistics import geometric_mean, median
 
 import pytest
 
 from ablate.modelled.speed import KERNEL_SPREAD, RATES, seconds_range
+from tests.benchmark import load_benchmark
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "planning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("speed_model", ROOT / "benchmarks" / "speed_model.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["speed_model"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("speed_model")
 
 
 def measured_ups(benchmark):

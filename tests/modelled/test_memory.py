@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,12 +22,9 @@ from ablate.recipes import (
 from ablate.run.architecture import PRESETS as MODELS
 from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
+from tests.benchmark import load_benchmark
 
-SOURCE = Path(__file__).parents[2] / "benchmarks" / "memory_model.py"
-spec = importlib.util.spec_from_file_location("memory_model", SOURCE)
-benchmark = importlib.util.module_from_spec(spec)
-sys.modules["memory_model"] = benchmark
-spec.loader.exec_module(benchmark)
+benchmark = load_benchmark("memory_model")
 
 USUAL = ("llama, mxfp4, few tokens", "gpt, bf16", "experts, nvfp4, bytes")
 """One of each architecture; the rest are long proofs."""

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import cProfile
-import importlib.util
 import pstats
-import sys
-from pathlib import Path
 
 import pytest
 
 from ablate.plan import build_plan
 from ablate.study import load_study
-
-SOURCE = Path(__file__).parents[2] / "benchmarks" / "plan_scale.py"
+from tests.benchmark import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("plan_scale", SOURCE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["plan_scale"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("plan_scale")
 
 
 @pytest.mark.exhaustive
