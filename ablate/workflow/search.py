@@ -19,7 +19,6 @@ from ablate.search.engine import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
 from ablate.store.runs import running
-from ablate.workflow import Listener
 from ablate.workflow.prepare import prepare
 from ablate.workflow.run import mirrored, refuse_second, trial_runs
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.search import Found
     from ablate.search.recipes import SearchPlan
-    from ablate.workflow import Where
+    from ablate.workflow import Listener, Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class SearchEnd:
 def search_study(
     planned: SearchPlan,
     where: Where,
-    listener: Listener | None = None,
+    listener: Listener,
     *,
     file: str,
     optuna_storage: str | None = None,
@@ -61,7 +60,6 @@ def search_study(
     from ablate.reports.findings.search import found_of
     from ablate.reports.pages.compare import write_search
 
-    listener = listener or Listener()
     store = StudyStore(where.storage / planned.name)
     try:
         begun = store.plan()

@@ -57,7 +57,7 @@ def folder(tmp_path_factory):
         "few.yaml": SEARCH_FILE.replace("trials: 4", "trials: 1"),
         "net.py": NET, "fp8.csv": ROWS, "fp4.csv": ROWS, "log.txt": "nothing", "one.txt": "Too little.",
         "megatron.txt": " validation loss at iteration 9 | lm loss value: 7E+0 |\n" * 2,
-        "printed.txt": "{'eval_loss': '2.919'}",
+        "empty-file.yaml": "", "printed.txt": "{'eval_loss': '2.919'}",
         "texts/one.txt": "The error of a document is structured, not random. " * 200,
     }  # fmt: skip
     for name, text in texts.items():

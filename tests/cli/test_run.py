@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ablate.base.errors import UserError
-from ablate.cli.display import ConsoleListener
 from ablate.cli.run import conclude
 from ablate.data.tokenise import train_bpe
 from ablate.execute.queue import ExecutionEnd
-from ablate.plan import build_plan
-from ablate.study import load_study
 from ablate.workflow import StudyEnd
-from ablate.workflow.prepare import prepare
 from tests.waiting import wait_until
 
 STUDY = """\
@@ -60,43 +54,6 @@ def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, states, how, code, 
     assert first == f"\nFailed: fp8 seed 0: \\x1b[31m  (log: {log})"
     assert printed == [*(f"    line {n}" for n in range(15, 20)), "    [odd] markup\\x1b"]
     assert lines[7:] == said
-
-
-@pytest.fixture
-def prepared(tmp_path, capsys):
-    """Return a function that goes as far as the tokens of a study, and returns what it said."""
-
-    def call(training, arms="  bf16: {recipe: bf16}\n"):
-        (tmp_path / "text.txt").write_text(
-            "\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(3000))
-        )
-        head = STUDY.split("arms:", maxsplit=1)[0] + "waive: [evaluation]\n"
-        base = "base:\n  data: {source: text, paths: [text.txt]}\n  training: {training}\narms:\n"
-        (tmp_path / "small.yaml").write_text(head + base.replace("{training}", training) + arms)
-        plan = build_plan(load_study(tmp_path / "small.yaml"))
-        prepare(tmp_path / "runs", plan.arms, plan.arms, ConsoleListener(), here=True)
-        return capsys.readouterr().out
-
-    return call
-
-
-def test_a_run_that_repeats_its_text_says_how_often(prepared):
-    training = "{tokens: 2_048_000, seq_len: 64, batch_size: 16, eval_tokens: 4096}"
-    arms = (
-        "  bf16: {recipe: bf16}\n  fp8: {recipe: fp8}\n  short: {recipe: fp8, training: {tokens: 102_400}}\n"
-    )
-    said = prepared(training, arms)
-    count = int(re.search(r"([\d,]+) training and", said)[1].replace(",", ""))
-    assert 600_000 < count < 700_000
-    sentence = f"A run of 2,048,000 tokens sees its {count:,} training tokens {2_048_000 / count:.1f} times."
-    assert [line for line in said.splitlines() if "sees" in line] == [sentence]
-
-
-def test_every_arm_has_text_enough_before_anything_starts(prepared):
-    usual = "{tokens: 102_400, seq_len: 64, batch_size: 16, eval_tokens: 4096}"
-    arms = "  bf16: {recipe: bf16}\n  other: {recipe: bf16, training: {eval_tokens: 40_960_000}}\n"
-    with pytest.raises(UserError, match=r"validation text has [\d,]+ tokens, but training\.eval_tokens asks"):
-        prepared(usual, arms)
 
 
 @pytest.mark.exhaustive

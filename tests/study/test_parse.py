@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.study import load_study, shipped_studies
+from ablate.study import load_study
 
 
 def test_an_error_inside_the_yaml_library_is_still_one_line(outcome, monkeypatch):
@@ -12,30 +12,6 @@ def test_an_error_inside_the_yaml_library_is_still_one_line(outcome, monkeypatch
 
     monkeypatch.setattr("ruamel.yaml.YAML.compose", fail)
     assert outcome("name: s") == ["1:1: not valid YAML (AssertionError: first line)"]
-
-
-def test_a_study_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").touch()
-    neither = "no such file, and no shipped study of that name"
-    starters = [name for name in shipped_studies() if not name.startswith("findings-")]
-    shipped = f"shipped studies: {', '.join(starters)}"
-    assert {"quickstart", "amd-ladder"} <= set(starters) < shipped_studies().keys()
-    cases = {
-        "nothing.yaml": f"nothing.yaml: no such file ({shipped})",
-        "quickstart.yaml": "quickstart.yaml: no such file (did you mean 'quickstart'?)",
-        "quickstrat": f"quickstrat: {neither} (did you mean 'quickstart'?)",
-        "nothing": f"nothing: {neither} ({shipped})",
-        "mine": "mine.yaml:1:1: ",  # the file of that name
-        "mine.yml": "mine.yml: no such file (did you mean 'mine.yaml'?)",
-        "findings-hadamrd": f"findings-hadamrd: {neither} ({shipped})",  # the findings' studies are no hint
-        "": ".: a folder, not a study file",
-        str(tmp_path): f"{tmp_path}: a folder, not a study file",
-    }
-    for name, expected in cases.items():
-        with pytest.raises(UserError) as caught:
-            load_study(name)
-        assert str(caught.value).startswith(expected.removesuffix(")"))
 
 
 @pytest.mark.parametrize("name", ["a\0b.yaml", "x" * 5000, "x" * 300 + "/y"])
