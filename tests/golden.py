@@ -38,3 +38,9 @@ def check(case, found):
 def settings_of(text):
     """Return the settings that a case asks for."""
     return tuple(re.findall(r"^# --set (.*)$", str(text), re.MULTILINE))
+
+
+def rows_of(text):
+    """Split a table: a row a line, cells between bars; lines that begin with # are remarks."""
+    lines = (line for line in text.strip().splitlines() if not line.startswith("#"))
+    return [[cell.strip() for cell in line.split("|")] for line in lines]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 
+from ablate.reports.findings.compare import cut
 from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:
@@ -235,8 +236,7 @@ def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tup
 
 def short(name: str, length: int = 26) -> str:
     """Shorten a name to ``length``, and replace characters that do not print: XML does not allow all."""
-    clean = "".join(c if c.isprintable() else " " for c in name)
-    return clean if len(clean) <= length else clean[: length - 1] + "…"
+    return cut("".join(c if c.isprintable() else " " for c in name), length)
 
 
 def legend(figure: Any, lines: Mapping[str, Look]) -> Any:

@@ -1,4 +1,4 @@
-"""Runs and rows of tables in words, for the tests of costs and of the stop rule."""
+"""Runs in words, for the tests of costs and of the stop rule."""
 
 from __future__ import annotations
 
@@ -23,9 +23,3 @@ def runs_of(text):
         else:
             found.append(Outcome(seed=seed, end="hit", low=0.0 if first == "<" else number, high=number))
     return found
-
-
-def rows_of(text):
-    """Split a table: a row a line, cells between bars; lines that begin with # are remarks."""
-    lines = (line for line in text.strip().splitlines() if not line.startswith("#"))
-    return [[cell.strip() for cell in line.split("|")] for line in lines]

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from runs_in_words import rows_of, runs_of
+from runs_in_words import runs_of
 from scipy import stats
 from synthetic_study import hits, token_cost
 
 from ablate.results.cost import Cost, mean_tokens, standing
 from ablate.results.intervals import Estimate, Interval, mean_estimate
 from ablate.store.plan_file import Margin
+from tests.golden import rows_of
 
 ARM = (120.0, 131.0, 118.0, 126.0, 122.0)
 BASE = (100.0, 104.0, 97.0)

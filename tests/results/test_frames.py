@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from runs_in_words import rows_of
 from synthetic_study import line, reseal
 
 from ablate.base.errors import UserError
@@ -10,6 +9,7 @@ from ablate.results.frames import load_frames
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
 from ablate.store.plan_file import plan_to_json
+from tests.golden import rows_of
 
 
 def first_run(store):

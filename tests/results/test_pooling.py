@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from runs_in_words import rows_of
 from synthetic_study import line, rewrite
 
 from ablate.reports import analyse, load_frames
 from ablate.reports.words.caveats import warnings
 from ablate.results.ends import find_set_apart
+from tests.golden import rows_of
 
 CURVES = {"bf16": [line(3, 2, 1)] * 3, "fp4": [line(3, 2.3, 1)] * 3}
 

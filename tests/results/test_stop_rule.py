@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from runs_in_words import rows_of, runs_of
+from runs_in_words import runs_of
 from scipy import stats
 from synthetic_study import line, resolved_recipe, smooth_curve
 from texts import check_words, said_of
@@ -21,6 +21,7 @@ from ablate.results.frames import load_frames
 from ablate.results.stop_rule import alpha_of, decide, expected_seeds, levels_of, nominal_alphas
 from ablate.results.stops import Unneeded, seeds_to_begin
 from ablate.store.plan_file import Margin, Settled, StopRule
+from tests.golden import rows_of
 
 
 def test_nominal_levels_are_the_published_ones():

@@ -5,6 +5,7 @@ import math
 import random
 
 import pytest
+from damage import damaged
 from logs import mllog
 
 from ablate.base.errors import UserError
@@ -20,14 +21,6 @@ from ablate.reports.read.tables import (
 )
 from ablate.results.frames import load_frames
 from ablate.store.plan_file import Target
-
-SPLINTERS = [
-    *b"|\x00|\xff\xfe|\n|\r|,|\"|'|{|}|null|true|NaN|-Infinity|1e400|-1|0|1e-320|-0.0|0x10|:::MLLOG "
-    b'|:::MLLOG {|"metadata": []|"value": {}|"key": 3|samples_count|eval_accuracy|seed|\xe2\x80\xae|\x1b[2J'
-    b"|<script>|../../x| - |__MIN|tokens|val_loss|arm|\\|\\ud800|1_0| 12|inf|3.5e2".split(b"|"),
-    b"[" * 3000, b"9" * 400, b"9" * 5000,
-]  # fmt: skip
-
 
 MLLOG = "\n".join(
     mllog(
@@ -73,17 +66,6 @@ READERS = {
     "wandb": (WANDB, table(read_wandb_chart)),
     "text": (TEXT, table(read_text, PATTERNS)),
 }
-
-
-def damaged(content, draw):
-    """Put splinters, random bytes, or lines of its own into some places of a file."""
-    for _ in range(draw.choice([1, 1, 2, 3])):
-        at, splinter = draw.randrange(len(content) + 1), draw.choice(SPLINTERS)
-        new = draw.choice(
-            [splinter, splinter, draw.randbytes(1), draw.choice(content.splitlines(True) or [b""])]
-        )
-        content = content[:at] + new + content[at + draw.choice([0, 0, 1, 2, 4, 8, 60]) :]
-    return content
 
 
 @pytest.mark.parametrize("turns", [200, pytest.param(2_000, marks=pytest.mark.exhaustive)])

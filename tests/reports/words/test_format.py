@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from ablate.reports.pages.render import escape_markdown, latex
 from ablate.reports.words import format as words
 from ablate.reports.words.format import escape_latex, make_table
 from ablate.results.cost import Cost
 from ablate.results.intervals import Interval
+from tests.golden import rows_of
+
+VALUES = """
+tokens   | 0.0                                                  | 0
+tokens   | 950                                                  | 950
+tokens   | 999.7                                                | 1 k
+tokens   | 4096                                                 | 4.1 k
+tokens   | 623400                                               | 623 k
+tokens   | 999999                                               | 1 M
+tokens   | 1234567                                              | 1.23 M
+tokens   | 21000000000                                          | 21 B
+tokens   | 3000000000000                                        | 3 T
+tokens   | null                                                 | –
+percent  | 0.1824                                               | +18.2 %
+percent  | -0.031                                               | −3.1 %
+percent  | 0.00001                                              | 0.0 %
+percent  | 12.34                                                | +1234 %
+percent  | null                                                 | –
+share    | -0.031                                               | 3.1 %
+cost     | {kind: interval, estimate: 0.18, low: 0.14, high: 0.22} | +18.0 % [+14.0, +22.0]
+cost     | {kind: point, estimate: 0.18, counted_from: 250}     | +18.0 % from 250 on
+cost     | {kind: bound, low: 0.35}                             | > +35.0 %
+cost     | {kind: bound, high: 0.35}                            | ≤ +35.0 %
+cost     | {kind: bound, low: 0.1, high: 0.35}                  | between +10.0 and +35.0 %
+cost     | {kind: none}                                         | –
+cost     | {kind: baseline}                                     | baseline
+times    | {estimate: 1.1, low: 1.0, high: 1.2}                 | 1.10× [1.00, 1.20]
+interval | {estimate: 2.0}                                      | 2.0000
+listed   | [a]                                                  | a
+listed   | [a, b, c]                                            | a, b and c
+moment   | 1700000000                                           | 2023-11-14 22:13 UTC
+"""
 
 
-@pytest.mark.parametrize(
-    ("write", "value", "text"),
-    [
-        *(
-            (words.tokens, value, text)
-            for value, text in {
-                0.0: "0", 950: "950", 999.7: "1 k", 4096: "4.1 k", 623_400: "623 k", 999_999: "1 M",
-                1_234_567: "1.23 M", 2.1e10: "21 B", 3e12: "3 T", None: "–",
-            }.items()
-        ),
-        *(
-            (words.percent, value, text)
-            for value, text in {
-                0.1824: "+18.2 %", -0.031: "−3.1 %", 0.00001: "0.0 %", 12.34: "+1234 %", None: "–",
-            }.items()
-        ),
-        (words.share, -0.031, "3.1 %"),
-        (words.cost, Cost(kind="interval", estimate=0.18, low=0.14, high=0.22), "+18.0 % [+14.0, +22.0]"),
-        (words.cost, Cost(kind="point", estimate=0.18, counted_from=250), "+18.0 % from 250 on"),
-        (words.cost, Cost(kind="bound", low=0.35), "> +35.0 %"),
-        (words.cost, Cost(kind="bound", high=0.35), "≤ +35.0 %"),
-        (words.cost, Cost(kind="bound", low=0.1, high=0.35), "between +10.0 and +35.0 %"),
-        (words.cost, Cost(kind="none"), "–"),
-        (words.cost, Cost(kind="baseline"), "baseline"),
-        (words.times, Interval(estimate=1.1, low=1.0, high=1.2), "1.10× [1.00, 1.20]"),
-        (words.interval, Interval(estimate=2.0), "2.0000"),
-        (words.listed, ["a"], "a"),
-        (words.listed, ["a", "b", "c"], "a, b and c"),
-        (words.moment, 1.7e9, "2023-11-14 22:13 UTC"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("write", "value", "text"), rows_of(VALUES))
 def test_values(write, value, text):
-    assert write(value).replace(words.NBSP, " ") == text
+    value = yaml.safe_load(value)
+    if isinstance(value, dict):
+        value = (Cost if "kind" in value else Interval)(**value)
+    assert getattr(words, write)(value).replace(words.NBSP, " ") == text
 
 
 def test_what_rounds_to_zero_has_no_sign():
