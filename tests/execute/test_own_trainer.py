@@ -45,8 +45,7 @@ def execute(tmp_path, files):
         code = (EXAMPLE / "my_model.py").read_text()
         assert ADVANCE in code
         (folder / "my_model.py").write_text(code if advances else code.replace(ADVANCE, "        pass"))
-        planned = next(one for one in build_plan(load_study(folder / "study.yaml")).arms if one.name == arm)
-        config = planned.config.with_seed(1)
+        config = build_plan(load_study(folder / "study.yaml")).arm(arm).config.with_seed(1)
         small = replace(
             config.training, tokens=6 * 64, seq_len=32, batch_size=2, eval_every_tokens=128, eval_tokens=128
         )

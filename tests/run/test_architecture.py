@@ -6,7 +6,7 @@ import pytest
 
 from ablate.layers.linear import QuantLinear
 from ablate.models.decoder import Decoder
-from ablate.run.architecture import PRESETS, layer_places, linear_layers, model_size
+from ablate.run.architecture import PRESETS, linear_layers, model_size
 from ablate.run.config import ModelConfig
 
 MODELS = {
@@ -37,12 +37,6 @@ def test_a_token_goes_through_its_experts_alone():
     assert flops[1] - flops[0] == 6 * sparse.layers * (8 - 2) * sparse.width  # the router's
     shares = {layer.token_share for layer in linear_layers(sparse, 256) if ".experts." in layer.name}
     assert shares == {0.25}
-
-
-def test_places():
-    where = layer_places(linear_layers(MODELS["experts"], 300))
-    assert where["blocks.1.ffn.experts.2.down"].block == 1
-    assert [name for name, place in where.items() if place.is_head] == ["head"]
 
 
 PUBLISHED = {  # vocabulary, parameters of the published weights, tolerance

@@ -9,8 +9,7 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.base.files import append_line
-from ablate.modelled.speed import LLAMA_8B, token_time
-from ablate.recipes import PRESETS, Recipe
+from ablate.recipes import PRESETS
 from ablate.search.halving import DIVERGED
 from ablate.search.recipes import LOCK, check_same, confirm_study, plan_search, result_of
 from ablate.store import Status, StudyStore
@@ -35,29 +34,22 @@ search: {hardware: B200, shapes: llama-8b, trials: 4, budgets: [100_000, 200_000
 
 
 @pytest.fixture
-def study(tmp_path):
-    """Load the study file with some of its text replaced."""
+def planned(tmp_path):
+    """Plan the search with some of its text replaced."""
 
-    def load(*changes):
+    def plan(*changes):
         text = SEARCH
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
         (tmp_path / "study.yaml").write_text(text)
-        return load_study(tmp_path / "study.yaml")
+        return plan_search(load_study(tmp_path / "study.yaml"))
 
-    return load
-
-
-@pytest.fixture
-def planned(study):
-    return lambda *changes: plan_search(study(*changes))
+    return plan
 
 
 def test_the_budgets_differ_in_tokens_alone(planned):
     found = planned()
-    names = [[arm.name for arm in plan.arms] for plan in found.plans]
-    assert names[0] == names[1] == ["bf16", "tseng", "nvfp4", "F none", "F sr", "D none", "D sr"]
     tokens = [arm.config.training.tokens for plan in found.plans for arm in plan.arms]
     assert tokens == [100_000] * 7 + [200_000] * 7
     assert len({arm.runs[0].id for plan in found.plans for arm in plan.arms}) == 14
@@ -66,36 +58,6 @@ def test_the_budgets_differ_in_tokens_alone(planned):
     assert found.first == ("bf16", "tseng", "nvfp4")
     assert found.levels("F sr") == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
     assert found.levels("tseng") == {}
-
-
-def test_the_time_is_the_models_over_the_baselines(planned):
-    times = planned().times
-    expected = [token_time(LLAMA_8B, recipe, "B200").total for recipe in (PRESETS["tseng"].recipe, Recipe())]
-    assert (times["tseng"], times["bf16"]) == (pytest.approx(expected[0] / expected[1]), 1.0)
-    assert planned(("shapes: llama-8b", "shapes: study")).times["tseng"] != times["tseng"]
-    phase = "recipe: {gemms: [fprop], phases: [{from_fraction: 0.8, recipe: bf16}]}"
-    whole_run = planned(("recipe: tseng", phase)).times["tseng"]
-    assert whole_run == pytest.approx(0.8 * times["F none"] + 0.2)
-    assert times["F none"] < 1
-
-
-def test_rules_and_phases_that_change_nothing_make_no_other_recipe(planned):
-    factors = """\
-    recipe.layers: {all: [], last: [{last: 1, recipe: bf16}]}
-    recipe.phases: {whole: [], end: [{from_fraction: 0.8, recipe: bf16}]}
-"""
-    names = [arm.name for arm in planned(("search: {", factors + "search: {")).plans[0].arms]
-    assert [name[:2] for name in names[3:]] == ["F "] * 8 + ["D "] * 8
-
-
-def test_what_the_hardware_has_no_unit_for_is_dropped_and_listed(planned):
-    amd = planned(("B200", "MI355X"))
-    assert "nvfp4" not in amd.times
-    assert amd.first == ("bf16", "tseng")
-    reasons = {cell.name: cell.reason for cell in amd.plans[0].dropped}
-    assert reasons["nvfp4"] == "MI355X has no unit for one of its formats"
-    assert reasons["none sr"] == "stabiliser 'sr' with no FP4 GEMM to act on"
-    assert set(planned(("B200", "H100"), ("trials: 4", "trials: 1")).times) == {"bf16"}
 
 
 def test_the_shipped_search_can_be_planned():
