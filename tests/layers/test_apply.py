@@ -313,7 +313,6 @@ def test_weights_with_scales_of_a_later_step_are_said_unless_the_state_is_loaded
         ("mxpf4", {}, r"unknown recipe 'mxpf4' \(did you mean 'mxfp4'\?\)"),
         ({"gemms": ["forward"]}, {}, "gemms.0: .*'fprop', 'dgrad' or 'wgrad'"),
         ({"gemms": ["fprop"], "phases": [{"from_tokens": 9, "recipe": "fp9"}]}, {}, "unknown recipe .*'fp8'"),
-        (SR_RHT, {"skip": ["layers.0.pu"]}, "skip: 'layers.0.pu' names no .*did you mean 'layers.0.up'"),
         (SR_RHT, {"skip": "x"}, r"skip: 'x' .*expected layers.\*.up, layers.\*.down or lm_head"),
         (SR_RHT, {"allow": "lm_head"}, "allow: 'lm_head' names no matrix that is out .*there is none"),
         (SR_RHT, {"backend": "emulate"}, "no back end 'emulate' .*expected auto, emulated, "),
