@@ -187,14 +187,8 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     bad, wild, fair = arms["bad"], arms["wild"], arms["fair"]
     seeds = bad.stopped.seeds
     assert (bad.stopped.kind, bad.n, bad.alpha) == ("settled", seeds, bad.stopped.alpha)
-    assert (bad.token_cost.n, bad.token_cost.n_baseline) == (seeds, seeds)
-    assert bad.token_cost.low > 0
     assert [run.end for run in bad.runs[seeds:]] == ["unused"] * bad.unused
-    assert bad.tokens_saved == (5 - seeds) * 1_000_000 - sum(run.tokens for run in bad.runs[seeds:])
-    assert bad.power is None
-    assert (wild.stopped.kind, wild.tokens_saved) == ("diverged", 3_000_000)
-    assert (wild.token_cost.kind, wild.token_cost.restricted) == ("bound", None)
-    assert {arm.missing for arm in arms.values()} == {0}
+    assert bad.power is wild.token_cost.restricted is None
     # The same runs at the last look's level, put together by hand.
     assert (fair.stopped, fair.alpha) == (None, LEVELS[-1])
     logs = [np.log([run.tokens_to_target for run in arms[name].runs]) for name in ("fair", "bf16")]

@@ -97,14 +97,14 @@ def test_what_cannot_be_done_is_one_line(call, options, line):
     assert not (call.store.path / "report").exists()
 
 
-@pytest.mark.parametrize(
-    ("target", "shown"),
-    [
-        ("2.5", "validation loss of 2.5 nats"),
-        ("perplexity=11", "perplexity of 11"),
-        ("val_loss=2", "of 2 nats"),
-    ],
-)
+TARGETS = {
+    "2.5": "validation loss of 2.5 nats",
+    "perplexity=11": "perplexity of 11",
+    "val_loss=2": "of 2 nats",
+}
+
+
+@pytest.mark.parametrize(("target", "shown"), TARGETS.items())
 def test_another_baseline_and_target_have_a_folder_of_their_own(call, tmp_path, target, shown):
     done = call("--baseline", "b\x1b[2J", "--target", target, "--out", tmp_path / "out")
     assert "compared with b\\x1b[2J at a " in done.output

@@ -67,11 +67,8 @@ def test_the_contract_of_report_json(written):
     for arm in report["arms"]:
         assert arm["n"] == arm["hit"] + arm["censored"] + arm["diverged"] == len(arm["runs"]) - arm["missing"]
         assert not {"figure", "moderated"} & {*arm["final_loss"], *arm["final_loss"]["difference"]}
-    by_name = {arm["name"]: arm for arm in report["arms"]}
-    diverged = by_name["F+D+W SR"]
+    (diverged,) = (arm for arm in report["arms"] if arm["name"] == "F+D+W SR")
     assert [diverged["token_cost"]["high"], diverged["final_loss"]["mean"], report["take"]] == [None] * 3
-    assert by_name["F+D+W plain"]["token_cost"]["estimate"] == pytest.approx(0.22, abs=0.05)
-    assert {one["tone"] for one in report["findings"]} == {"open", "more", "diverged"}
     assert report["matrices"][0]["arms"][1] == ["F+D plain", "F+D SR", "F+D RHT16", None]
     inside = [part for arm in report["arms"] for part in (arm, *arm["runs"], *arm.values())]
     keys = {key for part in (report, *inside) if isinstance(part, dict) for key in part}

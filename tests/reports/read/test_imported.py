@@ -156,11 +156,6 @@ def test_speed_as_logged_on_equal_hardware(analysed):
     assert found.timed == "as logged"
     bare = [[dataclasses.replace(one, settings={}) for one in side] for side in (slow, fast)]
     assert analysed(a=bare[0], b=bare[1], hardware="8x NVIDIA H100").others[0].measured == found
-    assert found.throughput.estimate == pytest.approx(2 * 1.004 / 1.001, rel=1e-4)
-    assert found.end_to_end.estimate == pytest.approx(
-        found.throughput.estimate / (1 + arm.token_cost.estimate)
-    )
-    assert found.end_to_end.low < found.end_to_end.estimate < found.end_to_end.high
     check_words("logs with times", said_of(analysis))
     assert "Cost at 2 $/h" in measured_table(analysis, {"H100": 2.0}).columns
     # 8 devices: the hours are of all of them together.
