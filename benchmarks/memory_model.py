@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
 from ablate.modelled.on_hardware import PURPOSES, Memory, step_memory
-from ablate.recipes import RecipeSpec, expand_word, resolve
+from ablate.recipes import read_recipe
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.train.group import Layout, join_group
 from ablate.train.loop import assemble, gradients
@@ -62,7 +61,7 @@ class Case:
             data_digest="none",
             vocab_size=self.vocab_size,
             training=TrainingConfig(**training),
-            recipe=resolve(TypeAdapter(RecipeSpec).validate_python(expand_word(self.recipe))),
+            recipe=read_recipe(self.recipe),
             backend="emulated",
             seed=0,
         )

@@ -90,8 +90,11 @@ def tokens():
 
 @pytest.fixture
 def make_config():
-    """Make a run's configuration: a small decoder on ``tokens``, with what a test changes."""
-    from ablate.recipes import RecipeSpec, resolve
+    """Make a run's configuration: a small decoder on ``tokens``, with what a test changes.
+
+    A recipe may stand in any form.
+    """
+    from ablate.recipes import Recipe, RecipeSpec, read_recipe, resolve
     from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 
     def make(recipe=None, *, seed=0, model=None, backend="emulated", **training):
@@ -100,13 +103,15 @@ def make_config():
             "tokens": 16_384, "seq_len": 32, "batch_size": 16, "learning_rate": 3e-3,
             "eval_every_tokens": 4096, "eval_tokens": 2048,
         }  # fmt: skip
+        if not isinstance(recipe, Recipe):
+            recipe = resolve(recipe) if isinstance(recipe, RecipeSpec) else read_recipe(recipe or "bf16")
         return RunConfig(
             model=ModelConfig(**shape),
             data=DataConfig(),
             data_digest="test",
             vocab_size=64,
             training=TrainingConfig(**(defaults | training)),
-            recipe=resolve(recipe or RecipeSpec()),
+            recipe=recipe,
             backend=backend,
             seed=seed,
         )

@@ -28,7 +28,6 @@ from ablate.recipes.short import (
     LayerRecipeSpec,
     RecipeSpec,
     SenselessRecipe,
-    expand_word,
     read_recipe,
     resolve,
 )
@@ -56,7 +55,6 @@ __all__ = [
     "describe",
     "describe_gemm",
     "describe_layer",
-    "expand_word",
     "features_fault",
     "group_size",
     "read_recipe",

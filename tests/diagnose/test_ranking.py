@@ -1,13 +1,10 @@
 """Predicted harm against the gradients of models built with that one GEMM quantised."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from ablate.diagnose.ranking import layer_gemms, predict_harm
 from ablate.layers.linear import quantised_layers
-from ablate.recipes import PRESETS, RecipeSpec, resolve
 from ablate.train.loop import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -18,9 +15,7 @@ DOWN = "blocks.1.ffn.down"
 @pytest.fixture
 def trainee_of(make_config):
     def make(recipe):
-        config = make_config(batch_size=4, seed=1)
-        recipe = resolve(RecipeSpec(**recipe)) if isinstance(recipe, dict) else recipe
-        return assemble(dataclasses.replace(config, recipe=recipe), "cpu")
+        return assemble(make_config(recipe, batch_size=4, seed=1), "cpu")
 
     return make
 
@@ -92,6 +87,6 @@ def test_layers_that_stay_in_high_precision_have_no_cells(trainee_of):
 
 @pytest.mark.parametrize("name", ["tetrajet", "te-hybrid-fp8-delayed"])
 def test_double_quantisation_and_delayed_scales(harms, name):
-    _, found = harms(PRESETS[name].recipe, [DOWN], draws=2)
+    _, found = harms(name, [DOWN], draws=2)
     assert len(found) == 3
     assert all(one.harm is not None and 0.01 < one.diagnosis.product.relative_error < 0.3 for one in found)

@@ -89,9 +89,3 @@ def test_quantisers_of_a_linear_layer(factory, recipe):
 def test_what_is_no_linear_layers_stays_high(factory):
     assert factory("nvidia-nvfp4", "qkv", "dpa") == "Identity"
     assert seen(te.quantizer_factory(None)) == "Identity"
-
-
-def test_without_a_study_there_is_no_recipe(factory, monkeypatch):
-    monkeypatch.delenv("ABLATE_RECIPE", raising=False)
-    with pytest.raises(ValueError, match="ABLATE_RECIPE is not set"):
-        te.quantizer_factory(SimpleNamespace(module_type="linear", tensor_type="input"))

@@ -140,11 +140,6 @@ def test_windows_begin_where_they_are_told_and_anew_with_another_grid(more, chan
     assert found == changed
 
 
-def test_a_start_at_a_fraction_needs_the_budget():
-    with pytest.raises(ValueError, match="total_tokens"):
-        make(FP4 | {"deoscillate": {"from_fraction": 0.5}})[1].advance(1)
-
-
 def test_odd_weights_are_left_alone():
     model, state = make(FP4 | {"deoscillate": {"window": 1, "threshold": 1.0}})
     weight = model[0].weight

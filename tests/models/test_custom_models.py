@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
 from ablate.base.errors import UserError
 from ablate.layers.linear import QuantLinear
 from ablate.models.custom_models import build, outline
-from ablate.recipes import RecipeSpec, describe_layer, resolve
+from ablate.recipes import describe_layer, read_recipe
 from ablate.recipes.place import idle_roles, phases_of
 from ablate.run.architecture import layer_places, linear_layers
 from ablate.run.config import ModelConfig
@@ -166,7 +165,7 @@ def config(make_config, function):
 
     def make(model, recipe=ALL, *, options=None, **settings):
         model = model if isinstance(model, dict) else {"function": function(model)}
-        made = make_config(TypeAdapter(RecipeSpec).validate_python(recipe), **settings)
+        made = make_config(recipe, **settings)
         return dataclasses.replace(made, model=ModelConfig(**model, options=options or {}))
 
     return make
@@ -312,7 +311,7 @@ def test_roles_make_one_recipe_of_every_model(tmp_path):
             json.dumps({"model_type": kind} | CONFIGS.get(kind, SMALL) | more)
         )
         layers[kind] = outline(ModelConfig(hf=str(tmp_path)), vocab_size=96, seq_len=32).layers
-    asked = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], layers=NEMOTRON))
+    asked = read_recipe({"gemms": ALL["gemms"], "layers": NEMOTRON})
     found = {name: set() for name in layers}
     for name, own in layers.items():
         where = layer_places(own)

@@ -9,12 +9,12 @@ from ablate.backends.select import Selection
 from ablate.layers.linear import QuantLinear
 from ablate.layers.state import RecipeState
 from ablate.models.decoder import Decoder, Experts
-from ablate.recipes import Recipe, RecipeSpec, resolve
+from ablate.recipes import Recipe, read_recipe
 from ablate.run.config import ModelConfig
 from tests.curves import after, curve, losses
 
 SHAPE = ModelConfig(width=64, layers=2, heads=2, ffn=96, experts=4)
-FP4 = RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr")
+FP4 = read_recipe({"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr"})
 TOKENS = torch.arange(64).view(2, 32)
 
 
@@ -75,7 +75,7 @@ def test_a_hash_gives_a_token_the_same_experts_in_a_layer_and_seed():
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_nought():
-    decoder = model(resolve(FP4))
+    decoder = model(FP4)
     mixture = experts_of(decoder)
     with torch.no_grad():
         mixture.router.zero_()
@@ -86,7 +86,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_nought():
 
 
 def test_filling_up_changes_no_gradient():
-    recipe = resolve(RecipeSpec(gemms=["wgrad"], stabiliser="dht"))
+    recipe = read_recipe({"gemms": ["wgrad"], "stabiliser": "dht"})
     grads = []
     for multiple in (32, 128):
         decoder = model(recipe)
@@ -105,7 +105,7 @@ def test_a_mixture_learns_and_its_experts_carry_the_recipe(make_config, tokens):
     _, again = curve(config, tokens, should_stop=after(5))
     assert again == rows[: len(again)]
     seen = set()
-    decoder = model(resolve(FP4))
+    decoder = model(FP4)
     layer = next(layer for layer in decoder.modules() if isinstance(layer, QuantLinear))
     layer.state.watch = lambda layer, gemm, operand, _: seen.add((layer, gemm, operand))
     decoder(TOKENS).float().sum().backward()

@@ -8,19 +8,16 @@ import pytest
 import torch
 
 from ablate.base.errors import UserError
-from ablate.recipes import RecipeSpec
 from ablate.run.config import Fork
 from ablate.train import Snapshot, train
 from tests.exhaustive import rest_exhaustive
 
 STEP = 512
-FP4 = RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr+rht", signs="call")
-LATE = RecipeSpec(phases=[{"from_tokens": 16 * STEP, "recipe": FP4}])
-FPROP = RecipeSpec(gemms=["fprop"])
-OSCILLATES = RecipeSpec(
-    gemms=["fprop"], deoscillate={"window": 3, "threshold": 1.2, "from_tokens": 16 * STEP}
-)
-AHEAD = RecipeSpec(**vars(FP4) | {"phases": [{"from_fraction": 0.5, "recipe": "bf16"}]})
+FP4 = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
+LATE = {"phases": [{"from_tokens": 16 * STEP, "recipe": FP4}]}
+FPROP = {"gemms": ["fprop"]}
+OSCILLATES = FPROP | {"deoscillate": {"window": 3, "threshold": 1.2, "from_tokens": 16 * STEP}}
+AHEAD = FP4 | {"phases": [{"from_fraction": 0.5, "recipe": "bf16"}]}
 
 
 class States:

@@ -14,7 +14,6 @@ from torch import distributed
 
 from ablate.diagnose.recorder import Recorder
 from ablate.execute.side_tasks import Keeper
-from ablate.recipes import RecipeSpec
 from ablate.run.config import ModelConfig
 from ablate.run.diagnostics import Diagnostics
 from ablate.store.checkpoints import load_newest
@@ -118,9 +117,7 @@ def losses(rows):
 @pytest.mark.exhaustive
 def test_the_first_process_measures_what_one_alone_would(make_config, together):
     """Its micro-batch is the first, and the gathered weight is whole when it is copied."""
-    config = make_config(
-        RecipeSpec(**ALL), tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None
-    )
+    config = make_config(ALL, tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None)
     diagnostics = Diagnostics(every_tokens=1024, layers=["*"], draws=2)
     *_, found = together(config, 1, "alone", diagnostics=diagnostics)
     *both, measured = together(config, diagnostics=diagnostics)
@@ -138,7 +135,7 @@ def test_the_first_process_measures_what_one_alone_would(make_config, together):
 def test_two_processes_have_the_curve_of_one_to_the_bit(make_config, together, model, recipe):
     """Two micro-batches, one each: their sum has one order. Clipping is off, whose norm is another sum."""
     shape = {"layers": 3, **MODELS[model]}
-    config = make_config(RecipeSpec(**recipe), model=shape, micro_batch_size=8, grad_clip=None, **SHORT)
+    config = make_config(recipe, model=shape, micro_batch_size=8, grad_clip=None, **SHORT)
     state, _, alone, _ = together(config, 1, "alone")
     rows = together(config)[2]
     assert (state, losses(rows)) == ("finished", losses(alone))
@@ -151,8 +148,8 @@ def test_two_processes_have_the_curve_of_one_to_the_bit(make_config, together, m
 
 def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(make_config, together):
     """Without a micro-batch size each process takes its half of the batch."""
-    alone = together(make_config(RecipeSpec(**ALL), micro_batch_size=8, **SHORT), 1, "alone")[2]
-    rows = together(make_config(RecipeSpec(**ALL), **SHORT))[2]
+    alone = together(make_config(ALL, micro_batch_size=8, **SHORT), 1, "alone")[2]
+    rows = together(make_config(ALL, **SHORT))[2]
     assert losses(rows) == pytest.approx(losses(alone), abs=0.01)
     assert losses(rows)[0] == losses(alone)[0]
 
@@ -160,7 +157,7 @@ def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(make
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 3)])
 def test_a_run_goes_on_with_another_number_of_devices(make_config, together, tmp_path, sizes):
-    recipe = RecipeSpec(**RESET | {"deoscillate": {"window": 4, "threshold": 1.1}})
+    recipe = RESET | {"deoscillate": {"window": 4, "threshold": 1.1}}
     config = make_config(recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2)
     whole = together(config, 1, "whole")[2]
     state, step, begun, _ = together(config, sizes[0], stop_after=7)
@@ -172,7 +169,7 @@ def test_a_run_goes_on_with_another_number_of_devices(make_config, together, tmp
 
 
 def test_a_resumed_group_goes_on_to_the_same_bits(make_config, together):
-    config = make_config(RecipeSpec(**ALL), evaluate_in="both", **SHORT)
+    config = make_config(ALL, evaluate_in="both", **SHORT)
     whole = together(config, folder="whole")[2]
     _, step, begun, _ = together(config, stop_after=3)
     assert step == 3
@@ -182,13 +179,13 @@ def test_a_resumed_group_goes_on_to_the_same_bits(make_config, together):
 def test_lower_precision_of_weights_and_sums_trains_and_a_divergence_is_found_in_all(make_config, together):
     rows = together(make_config(master_weights="bf16", reduction="bf16", **SHORT))[2]
     assert losses(rows)[-1] < losses(rows)[0]
-    hot = make_config(RecipeSpec(**ALL), learning_rate=1e4, grad_clip=None)
+    hot = make_config(ALL, learning_rate=1e4, grad_clip=None)
     assert together(hot, folder="hot")[0] == "diverged"
 
 
 @pytest.mark.parametrize("model", [{}, {"experts": 3}])
 def test_computing_activations_twice_changes_no_bit(make_config, together, model):
-    config = make_config(RecipeSpec(**ALL), model=model, tokens=1024, eval_every_tokens=512)
+    config = make_config(ALL, model=model, tokens=1024, eval_every_tokens=512)
     assert together(config, 1, "once") == together(config, 1, "twice", checkpoint_activations=True)
 
 
@@ -210,9 +207,7 @@ def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(tmp_path
     }  # fmt: skip
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text(json.dumps(content))
-    config = make_config(
-        RecipeSpec(**ALL), tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None
-    )
+    config = make_config(ALL, tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None)
     config = replace(config, model=ModelConfig(hf=str(tmp_path / "hf")))
     rows = together(config, checkpoint_activations=True)[2]
     assert losses(rows) == losses(together(config, 1, "alone")[2])

@@ -10,23 +10,22 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.diagnose.recorder import Recorder
-from ablate.recipes import Recipe, RecipeSpec, resolve
+from ablate.recipes import read_recipe
 from ablate.run.diagnostics import Diagnostics
 from ablate.train.group import Layout
 from ablate.train.routes import record, replay
 from tests.curves import curve
 
 STEP = 32 * 16  # tokens
-FP4 = resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"], stabiliser="sr"))
+FP4 = read_recipe({"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr"})
 
 
 @pytest.fixture
 def bf16(make_config):
-    config = make_config(
+    return make_config(
         model={"experts": 4}, tokens=4 * STEP, eval_every_tokens=2 * STEP, eval_tokens=STEP,
         micro_batch_size=8, evaluate_in="both",
     )  # fmt: skip
-    return replace(config, recipe=Recipe())
 
 
 def trained(config, tokens, routes=lambda _: None, **options):
