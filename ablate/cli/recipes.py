@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.recipes import LayerRecipe, Preset
-    from ablate.recipes.stacks import Flags
 
 _SHOWN = ("format", "scale", "block", "rounding")
 
@@ -55,7 +54,9 @@ def command(name: str | None, stack: str | None, as_json: bool) -> None:
                 flags = flags_for(read_recipe(name), stack)
             except ValueError as error:
                 raise UserError(f"recipe '{name}': {error}") from None
-            deliver(asdict(flags), _flag_lines(flags), as_json=as_json)
+            words = [*(f"{name}={value}" for name, value in flags.env.items()), *flags.args]
+            lines = [shlex.join(words) or "(no flags)", f"# read in {flags.read_in}"]
+            deliver(asdict(flags), lines, as_json=as_json)
             return
         if name not in PRESETS:
             raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
@@ -77,11 +78,6 @@ def command(name: str | None, stack: str | None, as_json: bool) -> None:
         f"\n{short} are words too. One in full: ablate recipes NAME",
     ]
     deliver({"recipes": found}, lines, as_json=as_json)
-
-
-def _flag_lines(flags: Flags) -> Iterator[str]:
-    yield shlex.join([*(f"{name}={value}" for name, value in flags.env.items()), *flags.args]) or "(no flags)"
-    yield f"# read in {flags.read_in}"
 
 
 def _lines(preset: Preset) -> Iterator[str]:

@@ -43,16 +43,14 @@ class Executor:
         self.problem = None
         self.loss = loss_at
         self.end = lambda run: "failed" if run.config.seed == 7 else "finished"
-        self.unneeded = None
         self.begins = lambda _store: None
 
     @property
     def ran(self):
         return [run for call in self.calls for run in call]
 
-    def __call__(self, store, todo, *, unneeded, **_):
+    def __call__(self, store, todo, **_):
         self.begins(store)
-        self.unneeded = unneeded
         self.calls.append([])
         states = {}
         for request in todo:
