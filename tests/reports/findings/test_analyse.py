@@ -71,19 +71,6 @@ def test_the_target_is_a_loss_or_a_perplexity_interpolated_or_at_an_evaluation(m
     assert arm.runs[0].tokens_to_target == pytest.approx(tokens)
 
 
-def test_hit_censored_diverged_and_missing_are_counted_apart(make_study):
-    hit, short = line(3, 2, 1), line(3, 2.9, 2.8)
-    store = make_study(
-        {"a": [hit] * 2, "b": [hit, short, line(3, 9), hit, hit, hit]},
-        states={("b", 2): "diverged", ("b", 3): "failed", ("b", 4): "running", ("b", 5): "pending"},
-        target={"value": 2.0},
-    )
-    arm = arms_of(store)["b"]
-    assert (arm.n, arm.hit, arm.censored, arm.diverged, arm.missing) == (3, 1, 1, 1, 3)
-    assert arm.token_cost.estimate is None
-    assert [run.end for run in arm.runs] == ["hit", "censored", "diverged", *["missing"] * 3]
-
-
 @pytest.mark.parametrize(
     ("points", "target", "tokens", "share"),
     [
