@@ -193,8 +193,7 @@ def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, above
 
 def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
     path = tmp_path / "token"
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_TOKEN_PATH": str(path)})  # nothing is left for other tests
     assert cluster.use_token() is None
     assert "RAY_AUTH_MODE" not in os.environ
     path.write_text("secret")
@@ -203,4 +202,3 @@ def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
     path.chmod(0o600)
     assert cluster.use_token() is None
     assert os.environ["RAY_AUTH_MODE"] == "token"
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
