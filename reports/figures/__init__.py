@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.reports.figures.canvas import Drawing
@@ -12,10 +14,38 @@ from ablate.reports.figures.panels import draw_difference, draw_sweep
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
 
-__all__ = ["Drawing", "draw_figures"]
+__all__ = ["Drawing", "draw_figures", "drawn_arms"]
+
+
+_MOST_ARMS = 40
+"""A figure with more arms is not readable."""
 
 
 def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
-    """Draw every figure that the analysis has data for, in the report's order."""
-    draws = (draw_forest, draw_convergence, draw_difference, draw_sweep, draw_trials, draw_training)
-    return tuple(one for draw in draws if (one := draw(analysis)) is not None)
+    """Draw every figure that the analysis has data for, in the report's order.
+
+    If there are too many arms, only the baseline and those of lowest token cost are drawn; captions say so.
+    """
+    shown = drawn_arms(analysis)
+    drawings = (
+        draw_forest(shown), draw_convergence(shown), draw_difference(shown), draw_sweep(shown),
+        draw_trials(analysis), draw_training(shown),
+    )  # fmt: skip
+    left_out = len(analysis.arms) - len(shown.arms)
+    said = f" Not drawn: {left_out} arms of higher or unknown token cost." if left_out else ""
+    return tuple(replace(one, caption=one.caption + said) for one in drawings if one is not None)
+
+
+def drawn_arms(analysis: Analysis) -> Analysis:
+    """Keep only the arms that figures show: the baseline and those of lowest token cost, 40 at most."""
+    costs = {
+        arm.name: math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
+        for arm in analysis.others
+    }
+    names = {analysis.baseline, *sorted(costs, key=costs.__getitem__)[: _MOST_ARMS - 1]}
+    return replace(
+        analysis,
+        arms=tuple(arm for arm in analysis.arms if arm.name in names),
+        curves=tuple(curve for curve in analysis.curves if curve.arm in names),
+        curves_in_bf16=tuple(curve for curve in analysis.curves_in_bf16 if curve.arm in names),
+    )

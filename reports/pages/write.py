@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.base.files import parse_json, write_bytes_atomic
-from ablate.reports.figures import Drawing, draw_figures
+from ablate.reports.figures import Drawing, draw_figures, drawn_arms
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import target_text
@@ -119,7 +119,7 @@ def write_report(
         "notices": notices,
         "warnings": warnings,
         "matrices": matrices,
-        "live": curves and _live_data(analysis, curves),
+        "live": curves and _live_data(drawn_arms(analysis), curves),
         "refresh_sec": refresh_sec,
         "arms": tables.design_table(analysis),
         "definitions": definitions(analysis),

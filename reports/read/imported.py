@@ -123,6 +123,14 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
                     f"{whole.begins:,}: is it the rest of a resumed run? (put a run into one file, or name "
                     "its run or seed; if they are runs of their own: --waive beginning)"
                 )
+    alike: dict[str, list[str]] = {}
+    for arm in arms:
+        alike.setdefault(arm.casefold(), []).append(arm)
+    said = [
+        f"arms {' and '.join(names)} differ in case alone: taken as several"
+        for names in alike.values()
+        if len(names) > 1
+    ]
     every = [run.seed for runs in arms.values() for run in runs]
     free = (number for number in itertools.count() if number not in every)
     texts = sorted({seed for seed in every if isinstance(seed, str)})
@@ -132,7 +140,7 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
         for arm, runs in arms.items()
     }
     told = ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
-    return numbered, [f"seeds {told}"] * bool(numbers)
+    return numbered, said + [f"seeds {told}"] * bool(numbers)
 
 
 def write_study(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
 from synthetic_study import line
 
+from ablate.reports import figures
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.canvas import SHADE, limits, looks, short
 from ablate.reports.findings.analyse import analyse
@@ -69,3 +71,14 @@ def test_every_arm_is_named_in_every_figure(written):
         assert {name for name in names[path.stem != "convergence" :] if name not in text} == (
             apart if path.stem == "sweep" else set()
         )
+
+
+def test_of_very_many_arms_the_baseline_and_the_cheapest_are_drawn(ladder, monkeypatch):
+    monkeypatch.setattr(figures, "_MOST_ARMS", 3)
+    analysis = analyse(load_frames(ladder))
+    known = sorted(analysis.others, key=lambda arm: arm.token_cost.estimate)
+    shown = figures.drawn_arms(analysis)
+    assert {arm.name for arm in shown.arms} == {"bf16", known[0].name, known[1].name}
+    left_out = "Not drawn: 3 arms of higher or unknown token cost."
+    in_both = replace(analysis, curves_in_bf16=analysis.curves)
+    assert all(left_out in drawing.caption for drawing in draw_figures(in_both))
