@@ -205,7 +205,7 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
     counts = {
         "ended before the target": sum(run.end == "censored" for run in runs),
         "diverged": sum(run.end == "diverged" for run in runs),
-        "was at the target by the first evaluation": sum(run.end == "hit" and not run.exact for run in runs),
+        "reached the target by the first evaluation": sum(run.end == "hit" and not run.exact for run in runs),
     }
     parts = [f"{count} {what}" for what, count in counts.items() if count]
     return f"of {len(runs)} runs {' and '.join(parts)}"

@@ -55,9 +55,9 @@ WITHOUT = """
 95 96 c200 x300 | 100 101 | bound | | 95 96 200 300 / 100 101 | | 1 ended before the target and 1 diverged
 120 130       | 100 c200  | bound | | | 120 130 / 100 200 | the baseline: of 2 runs
 c200          | c200      | none  | | | | this arm: of 1 runs
-<50 60        | 100 100   | bound | | | 50 60 / 100 | of 2 runs 1 was at the target by the first
+<50 60        | 100 100   | bound | | | 50 60 / 100 | of 2 runs 1 reached the target by the first
 <50 60        | <50 60    | none  | | | | ; the baseline: of 2 runs
-<0 120 131    | 100 104   | none  | | | | of 3 runs 1 was
+<0 120 131    | 100 104   | none  | | | | of 3 runs 1 reached
 118 -         | 100       | point | 118 / 100 | | | n = 1
 -             | 100       | none  | | | | no result of this arm yet
 """
