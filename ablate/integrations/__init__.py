@@ -33,7 +33,7 @@ def recipe_of_environment() -> Recipe:
     text = os.environ.get("ABLATE_RECIPE")
     if text is None:
         raise ValueError(
-            "no recipe is given, and ABLATE_RECIPE is not set (a study with trainer.command sets it)"
+            "no recipe is given, and ABLATE_RECIPE is not set (a study sets it; alone: ABLATE_RECIPE=bf16)"
         )
     return read_recipe(text)
 
