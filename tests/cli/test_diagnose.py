@@ -76,15 +76,15 @@ def test_a_preset_and_the_table(call):
 def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(call, found, tmp_path):
     run = RunDir(tmp_path / "study" / "runs" / "0123456789abcdef")
     run.create(asdict(tiny_config(seed=1, steps=6)))
-    (tmp_path / "stop").touch()
     task = task_of(run, tmp_path)
+    task.stop_path.touch()
     assert execute_run(task).state == "interrupted"
     content = found(run.path, *QUICK)
     assert content["weights"] == "the checkpoint after step 1"
     assert {one["gemm"] for one in content["gemms"]} == {"dgrad", "wgrad"}  # tseng's
     other = found(run.path, *QUICK, "--recipe", "te-hybrid-fp8-delayed")
     assert {one["gemm"] for one in other["gemms"]} == {"fprop", "dgrad", "wgrad"}
-    (tmp_path / "stop").unlink()
+    task.stop_path.unlink()
     assert execute_run(task).state == "finished"
     assert call(run.path).line == (
         f"{run.path}: no weights were kept (train it again with: ablate run STUDY --set keep_weights=true "
