@@ -44,7 +44,7 @@ from ablate.check.record import (
     page,
     read_proof,
 )
-from ablate.check.speed import bandwidth, rates, steps
+from ablate.check.speed import rates, steps
 from ablate.check.training import linear_gradients, training
 from ablate.execute.environment import code_digest, cpu_name, fingerprint, other_work, version_of
 from ablate.run import backend_names
@@ -155,7 +155,6 @@ PARTS: dict[str, Checks] = {
     "products": _suite("product"),
     "gradients": linear_gradients,
     "training": training,
-    "quantiser bandwidth": bandwidth,
     "GEMM rates": rates,
     "quantised bits of other policies": _suite("quantised bits", quick=False),
     "step times": lambda setup: itertools.chain(steps(setup), [_work_beside(setup)]),

@@ -1,4 +1,4 @@
-"""Times: of GEMMs, of the quantiser, of training steps.
+"""Times: of GEMMs and of training steps.
 
 Figures that are compared are medians, measured in turns. Emulated times are those of the emulation and say
 nothing of FP4 hardware; ``mode`` tells which it is. A rate above the device's published peak is a failure,
@@ -20,11 +20,9 @@ from ablate.backends.device import device_of
 from ablate.backends.protocol import Draw
 from ablate.backends.select import Selection, overall_mode
 from ablate.backends.testing import Check, Skip, Told, ending
-from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.testing.suite import both
 from ablate.check.training import config_of, trained
 from ablate.modelled.hardware import peak_tflops
-from ablate.modelled.speed import operand_bytes
 from ablate.numerics.philox import Key
 from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy, read_recipe
 from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
@@ -51,15 +49,6 @@ MODELS: dict[str, ModelConfig] = {
 """The models whose steps are timed, by name."""
 
 _WARM_UPS = 3
-_QUANTISED = policies_of("""
-mxfp4
-mxfp4 H16
-mxfp4 stochastic 0.75
-mxfp4 stochastic 0.75 H16 step
-mxfp4 stochastic 0.75 H64 step
-mxfp8
-nvfp4 H16 fixed
-""")
 _FORMATS: tuple[Format, ...] = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
 
 
@@ -150,38 +139,6 @@ def elapsed_ms(call: Callable[[], object], where: str) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end))
-
-
-def bandwidth(setup: Setup) -> Iterator[Check]:
-    """Yield checks of the quantiser's bandwidth for its main policies: along rows, columns, and both at once.
-
-    Triton's packs codes; emulation's writes values in bf16.
-    """
-    name = "triton" if "triton" in setup.backends else "emulated"
-    backend = setup.backends[name]
-    for policy in _QUANTISED:
-        if backend.support(both(policy), setup.device).mode != "no":
-            yield Check(backend=name, of=label(policy), run=partial(_bandwidth, setup, backend, policy))
-
-
-def _bandwidth(setup: Setup, backend: Backend, policy: OperandPolicy) -> Told:
-    size, repeats = (8192, 50) if setup.on_gpu else (2048, 5)
-    x = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(setup.where)
-    draw = Draw(policy=policy, key=Key(seed=0, layer="check", gemm="wgrad", operand="dy", step=1))
-    reads = 4.0 if policy.format == "nvfp4" else 2.0  # once more for the tensor's amax
-    written = operand_bytes(policy) if backend.name == "triton" else 2.0
-    calls: dict[str, Callable[[], object]] = {
-        "copy": x.clone,
-        "rows": lambda: backend.quantize(x, draw, axis=1),
-        "columns": lambda: backend.quantize(x, draw, axis=0),
-        "both": lambda: backend.quantize_both(x, draw, draw),
-    }
-    moved = (4.0, *[reads + written] * 2, (1 if backend.one_read else 2) * reads + 2 * written)
-    times = medians_ms(list(calls.values()), setup.where, repeats)
-    found = [each * x.numel() / time_ms / 1e6 for each, time_ms in zip(moved, times, strict=True)]
-    figures = {f"{name}_GB_per_s": rate for name, rate in zip(calls, found, strict=True)}
-    figures |= {f"{name}_over_copy": rate / found[0] for name, rate in [*zip(calls, found, strict=True)][1:]}
-    return Told(f"{size} × {size} bf16", figures)
 
 
 def rates(setup: Setup) -> Iterator[Check]:

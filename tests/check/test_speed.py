@@ -8,7 +8,7 @@ import torch
 from ablate.backends.device import Device, device_of
 from ablate.backends.emulated import EmulatedBackend
 from ablate.check import Setup, speed
-from ablate.check.speed import bandwidth, rates, steps
+from ablate.check.speed import rates, steps
 from ablate.run.architecture import model_size
 from ablate.train.probe import StepTimes
 
@@ -26,7 +26,6 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(speed, "elapsed_ms", elapsed_ms)
     monkeypatch.setattr(speed, "time_steps", lambda *_args, **_counts: step_times(0.5 * reads[0]))
-    monkeypatch.setattr(speed, "_QUANTISED", speed._QUANTISED[:1])
     return reads
 
 
@@ -40,22 +39,12 @@ def found(part, device=None, **backends):
     return {check.name: check.outcome()[0] for check in part(setup)}
 
 
-def test_bandwidth_is_bytes_over_time_and_over_a_copys():
-    figures = found(bandwidth)["mxfp4"]["figures"]
-    copied = 4 * 2048**2 / 2e-3 / 1e9
-    assert figures["copy_GB_per_s"] == pytest.approx(copied)
-    assert figures["rows_GB_per_s"] == pytest.approx(copied)  # reads 2 bytes and writes 2, in as much time
-    assert figures["both_over_copy"] == pytest.approx(2.0)
-
-
-def test_bandwidth_counts_what_a_packing_back_end_moves():
-    class Packing(EmulatedBackend):
-        name = "triton"
-        one_read = True
-
-    figures = found(bandwidth, triton=Packing())["mxfp4"]["figures"]
-    assert figures["rows_over_copy"] == pytest.approx((2 + 0.5 + 1 / 32) / 4)
-    assert figures["both_over_copy"] == pytest.approx((2 + 1 + 2 / 32) / 4)
+def test_a_rate_is_work_over_time(monkeypatch):
+    monkeypatch.setattr(speed, "_FORMATS", ("mxfp4",))
+    figures = found(rates)["mxfp4 1024×1024×1024"]["figures"]
+    tflops = 2 * 1024**3 / 2e-3 / 1e12
+    speeds = {"speed_over_bf16": 0.5, "speed_over_fp8": 1.0}
+    assert figures == {"TFLOP_per_s": tflops, "quantise_ms": 2.0, "multiply_ms": 2.0, **speeds}
 
 
 @pytest.mark.parametrize(("share", "result"), [(0.9, "told"), (1.02, "failed"), (None, "told")])
@@ -106,6 +95,7 @@ def test_the_models_have_the_sizes_of_their_names():
     assert sizes[1:] == pytest.approx([150e6, 1e9], rel=0.05)
 
 
-def test_a_clock_that_stands_still_fails_the_part(clock):
+def test_a_clock_that_stands_still_fails_the_part(monkeypatch, clock):
+    monkeypatch.setattr(speed, "_FORMATS", ("bf16",))
     clock[0] = 0.0
-    assert {one["detail"] for one in found(bandwidth).values()} == {"the clock stands still"}
+    assert {one["detail"] for one in found(rates).values()} == {"the clock stands still"}
