@@ -12,9 +12,6 @@ Draws of the recipe's randomness come from streams that training never reads (``
 Values that the recipe draws once for the whole run (signs per layer, or one fixed vector) stay the same as
 in training, and their effect counts as bias.
 
-The recipes of ``what_if`` are measured on the same copies by layers of their own, which train nothing and
-always use the fastest back end. They have no history: a delayed scale is taken from the tensor itself.
-
 Zeros that fill an operand up to whole blocks count among its elements.
 
 Of the built-in mixture also the load of its experts is noted, as the step's last micro-batch had it.
@@ -25,17 +22,15 @@ How it fails: undefined figures are None; a run that diverges is not diagnosed o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ablate.backends.protocol import dequantised
-from ablate.backends.select import Selection
 from ablate.diagnose import measure
-from ablate.layers.linear import QuantLinear, product, quantised_layers
-from ablate.layers.state import RecipeState
+from ablate.layers.linear import product, quantised_layers
 from ablate.models.decoder import Experts
 from ablate.numerics.quantiser import on_grid
 from ablate.recipes import GEMMS, OPERANDS
@@ -45,8 +40,9 @@ from ablate.run.diagnostics import chosen_layers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ablate.layers.linear import QuantLinear
     from ablate.layers.state import Position
-    from ablate.recipes import Gemm, LayerRecipe, Recipe
+    from ablate.recipes import Gemm, LayerRecipe
     from ablate.run.diagnostics import Diagnostics
     from ablate.train.loop import Trainee
 
@@ -159,23 +155,8 @@ class Recorder:
         self._seq_len = trainee.settings.seq_len
         layers = quantised_layers(trainee.module)
         places = [layer.place for layer in layers.values()]
-
-        def chosen(recipe: Recipe) -> dict[str, QuantLinear]:
-            return {name: layers[name] for name in chosen_layers(settings.layers, recipe, places)}
-
-        self._layers: dict[str | None, dict[str, QuantLinear]] = {None: chosen(self._state.recipe)}
-        """Layers by the name of their recipe in ``what_if``; None is the run's own recipe."""
-        for other, recipe in settings.other_recipes().items():
-            seed, total = self._state.seed, self._state.total_tokens
-            state = RecipeState(recipe=recipe, backend=Selection(), seed=seed, total_tokens=total)
-            self._layers[other] = {}
-            for name, layer in chosen(recipe).items():
-                twin = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-                twin.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
-                made = QuantLinear.take_over(twin, name=name, state=state, place=layer.place)
-                self._layers[other][name] = made.to(layer.weight.device)
-        wanted = set().union(*self._layers.values())
-        self._chosen = {name: layer for name, layer in layers.items() if name in wanted}
+        wanted = chosen_layers(settings.layers, self._state.recipe, places)
+        self._chosen = {name: layers[name] for name in wanted}
         self._found: dict[str, Tapped] = {}
         modules = trainee.module.named_modules()
         self._mixtures = {name: module for name, module in modules if isinstance(module, Experts)}
@@ -198,14 +179,10 @@ class Recorder:
         for name in self._chosen:
             if (tapped := self._found.pop(name, None)) is None:
                 continue
-            for other, layers in self._layers.items():
-                if name in layers:
-                    measured = replace(tapped, layer=layers[name])
-                    for one in diagnose_layer(measured, draws=self._settings.draws):
-                        figures = asdict(one)
-                        row = {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
-                        row |= figures.pop("product") | figures | ({"what_if": other} if other else {})
-                        self._write("diagnosis", row)
+            for one in diagnose_layer(tapped, draws=self._settings.draws):
+                figures = asdict(one)
+                row = {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
+                self._write("diagnosis", row | figures.pop("product") | figures)
 
     def _write(self, kind: str, figures: dict[str, Any]) -> None:
         row = {"kind": kind, "tokens": self._state.tokens, "step": self._state.step} | figures

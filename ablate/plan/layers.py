@@ -78,8 +78,11 @@ class OwnCode:
                 self._outlines[key] = outline(model, vocab_size=vocab_size, seq_len=key[2])
         found = self._outlines[key]
         unreached = coverage_faults(arm.recipe, found.matrices, allow=model.allow)
-        misfits = _misfits(arm.recipe, found.layers, arm.training.tokens)
-        for part, faults in (("allow", unreached), ("recipe", misfits)):
+        misfits = (
+            *layer_misfits(arm.recipe, found.layers),
+            *phase_misfits(arm.recipe, arm.training.tokens),
+        )
+        for part, faults in (("allow", unreached), ("recipe", [one[:2] for one in misfits])):
             with self._at(arm, part):
                 if said := [Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults]:
                     raise UserError(*said)
@@ -100,35 +103,20 @@ def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
     """Check ``diagnostics`` of a study.
 
     Raises:
-        UserError: a pattern that matches no layer of any arm, or a recipe that does not fit an arm.
+        UserError: a pattern that matches no layer of any arm.
     """
     if study.diagnostics is None:
         return
-    found: list[tuple[str, int, str, str | None]] = []
+    found = []
     known = list(dict.fromkeys(layer.name for arm in arms.values() for layer in arm.layers))
     patterns = [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
     for index, pattern in enumerate(patterns):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
-            found.append(("layers", index, f": '{pattern}' names no layer of any arm", hint))
-    for index, recipe in enumerate(study.diagnostics.other_recipes().values()):
-        found += [
-            ("what_if", index, f"[{index}]: {what}; arm '{arm.name}'", hint)
-            for arm in study.arms
-            if arm.trainer is None  # else nothing is diagnosed
-            for what, hint in _misfits(recipe, arms[arm.name].layers, arm.training.tokens)
-        ][:1]
+            what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
+            found.append(study.problem(("diagnostics", "layers", index), what, hint))
     if found:
-        raise UserError(
-            *(
-                study.problem(("diagnostics", part, index), f"diagnostics.{part}{what}", hint)
-                for part, index, what, hint in found
-            )
-        )
-
-
-def _misfits(recipe: Recipe, layers: tuple[LinearLayer, ...], tokens: int) -> list[tuple[str, str | None]]:
-    return [one[:2] for one in (*layer_misfits(recipe, layers), *phase_misfits(recipe, tokens))]
+        raise UserError(*found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

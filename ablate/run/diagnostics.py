@@ -13,20 +13,13 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from ablate.base.config_base import key
-from ablate.recipes import (
-    SHORT_RECIPES,
-    AnyRecipe,
-    Recipe,
-    RecipeSpec,
-    describe,
-    resolve,
-)
 from ablate.run.config import PositiveInt  # noqa: TC001  pydantic reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from ablate.recipes import Recipe
     from ablate.recipes.place import LayerPlace
 
 DEFAULT_STEPS = 250
@@ -61,30 +54,10 @@ class Diagnostics:
     draws: int = key(
         4, "draws of a recipe's randomness, to tell bias from variance", ge=2, le=64, strict=True
     )
-    what_if: list[AnyRecipe] = key(
-        list, "other recipes whose error is measured on the same tensors; none of them trains anything"
-    )
 
     def interval(self, tokens_per_step: int) -> int:
         """Return the training tokens between two diagnoses."""
         return self.every_tokens or DEFAULT_STEPS * tokens_per_step
-
-    def other_recipes(self) -> dict[str, Recipe]:
-        """Name the recipes of ``what_if``: by a recipe's word, else by a line that describes it.
-
-        Raises:
-            SenselessRecipe: a recipe contradicts itself.
-        """
-        found: dict[str, Recipe] = {}
-        for spec in self.what_if:
-            recipe = resolve(spec)
-            words = (word for word, content in SHORT_RECIPES.items() if spec == RecipeSpec(**content))
-            plain = name = next(words, None) or describe(recipe)
-            number = 2
-            while name in found:  # two recipes that differ only in the layers of their rules
-                name, number = f"{plain} ({number})", number + 1
-            found[name] = recipe
-        return found
 
 
 def chosen_layers(

@@ -68,8 +68,7 @@ weights are de-oscillated.
 
 `runs/<id>/diagnostics.jsonl`, where the study has `diagnostics`: one object for each diagnosed step, layer and GEMM,
 cut back to the checkpoint on resume like the metrics. Numbers have 6 digits; what is not defined is `null`. The words
-are in docs/diagnostics.md; `tokens` were seen before the step, `step` were done. A row of another recipe
-(`diagnostics.what_if`) has its name as `what_if`.
+are in docs/diagnostics.md; `tokens` were seen before the step, `step` were done.
 
 ```text
 {"kind": "diagnosis", "tokens", "step", "layer", "gemm", "draws", …, "sketch": "<512 bytes in base64>",

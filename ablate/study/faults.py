@@ -145,7 +145,7 @@ class Faults:
                 close = _close(value, words) if isinstance(value, str) else None
                 if isinstance(value, list) and (joined := "+".join(map(str, value))) in words:
                     close = f"write {joined}"
-                noun = "recipe" if full[-2:-1] == ("what_if",) else full[-1]
+                noun = full[-1]
                 if noun in ("recipe", "preset"):  # too many words to list
                     what, listed = f"unknown {noun} {got}", f"expected {one_of(words)}"
                     if len(words) > 20:

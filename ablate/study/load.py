@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.errors import UserError, likely
-from ablate.recipes import Recipe, SenselessRecipe, resolve
 from ablate.run.command import Command
 from ablate.store.plan_file import Margin, Settled, StopRule, Target
 from ablate.study.arms import Arms, check_replays, resolve_forks
@@ -22,7 +21,7 @@ from ablate.study.checks import Misfit
 from ablate.study.faults import Faults
 from ablate.study.searches import check_search, check_tune
 from ablate.study.sections import SeedsSection, StudyFile
-from ablate.study.source import follow, parse, put_settings, read_content
+from ablate.study.source import parse, put_settings, read_content
 from ablate.study.study import Study, again_name
 
 if TYPE_CHECKING:
@@ -183,19 +182,6 @@ def _check_file(file: StudyFile, found: Arms) -> None:
                 faults.add(
                     ("tune",), "its values do not reach a command", "make an arm of each in trainer.args"
                 )
-    first: dict[Recipe, int] = {}
-    for index, spec in enumerate(file.diagnostics.what_if if file.diagnostics is not None else ()):
-        at = ("diagnostics", "what_if", index)
-        try:
-            recipe = resolve(spec)
-        except SenselessRecipe as error:
-            _, steps = follow(faults.source.get(*at), error.path)
-            faults.add((*at, *error.path[:steps]), str(error), error.hint)
-            continue
-        if all(policy.is_untouched for part in recipe.parts for *_, policy in part.operands()):
-            faults.add(at, "it quantises nothing, so that there is nothing to measure")
-        elif first.setdefault(recipe, index) != index:
-            faults.add(at, f"the same recipe as what_if[{first[recipe]}]")
 
 
 def _baseline(found: Arms, names: Collection[str]) -> str:

@@ -48,7 +48,6 @@ _TAIL_BYTES = 512
 _MAX_NOTE = 15_000
 _MAX_PARAM = 500
 _MAX_TAG = 5_000
-_MAX_RECIPE = 60
 _REFUSED = re.compile(r"[^\w\-. ]")
 # Okabe and Ito's palette, distinguishable for colour-blind readers; all runs of an arm share a colour.
 _BASELINE_COLOUR = "#333333"
@@ -94,7 +93,7 @@ def points(row: Any) -> list[Point]:
 
 def _names(row: dict[str, Any]) -> dict[str, str]:
     """Map the keys of a row that are shown to MLflow's names."""
-    kind, gemm, layer, other = (row.get(key) for key in ("kind", "gemm", "layer", "what_if"))
+    kind, gemm, layer = (row.get(key) for key in ("kind", "gemm", "layer"))
     if kind == "system":  # MLflow's pages have a tab for metrics with this prefix
         return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
     if kind not in ("diagnosis", "load"):
@@ -103,17 +102,7 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
         return {}
     if kind == "load":
         return {"busiest": f"diag/busiest_expert/{layer}"}
-    if gemm not in GEMMS:
-        return {}
-    place = "diag"
-    if isinstance(other, str):
-        name = _REFUSED.sub("_", other)
-        if len(name) > _MAX_RECIPE:
-            name = f"{name[: _MAX_RECIPE - 9]} {hashlib.sha256(other.encode()).hexdigest()[:8]}"
-        place = f"what_if/{name}"
-    elif other is not None:
-        return {}
-    return {key: f"{place}/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
+    return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED} if gemm in GEMMS else {}
 
 
 def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:

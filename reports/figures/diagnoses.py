@@ -30,8 +30,8 @@ _LABELS = {
 
 
 def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
-    """Draw a figure for each arm; other recipes on its tensors (``what_if``) are only in the table."""
-    arms = [arm for arm in arms if arm.what_if is None and arm.gemms]
+    """Draw a figure for each arm with quantised GEMMs."""
+    arms = [arm for arm in arms if arm.gemms]
     scales = {}
     for figure in _LABELS:
         rows = [row for arm in arms for one in arm.maps if one.figure == figure for row in one.values]

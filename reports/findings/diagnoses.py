@@ -103,12 +103,10 @@ class Map:
 class ArmDiagnosis:
     """What was measured of one arm, in ``runs`` of its runs.
 
-    ``what_if``: another recipe, measured on the arm's tensors without training by it; None for its own.
     ``busiest``: the tokens of a mixture's busiest expert over the mean of its experts; None without experts.
     """
 
     arm: str
-    what_if: str | None
     runs: int
     gemms: tuple[GemmSummary, ...]
     maps: tuple[Map, ...]
@@ -127,7 +125,8 @@ def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiag
             if damaged:
                 faults.append(f"{run.diagnostics_path}: damaged rows left out: {damaged}")
             runs.append(rows)
-        found += diagnose_arm(arm.name, runs)
+        if any(runs):
+            found.append(diagnose_arm(arm.name, runs))
     return tuple(found), tuple(faults)
 
 
@@ -144,7 +143,6 @@ def read_rows(content: bytes) -> tuple[list[Row], int]:
             and row["draws"] > 0
             and row.get("gemm") in GEMMS
             and isinstance(row.get("layer"), str)
-            and isinstance(row.get("what_if", ""), str)
             and all(
                 row.get(name) is None or number_in(row, name) is not None
                 for name in (*MAPPED, "error_energy")
@@ -154,8 +152,8 @@ def read_rows(content: bytes) -> tuple[list[Row], int]:
     return good, len(rows) - len(good)
 
 
-def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
-    """Diagnose an arm from the rows of each of its runs: first its own recipe, then each ``what_if``."""
+def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
+    """Diagnose an arm from the rows of each of its runs."""
     rows = [
         row
         | {figure: number_in(row, figure) for figure in _FIGURES}
@@ -164,27 +162,22 @@ def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> list[ArmDiagnosis]:
         for row in own
     ]
     loads = [row for row in rows if row["kind"] == "load"]
-    found = []
-    for what_if in sorted(dict.fromkeys(row.get("what_if") for row in rows), key=lambda one: one is not None):
-        own = [row for row in rows if row["kind"] == "diagnosis" and row.get("what_if") == what_if]
-        places = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in own))
-        tokens = tuple(sorted({row["tokens"] for row in own}))
-        maps = []
-        for figure in MAPPED:
-            cells = _means(own, ("layer", "gemm", "tokens"), figure)
-            values = tuple(tuple(cells.get((*place, at)) for at in tokens) for place in places)
-            maps.append(Map(figure=figure, rows=places, tokens=tokens, values=values))
-        gemms = [
-            _gemm(gemm, there) for gemm in GEMMS if (there := [one for one in own if one["gemm"] == gemm])
-        ]
-        busiest = _interval(_means(loads, ("run",), "busiest").values()) if loads and not what_if else None
-        found.append(
-            ArmDiagnosis(
-                arm=arm, what_if=what_if, runs=len({row["run"] for row in own or loads}),
-                gemms=tuple(gemms), maps=tuple(maps), busiest=busiest,
-            )
-        )  # fmt: skip
-    return found
+    own = [row for row in rows if row["kind"] == "diagnosis"]
+    places = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in own))
+    tokens = tuple(sorted({row["tokens"] for row in own}))
+    maps = []
+    for figure in MAPPED:
+        cells = _means(own, ("layer", "gemm", "tokens"), figure)
+        values = tuple(tuple(cells.get((*place, at)) for at in tokens) for place in places)
+        maps.append(Map(figure=figure, rows=places, tokens=tokens, values=values))
+    gemms = [_gemm(gemm, there) for gemm in GEMMS if (there := [one for one in own if one["gemm"] == gemm])]
+    return ArmDiagnosis(
+        arm=arm,
+        runs=len({row["run"] for row in own or loads}),
+        gemms=tuple(gemms),
+        maps=tuple(maps),
+        busiest=_interval(_means(loads, ("run",), "busiest").values()) if loads else None,
+    )
 
 
 def _over_noise(row: Row) -> float | None:

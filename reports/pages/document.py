@@ -20,8 +20,7 @@ timing            of the runs: "native" | "unvouched" (native, but not known to 
 timing_reasons[]  {reason, runs}
 throughput        {device, arch, versions, steps, repeats, measured_unix, tokens_per_sec {arm: [...]},
                    not_used {arm: reason}}, null where `ablate check STUDY --steps` has not been run
-diagnostics[]     {arm, what_if (another recipe, measured on the arm's tensors), runs, findings[], busiest, gemms[]},
-                   empty where the study has none
+diagnostics[]     {arm, runs, findings[], busiest, gemms[]}, empty where the study has none
   busiest         {estimate, low, high}: tokens of the busiest expert over the mean; null without experts
   gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, zeros, zeros_bf16, alike[],
                    largest {layer, relative_error}, operands[], error_over_data_noise, under_sqrt3}
@@ -207,8 +206,7 @@ def report_document(
         )
         | {"fields": list(analysis.tuning.plan.fields), "seeds": len(analysis.tuning.plan.seeds)},
         "diagnostics": [
-            _parts(arm, "arm", "what_if", "runs", "busiest", "gemms")
-            | {"findings": list(diagnosis_sentences(arm))}
+            _parts(arm, "arm", "runs", "busiest", "gemms") | {"findings": list(diagnosis_sentences(arm))}
             for arm in diagnosed
         ],
     }

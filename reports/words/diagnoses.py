@@ -23,11 +23,7 @@ def diagnosis_sentences(arm: ArmDiagnosis) -> tuple[str, ...]:
     if arm.busiest is not None:
         times = interval(arm.busiest, lambda value: f"{value:.2f}")
         found.append(f"the busiest expert of a layer has {times} times the mean expert's tokens.")
-    return tuple(f"{_who(arm)}: {said}" for said in found)
-
-
-def _who(arm: ArmDiagnosis) -> str:
-    return arm.arm if arm.what_if is None else f"what if {arm.what_if}, on tensors of {arm.arm}"
+    return tuple(f"{arm.arm}: {said}" for said in found)
 
 
 def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
@@ -47,11 +43,10 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
         "of the error of the GEMM's output over that of the exact product. Gain: slope of the output on the "
         "exact one. Bias: share of the error's energy that all draws of the recipe's randomness have in "
         "common. Later: share that is the same at the next diagnosis. Clipped, zeroed: shares of the "
-        "elements of the two operands. Over noise: energy of Wgrad's error over that of the data's noise. "
-        "What if: a recipe that trained nothing, measured on the tensors of an arm.",
+        "elements of the two operands. Over noise: energy of Wgrad's error over that of the data's noise.",
         [
             {
-                "GEMM": f"{_who(arm)}: {gemm.gemm.capitalize()}",
+                "GEMM": f"{arm.arm}: {gemm.gemm.capitalize()}",
                 "Relative error": interval(_from_zero(gemm.relative_error), share),
                 "Gain": number(gemm.gain.estimate, ".3f"),
                 "Bias": share(1.0 if gemm.draws == 1 else _from_zero(gemm.bias_share).estimate),
