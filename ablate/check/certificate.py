@@ -178,7 +178,7 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
     if held_against is not None:
         raise UserError(f"--as: '{subject}' is no function (expected file.py:function before --as)")
     if subject.endswith((".yaml", ".yml")):
-        raise UserError(f"{subject}: which arm? Name it with --arm, or time all with --time")
+        raise UserError(f"{subject}: which arm? Name it with --arm, or time all with --steps 10")
     return of_recipe(subject, recipe_of(subject, option="check"), backend, device)
 
 

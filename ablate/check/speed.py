@@ -24,8 +24,7 @@ from ablate.backends.testing.suite import both
 from ablate.check.training import config_of, trained
 from ablate.modelled.hardware import peak_tflops
 from ablate.numerics.philox import Key
-from ablate.recipes import OPERANDS, GemmPolicy, OperandPolicy, read_recipe
-from ablate.recipes.policy import CONTRACTED, STORED, contracted_axis, other_dimension
+from ablate.recipes import OPERANDS, OperandPolicy, read_recipe
 from ablate.run.architecture import PRESETS
 from ablate.run.config import ModelConfig
 from ablate.train.probe import time_steps
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from ablate.backends.protocol import Backend
     from ablate.check import Setup
-    from ablate.recipes import Format, Gemm, Recipe
+    from ablate.recipes import Format, Recipe
 
 MODELS: dict[str, ModelConfig] = {
     "llama-tiny": ModelConfig(**PRESETS["llama-tiny"]),
@@ -61,53 +60,47 @@ class Shape(NamedTuple):
 
 
 def time_gemm(
-    gemm: Gemm, policy: GemmPolicy, shape: Shape, selection: Selection, where: str, *, repeats: int = 20
+    policy: OperandPolicy, shape: Shape, backend_name: str, where: str, *, repeats: int
 ) -> dict[str, Any]:
-    """Time one GEMM of a layer on a torch device, beside bf16 and FP8 (one scale per tensor).
+    """Time Fprop of a layer on a torch device, beside bf16 and FP8 (one scale per tensor).
 
     Times are in milliseconds. TFLOP/s and the share of the device's published peak are of the multiplication
-    alone; ``total_ms`` and the speeds over bf16 and FP8 include quantising.
+    alone; the speeds over bf16 and FP8 include quantising.
 
     Raises:
         ValueError: an unsupported GEMM, or a shape that the policy's groups do not divide.
     """
     device, auto = device_of(where), Selection("auto")
-    backend, support = selection.choose(policy, device)
-    fp8 = both(OperandPolicy(format="fp8_e4m3"))
-    sizes = {"M": shape.tokens, "N": shape.outputs, "K": shape.inputs}
+    backend, support = Selection(backend_name).choose(both(policy), device)
+    fp8, bf16 = OperandPolicy(format="fp8_e4m3"), OperandPolicy()
     tensors = []
-    for seed, name in enumerate(OPERANDS[gemm]):
-        stored = [sizes[one] for one in STORED[name]]
-        drawn = torch.randn(stored, generator=torch.Generator().manual_seed(seed))
+    for seed, rows in enumerate((shape.tokens, shape.outputs)):
+        drawn = torch.randn(rows, shape.inputs, generator=torch.Generator().manual_seed(seed))
         tensors.append(drawn.to(torch.bfloat16).to(where))
-    work = [*_work(backend, gemm, policy, tensors), *_work(auto.of(fp8, where), gemm, fp8, tensors)]
-    work.append(_work(auto.of(GemmPolicy(), where), gemm, GemmPolicy(), tensors)[1])
+    work = [*_work(backend, policy, tensors), *_work(auto.of(both(fp8), where), fp8, tensors)]
+    work.append(_work(auto.of(both(bf16), where), bf16, tensors)[1])
     quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(work, where, repeats)
-    m, n = (sizes[other_dimension(gemm, operand)] for operand in OPERANDS[gemm])
-    k = sizes[CONTRACTED[gemm]]
     total_ms, fp8_ms = quantise_ms + multiply_ms, fp8_quantise_ms + fp8_multiply_ms
-    tflops = 2 * m * n * k / multiply_ms / 1e9
-    peak = peak_tflops(device.name, policy.left.format) if support.mode == "native" else None
+    tflops = 2 * shape.tokens * shape.outputs * shape.inputs / multiply_ms / 1e9
+    peak = peak_tflops(device.name, policy.format) if support.mode == "native" else None
     return {
-        "gemm": gemm, "m": m, "n": n, "k": k, "backend": backend.name, "mode": support.mode,
-        "quantise_ms": quantise_ms, "multiply_ms": multiply_ms, "bf16_ms": bf16_ms, "fp8_ms": fp8_ms,
-        "fp8_mode": auto.choose(fp8, device)[1].mode, "tflops": tflops, "total_ms": total_ms,
+        "mode": support.mode, "quantise_ms": quantise_ms, "multiply_ms": multiply_ms, "tflops": tflops,
         "speed_over_bf16": bf16_ms / total_ms, "speed_over_fp8": fp8_ms / total_ms,
         "share_of_peak": peak and tflops / peak,
     }  # fmt: skip
 
 
 def _work(
-    backend: Backend, gemm: Gemm, policy: GemmPolicy, tensors: Sequence[Tensor]
+    backend: Backend, policy: OperandPolicy, tensors: Sequence[Tensor]
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Make two calls: one quantises both operands, the other multiplies already quantised operands."""
-    sides: list[tuple[Tensor, Draw, int]] = []
-    for own, name, tensor in zip((policy.left, policy.right), OPERANDS[gemm], tensors, strict=True):
-        key = Key(seed=0, layer="bench", gemm=gemm, operand=name, step=1)
-        sides.append((tensor, Draw(policy=own, key=key), contracted_axis(gemm, name)))
+    draws = [
+        Draw(policy=policy, key=Key(seed=0, layer="bench", gemm="fprop", operand=name, step=1))
+        for name in OPERANDS["fprop"]
+    ]
 
     def quantise() -> list[Any]:
-        return [backend.quantize(tensor, draw, axis=axis) for tensor, draw, axis in sides]
+        return [backend.quantize(tensor, draw, axis=1) for tensor, draw in zip(tensors, draws, strict=True)]
 
     left, right = quantise()
     return quantise, lambda: backend.multiply(left, right)
@@ -159,12 +152,11 @@ def rates(setup: Setup) -> Iterator[Check]:
 
 def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
     repeats = 20 if setup.on_gpu else 3
-    found = time_gemm("fprop", both(policy), shape, Selection(name), setup.where, repeats=repeats)
-    named = ("quantise_ms", "multiply_ms", "tflops", "speed_over_bf16", "speed_over_fp8", "share_of_peak")
-    figures = {name: found[name] for name in named if found[name] is not None}
-    share = found["share_of_peak"] or 0.0
-    assert share <= 1, f"{found['tflops']:.0f} TFLOP/s, {share:.2f} times the published peak"
-    return Told(found["mode"], {"TFLOP_per_s": figures.pop("tflops"), **figures})
+    found = time_gemm(policy, shape, name, setup.where, repeats=repeats)
+    mode, tflops, share = found.pop("mode"), found.pop("tflops"), found["share_of_peak"] or 0.0
+    assert share <= 1, f"{tflops:.0f} TFLOP/s, {share:.2f} times the published peak"
+    figures = {name: value for name, value in found.items() if value is not None}
+    return Told(mode, {"TFLOP_per_s": tflops, **figures})
 
 
 def steps(setup: Setup) -> Iterator[Check]:

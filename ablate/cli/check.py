@@ -21,7 +21,6 @@ from ablate.cli.common import (
     storage_option,
     table_of,
 )
-from ablate.cli.times import FORMATS, known_backend, time_gemms, time_steps
 from ablate.run import backend_names
 
 if TYPE_CHECKING:
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.check.certificate import Claim, OperandCertificate
+    from ablate.store.records import SpeedRecord
+
+_FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
+_WARMUP_STEPS = 3
 
 _EXAMPLES = """\b
 Examples:
@@ -36,9 +39,7 @@ Examples:
   ablate check cuda                 prove and time the GPU in ten minutes
   ablate check cpu --minutes 3      what fits in; the same command goes on
   ablate check gfx950               what an MI355X would do
-  ablate check --time               time a GEMM of each format
-  ablate check quickstart --time    those of a study, at its model's shapes
-  ablate check quickstart --steps 10               whole training steps of its arms
+  ablate check quickstart --steps 10               time training steps of its arms
   ablate check tseng                a published recipe's quantisers
   ablate check my-study.yaml --arm "all three"     an arm's
   ablate check quant.py:mxfp4 --as mxfp4           a function of yours
@@ -53,14 +54,12 @@ Examples:
 @click.option(
     "--minutes", type=float, default=MINUTES, show_default=True, help="Of DEVICE no check begins later."
 )
-@click.option("--time", "timed", is_flag=True, help="Time GEMMs on this machine: STUDY's, or one a format.")
 @click.option("--steps", type=AT_LEAST_1, help="Time so many training steps of STUDY's arms, for its report.")
 @click.option(
-    "--arm", "names", metavar="NAME", multiple=True, help="Of STUDY only this arm; to be timed several."
+    "--arm", "names", metavar="NAME", multiple=True, help="Of STUDY only this arm; with --steps several."
 )
-@click.option("--tokens", type=AT_LEAST_1, help="Time with so many rows. Default: a micro batch's tokens.")
 @click.option(
-    "--repeats", type=AT_LEAST_1, help="Time so many times. Default: 20; of --steps 3 in each of two turns."
+    "--repeats", type=AT_LEAST_1, default=3, show_default=True, help="Time --steps so often in each turn."
 )
 @click.option("--as", "held_against", metavar="RECIPE[:OPERAND]", help="What a function claims to be.")
 @click.option(
@@ -69,7 +68,7 @@ Examples:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of data and draws.")
 @device_option
 @storage_option
-@click.option("--backend", help="The back end that quantises, or is timed. Default: auto, or as STUDY says.")
+@click.option("--backend", default="auto", show_default=True, help="The back end that quantises.")
 @json_option
 @click.option(
     "--out",
@@ -82,7 +81,6 @@ def command(
     /,
     subject: str | None,
     *,
-    timed: bool,
     as_json: bool,
     out: Path | None,
     **options: Any,
@@ -108,18 +106,14 @@ def command(
     and ±0 every difference from the definition is counted by its cause. That the definition itself is biased
     is no failure; the table says it. For a recipe's products see `ablate diagnose`.
 
-    --time gives for each linear layer and GEMM the time to quantise both operands and to multiply, TFLOP/s
-    and the share of the device's published peak, and the speed over bf16 and over FP8 (one scale a tensor,
-    quantising included). Medians, measured in turns. --steps times whole training steps (forward, backward,
-    clipping and optimizer on made-up tokens) of every arm of STUDY there and back, and keeps what it measured
-    in the study's folder of the storage, in place of what was there; `ablate report` makes the end-to-end
-    speed-up of it. Nothing else should use the device. Emulated times are times of the emulation, not of FP4
-    hardware.
+    --steps times whole training steps (forward, backward, clipping and optimizer on made-up tokens) of every
+    arm of STUDY there and back, and keeps what it measured in the study's folder of the storage, in place of
+    what was there; `ablate report` makes the end-to-end speed-up of it. Nothing else should use the device.
+    Emulated times are times of the emulation, not of FP4 hardware.
 
     Exit code 1 if a check failed, or a quantiser is not what it claims to be.
     """
     kinds = {
-        "--time": timed,
         "--steps": options["steps"],
         "this machine": subject is None,
         "a device": DEVICE.fullmatch(subject or ""),
@@ -130,7 +124,7 @@ def command(
     if what == "--steps" and subject is None:
         raise UserError("--steps: expected a study whose arms are timed")
     run, takes = _CHECKS[what]
-    refuse_other_options(context, {*takes, "timed", "as_json", "out"}, what)
+    refuse_other_options(context, {*takes, "as_json", "out"}, what)
     context.exit(run(subject or "", out, as_json=as_json, **{name: options[name] for name in takes}))
 
 
@@ -142,7 +136,7 @@ def _machine(arch: str, out: Path | None, *, as_json: bool, details: bool) -> in
     from ablate.recipes import OperandPolicy
 
     where, device = ("", device_of_arch(arch)) if arch else chosen_device(None)
-    gemms = {fmt: both(OperandPolicy(format=fmt)) for fmt in FORMATS}  # type: ignore[arg-type]
+    gemms = {fmt: both(OperandPolicy(format=fmt)) for fmt in _FORMATS}  # type: ignore[arg-type]
     say: Callable[[str], None] = (lambda _: None) if as_json else click.echo
     auto = {fmt: Selection("auto").choose(gemm, device)[0].name for fmt, gemm in gemms.items()}
     modes: dict[str, dict[str, str]] = {}
@@ -198,9 +192,11 @@ def _quantiser(
     from ablate.backends.testing.inputs import KINDS
     from ablate.check.certificate import certify, claim_of
 
-    names, backend = claimed.pop("names"), known_backend(claimed.pop("backend") or "auto")
+    names, backend = claimed.pop("names"), claimed.pop("backend")
+    if backend not in backend_names():
+        raise UserError(f"--backend: no back end '{backend}' (expected {', '.join(backend_names())})")
     if len(names) > 1:
-        raise UserError("--arm: one arm is checked at a time (--time takes several)")
+        raise UserError("--arm: one arm is checked at a time (--steps takes several)")
     where, _ = chosen_device(device)
     claim = claim_of(subject, arm=names[0] if names else None, backend=backend, device=where, **claimed)
     try:
@@ -280,12 +276,71 @@ _CAUSES = {
 }  # fmt: skip
 
 
+def _time_steps(
+    study: str, out: Path | None, *, as_json: bool, storage: Path, names: tuple[str, ...], steps: int,
+    repeats: int, device: str | None,
+) -> int:  # fmt: skip
+    """Time whole training steps of a study's arms; keep the record for its report; return the exit code."""
+    from ablate.base.files import write_record
+    from ablate.plan import build_plan, known_plan
+    from ablate.store import StudyStore
+    from ablate.store.records import SpeedSettings
+    from ablate.study import load_study
+
+    plan = build_plan(load_study(study))
+    store = StudyStore(storage / plan.study)
+    plan = known_plan(plan, store)
+    known = [arm.name for arm in plan.arms]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--arm: no arm '{name}' in study '{plan.study}' (arms: {', '.join(known)})")
+    arms = [arm for arm in plan.arms if not names or arm.name in names]
+    where, _ = chosen_device(device)
+    from ablate.execute.throughput import measure
+
+    settings = SpeedSettings(steps=steps, warmup=_WARMUP_STEPS, repeats=repeats)
+    with click.progressbar(length=2 * len(arms), label="arms, two turns", hidden=as_json) as bar:
+        measured = measure(
+            plan.study, arms, plan.baseline, where, settings=settings, done=lambda _: bar.update(1)
+        )
+    deliver(asdict(measured), _step_lines(measured), as_json=as_json, out=out)
+    # Arms of an earlier record are dropped: turns cancel drift only within one measurement.
+    said = f"Kept for the report in {store.throughput_path}, in place of what was measured before"
+    if plan.baseline not in [one.arm for one in measured.arms]:
+        said = f"Not kept for the report, which needs the baseline timed, too: --arm '{plan.baseline}'"
+    else:
+        try:
+            write_record(store.throughput_path, asdict(measured))
+        except OSError as error:
+            raise UserError(f"cannot write {store.throughput_path}: {error.strerror or error}") from None
+    click.echo(f"\n{said}", err=as_json)
+    return 0
+
+
+def _step_lines(measured: SpeedRecord) -> Iterator[str]:
+    device, settings = measured.device, measured.settings
+    yield f"{device.name} ({device.arch}), medians of {2 * settings.repeats} × {settings.steps} steps\n"
+    rows = [
+        vars(one)
+        | {"timing": one.why_not or "native", "peak": one.peak_memory_bytes and one.peak_memory_bytes / 1e9}
+        for one in measured.arms
+    ]
+    yield table_of(_STEPS, rows)
+    if measured.other_work:
+        yield f"\nPerhaps not alone on the device: {measured.other_work}. Compare with care."
+
+
+_STEPS = {
+    "arm": "{arm}", "tokens/s": "{median:,.0f}", "spread": "{spread:.1%}",
+    "× baseline": "{over_baseline:.2f}", "peak GB": "{peak:.2f}", "timing": "{timing}",
+}  # fmt: skip
+
+
 _CHECKS: dict[str, tuple[Callable[..., int], set[str]]] = {
     "this machine": (_machine, {"details"}),
     "a device": (_device, {"minutes"}),
     "an architecture": (_machine, {"details"}),
-    "--time": (time_gemms, {"names", "tokens", "repeats", "device", "backend"}),
-    "--steps": (time_steps, {"steps", "names", "repeats", "device", "storage"}),
+    "--steps": (_time_steps, {"steps", "names", "repeats", "device", "storage"}),
     "a quantiser": (_quantiser, {"held_against", "names", "draws", "seed", "device", "backend"}),
 }
 """How each kind of subject is checked, and which options it takes beside --json and --out."""

@@ -1,4 +1,4 @@
-"""``ablate check`` of this machine, a device, hardware that is not here, a quantiser, and of times."""
+"""``ablate check`` of this machine, a device, hardware that is not here, and a quantiser."""
 
 import json
 import shlex
@@ -10,19 +10,9 @@ from ablate.backends.select import load_backend
 from ablate.check import __main__ as door
 from ablate.check import certificate, run
 from ablate.check.run import PARTS
-from ablate.modelled.hardware import PEAKS, peak_tflops
 from tests.cli.command import ablate
 
 FIRST = {name: PARTS[name] for name in ("device", "exact probe")}
-STUDY = """\
-name: s
-baseline: plain
-target: {val_loss: 3.0}
-base: {model: {width: 64, layers: 3, heads: 4, kv_heads: 2, ffn: 96}, training: {tokens: 65536}}
-arms:
-  plain: {recipe: bf16}
-  fp4: {recipe: {gemms: [fprop, wgrad], layers: [{last: 1, recipe: bf16}]}}
-"""
 QUANTISERS = """
 from ablate.numerics import OperandPolicy, fake_quantize
 
@@ -102,36 +92,6 @@ def test_a_fault_of_a_device_is_found(check, monkeypatch):
     monkeypatch.setattr(backend, "multiply", lambda a, b: original(a, b) * 1.01)
     found = check("cpu --out proof --json", code=1)["parts"][0]["findings"]
     assert next(one["check"] for one in found if one["result"] == "failed") == "exact probe: mxfp4"
-
-
-def test_every_arm_layer_and_gemm_is_timed_or_one_of_each_format(check, tmp_path):
-    (tmp_path / "s.yaml").write_text(STUDY)
-    assert "say nothing of FP4 hardware" in check("s.yaml --time --device cpu --repeats 1 --out gemms.json")
-    content = json.loads((tmp_path / "gemms.json").read_text())
-    assert [one["arm"] for one in content["arms"]] == ["plain", "fp4"]
-    rows = [row for row in content["gemms"] if row["arm"] == "fp4"]
-    layers = [(row["layer"], row["layers"]) for row in rows]
-    # The last block keeps bf16, so that each of its layers has a row of its own.
-    assert layers.count(("ffn.down", 2)) == layers.count(("ffn.down", 1)) == 3
-    assert sum(count for _, count in layers) == 3 * (3 * 4 + 1)
-    gate = {row["gemm"]: row for row in rows if row["layer"] == "ffn.gate_up"}
-    shapes, tokens = {gemm: (row["m"], row["n"], row["k"]) for gemm, row in gate.items()}, gate["fprop"]["m"]
-    assert shapes == {"fprop": (tokens, 192, 64), "dgrad": (tokens, 64, 192), "wgrad": (192, 64, tokens)}
-    one = gate["wgrad"]
-    assert (one["backend"], one["mode"], one["share_of_peak"]) == ("emulated", "emulated", None)
-    assert one["tflops"] == pytest.approx(2 * 192 * 64 * tokens / one["multiply_ms"] / 1e9)
-    assert one["speed_over_bf16"] == pytest.approx(one["bf16_ms"] / (one["quantise_ms"] + one["multiply_ms"]))
-    content = check("--time --tokens 64 --repeats 1 --device cpu --json")
-    assert {"bf16", "mxfp4", "nvfp4"} <= {one["arm"] for one in content["arms"]}
-    sizes = {tuple(row[key] for key in "mnk") for row in content["gemms"] if row["gemm"] == "fprop"}
-    assert sizes == {(64, 1024, 1024)}
-
-
-def test_peaks():
-    assert peak_tflops("NVIDIA H100 80GB HBM3", "fp8_e4m3") == PEAKS["H100"].fp8
-    assert peak_tflops("AMD Instinct MI355X", "mxfp4") == PEAKS["MI355X"].fp4
-    assert peak_tflops("NVIDIA H100 80GB HBM3", "mxfp4") is peak_tflops("CPU", "bf16") is None
-    assert all(one.source for one in PEAKS.values())
 
 
 def test_a_recipe_as_a_table_that_fits_the_terminal(check, monkeypatch):

@@ -135,6 +135,8 @@ def test_a_device_has_the_peaks_of_its_whole_name():
     assert set(HARDWARE) <= set(PEAKS)
     for name in ("GB200", "B200"):
         assert peak_tflops(f"NVIDIA {name}", "nvfp4") == PEAKS[name].fp4
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "fp8_e4m3") == PEAKS["H100"].fp8
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "mxfp4") is peak_tflops("CPU", "bf16") is None
 
 
 # Its range
