@@ -154,13 +154,8 @@ def submit(
 @json_option
 @address_option
 @tracking_option
-@click.option(
-    "--optuna-storage",
-    metavar="URL",
-    help="grpc://HOST:PORT or a database's URL (default: a journal in the search's folder).",
-)
 @storage_option
-def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None, **where: Any) -> int:
+def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
     """Search the recipes of FILE (a study file with `search:`, or a shipped one) for the best.
 
     Two objectives: loss at equal tokens, or token cost; and modelled step time on named hardware. The same
@@ -170,9 +165,9 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
     Examples:
       ablate search tiny-search --plan
       ablate search tiny-search
-      ablate search my-search.yaml --address ray://head:10001 --optuna-storage grpc://head:13000
+      ablate search my-search.yaml --address ray://head:10001
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    with ended_by_ctrl_c(command_line("search", file, **where, optuna_storage=optuna_storage)):
+    with ended_by_ctrl_c(command_line("search", file, **where)):
         from ablate.search.recipes import plan_search
         from ablate.study import load_study
         from ablate.workflow import Where
@@ -195,7 +190,7 @@ def search(file: str, only_plan: bool, as_json: bool, optuna_storage: str | None
         from ablate.workflow.search import search_study
 
         listener = ConsoleListener(err=as_json)
-        end = search_study(planned, place, listener, file=file, optuna_storage=optuna_storage)
+        end = search_study(planned, place, listener, file=file)
         table = table_text(front_table(end.found))
         deliver(search_document(end.found), [f"\n{table}\n"], as_json=as_json)
         for sentence in (*search_sentences(end.found), f"\nReport:  {end.pages / 'search.html'}"):

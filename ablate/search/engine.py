@@ -12,7 +12,7 @@ the relevant trials and discarded after one answer.
 
 How it fails: a round with missing results (an interruption, a failed run) ends the search, and none of its
 trials is told. An exception of ``run`` does the same. A trial that failed by its own fault is told as failed.
-A storage that cannot be opened is a ``UserError``. If a full disk has cut the last line of a journal, opening
+A journal that cannot be opened is a ``UserError``. If a full disk has cut its last line, opening
 removes that line, because the next line after it would make the whole journal unreadable; its content is
 found again in the run store. A process killed while it writes leaves a lock that Optuna breaks after 30 s.
 """
@@ -52,10 +52,8 @@ if TYPE_CHECKING:
     Execute = Callable[[list[RunRequest], Unneeded], ExecutionEnd]
 
 JOURNAL = "optuna.log"
-GRPC = "grpc://"
 LOSS = "validation loss (nats per token)"
 VIOLATION = "violation"
-_PROXY_SEC = 10
 _TRIES = 12
 _FEWEST_COMPLETE = 3
 """Complete trials of earlier rounds that are needed before a trial is called hopeless."""
@@ -73,34 +71,22 @@ def quiet_optuna() -> Any:
     return optuna
 
 
-def open_storage(url: str | None, folder: Path) -> BaseStorage:
-    """Open Optuna's storage: a database or gRPC proxy by its URL; None: a journal in ``folder``.
+def open_storage(folder: Path) -> BaseStorage:
+    """Open Optuna's storage, a journal in ``folder``.
 
     Raises:
-        UserError: it cannot be opened or reached.
+        UserError: it cannot be opened.
     """
-    from ablate.base.command_hints import redact
-
     storages, path = quiet_optuna().storages, folder / JOURNAL
-    opened: BaseStorage
     try:
-        if url is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            content = path.read_bytes() if path.exists() else b""
-            if torn := len(content) - content.rfind(b"\n") - 1:
-                os.truncate(path, len(content) - torn)
-            opened = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
-        elif url.startswith(GRPC):
-            host, _, port = url.removeprefix(GRPC).rpartition(":")
-            proxy = storages.GrpcStorageProxy(host=host, port=int(port))
-            proxy.wait_server_ready(timeout=_PROXY_SEC)
-            opened = proxy
-        else:
-            opened = storages.get_storage(url)
-    except Exception as error:  # each database driver has its own exceptions
-        what = f"cannot open Optuna's storage {redact(url or str(path))}: {first_line(error)}"
-        hint = "expected Optuna's journal, grpc://HOST:PORT or a database's URL"
-        raise UserError(what, hint=hint) from error
+        folder.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        if torn := len(content) - content.rfind(b"\n") - 1:
+            os.truncate(path, len(content) - torn)
+        opened: BaseStorage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+    except Exception as error:  # a damaged line ends in whatever its reader stumbles over
+        what = f"cannot open Optuna's storage {path}: {first_line(error)}"
+        raise UserError(what, hint="expected Optuna's journal") from error
     return opened
 
 
@@ -117,8 +103,6 @@ def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOS
         sampler=optuna.samplers.RandomSampler(seed=0),  # nothing is sampled here
         load_if_exists=True,
     )
-    if (has := len(study.directions)) != len(objectives):
-        raise UserError(f"Optuna's study '{name}' has {has} objectives (expected {len(objectives)})")
     if study.metric_names != list(objectives):
         study.set_metric_names(list(objectives))
     return study

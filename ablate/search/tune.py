@@ -91,7 +91,7 @@ def first_trials(plan: Plan, tuning: Tune) -> Plan:
 
 def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     """Search the values of every group; ``runs`` trains them in the store of the trials' study."""
-    storage = open_storage(None, runs.store.path)
+    storage = open_storage(runs.store.path)
     groups = []
     for group in tuning.groups:
 

@@ -41,21 +41,12 @@ class SearchEnd:
     exit_code: int
 
 
-def search_study(
-    planned: SearchPlan,
-    where: Where,
-    listener: Listener,
-    *,
-    file: str,
-    optuna_storage: str | None = None,
-) -> SearchEnd:
+def search_study(planned: SearchPlan, where: Where, listener: Listener, *, file: str) -> SearchEnd:
     """Start or resume a search, and write its front. ``file``: the search as the user named it.
-
-    ``optuna_storage``: the URL of a gRPC proxy or a database; None: a journal in the search's folder.
 
     Raises:
         UserError: another search of that name, or this one in another process; a device, corpus, cluster or
-            Optuna storage that cannot be used; a storage that cannot be written.
+            journal of Optuna's that cannot be used; a storage that cannot be written.
     """
     from ablate.reports.findings.search import found_of
     from ablate.reports.pages.compare import write_search
@@ -69,9 +60,9 @@ def search_study(
         with running(store, begun) as shared:
             refuse_second(store, shared=shared)
             check_same(planned, store)
-            trials = open_storage(optuna_storage, store.path)
+            trials = open_storage(store.path)
             with mirrored(store, planned.name, where, listener):
-                again = where.command_line("search", file, optuna_storage=optuna_storage)
+                again = where.command_line("search", file)
                 code = _go_on(store, planned, trials, where, listener, again)
                 found = found_of(planned, planned.read(trials))
                 names = [one.name for one in found.last.front if not one.is_baseline]

@@ -14,7 +14,6 @@ from pathlib import Path
 import optuna
 import pytest
 
-from ablate.base.errors import UserError
 from ablate.search.engine import TrialResult, open_storage, open_study
 from ablate.search.halving import candidate_of, search_grid
 from ablate.search.recipes import plan_search, tried_plan
@@ -34,7 +33,7 @@ def folder(tmp_path):
 
 
 def ledgers(folder):
-    storage = open_storage(None, folder / "runs" / "s")
+    storage = open_storage(folder / "runs" / "s")
     names = [f"s @ {budget} tokens" for budget in ("40k", "80k")]
     return [open_study(storage, name, ("loss", "step time")).get_trials() for name in names]
 
@@ -133,15 +132,3 @@ def test_a_second_search_of_the_name_is_refused(folder):
     shutil.rmtree(store.path)
     (store.path / "runs").mkdir(parents=True)
     assert "holds a study of this name" in ablate("search", "s.yaml", cwd=folder).line
-
-
-def test_ctrl_c_ends_it_from_its_first_import_on(folder, monkeypatch):
-    seen = []
-
-    def load(_):
-        seen.append(signal.getsignal(signal.SIGINT).__qualname__)
-        raise UserError("seen")
-
-    monkeypatch.setattr("ablate.study.load_study", load)
-    assert ablate("search", "s.yaml", cwd=folder).line == "seen"
-    assert seen[0].startswith("ended_by_ctrl_c")
