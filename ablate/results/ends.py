@@ -103,7 +103,7 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
             state=status.state,
             curve=Curve(
                 run_id=run_id, arm=ran.arm, seed=ran.seed, end=end.end, tokens=tokens, loss=loss, fit=fit,
-                origin=origin, training=ran.training,
+                origin=origin,
             ),
             # The status is written at the end of an attempt; a killed attempt may have later evaluations.
             tokens=max(status.tokens, int(tokens[-1]) if len(tokens) else 0),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numpy as np
 import pandas as pd
 
 from ablate.base.files import read_record
@@ -43,18 +42,13 @@ _SECOND = "val_loss_bf16"
 
 
 class Ran(NamedTuple):
-    """A run of the plan: its status, its budget in tokens, and the median tokens/s of its training.
-
-    ``training``: some of its training rows, as three rows of numbers: tokens, loss (nats per token) and the
-    gradient's norm; NaN where one is missing.
-    """
+    """A run of the plan: its status, its budget in tokens, and the median tokens/s of its training."""
 
     arm: str
     seed: int
     status: Status
     budget: int | None
     tokens_per_sec: float | None
-    training: np.ndarray
 
     @property
     def has_result(self) -> bool:
@@ -126,7 +120,6 @@ def load_frames(store: StudyStore) -> StudyFrames:
             status=status,
             budget=((config and config.training) or plan.training).get("tokens"),
             tokens_per_sec=_throughput(lines, (arm.fork and arm.fork.tokens) or 0),
-            training=_training(lines),
         )
     columns = [*_OF_RUN, "tokens", "step", "val_loss"]
     if any(row[_SECOND] is not None for row in evals):
@@ -190,22 +183,14 @@ def _evaluations(lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def _throughput(lines: list[bytes], forked: int) -> float | None:
-    """Return the median tokens/s of training after the first ``forked`` tokens, which another arm trained."""
+    """Return the median tokens/s of training after the first ``forked`` tokens, which another arm trained.
+
+    The rows are many: of those that have a speed only a sample is parsed.
+    """
+    lines = [line for line in lines if b'"tokens_per_sec"' in line]
     values = [
         value
-        for row in _sample(lines, b'"tokens_per_sec"')
+        for row in rows_of(lines[:: max(1, len(lines) // _SAMPLES)], "train")
         if row["tokens"] > forked and (value := number_in(row, "tokens_per_sec")) is not None
     ]
     return statistics.median(values) if values else None
-
-
-def _training(lines: list[bytes]) -> np.ndarray:
-    rows = {row["tokens"]: row for row in _sample(lines, b'"loss"')}
-    found = [[at, *(number_in(rows[at], key) for key in ("loss", "grad_norm"))] for at in sorted(rows)]
-    return np.array(found, dtype=float).reshape(-1, 3).T
-
-
-def _sample(lines: list[bytes], key: bytes) -> list[dict[str, Any]]:
-    """Parse a sample of the training rows that have a value: they are many."""
-    lines = [line for line in lines if key in line]
-    return rows_of(lines[:: max(1, len(lines) // _SAMPLES)], "train")

@@ -6,7 +6,7 @@ and the arm would look better for having lost its worst run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,7 +38,6 @@ class Curve:
     """One run's validation loss (nats per token) over tokens, tokens rising.
 
     ``origin``: the token count from which tokens to target are counted; the curve begins there.
-    ``training``: as in ``Ran``.
     """
 
     run_id: str
@@ -49,7 +48,6 @@ class Curve:
     loss: np.ndarray
     fit: LocalFit | None = None
     origin: int = 0
-    training: np.ndarray = field(default_factory=lambda: np.empty((3, 0)))
 
 
 @dataclass(frozen=True, kw_only=True)

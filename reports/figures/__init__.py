@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ablate.reports.figures.canvas import Drawing
-from ablate.reports.figures.curves import draw_convergence, draw_training, draw_trials
+from ablate.reports.figures.curves import draw_convergence, draw_trials
 from ablate.reports.figures.forest import draw_forest
 from ablate.reports.figures.panels import draw_difference, draw_sweep
 
@@ -29,7 +29,7 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
     shown = drawn_arms(analysis)
     drawings = (
         draw_forest(shown), draw_convergence(shown), draw_difference(shown), draw_sweep(shown),
-        draw_trials(analysis), draw_training(shown),
+        draw_trials(analysis),
     )  # fmt: skip
     left_out = len(analysis.arms) - len(shown.arms)
     said = f" Not drawn: {left_out} arms of higher or unknown token cost." if left_out else ""

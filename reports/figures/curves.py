@@ -8,7 +8,6 @@ in place of a loss, if a run diverged in it, and a triangle if it was ended earl
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,8 +79,8 @@ def _draw(
     analysis: Analysis,
     curves: Sequence[Curve],
     parts: Iterator[int],
-    left: float = 0.0,
-    high: float = np.inf,
+    left: float,
+    high: float,
 ) -> None:
     """Draw each seed thin, with diverged ones cut at ``high``, and each arm's mean thick."""
     style = canvas.looks_of(analysis)
@@ -101,36 +100,6 @@ def _draw(
             every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
             thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3}
             axis.plot(grid.tokens, grid.mean, **thick, gid=f"{places[name]}-{next(parts)}")
-
-
-@canvas.drawing("training", "Training loss and gradient norm")
-def draw_training(analysis: Analysis) -> canvas.Picture | None:
-    """Draw training loss and gradient norm over tokens; None if no run has either."""
-    shown = {}
-    for row, label in enumerate(("training loss (nats/token)", "gradient norm"), 1):
-        rows = [(curve, curve.training[:, np.isfinite(curve.training[row])]) for curve in analysis.curves]
-        shown[label] = [
-            replace(curve, tokens=found[0], loss=found[row]) for curve, found in rows if found.size
-        ]
-    shown = {label: curves for label, curves in shown.items() if curves}
-    if not shown:
-        return None
-    style, parts = canvas.looks_of(analysis), itertools.count()
-    figure = canvas.sheet(11, max(3.4, 1.2 + 0.2 * len(style)))
-    for axis, (label, curves) in zip(
-        figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True
-    ):
-        axis.loglog()
-        _draw(axis, analysis, curves, parts)
-        axis.set_ylabel(label)
-        canvas.token_axis(axis, analysis.tokens_per_step)
-        canvas.log_ticks(axis.yaxis)
-        for line in axis.lines:
-            line.set_linewidth(line.get_linewidth() / 2)
-    canvas.legend(figure, style)
-    return figure, (
-        "Thin: each seed, at no more than 200 steps; thick: the mean over seeds. Both axes are logarithmic."
-    )
 
 
 @canvas.drawing("trials", "Trials")

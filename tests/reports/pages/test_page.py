@@ -226,7 +226,7 @@ def test_headings_come_in_order_and_tables_and_pictures_are_told(browser, writte
         """
     )
     assert (levels[0], levels.count(1), max(np.diff(levels)), tables) == (1, 1, 1, True)
-    assert (len(pictures), min(pictures) > 40) == (5, True)
+    assert (len(pictures), min(pictures) > 40) == (4, True)
 
 
 @pytest.mark.exhaustive

@@ -18,7 +18,7 @@ from ablate.reports.pages import document
 from ablate.reports.pages.render import escape_markdown
 from ablate.store import StudyStore
 
-FIGURES = {"token-cost", "convergence", "difference", "sweep", "training"}
+FIGURES = {"token-cost", "convergence", "difference", "sweep"}
 ALL_FILES = {
     *("report.html", "report.md", "report.json"),
     *(f"tables/{name}.csv" for name in ("arms", "runs", "evaluations")),
@@ -136,13 +136,13 @@ def test_the_page_is_whole_by_itself_and_well_formed(written):
 
 STRANGE = {
     "nothing": ("a: ; b: ", ""),
-    "one point": ("a: 1; b: 3", "convergence difference token-cost training"),
-    "constant": ("a: 3 3 3; b: 3 3 3", "convergence difference training"),
-    "at the target": ("a: 2 2 2; b: 2 2 2", "convergence difference training"),
-    "one arm": ("a: 3 1", "convergence training"),
-    "rising": ("a: 1 2 3; b: 1 1 1", "convergence difference training"),
-    "none in common": ("a: 3 1; b:", "convergence sweep token-cost training"),
-    "huge": ("a: 1e-3 1e6; b: 1e6 1e-3", "convergence difference token-cost training"),
+    "one point": ("a: 1; b: 3", "convergence difference token-cost"),
+    "constant": ("a: 3 3 3; b: 3 3 3", "convergence difference"),
+    "at the target": ("a: 2 2 2; b: 2 2 2", "convergence difference"),
+    "one arm": ("a: 3 1", "convergence"),
+    "rising": ("a: 1 2 3; b: 1 1 1", "convergence difference"),
+    "none in common": ("a: 3 1; b:", "convergence sweep token-cost"),
+    "huge": ("a: 1e-3 1e6; b: 1e6 1e-3", "convergence difference token-cost"),
 }
 
 
