@@ -23,9 +23,9 @@ import numpy as np
 from ablate.reports.findings.speed import alone_speed
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.results.intervals import contrasts, difference, exponential, mean_estimate, t_interval
-from ablate.results.stop_rule import levels_of
+from ablate.results.stop_rule import level_of
 from ablate.run.outcome import LocalFit, Outcome, outcome
-from ablate.store.plan_file import Settled
+from ablate.store.plan_file import Settled, StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -196,12 +196,13 @@ def by_settled(
 ) -> tuple[float, float]:
     """Judge seeds until settled: how often the last interval holds the truth, and the mean of seeds."""
     rng = np.random.default_rng(seed)
-    rule = Settled(looks=tuple(range(2, most + 1)))
+    looks = tuple(range(2, most + 1))
+    alpha = level_of(StopRule(settled=Settled(looks=looks)))
     held, used = [], []
     for _ in range(repeats):
         own, base = own_runs(rng, most, cost=cost, arms=arms, paired=paired)
         runs = {arm: hits(values) for arm, values in enumerate(own)}
-        for n, alpha in zip(rule.looks, levels_of(rule), strict=True):
+        for n in looks:
             sides = {arm: (outcomes[:n], hits(base)[:n]) for arm, outcomes in runs.items()}
             costs = token_costs(sides, paired=paired, alpha=alpha, moderated=moderated)
             for arm, found in costs.items():

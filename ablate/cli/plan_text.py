@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -294,26 +293,21 @@ def _tuning_texts(plan: Plan) -> list[str]:
 
 def _seeds_texts(plan: Plan) -> list[str]:
     """Say which costs the seeds, and more seeds, would find, and when an arm stops early."""
-    texts, rule, others = [], plan.stop, max(1, len(plan.arms) - 1)
-    spread = f"where pairs of runs spread by {SPREAD:.1%}, as FP4 arms of docs/findings do"
+    texts, rule = [], plan.stop
     if rule is not None and rule.diverged is not None:
         texts.append(f"an arm stops after diverged runs: {rule.diverged}")
     if rule is not None and rule.settled is not None:
-        from ablate.reports.words import format as words
-        from ablate.results.stop_rule import expected_seeds, levels_of
+        from ablate.results.stop_rule import level_of
 
-        looks, levels = rule.settled.looks, words.levels(levels_of(rule.settled))
-        texts.append(
-            f"an arm stops where it is settled: looks after each of {looks[0]} to {looks[-1]}, at {levels}"
-        )
-        expected = partial(expected_seeds, rule.settled, spread=SPREAD, arms=others, margin=plan.margin)
-        needed = (f"{expected(cost):.1f} at a cost of {cost:.0%}" for cost in (0.05, 0.1, 0.2))
-        texts.append(f"expected for an arm: {', '.join(needed)} (simulated, {spread})")
+        looks = rule.settled.looks
+        taken = f"looks after each of {looks[0]} to {looks[-1]}, at {level_of(rule):.1%}"
+        texts.append(f"an arm stops where it is settled: {taken}")
     elif plan.paired_seeds:
-        own = len(plan.arms[0].runs)
+        own, others = len(plan.arms[0].runs), max(1, len(plan.arms) - 1)
         wanted = (own, *[n for n in (2, 3, 5, 8) if n > own][:2])
         found = ((n, cost_found(n, others, moderated=plan.is_moderated)) for n in wanted)
         each = (f"{n} find a cost of {cost:.0%}" for n, cost in found if cost is not None)
+        spread = f"where pairs of runs spread by {SPREAD:.1%}, as FP4 arms of docs/findings do"
         texts.append(f"{', '.join(each)} in 4 of 5 comparisons ({spread})")
     return texts
 

@@ -13,7 +13,6 @@ studies; *outside* if the interval is outside; else *open*. An interval that hol
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -32,7 +31,7 @@ from ablate.results.intervals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ablate.results.intervals import Contrast, Values
     from ablate.run.outcome import Outcome
@@ -110,13 +109,10 @@ def token_costs(
     sides: Mapping[Arm, Sides],
     *,
     paired: bool = False,
-    alpha: float | Mapping[Arm, float] = ALPHA,
+    alpha: float = ALPHA,
     moderated: bool = True,
 ) -> dict[Arm, Cost]:
-    """Compute the token cost of each arm over one baseline; the arms' variances moderate each other.
-
-    ``alpha``: the chance that an arm's interval misses, one for all or one for each.
-    """
+    """Compute the token cost of each arm over one baseline; the arms' variances moderate each other."""
     results = {arm: (_results(left), _results(right)) for arm, (left, right) in sides.items()}
     known = {
         arm: (_logs(left), _logs(right))
@@ -126,11 +122,10 @@ def token_costs(
     compared = contrasts(known, paired=paired, moderated=moderated)
     found = {}
     for arm, (left, right) in results.items():
-        level = alpha[arm] if isinstance(alpha, Mapping) else alpha
         if arm in compared:
-            cost = _exact(compared[arm], *known[arm], level, paired=paired)
+            cost = _exact(compared[arm], *known[arm], alpha, paired=paired)
         elif left and right:
-            cost = _bound(left, right, level, paired=paired)
+            cost = _bound(left, right, alpha, paired=paired)
         else:
             whose = "the baseline" if left else "this arm"
             cost = Cost(kind="none", reason=f"no result of {whose} yet")

@@ -1,8 +1,8 @@
 """The report's intervals: of means, of sums of independent estimates, of several arms against one baseline.
 
-All are two-sided Student's t intervals, at 95 % or at the level of a look (``stop_rule``), with Welch's
-and Satterthwaite's degrees of freedom. ``scipy.special`` is used because ``scipy.stats`` takes three times as
-long to import; the tests compare the results with ``scipy.stats``.
+All are two-sided Student's t intervals, at 95 % or at the level of a study's looks (``stop_rule``), with
+Welch's and Satterthwaite's degrees of freedom. ``scipy.special`` is used because ``scipy.stats`` takes three
+times as long to import; the tests compare the results with ``scipy.stats``.
 
 Where there is no interval (one value, no spread, a spread too large to compute with) ``low`` and ``high`` are
 None and ``note`` says why. Equal values do not prove a width of zero.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Arm = TypeVar("Arm")
 
 ALPHA = 0.05
-"""The chance that an interval misses: 95 % intervals, unless a look sets another level (``stop_rule``)."""
+"""The chance that an interval misses: 95 % intervals, unless the study has looks (``stop_rule``)."""
 ONE_RUN = "n = 1: no interval"
 NO_SPREAD = "all runs gave the same figure: no interval"
 NO_PAIRS = "fewer than 2 pairs of seeds: compared unpaired"

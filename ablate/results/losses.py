@@ -120,7 +120,7 @@ def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
 
 
 def final_differences(
-    sides: Mapping[Arm, Sides], alphas: Mapping[Arm, float], *, paired: bool = False, moderated: bool = True
+    sides: Mapping[Arm, Sides], *, alpha: float = ALPHA, paired: bool = False, moderated: bool = True
 ) -> dict[Arm, LossDifference]:
     """Compute each arm's mean difference to the baseline at the last evaluation common to all runs of both.
 
@@ -138,7 +138,7 @@ def final_differences(
     values = {arm: (_values(left, -1), _values(right, -1)) for arm, (left, right) in at.items()}
     for arm, one in contrasts(values, paired=paired, moderated=moderated).items():
         left, right = at[arm]
-        interval = t_interval(one.estimate, alphas[arm])
+        interval = t_interval(one.estimate, alpha)
         if paired and not one.pairs and interval.note is None:
             interval = replace(interval, note=NO_PAIRS)
         found[arm] = LossDifference(
@@ -153,7 +153,7 @@ def final_differences(
 
 
 def difference_bands(
-    sides: Mapping[Arm, Sides], alphas: Mapping[Arm, float], *, paired: bool = False, moderated: bool = True
+    sides: Mapping[Arm, Sides], *, alpha: float = ALPHA, paired: bool = False, moderated: bool = True
 ) -> dict[Arm, Band]:
     """Compute each arm's difference to the baseline at every common evaluation, with pointwise intervals.
 
@@ -169,7 +169,7 @@ def difference_bands(
             and left.tokens[place] == tokens
         }
         for arm, one in contrasts(there, paired=paired, moderated=moderated).items():
-            rows[arm].append(t_interval(one.estimate, alphas[arm]))
+            rows[arm].append(t_interval(one.estimate, alpha))
     found = {}
     for arm, (own, base) in grids.items():
         parts = [(one.estimate, one.low, one.high) for one in rows[arm]]

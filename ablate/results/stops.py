@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ablate.results.ends import comparisons, find_set_apart, is_paired, origins, run_ends
 from ablate.results.frames import load_frames
-from ablate.results.intervals import ALPHA
 from ablate.results.losses import final_differences
 from ablate.results.stop_rule import Decision, Stopped, decide
 from ablate.store import END_STATES
@@ -36,7 +35,6 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], orig
         curves = {arm: [run.curve for run in own[:n]] for arm, own in runs.items()}
         found = final_differences(
             {arm: (curves[arm], curves[plan.baseline]) for arm in arms},
-            dict.fromkeys(arms, ALPHA),
             paired=is_paired(plan, origin),
             moderated=plan.is_moderated,
         )

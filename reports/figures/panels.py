@@ -85,7 +85,7 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
     seeds = {arm.name: None if arm.stopped is None else arm.stopped.seeds for arm in analysis.others}
     bands = difference_bands(
         {name: (by_arm[name], by_arm[analysis.baseline][:most]) for name, most in seeds.items()},
-        {arm.name: arm.alpha for arm in analysis.others},
+        alpha=analysis.baseline_arm.alpha,
         paired=analysis.plan.paired_seeds,
         moderated=analysis.plan.is_moderated,
     )

@@ -17,9 +17,9 @@ from ablate.reports.findings.speed import read_configs
 from ablate.reports.findings.targets import move_target
 from ablate.results.cost import is_settled, token_costs
 from ablate.results.ends import is_paired, origins, run_ends
-from ablate.results.intervals import ALPHA, Interval, contrast, exponential, t_interval
+from ablate.results.intervals import Interval, contrast, exponential, t_interval
 from ablate.results.losses import final_differences, final_loss
-from ablate.results.stop_rule import alpha_of
+from ablate.results.stop_rule import level_of
 from ablate.results.stops import decide_stops, is_unused
 from ablate.run.outcome import Outcome
 
@@ -57,24 +57,17 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
                 for i, run in enumerate(own)
             ),
             config=configs.get(entry.name),
-            alpha=ALPHA if stop is None else stop.alpha,
+            alpha=level_of(plan.stop),
             stopped=stop,
             counted_from=origin,
         )
-    base = arms[plan.baseline]
-    for name, arm in arms.items():
-        if arm is not base and arm.stopped is None:
-            # A failed run gives no result unless somebody starts it again.
-            ended = all(run.state in ("finished", "diverged", "failed") for run in (*arm.runs, *base.runs))
-            level = alpha_of(arm.used, base.used, plan.stop, ended=ended)
-            arms[name] = replace(arm, alpha=level)
     return arms
 
 
 def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, ArmResult]:
     """Add to the other arms their token cost and loss difference over ``base``.
 
-    At the stricter level of the two, and over as many seeds as count on both sides. An arm that was stopped
+    Over as many seeds as count on both sides. An arm that was stopped
     at a look has the interval of that look: from the first runs of all arms that reached the look, which
     moderate each other.
     """
@@ -97,16 +90,15 @@ def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) ->
             if n in (None, count) or went_on(arms[name], n)
         }
         sides = {name: (arms[name].first(m), base.first(m)) for name, m in pool.items()}
-        alphas = {name: min(arms[name].alpha, base.alpha) for name in pool}
         costs = token_costs(
             {name: (own.used, other.used) for name, (own, other) in sides.items()},
-            alpha=alphas,
+            alpha=base.alpha,
             paired=paired,
             moderated=moderated,
         )
         differences = final_differences(
             {name: (own.curves, other.curves) for name, (own, other) in sides.items()},
-            alphas,
+            alpha=base.alpha,
             paired=paired,
             moderated=moderated,
         )
@@ -133,8 +125,8 @@ def compare_arms(
     if plan.target is not None:
         moved = move_target(
             {name: (arm.curves, base.first(arm.seeds).curves) for name, arm in found.items()},
-            {name: arm.alpha for name, arm in found.items()},
             plan.target.val_loss,
+            alpha=base.alpha,
             lost={name: [run for run in arm.used if run.end == "diverged"] for name, arm in found.items()},
             rule=plan.target.crossing,
             paired=is_paired(plan, base.counted_from),
@@ -173,7 +165,7 @@ def _evaluate_in_bf16(
     sides = {name: (arms[name], base.first(arms[name].seeds)) for name in by_bf16}
     alone = final_differences(
         {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()},
-        {name: own.alpha for name, (own, _) in sides.items()},
+        alpha=base.alpha,
         paired=paired,
         moderated=False,
     )

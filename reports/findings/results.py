@@ -55,7 +55,7 @@ class InBf16:
 class ArmResult:
     """One arm with its runs, in the order of the study's seeds, against the baseline.
 
-    ``config``: None if no run has one, as in imported logs. ``alpha``: the nominal level of its intervals.
+    ``config``: None if no run has one, as in imported logs. ``alpha``: the study's nominal level.
     ``stopped``: why it was stopped early; ``unused`` runs then do not count, not even as missing.
     ``counted_from``: tokens of the fork, from which its outcomes, tokens to target and token cost are
     counted; 0 from the beginning. ``measured``: None without valid timing, see ``speed``. ``fp4_share``,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ablate.results.cost import Cost, token_costs
+from ablate.results.intervals import ALPHA
 from ablate.results.losses import common_grid
 from ablate.run.outcome import outcomes
 
@@ -48,9 +49,9 @@ class Moved:
 
 def move_target(
     sides: Mapping[Arm, Sides],
-    alphas: Mapping[Arm, float],
     own: float | None = None,
     *,
+    alpha: float = ALPHA,
     lost: Mapping[Arm, Sequence[Outcome]] | None = None,
     rule: Rule = "confirmed",
     paired: bool = False,
@@ -93,7 +94,7 @@ def move_target(
         token_costs(
             {arm: (mine[i], theirs[i]) for arm, (mine, theirs) in ended.items()},
             paired=paired,
-            alpha=alphas,
+            alpha=alpha,
             moderated=moderated,
         )
         for i in range(len(targets))

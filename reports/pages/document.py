@@ -44,8 +44,8 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
   final_loss      {mean, low, high, difference {estimate, low, high, tokens, n, n_baseline}}
   standing        "within" | "outside" | "open" of target.within, null without a margin
   power           {spread_of_log_tokens, spread_of_the_baseline, spread_of_the_pairs, smallest_cost, more_seeds}
-  stopped         {kind ("settled" | "diverged"), reason, seeds, nominal_level, runs_unused, tokens_saved}, null unless stopped
-  nominal_level   of the arm's intervals: 0.05 unless the study has looks
+  stopped         {kind ("settled" | "diverged"), reason, seeds, runs_unused, tokens_saved}, null unless stopped
+  nominal_level   of the study's intervals: 0.05 unless it has looks
   measured        {timed ("alone" | "in its runs" | "as logged"), throughput_over_baseline, end_to_end_speed, gpu_hours_to_target},
                   null without a timing that counts
   modelled[]      {hardware, step_speed_over_baseline, net_speed, gpu_hours_to_target},

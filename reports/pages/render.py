@@ -25,7 +25,6 @@ from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE, Drawing
 from ablate.reports.findings.compare import target_text
 from ablate.reports.words import format as words
-from ablate.results.stop_rule import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -97,7 +96,7 @@ def definitions(analysis: Analysis) -> list[tuple[str, str]]:
     runs = [run for arm in analysis.every_arm for run in arm.runs if run.end == "hit" and not run.left_bound]
     record = analysis.throughput
     text = _environment(autoescape=False).get_template("method.txt.j2").render(
-        analysis=analysis, words=words, levels_of=levels_of, target=target_text(analysis.plan.target),
+        analysis=analysis, words=words, target=target_text(analysis.plan.target),
         hits=len(runs), fitted=sum(run.fitted is not None for run in runs),
         alone=record if record and record.tokens_per_sec else None,
     )  # fmt: skip

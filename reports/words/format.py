@@ -159,11 +159,6 @@ def margin(value: Margin) -> str:
     return f"±{value.value:g} nats/token in final loss"
 
 
-def levels(alphas: Sequence[float]) -> str:
-    """Format nominal significance levels: ``0.069, 0.64, 1.9 and 3.7 %``."""
-    return listed([f"{100 * alpha:.2g}" for alpha in alphas]) + f"{NBSP}%"
-
-
 def coverage(*rules: StopRule | None) -> str:
     """Name the kind of interval: ``95 %``, or ``repeated 95 %`` if any rule has looks."""
     repeated = any(rule is not None and rule.settled is not None for rule in rules)

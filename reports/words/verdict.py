@@ -25,7 +25,6 @@ from ablate.reports.words.format import (
     counts,
     coverage,
     interval,
-    levels,
     listed,
     margin,
     percents,
@@ -37,7 +36,6 @@ from ablate.reports.words.format import (
     tokens,
 )
 from ablate.results.cost import NEAR_BUDGET
-from ablate.results.stop_rule import levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -329,7 +327,8 @@ def _notes(analysis: Analysis) -> Iterator[str]:
         yield (
             f"The study could stop arms at looks after {listed([str(n) for n in looked.looks])} seeds. "
             f"Repeated intervals hold over all looks together in 95{NBSP}% of studies, whether and when an "
-            f"arm was stopped; at each look the nominal level is stricter ({levels(levels_of(looked))}). The "
+            f"arm was stopped; the nominal level of each look is stricter "
+            f"({100 * analysis.baseline_arm.alpha:.2g}{NBSP}%). The "
             "estimate of an arm that was stopped is biased away from zero; its interval takes the stop into "
             "account."
         )

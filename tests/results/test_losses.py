@@ -30,9 +30,9 @@ def curves(*losses):
 
 def differences(arm, base, **more):
     """Return the final difference, and the band."""
-    sides, alphas = {"a": (arm, base)}, {"a": 0.05}
+    sides = {"a": (arm, base)}
     return tuple(
-        found(sides, alphas, **more, moderated=False)["a"] for found in (final_differences, difference_bands)
+        found(sides, **more, moderated=False)["a"] for found in (final_differences, difference_bands)
     )
 
 

@@ -23,7 +23,7 @@ def curve(seed, stretch=1.0, *, points=40, noise=0.0, end="hit"):
 
 
 def target_sweep(arm, base):
-    found = move_target({"a": (arm, base)}, {"a": 0.05}, moderated=False).get("a")
+    found = move_target({"a": (arm, base)}, moderated=False).get("a")
     return found and found.sweep
 
 
@@ -81,7 +81,7 @@ def test_runs_that_diverged_bound_the_cost_at_every_target():
     base, arm = [curve(seed) for seed in range(3)], [curve(3, 1.1), curve(4, 1.1, end="diverged")]
     own = float(base[0].loss[20]) + 1e-3
     sides = {"a": (arm, base), "b": (base, base)}
-    found = move_target(sides, dict.fromkeys(sides, 0.05), own, lost={"a": [DIVERGED]})
+    found = move_target(sides, own, lost={"a": [DIVERGED]})
     assert own in found["a"].targets == found["b"].targets
     assert found["a"].sweep is None
     for ends, base_ends, cost in zip(found["a"].ends, found["a"].base_ends, found["a"].costs, strict=True):
