@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.protocol import Draw, dequantised
 from ablate.layers.state import EVAL_CALL, Position
@@ -36,6 +37,8 @@ from ablate.recipes.coverage import in_short
 from ablate.recipes.policy import contracted_axis
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from ablate.backends.protocol import Backend, Operand
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
@@ -46,6 +49,9 @@ AMAX_HISTORY = 1024
 
 BUFFERS_OF_SCALES = ("amax_history", "amax_step", "amax_used")
 """Buffers that a layer with delayed scales has in addition to its weights."""
+
+_STEPS_WITHOUT_ADVANCE = 10
+"""Optimizer steps after which a state should have advanced. An optimizer made of others counts some twice."""
 
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -66,7 +72,9 @@ class QuantLinear(nn.Linear):
     model. ``take_over`` makes one of a linear layer.
     """
 
-    OWN_ATTRIBUTES = frozenset(("name", "state", "place", "site", "override", "has_run", *BUFFERS_OF_SCALES))
+    OWN_ATTRIBUTES = frozenset(
+        ("name", "state", "place", "site", "override", "has_run", "optimizer_steps", *BUFFERS_OF_SCALES)
+    )
     """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
     @classmethod
@@ -99,6 +107,7 @@ class QuantLinear(nn.Linear):
             self.forget_amax()
         self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
         self.has_run = False
+        self.optimizer_steps = 0
         self._register()
 
     def _register(self) -> None:
@@ -138,10 +147,7 @@ class QuantLinear(nn.Linear):
     def position(self) -> Position:
         """Return this layer's stream position; count the forward pass unless the trainer does."""
         self.has_run = True
-        weight = self.weight
-        counts = isinstance(weight, nn.Parameter) and not weight.is_inference()
-        version = weight._version if counts else None  # noqa: SLF001  there is no public one
-        return self.state.position(self.name, training=self.training, version=version)
+        return self.state.position(self.name, training=self.training)
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Find this layer's recipe after this many training tokens; ``override`` replaces it."""
@@ -279,6 +285,23 @@ def weights_used_alone(state: RecipeState) -> str | None:
         f"{', '.join(in_short(past))} got a gradient and never ran: the model multiplies by the "
         "weight itself, in high precision"
     )
+
+
+def _count_step(optimizer: Optimizer, *_: object) -> None:
+    """Count an optimizer's step for the layers that it trains; warn if their state never advances."""
+    if torch.compiler.is_compiling():  # a compiled step is not counted
+        return
+    waiting = [layer for layer in _sites.values() if not layer.state.step]
+    if not waiting:
+        return
+    trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    for layer in waiting:
+        layer.optimizer_steps += id(layer.weight) in trained
+        if layer.optimizer_steps == _STEPS_WITHOUT_ADVANCE and (fault := layer.state.fault()) is not None:
+            layer.state.warn_once(f"this loop {fault}")
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:

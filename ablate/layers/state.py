@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 import threading
-import traceback
 import warnings
 from collections import Counter
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch.optim import optimizer
 
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.schedule import plan_steps
@@ -42,8 +40,6 @@ EVAL_CALL = 1 << 31
 """First call number of forward passes in evaluation, distinct from all calls in training."""
 _REDRAW_STEP = 1 << 31
 _REDRAWS = 1 << 10
-_FORWARDS_WITHOUT_ADVANCE = 1000
-"""Training passes after which a state should have advanced, if the weights do not show it earlier."""
 _MOST_OPEN = 64
 
 
@@ -128,19 +124,12 @@ def recorded_states() -> Iterator[list[RecipeState]]:
 
 @dataclass
 class _Passes:
-    """A layer's forward passes: in training within ``step``, in evaluation, and those without backward yet.
-
-    ``version``: of the weight in the newest pass; ``changes``: how often it changed within ``step`` after a
-    backward pass (``trains``), as an optimizer changes it.
-    """
+    """A layer's forward passes: in training within ``step``, in evaluation, those without backward yet."""
 
     step: int = -1
     training: int = 0
     evaluation: int = 0
     open: set[Position] = field(default_factory=set)
-    version: int | None = None
-    changes: int = 0
-    trains: bool = False
 
 
 @dataclass(kw_only=True)
@@ -228,10 +217,8 @@ class RecipeState:
                 return f"{how}: {what} ({remedy})"
         return None
 
-    def position(self, layer: str, *, training: bool, version: int | None = None) -> Position:
+    def position(self, layer: str, *, training: bool) -> Position:
         """Return the position of a layer's forward pass; count the pass unless the trainer counts.
-
-        ``version``: of the layer's weight, which changes with each optimizer step; None if it is unknown.
 
         Raises:
             RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
@@ -245,12 +232,12 @@ class RecipeState:
                 break
             noting.append(positions)
         if at is None:
-            at = self._next(layer, training=training, version=version)
+            at = self._next(layer, training=training)
         for positions in noting:
             positions.setdefault(key, []).append(at)
         return at
 
-    def _next(self, layer: str, *, training: bool, version: int | None) -> Position:
+    def _next(self, layer: str, *, training: bool) -> Position:
         """Return the position of a pass that no region repeats."""
         if training and self._began is None:
             self._began = self.step, self.tokens
@@ -269,34 +256,18 @@ class RecipeState:
             passes.evaluation += 1
             return Position(step=self.step, call=EVAL_CALL + passes.evaluation - 1, tokens=self.tokens)
         if passes.step != self.step:
-            passes.step, passes.training, passes.changes, passes.trains = self.step, 0, 0, False
+            passes.step, passes.training = self.step, 0
             passes.open.clear()
-        if version != passes.version:
-            passes.changes += passes.trains
-            passes.version, passes.trains = version, False
         at = Position(step=self.step, call=passes.training, tokens=self.tokens)
         passes.training += 1
         if len(passes.open) < _MOST_OPEN:
             passes.open.add(at)
-        missing = ""
-        if passes.training == _FORWARDS_WITHOUT_ADVANCE and not self.step:
-            missing = f"{_FORWARDS_WITHOUT_ADVANCE} training passes"
-        elif passes.changes == 2:  # one may be SAM's, which moves the weights and back
-            # An optimizer may run this pass itself, as L-BFGS runs many within a step.
-            files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-            missing = "" if optimizer.__file__ in files else "two changes of the weights"
-        if missing and self._moves_by_step:
-            self.warn_once(
-                f"{missing} without state.advance(): {self._moves_by_step} of this recipe move on with it "
-                "(call state.advance(tokens) after each optimizer step)"
-            )
         return at
 
     def backward_done(self, layer: str, at: Position) -> None:
         """Note that the gradients of a pass were computed."""
         if layer in self._passes:
             self._passes[layer].open.discard(at)
-            self._passes[layer].trains = True
 
     def stream_of(self, operand: str) -> str:
         """Name an operand's stream of noise in this replica; all replicas share that of weights."""
