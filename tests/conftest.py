@@ -69,6 +69,12 @@ def browser(tmp_path_factory):
     driver.quit()
 
 
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Write reports without their figures, which take most of a report's time, where no test looks at them."""
+    monkeypatch.setattr("ablate.reports.pages.write.draw_figures", lambda _: ())
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     """Return the folder of real text and real MLPerf logs, which is not part of the project."""

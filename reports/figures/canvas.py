@@ -97,6 +97,7 @@ def drawing(
                     return None
                 figure, caption = picture
                 figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+                figure.set_layout_engine(None)  # laid out once: the PNG keeps the SVG's places
                 axes, png = [*map(_scales, figure.axes)], to_png(figure)
             return Drawing(name, title, caption, svg.getvalue(), png, axes)
 

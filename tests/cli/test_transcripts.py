@@ -73,6 +73,7 @@ def hold(golden, folder):
     assert found == golden.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("name", ["import", "plan", "store"])
 def test_commands_print_what_they_printed(tmp_path, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "100")

@@ -51,8 +51,8 @@ def test_the_design_as_mlflow_shows_it(study):
 
 
 def test_what_is_too_long_for_mlflow_is_cut(study):
-    study.plan["arms"][1]["factors"] = {f"training.field{n}": "x" * 9000 for n in range(80)}
-    study.plan["arms"] *= 2000
+    long = {"factors": {f"training.field{n}": "x" * 9000 for n in range(80)}}
+    study.plan["arms"] = [{**arm, **long} for arm in study.plan["arms"]] + study.plan["arms"] * 500
     plan = study.write_plan()
     assert len(describe.study_note(plan, report="LINK")) < 20_000
     view = describe.view(plan)

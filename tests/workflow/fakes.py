@@ -71,7 +71,7 @@ class Executor:
 
 
 @pytest.fixture
-def executor(tmp_path, monkeypatch):
+def executor(tmp_path, monkeypatch, without_figures):
     """Write the study, and run studies without Ray."""
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "tiny.yaml").write_text(STUDY)
