@@ -30,7 +30,7 @@ def bf16(make_config):
 
 def trained(config, tokens, routes=lambda _: None, **options):
     """The rows of a run, and the loads of its experts at each step."""
-    loads, see = [], Diagnostics(every_tokens=STEP)
+    loads, see = [], Diagnostics(every_tokens=STEP, layers=["blocks.0.attention.*"], draws=2)
 
     def note(row):
         if row["kind"] == "load":
