@@ -71,7 +71,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def without_figures(monkeypatch):
-    """Write reports without their figures, which take most of a report's time, where no test looks at them."""
+    """Write reports without their figures, which take most of the time."""
     monkeypatch.setattr("ablate.reports.pages.write.draw_figures", lambda _: ())
 
 
