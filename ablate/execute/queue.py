@@ -21,7 +21,7 @@ from ablate.execute.pending_runs import waits_for, why_it_cannot_begin
 from ablate.execute.worker import TaskEnd, execute_run, lost_run
 from ablate.store import END_STATES, RunDir
 from ablate.store.checkpoints import newest_step
-from ablate.store.leases import Leases, end_holder
+from ablate.store.leases import Leases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,11 +33,9 @@ PAUSES_SEC = (1.0, 5.0, 30.0)
 """Pauses before the retries after a fault that may pass. After the last retry the run is given up."""
 _POLL_SEC = 0.3
 _LOOK_AGAIN_SEC = 2.0
-"""Time between two checks of a run that another process executes, and of whether our own workers live."""
+"""Time between two checks of a run that another process executes."""
 _ASK_AGAIN_SEC = 1.0
 """Time between two queries for runs that are not needed."""
-_LATER_SEC = 15.0
-"""A worker that hangs ends itself. If it cannot, the driver ends it this much later."""
 _STOP_GRACE_SEC = 30.0
 
 
@@ -64,9 +62,8 @@ class Workers:
         # A user's own code may leave anything behind, so its process ends with the run.
         self._foreign = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._together = ray.remote(max_retries=0)(execute_together)
-        self._running: dict[str, tuple[Any, RunRequest, Leases]] = {}
+        self._running: dict[str, tuple[Any, RunRequest]] = {}
         self._groups: dict[str, Any] = {}
-        self._looked = time.monotonic()
 
     def start(self, run: RunRequest) -> None:
         """Hand a run to a worker."""
@@ -83,7 +80,7 @@ class Workers:
             asked["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
             self._groups[run.run_id] = group
         task = remote.options(name=run.run_id, **asked).remote(run)
-        self._running[run.run_id] = task, run, _beats(run)
+        self._running[run.run_id] = task, run
 
     def cancel(self, run_id: str) -> None:
         """Take back a run that no worker has begun; ``collect`` still yields its end."""
@@ -98,10 +95,7 @@ class Workers:
         if not self._running:
             time.sleep(_POLL_SEC)
             return
-        if time.monotonic() - self._looked >= _LOOK_AGAIN_SEC:
-            self._looked = time.monotonic()
-            self._end_what_hangs()
-        tasks = {task: run for task, run, _ in self._running.values()}
+        tasks = dict(self._running.values())
         done, _ = ray.wait(list(tasks), num_returns=min(len(tasks), 100), timeout=_POLL_SEC)
         for task in done:
             run = tasks[task]
@@ -115,24 +109,6 @@ class Workers:
             except ray.exceptions.RayError as error:
                 end = lost_run(RunDir(run.run_dir), first_line(error))
             yield run.run_id, end
-
-    def _end_what_hangs(self) -> None:
-        """Kill workers that show no life: their process is stopped, or a call holds Python's lock."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        for run_id, (task, run, beats) in self._running.items():
-            if (attempt := beats.latest()) and beats.stands_still(attempt):
-                self._running[run_id] = task, run, _beats(run)  # if this fails, it is tried again later
-                message = f"no progress for {beats.stale_sec:.0f} s: the driver ended it"
-                for node in ray.nodes():  # it is on one of them
-                    strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                    ending = ray.remote(num_cpus=0, scheduling_strategy=strategy)(end_holder)
-                    ending.remote(beats.folder, attempt, message)
-
-
-def _beats(run: RunRequest) -> Leases:
-    return Leases(RunDir(run.run_dir).attempts, run.resources.hang_after_sec + _LATER_SEC)
 
 
 @dataclass(kw_only=True)

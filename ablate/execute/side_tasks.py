@@ -3,14 +3,15 @@
 On several devices each process writes its own rows of a checkpoint; then the first process writes the
 manifest.
 
-How it fails: ``Watch`` ends a process that hangs. Samples leave unknown values out; where their file cannot
-be written, samples are missing. A checkpoint that cannot be written (a full disk) is skipped with a line in
-the attempt's log, and the next one is written when due; the run continues.
+How it fails: ``Watch`` ends a process that hangs, with its stacks in the attempt's log. Samples leave unknown
+values out; where their file cannot be written, samples are missing. A checkpoint that cannot be written (a
+full disk) is skipped with a line in the attempt's log, and the next one is written when due; the run goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import sys
 import threading
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ablate.train.group import Group
 
 BEAT_SEC = 5.0
+_LATER_SEC = 15.0
+"""A process that hangs ends itself. If a call keeps Python's lock, a thread of C ends it this much later."""
 EXIT_HUNG = 75
 """Exit code of a process that ended itself because it hung (EX_TEMPFAIL: try again)."""
 EVERY_SEC = 10.0
@@ -65,10 +68,11 @@ class Watch(contextlib.ExitStack):
 
     def __init__(self, lease: Leases, hang_after_sec: float) -> None:
         super().__init__()
-        self._lease, self._hang_after_sec = lease, hang_after_sec
+        self._lease, self._hang_after_sec, self._log = lease, hang_after_sec, sys.stderr
         self._progress_sec = time.monotonic()
         self.lost = False
         self.tokens = 0
+        self.callback(faulthandler.cancel_dump_traceback_later)
         self.enter_context(_beside(self._watch))
 
     def progress(self, tokens: int | None = None) -> None:
@@ -77,13 +81,18 @@ class Watch(contextlib.ExitStack):
         self.tokens = self.tokens if tokens is None else tokens
 
     def _watch(self, done: threading.Event) -> None:
-        while not done.wait(min(BEAT_SEC, self._hang_after_sec / 4)):
+        while True:
+            later = self._hang_after_sec + _LATER_SEC
+            faulthandler.dump_traceback_later(later, exit=True, file=self._log)
+            if done.wait(min(BEAT_SEC, self._hang_after_sec / 4)):
+                return
             self._lease.beat()
             self.lost = self.lost or not self._lease.is_mine()
             idle = time.monotonic() - self._progress_sec
             if idle > self._hang_after_sec:
                 message = f"no progress for {idle:.0f} s"
                 print(message, flush=True)
+                faulthandler.dump_traceback(self._log)
                 with contextlib.suppress(OSError):
                     self._lease.end("interrupted", message)
                 os._exit(EXIT_HUNG)

@@ -240,11 +240,20 @@ def follow_run(task: RunRequest, group: Group, step: int) -> None:
 
 
 def lost_run(run: RunDir, fault: str) -> TaskEnd:
-    """Find the end of a task whose process died: its result, or ``interrupted`` with the ledger's reason."""
+    """Find the end of a task whose process died: its result, or ``interrupted`` with the ledger's reason.
+
+    A process that hung with Python's lock held could write its stacks into its log and nothing else.
+    """
     if (state := run.state()) in END_STATES:
         return TaskEnd(state=state)
     leases = Leases(run.attempts)
-    record = leases.read(leases.latest())
+    record = leases.read(attempt := leases.latest())
+    if record is not None and record.outcome is None:
+        with contextlib.suppress(OSError):
+            if b"Timeout (" in run.attempt_log(attempt).read_bytes():  # faulthandler's word
+                leases.record = record
+                leases.end("interrupted", "no progress for long: a call kept Python's lock")
+                record = leases.record
     message = record.message if record is not None and record.outcome is not None else None
     return TaskEnd(state="interrupted", transient=True, message=message or f"worker lost: {fault}")
 

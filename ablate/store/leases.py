@@ -16,7 +16,6 @@ import contextlib
 import functools
 import os
 import platform
-import signal
 import time
 import uuid
 from dataclasses import asdict, dataclass, field, replace
@@ -166,22 +165,6 @@ class Leases:
         """Release the run and record how the attempt ended."""
         _held.discard(self.record.owner)
         self.note(outcome=outcome, message=message, ended_unix=time.time())
-
-
-def end_holder(folder: Path, attempt: int, message: str) -> None:
-    """Kill the process that holds an attempt, if it is on this machine, and record why.
-
-    The process is not asked first: it may be stopped, or never return to Python.
-    """
-    leases = Leases(folder)
-    record = leases.read(attempt)
-    if record is None or record.outcome is not None or record.machine != this_machine():
-        return
-    if _process_started(record.pid) == record.process_started:
-        leases.record = record
-        leases.end("interrupted", message)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(record.pid, signal.SIGKILL)
 
 
 _held: set[str] = set()
