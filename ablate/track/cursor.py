@@ -30,7 +30,7 @@ REWOUND = ("metrics.jsonl", "diagnostics.jsonl")
 """Files whose last rows a resumed run cuts off."""
 FILES = (*REWOUND, "system.jsonl")
 """The files of a run whose rows are sent."""
-_FORMAT = 3
+_FORMAT = 4
 _LOCK_PATIENCE_SEC = 30.0
 _CHUNK_BYTES = 1 << 16
 
@@ -58,19 +58,15 @@ class MirrorReport:
 class RunCursor:
     """What MLflow has accepted of one run, or of the run that holds the report (``SUMMARY``).
 
-    ``offsets`` and ``tails``: by file; a tail that differs shows that the file was rewound. ``tags`` and
-    ``state``: digests. ``results``: the report's figures for the run.
+    ``offsets`` and ``tails``: by file; a tail that differs shows that the file was rewound. ``sent``: digests
+    of its tags, parameters, state and artifacts, by name.
     """
 
     mlflow_id: str
     mlflow_status: str = "RUNNING"
     offsets: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
     tails: dict[str, str] = field(default_factory=lambda: dict.fromkeys(REWOUND, ""))
-    tags: str = ""
-    has_params: bool = False
-    state: str = ""
-    artifacts: dict[str, str] = field(default_factory=dict)
-    results: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -160,7 +156,7 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     except (OSError, UserError):
         planned = []
     unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
-    sent = {} if (summary := cursor.runs.get(SUMMARY)) is None else summary.artifacts
+    sent = {} if (summary := cursor.runs.get(SUMMARY)) is None else summary.sent
     report = store.path / "report"
     if (report / "report.html").exists() and content_digest(report) != sent.get("report"):
         unsent.append("report")
@@ -177,7 +173,7 @@ def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
     try:
         if entry is None:
             return run.metrics_path.exists() or run.status().state != "pending"
-        if is_rewound(run, entry) or state_key(run.status()) != entry.state:
+        if is_rewound(run, entry) or state_key(run.status()) != entry.sent.get("state"):
             return True
         sent = entry.offsets
         return any(read_points(run.path / file, sent[file], _CHUNK_BYTES)[1] > sent[file] for file in REWOUND)

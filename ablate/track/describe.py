@@ -52,8 +52,8 @@ _REFUSED = re.compile(r"[^\w\-. ]")
 # Okabe and Ito's palette, distinguishable for colour-blind readers; all runs of an arm share a colour.
 _BASELINE_COLOUR = "#333333"
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
-RESULTS = _TOKENS, _COST = "tokens_to_target", "token_cost"
-"""Metrics from the report."""
+RESULTS = _TOKENS, _COST = "ablate.tokens_to_target", "ablate.token_cost"
+"""Tags from the report."""
 SUMMARY = "summary"
 """The key of the run that holds the report; other runs have their ids as keys."""
 _MOST_CURVES = 40
@@ -232,7 +232,9 @@ def view(plan: LockedPlan) -> str:
     state["selectedColumns"] = [
         "tags.`ablate.state`",
         *dict.fromkeys(f"params.`{_name(f'factor.{key}')}`" for arm in plan.arms for key in arm.factors),
-        *(f"metrics.`{key}`" for key in ("val_loss", *RESULTS, "tokens_per_sec")),
+        "metrics.`val_loss`",
+        *(f"tags.`{key}`" for key in RESULTS),
+        "metrics.`tokens_per_sec`",
         "tags.`ablate.backend_mode`",
     ]
     if sum(len(arm.runs) for arm in plan.arms) <= _MOST_CURVES:
@@ -262,18 +264,17 @@ def _cut(value: str, length: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def read_results(path: Path, written_ns: int) -> dict[str, list[Point]]:
-    """Read what a ``report.json`` found on each run, by run id; empty if it is missing or damaged.
+def read_results(path: Path, _written_ns: int) -> dict[str, dict[str, str]]:
+    """Read what a ``report.json`` found on each run, as tags by run id; empty if it is missing or damaged.
 
     A run that hit the target has its tokens to target, and its token cost against the baseline's run of the
-    same seed. Left out are a hit at the first evaluation, and a single run's cost from a fork on. The figures
-    have no axis, so their step is 0: of two points with the same name MLflow shows the later.
+    same seed. Empty are a hit at the first evaluation, and a single run's cost from a fork on.
     """
     found = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        report, written_ms = read_json(path), round(written_ns / 1e6)
+        report = read_json(path)
         hits = {
-            (arm["name"], run["seed"]): number_in(run, _TOKENS)
+            (arm["name"], run["seed"]): number_in(run, "tokens_to_target")
             for arm in report["arms"]
             for run in arm["runs"]
             if not run["at_or_before_first_evaluation"]
@@ -282,8 +283,6 @@ def read_results(path: Path, written_ns: int) -> dict[str, list[Point]]:
             is_compared = arm["name"] != report["baseline"] and not arm["counted_from_tokens"]
             for run in arm["runs"]:
                 own, base = (hits.get((name, run["seed"])) for name in (arm["name"], report["baseline"]))
-                figures = {_TOKENS: own} if own else {}
-                if own and base and is_compared:
-                    figures[_COST] = own / base - 1
-                found[run["id"]] = [Point(key, value, written_ms, 0) for key, value in figures.items()]
+                cost = f"{own / base - 1:+.2%}" if own and base and is_compared else ""
+                found[run["id"]] = {_TOKENS: f"{own:.0f}" if own else "", _COST: cost}
     return found

@@ -39,12 +39,11 @@ from ablate.track.describe import SUMMARY
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ablate.store import RunDir, State, StudyStore
     from ablate.store.plan_file import LockedPlan, LockedRun
-    from ablate.track.describe import Point
 
 _CHUNK_BYTES = 1 << 18
 _SAVE_EVERY_SEC = 1.0
@@ -139,7 +138,9 @@ class Mirror:
                 run = self._store.run(planned.id)
                 files = _stamp(run.path / name for name in (*FILES, "status.json", "environment.json"))
                 if files:
-                    send = partial(self._send_run, run, plan, place, planned, link, results.get(planned.id))
+                    send = partial(
+                        self._send_run, run, plan, place, planned, link, results.get(planned.id, {})
+                    )
                     self._once(planned.id, (files, stamp, link), send)
         self._once(SUMMARY, _stamp(sorted(self._report.rglob("*"))), partial(self._send_report, summary))
         if self._has_new_runs:  # a repeated request may have made two: all but one are deleted
@@ -179,17 +180,15 @@ class Mirror:
         tags: Mapping[str, str],
         run: RunDir | None = None,
         started_unix: float | None = None,
-        figures: Sequence[Point] | None = None,
     ) -> RunCursor:
         """Find or create a run's MLflow run; return its cursor.
 
-        MLflow deletes no points, so a run that was rewound or has lost a figure of the report gets a new one.
+        MLflow deletes no points, so a run that was rewound gets a new one.
         """
         entry, there = self._cursor.runs.get(key), self._known.get(key)
         is_outdated = False
         if entry is not None and run is not None:
-            left = entry.results if figures is None else {point.key for point in figures}
-            is_outdated = is_rewound(run, entry) or not entry.results.keys() <= set(left)
+            is_outdated = is_rewound(run, entry)
         elif entry is None and there is not None:
             entry = RunCursor(mlflow_id=there.info.run_id, mlflow_status="")
             if run is not None:  # the cursor was lost: all points must be in the run's file
@@ -202,7 +201,7 @@ class Mirror:
             owned = {STORE_TAG: store_id(self._store), **tags}
             made = self._sink.create_run(str(self._cursor.experiment_id), started_unix, owned)
             self._known[key], self._has_new_runs = made, True
-            entry = RunCursor(mlflow_id=made.info.run_id, tags=digest(sorted(tags.items())))
+            entry = RunCursor(mlflow_id=made.info.run_id, sent={"tags": digest(sorted(tags.items()))})
         self._cursor.runs[key] = entry
         return entry
 
@@ -213,49 +212,47 @@ class Mirror:
         place: int,
         planned: LockedRun,
         link: str,
-        figures: Sequence[Point] | None,
+        results: dict[str, str],
     ) -> None:
-        """Send a run's new rows, figures, tags and parameters; then its artifacts and its end."""
+        """Send a run's new rows, tags and parameters; then its artifacts and its end."""
         self._runs_sent += 1
         status = run.examined()
         if status.state == "damaged":
             self._problems.append(f"run {run.run_id} is not sent: {status.message}")
             return
-        tags = describe.run_tags(plan, place, planned, status, run.environment(), report=link)
-        entry = self._entry(run.run_id, tags, run, status.started_unix, figures)
+        tags = describe.run_tags(plan, place, planned, status, run.environment(), report=link) | results
+        entry = self._entry(run.run_id, tags, run, status.started_unix)
         there, params = self._known[run.run_id], {}
-        if not entry.has_params:
+        if "params" not in entry.sent:
             params = describe.run_params(run.config(), plan.arms[place])
             params = {key: value for key, value in params.items() if key not in there.data.params}
         tags_digest = digest(sorted(tags.items()))
-        if entry.tags == tags_digest:
+        if entry.sent.get("tags") == tags_digest:
             tags = {}
-        news = [point for point in figures or () if entry.results.get(point.key) != point.value]
-        found = {point.key: point.value for point in news}
         while True:
-            offsets = {}
+            offsets, news = {}, []
             for file in FILES:
                 more, offsets[file] = describe.read_points(run.path / file, entry.offsets[file], _CHUNK_BYTES)
                 news += more
             if news or params or tags:
                 self._sink.log(entry.mlflow_id, news, params, tags)
                 self._metrics_sent += len(news)
-            entry.has_params, entry.tags, entry.results = True, tags_digest, entry.results | found
+            entry.sent |= {"params": "", "tags": tags_digest}
             if offsets == entry.offsets:
                 break
             entry.offsets = offsets
             entry.tails = {
                 file: describe.tail_digest(run.path / file, offsets[file]) or "" for file in REWOUND
             }
-            news, params, tags = [], {}, {}
+            params, tags = {}, {}
         for path in map(run.path.joinpath, _ARTIFACTS):
             if path.exists():
                 self._send_artifact(run.run_id, entry, path)
-        if entry.state != state_key(status):
+        if entry.sent.get("state") != state_key(status):
             mlflow_status = _MLFLOW_STATUS[status.state]
             if mlflow_status != "RUNNING" or entry.mlflow_status != "RUNNING":
                 self._sink.set_state(entry.mlflow_id, mlflow_status, status.ended_unix or status.updated_unix)
-            entry.mlflow_status, entry.state = mlflow_status, state_key(status)
+            entry.mlflow_status, entry.sent["state"] = mlflow_status, state_key(status)
 
     def _send_report(self, entry: RunCursor) -> None:
         if not (self._report / "report.html").exists():
@@ -267,9 +264,9 @@ class Mirror:
 
     def _send_artifact(self, key: str, entry: RunCursor, path: Path) -> None:
         """Send a file or folder if it has changed."""
-        if (content := content_digest(path)) != entry.artifacts.get(path.name):
+        if (content := content_digest(path)) != entry.sent.get(path.name):
             self._sink.log_artifact(self._known[key], path)
-            entry.artifacts[path.name] = content
+            entry.sent[path.name] = content
 
     def _save(self) -> None:
         """Write the cursor if it changed; its file's time shows that the mirror makes progress."""

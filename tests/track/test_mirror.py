@@ -189,55 +189,37 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
     assert sync(study, uri).metrics_sent == 0
 
 
-def write_found(study, hits, forks=()):
-    """Write a ``report.json`` with tokens to target by arm and seed; 5: already at the first evaluation."""
-    arms = [
-        {
-            "name": arm["name"],
-            "counted_from_tokens": arm["name"] in forks,
-            "runs": [
-                {
-                    "id": run["id"],
-                    "seed": run["seed"],
-                    "tokens_to_target": (found := hits.get((arm["name"], run["seed"]))),
-                    "at_or_before_first_evaluation": found == 5,
-                }
-                for run in arm["runs"]
-            ],
-        }
-        for arm in study.plan["arms"]
-    ]
-    (folder := study.store.path / "report").mkdir(exist_ok=True)
-    (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": arms}))
+def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
+    study = make_study(arms=("bf16", "fprop", "all three"), seeds=(0,)).whole(2)
+    (folder := study.store.path / "report").mkdir()
 
+    def check(expected, **changes):
+        hits = {"bf16": 1000, "fprop": 1250, "all three": 900} | changes
+        usual = {"seed": 0, "at_or_before_first_evaluation": False}
+        arms = [
+            {
+                "name": arm,
+                "counted_from_tokens": arm == "all three",
+                "runs": [usual | {"id": study.runs[arm, 0], "tokens_to_target": hits[arm]}],
+            }
+            for arm in hits
+        ]
+        arms[0]["runs"][0]["at_or_before_first_evaluation"] = "bf16" in changes
+        (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": arms}))
+        sync(study, uri)
+        shown = {arm: run.data.tags for (arm, _), run in study.check(uri).items()}
+        assert {arm: [tags[name] for name in RESULTS] for arm, tags in shown.items()} == expected
 
-def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri):
-    study = make_study(arms=("bf16", "fprop", "all three")).whole(2)
-    hits = {("bf16", 0): 1000, ("bf16", 1): 5, ("fprop", 0): 1250, ("fprop", 1): 1500, ("all three", 0): 900}
-    write_found(study, hits, forks=["all three"])
-    found = {key: [at] for key, at in hits.items() if at != 5} | {("fprop", 0): [1250, 0.25]}
-
-    def check(sent):
-        assert sync(study, uri).metrics_sent == sent
-        runs = study.held(uri)
-        for key in study.runs:
-            metrics = runs[key].data.metrics
-            assert [metrics[name] for name in RESULTS if name in metrics] == found.get(key, [])
-        return runs
-
-    before = check(6 * 12 + 5)
-    cursor_path(study.store, uri).unlink()
-    assert check(6 * 12 + 5)["fprop", 0].points == before["fprop", 0].points
-    (study.store.path / "report" / "report.json").write_text("{")
-    check(0)  # the report was cut off: nothing is taken back
-    hits["fprop", 0], found["fprop", 0] = 1100, [1100, 1100 / 1000 - 1]
-    write_found(study, hits, forks=["all three"])
-    check(2)
-    del hits["fprop", 0], found["fprop", 0]
-    write_found(study, hits, forks=["all three"])
-    after = check(12)  # another target, which it misses
-    assert after["fprop", 0].points == [at for at in before["fprop", 0].points if at[0] not in RESULTS]
-    assert after["summary"].info.run_id in after["fprop", 0].data.tags["mlflow.note.content"]
+    found = {"bf16": ["1000", ""], "fprop": ["1250", "+25.00%"], "all three": ["900", ""]}
+    check(found)
+    check(found | {"fprop": ["1100", "+10.00%"]}, fprop=1100)
+    check(found | {"fprop": ["", ""]}, fprop=None)  # another target, which it misses
+    check(found | {"bf16": ["", ""], "fprop": ["1250", ""]}, bf16=1000)
+    (folder / "report.json").write_text("{")
+    sync(study, uri)  # the report was cut off: nothing is taken back
+    run = study.check(uri)["fprop", 0]
+    assert run.data.tags["ablate.tokens_to_target"] == "1250"
+    assert study.held(uri)["summary"].info.run_id in run.data.tags["mlflow.note.content"]
 
 
 def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
