@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 
 from ablate.search.engine import Asked, TrialResult, seed_of
-from ablate.search.halving import Grid, candidate_of, search_grid
+from ablate.search.halving import SearchPlan, candidate_of, search_grid
 from ablate.study.search_space import Search
 
 GEMMS = ("none", "F", "D", "W", "F+D", "F+W", "D+W", "F+D+W")
@@ -85,7 +87,17 @@ def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, f
         hardware="B200", budgets=(1,), trials=trials, keep=1.0, sampler=sampler, seed=number, factors=FACTORS,
         cells=(), named=(),
     )  # fmt: skip
-    grid = Grid(name="benchmark", search=search, cells=recipes(), first=("bf16",))
+    plan: Any = SimpleNamespace(arm=lambda name: SimpleNamespace(runs=[], recipe=name))
+    study: Any = None
+    grid = SearchPlan(
+        name="benchmark",
+        search=search,
+        cells=recipes(),
+        first=("bf16",),
+        study=study,
+        plans=(plan,),
+        times={},
+    )
     storage = optuna.storages.InMemoryStorage()
     search_grid(grid, storage, run)
     names = {candidate_of(trial) for trial in grid.read(storage)[0]}

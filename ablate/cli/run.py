@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ablate.search.recipes import SearchPlan
+    from ablate.search.halving import SearchPlan
     from ablate.workflow import StudyEnd
 
 _LOG_LINES = 6

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.search.engine import (
     LOSS,
@@ -31,14 +31,17 @@ from ablate.search.engine import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from optuna import Study
+    import optuna
     from optuna.distributions import CategoricalDistribution
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
+    from ablate.plan import Plan
+    from ablate.plan.plan import PlannedArm
     from ablate.search.engine import Run
+    from ablate.study import Study
     from ablate.study.search_space import Search
 
 IRRELEVANT = "–"
@@ -56,17 +59,31 @@ DIVERGED = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """Distinct recipes and how they are searched; those of ``first`` are tried first.
+class SearchPlan:
+    """Distinct recipes, how they are searched, and what may be run.
 
-    ``cells``: for each candidate, the cells of the grid with this recipe, each as its levels by factor;
-    empty for a recipe outside the grid.
+    ``name``: also of the search's folder in the storage. ``cells``: for each candidate, the cells of the grid
+    with this recipe, each as its levels by factor; empty for a recipe outside the grid. ``first``: what is
+    tried first, the baseline and the named arms. ``plans``: one for each budget, with the same arms.
+    ``times``: modelled step time over the baseline's, by arm.
     """
 
     name: str
     search: Search
     cells: Mapping[str, Sequence[Mapping[str, str]]]
     first: tuple[str, ...]
+    study: Study
+    plans: tuple[Plan, ...]
+    times: Mapping[str, float]
+
+    @property
+    def baseline(self) -> str:
+        """The arm that all others are compared with."""
+        return self.first[0]
+
+    def arm(self, budget: int, name: str) -> PlannedArm:
+        """Look up an arm as it is run at a budget."""
+        return self.plans[self.search.budgets.index(budget)].arm(name)
 
     @property
     def num_trials(self) -> int:
@@ -81,7 +98,7 @@ class Grid:
             counts.append(min(math.ceil(self.search.keep * counts[-1]) + 1, counts[-1]))  # and the baseline
         return tuple(counts)
 
-    def studies(self, storage: BaseStorage) -> list[Study]:
+    def studies(self, storage: BaseStorage) -> list[optuna.Study]:
         """Open or create Optuna's study of each budget."""
         names = (f"{self.name} @ {short_tokens(budget)} tokens" for budget in self.search.budgets)
         objectives = (LOSS if self.search.objective == "loss" else COST, STEP_TIME)
@@ -141,16 +158,8 @@ def short_tokens(tokens: int) -> str:
     return str(tokens)
 
 
-def search_grid(
-    grid: Grid,
-    storage: BaseStorage,
-    run: Run,
-    describe: Callable[[int, str], dict[str, Any]] = lambda _budget, _candidate: {},
-) -> bool:
-    """Start or resume a search; return whether it is done.
-
-    ``describe(budget, candidate)``: further attributes of a trial, such as its runs.
-    """
+def search_grid(grid: SearchPlan, storage: BaseStorage, run: Run) -> bool:
+    """Start or resume a search; return whether it is done."""
     total, better = grid.num_trials, grid.first
     for budget, study in zip(grid.search.budgets, grid.studies(storage), strict=True):
         first = better
@@ -163,7 +172,9 @@ def search_grid(
             seen: Sequence[FrozenTrial], seed: int, budget: int = budget, first: tuple[str, ...] = first
         ) -> FrozenTrial:
             trial = replace(grid, first=first).propose(seen, seed)
-            trial.user_attrs |= {**describe(budget, candidate_of(trial)), "tokens": budget}
+            arm = grid.arm(budget, candidate_of(trial))
+            ids = [run.id for run in arm.runs]
+            trial.user_attrs |= {"runs": ids, "recipe": arm.recipe, "tokens": budget}
             return trial
 
         group = TrialGroup(name=study.study_name, study=study, propose=propose, num_trials=total)
@@ -171,7 +182,7 @@ def search_grid(
             return False
         # The baseline is run at every budget.
         chosen = promoted(study.get_trials(), grid.search.keep)
-        better = (grid.first[0], *map(candidate_of, chosen))
+        better = (grid.baseline, *map(candidate_of, chosen))
     return True
 
 

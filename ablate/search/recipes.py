@@ -12,9 +12,9 @@ bound, with a violation, because Optuna would take an infinity for a success.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.base.config_base import written_short
 from ablate.base.errors import UserError
@@ -23,18 +23,17 @@ from ablate.modelled.speed import LLAMA_8B, token_time, workload_of
 from ablate.plan import Plan, build_plan
 from ablate.run.outcome import find_crossing
 from ablate.search.engine import TrialResult, end_loss, losses_of
-from ablate.search.halving import DIVERGED, Grid, candidate_of, search_grid, short_tokens
+from ablate.search.halving import DIVERGED, SearchPlan, candidate_of, search_grid, short_tokens
 from ablate.store import END_STATES
 from ablate.store.plan_file import DroppedCell
 from ablate.study.template import study_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-    from ablate.plan.plan import PlannedArm
     from ablate.search.engine import Asked, Curve, TrialRuns
     from ablate.store import StudyStore
     from ablate.study import Study
@@ -49,28 +48,6 @@ _FORMAT = 2
 
 class StoppedError(Exception):
     """A round is incomplete; its trials stay open."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchPlan(Grid):
-    """What a search may run. ``plans``: one for each budget, with the same arms.
-
-    ``name``: also of the search's folder in the storage. ``first``: the baseline, and the named arms.
-    ``times``: modelled step time over the baseline's, by arm.
-    """
-
-    study: Study
-    plans: tuple[Plan, ...]
-    times: Mapping[str, float]
-
-    @property
-    def baseline(self) -> str:
-        """The arm that all others are compared with."""
-        return self.first[0]
-
-    def arm(self, budget: int, name: str) -> PlannedArm:
-        """Look up an arm as it is run at a budget."""
-        return self.plans[self.search.budgets.index(budget)].arm(name)
 
 
 def plan_search(study: Study) -> SearchPlan:
@@ -136,10 +113,6 @@ def search_recipes(
         UserError: the baseline diverged, or never reached the target.
     """
 
-    def describe(budget: int, name: str) -> dict[str, Any]:
-        arm = found.arm(budget, name)
-        return {"runs": [run.id for run in arm.runs], "recipe": arm.recipe}
-
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
         runs.store.write_plan(tried_plan(found, chain.from_iterable(found.read(storage))))
         first, last = asked[0].trial, asked[-1].trial
@@ -163,7 +136,7 @@ def search_recipes(
                     raise StoppedError("Without the baseline there is nothing to hold recipes against")
         return results
 
-    search_grid(found, storage, run, describe)
+    search_grid(found, storage, run)
 
 
 def tried_plan(found: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from ablate.reports.findings.search import Found
-    from ablate.search.recipes import SearchPlan
+    from ablate.search.halving import SearchPlan
     from ablate.workflow import Listener, Where
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from optuna.trial import FrozenTrial
 
-    from ablate.search.recipes import SearchPlan
+    from ablate.search.halving import SearchPlan
 
 _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 3.1 8B"}
 

@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from ablate.search.engine import TrialGroup, TrialResult, open_study, search, seed_of
-from ablate.search.halving import DIVERGED, Grid, candidate_of, search_grid
+from ablate.search.halving import DIVERGED, SearchPlan, candidate_of, search_grid
 from ablate.search.tune import propose_values
 from ablate.study.search_space import Range, Search
 
@@ -32,7 +32,10 @@ def grid_space(first=("named0",), **changes):
         cells.setdefault(name, []).append(dict(zip(factors, labels, strict=True)))
     usual = {"hardware": "B200", "trials": 60, "budgets": (100, 300), "keep": 0.4, "seed": 1}
     search = Search(**(usual | changes), factors=factors, cells=(), named=())
-    return Grid(name="s", search=search, cells=cells, first=first)
+    plan = SimpleNamespace(arm=lambda name: SimpleNamespace(runs=[], recipe=name))
+    return SearchPlan(
+        name="s", search=search, cells=cells, first=first, study=None, plans=(plan, plan), times={}
+    )
 
 
 def truth(asked):
