@@ -34,7 +34,7 @@ from ablate.plan import build_plan
 from ablate.reports import analyse, load_frames
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.panels import draw_comparison
-from ablate.reports.findings.compare import trend
+from ablate.reports.findings.compare import compare
 from ablate.reports.pages.document import csv_text
 from ablate.reports.pages.render import escape_markdown
 from ablate.reports.read.rebase import read_against, target_after
@@ -160,7 +160,7 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
 
 def trend_figure(storage: Path, studies: list[str]) -> tuple[str, dict[Path, bytes]]:
     frames = [read_against(load_frames(StudyStore(storage / study))) for study in studies]
-    drawing = draw_comparison(trend([analyse(frame) for frame in frames], frames))
+    drawing = draw_comparison(compare([analyse(frame) for frame in frames], frames))
     return as_figure(drawing, (*studies, "trend"))
 
 

@@ -26,7 +26,6 @@ from ablate.cli.common import (
     deliver,
     echo_lines,
     find_study,
-    format_table,
     json_option,
     price_option,
     storage_option,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 
 _ENDED = ("finished", "diverged", "failed", "stopped", "damaged")
-_LONGEST_VALUE = 60
 
 
 def _settings(_context: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -198,10 +196,9 @@ def compare(
             raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
         known[path] = study
     from ablate.reports import analyse, load_frames
-    from ablate.reports.findings.compare import compare as compare_two
-    from ablate.reports.findings.compare import trend
+    from ablate.reports.findings import compare as findings
     from ablate.reports.pages.compare import write_comparison
-    from ablate.reports.pages.document import comparison_document
+    from ablate.reports.pages.document import plain
     from ablate.reports.read.rebase import read_against, target_after
 
     frames = [load_frames(store) for store in stores]
@@ -216,29 +213,21 @@ def compare(
             replace(frame, plan=replace(frame.plan, study=str(store.path)))
             for frame, store in zip(frames, stores, strict=True)
         ]
-    found = (compare_two if len(studies) == 2 else trend)([analyse(frame) for frame in frames], frames)
+    found = findings.compare([analyse(frame) for frame in frames], frames)
     if out is not None:
         with writing_to(out):
             written = write_comparison(found, out)
         for path in written:
             click.echo(str(path), err=as_json)
-    deliver(comparison_document(found), _comparison_lines(found), as_json=as_json)
+    deliver(plain(found), _comparison_lines(found), as_json=as_json)
 
 
 def _comparison_lines(found: Comparison) -> Iterator[str]:
-    from ablate.reports.findings.compare import cut
-    from ablate.reports.words import compare as words
+    from ablate.reports.words.compare import comparison_sentences, line_tables, study_tables
 
-    if not found.axis and all(arm.cost and None in arm.cost.points for arm in found.arms):
-        yield "No arm is in both studies, by name."
-    for table in words.compare_tables(found):
+    for table in filter(table_text, (*line_tables(found), *study_tables(found))):
         yield from (table_text(table), f"\n{' '.join(table.caption.split())}\n")
-    if found.axis:
-        yield from (*words.trend_sentences(found), *words.differences_text(found))
-    elif found.differs:
-        yield "The studies differ in"
-        rows = [(key, *(cut(value, _LONGEST_VALUE) for value in pair)) for key, pair in found.differs.items()]
-        yield format_table(("", *(study.name for study in found.studies)), rows)
+    yield from comparison_sentences(found)
 
 
 @click.command(

@@ -128,54 +128,53 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
 
 @canvas.drawing("compare", "Token cost in each study")
 def draw_comparison(found: Comparison) -> canvas.Picture | None:
-    """Draw every arm's token cost in each study, in a trend over parameters or budget; None without any."""
-    places = found.places if found.axis else range(len(found.studies))
-    lines = {arm.name: arm.cost for arm in found.arms if arm.cost is not None}
+    """Draw every arm's token cost in each study over the studies' places; None without any."""
     known = {
-        name: [
+        arm.name: [
             (at, one)
-            for at, one in zip(places, line.points, strict=True)
-            if one and _ENDS(one)[0] is not None
+            for at, one in zip(found.places, arm.token_cost.points, strict=True)
+            if one and one.estimate is not None
         ]
-        for name, line in lines.items()
+        for arm in found.arms
     }
-    known = {name: pairs for name, pairs in known.items() if pairs}
-    if not known:
+    lines = {arm.name: arm.token_cost for arm in found.arms if known[arm.name]}
+    if not lines:
         return None
-    looks = canvas.looks(("", *known))
+    looks = canvas.looks(("", *lines))
     figure, axes = canvas.small_multiples(
         {
-            name: ([*at], map(_ENDS, costs), percents(lines[name].change) + " per tenfold" * bool(found.axis))
-            for name, pairs in known.items()
-            for at, costs in [zip(*pairs, strict=True)]
+            name: ([*at], map(_ENDS, costs), percents(line.change) + " per tenfold" * bool(found.axis))
+            for name, line in lines.items()
+            for at, costs in [zip(*known[name], strict=True)]
         },
         looks,
-        UNITS[found.axis] if found.axis else "study",
+        UNITS[found.axis],
         "token cost",
         least=0.01,
         bars=True,
     )
-    numbers = dict.fromkeys(counts(one) for pairs in known.values() for _, one in pairs)
+    numbers = dict.fromkeys(counts(one) for name in lines for _, one in known[name])
     caption = (
         f"Token cost over {found.against}, each point a study; bars: {coverage(*found.rules)} intervals, "
         f"{', '.join(numbers)} a point. Above the points: what (1 + token cost) changes by. The scale "
         "follows the points: longer bars are cut."
     )
-    for name, axis in axes.items() if found.axis else ():
+    for name, axis in axes.items():
         line, look = lines[name], looks[name]
-        along = np.geomspace(known[name][0][0], known[name][-1][0], 40)
-        fitted = np.expm1(line.intercept + line.slope * np.log10(along))
-        axis.plot(along, fitted, color=look["color"], linewidth=0.9, linestyle=look["linestyle"])
+        if line.intercept is not None and line.slope is not None:
+            along = np.geomspace(known[name][0][0], known[name][-1][0], 40)
+            fitted = np.expm1(line.intercept + line.slope * np.log10(along))
+            axis.plot(along, fitted, color=look["color"], linewidth=0.9, linestyle=look["linestyle"])
     axis = next(iter(axes.values()))
     canvas.percent_ticks(axis.yaxis)
     axis.margins(x=0.1)
-    if not found.axis:
-        axis.set_xticks(places, [canvas.short(study.name, 16) for study in found.studies])
-        return figure, caption
     axis.set_xscale("log")
-    axis.set_xticks(sorted({places[0], places[-1]}))
+    ends = {found.places[i]: canvas.short(found.studies[i].name, 16) for i in (0, -1)}
+    axis.set_xticks(sorted(ends))
     axis.minorticks_off()
-    axis.xaxis.set_major_formatter(lambda place, _: tokens(place))
+    axis.xaxis.set_major_formatter(lambda place, _: tokens(place) if found.axis else ends.get(place, ""))
+    if not found.axis:
+        return figure, caption
     return figure, (
         f"{caption} Thin: the straight line of log (1 + token cost) over the logarithm of the number of "
         f"{UNITS[found.axis]} by least squares. The change for each tenfold is an average slope: its "

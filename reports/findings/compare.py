@@ -1,12 +1,12 @@
-"""Studies side by side: the costs of two, or for each arm a straight line over sizes or budgets of several.
+"""Studies side by side: for each arm a straight line through its figures in them.
 
-Two studies: the ratio of an arm's (1 + token cost) in B over that in A, with a 95 % interval by Welch's
-method over the runs of both. Studies that differ in the size of the model or the budget: a line, whose place,
-slope and interval ``docs/report.md`` defines. Arms are matched by name. A ratio or line may come from
-anything in which the studies differ, so every difference is named for the reader to judge; unknown values are
-a dash.
+Of three studies or more, which differ in the size of the model or the budget, the line goes over that; its
+place, slope and interval are defined in ``docs/report.md``. Of two studies it goes from the first, at place
+1, to the second, at 10: the change per tenfold is then that from one to the other. Arms are matched by name.
+A line may come from anything in which the studies differ, so every difference is named for the reader to
+judge; unknown values are a dash.
 
-An arm without a ratio says why; an arm without a line is left out, with the reason.
+An arm without a line is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -15,20 +15,12 @@ import itertools
 import json
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
-from ablate.reports.findings.speed import read_configs
 from ablate.results.cost import Cost
-from ablate.results.intervals import (
-    TOO_LARGE,
-    Interval,
-    combination,
-    difference,
-    exponential,
-    t_interval,
-)
+from ablate.results.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
 from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
@@ -46,65 +38,63 @@ NOT_TOLD = "–"
 """A value missing in a study's files."""
 _BESIDE = ("data_digest", "recipe", "backend")
 _TWO = "to set two studies side by side: ablate compare A B"
+_NO_LINE = "not two estimates at two places"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedStudy:
-    """A study: its name, its baseline, and its target in words; in a trend the parameters and the budget."""
+    """A study: its name, its baseline, its target in words; parameters and budget are None if not known."""
 
     name: str
     baseline: str
     target: str
-    parameters: int = 0
-    tokens: int = 0
+    parameters: int | None
+    tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """An arm's ``Cost`` or ``LossDifference`` in each study (None if it lacks the arm), and how it changes.
 
-    Of two studies ``change`` is (1 + cost in B) / (1 + cost in A) minus one. Of more, the straight line is
-    ``intercept`` + ``slope`` · log10 of the place, and ``change`` is per tenfold of the place.
+    The straight line is ``intercept`` + ``slope`` · log10 of the place; None without two estimates at two
+    places. ``change`` is per tenfold of the place, with its interval.
     """
 
     points: tuple[Any, ...]
     change: Interval
-    intercept: float = math.nan
-    slope: float = math.nan
+    intercept: float | None = None
+    slope: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedArm:
-    """An arm's token cost and loss gap over the studies; each None in a trend without two estimates.
+    """An arm's token cost and loss gap over the studies.
 
     The line of the costs is through log (1 + token cost); its ``change`` is that of (1 + token cost), as a
     share.
     """
 
     name: str
-    cost: Line | None
-    gap: Line | None = None
+    token_cost: Line
+    loss_gap: Line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two studies or, with an ``axis``, several by rising place on it. ``left_out``: other arms, and why.
+    """Studies by rising place: their parameters or tokens; of two, without an ``axis``, 1 and 10.
 
-    ``differs`` maps each difference, in a trend besides model and target, to its value in each study, as
-    text. ``rules``: the studies' stop rules; with a rule the intervals are repeated confidence intervals.
+    ``left_out``: other arms, and why. ``differs`` maps each difference, besides that of the axis, to its
+    value in each study, as text. ``rules``: the studies' stop rules; with a rule the intervals are repeated
+    confidence intervals.
     """
 
     studies: tuple[PlacedStudy, ...]
-    axis: Axis = ""
+    axis: Axis
+    places: tuple[int, ...]
     arms: tuple[ComparedArm, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str]
     differs: Mapping[str, tuple[str, ...]]
     rules: tuple[StopRule | None, ...]
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The studies' parameters or tokens, by the ``axis``."""
-        return tuple(getattr(study, self.axis or "tokens") for study in self.studies)
 
     @property
     def against(self) -> str:
@@ -128,139 +118,102 @@ def cut(text: str, length: int) -> str:
 
 
 def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comparison:
-    """Compare two studies."""
-    bases = [one.baseline_arm for one in analyses]
-    return Comparison(
-        studies=tuple(map(_placed, analyses)),
-        arms=tuple(
-            ComparedArm(name=name, cost=Line(points=_costs(pair), change=_ratio(pair, bases)))
-            for name, pair in _arms(analyses).items()
-        ),
-        differs=study_differences(analyses, frames),
-        rules=tuple(one.plan.stop for one in analyses),
-    )
+    """Fit each arm's line: of two studies from one to the other, of more over their sizes or budgets.
 
-
-def _placed(one: Analysis) -> PlacedStudy:
-    return PlacedStudy(name=one.plan.study, baseline=one.baseline, target=target_text(one.plan.target))
-
-
-def _arms(analyses: Sequence[Analysis]) -> dict[str, list[ArmResult | None]]:
-    """Map each arm but the baselines to its result in every study."""
-    sides = [{arm.name: arm for arm in one.others} for one in analyses]
-    return {name: [side.get(name) for side in sides] for name in dict.fromkeys(itertools.chain(*sides))}
-
-
-def _costs(results: Sequence[ArmResult | None]) -> tuple[Any, ...]:
-    return tuple(result and result.token_cost for result in results)
-
-
-def _ratio(pair: Sequence[ArmResult | None], bases: Sequence[ArmResult]) -> Interval:
-    a, b = pair
-    if a is None or b is None:
-        return Interval(note="in one study only")
-    for left, right in (bases, (a, b)):
-        if {run.run_id for run in left.runs} & {run.run_id for run in right.runs}:
-            return Interval(note="runs in common: the two costs are not independent")
-    if a.counted_from != b.counted_from:
-        return Interval(note="counted from different places: not one question")
-    before, after = a.token_cost.log_ratio, b.token_cost.log_ratio
-    if before is None or after is None:
-        return Interval(note="no estimate in one of the studies")
-    alpha = min(a.alpha, b.alpha)  # the stricter one if arms could be stopped early
-    return exponential(t_interval(difference(after, before), alpha), minus=1.0)
-
-
-def trend(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comparison:
-    """Fit each arm's line over the studies' sizes or, if these are all equal, over their budgets.
+    Budgets are taken if the sizes are all equal.
 
     Raises:
-        UserError: a size is unknown, sizes and budgets are all equal, studies share runs, or no arm has two
-            estimates.
+        UserError: no arm has two estimates; of more than two studies a size is unknown, or sizes and budgets
+            are all equal.
     """
-    models = [read_configs(frame.configs) for frame in frames]
-    placed = []
-    for study, configs in zip(map(_placed, analyses), models, strict=True):
-        base = configs.get(study.baseline)
-        if base is None or (size := _parameters(base)) is None:
-            raise UserError(
-                f"{study.name}: the size of its model is not known: it is not built in, or no run has "
-                "started",
-                hint=_TWO,
-            )
-        placed.append(replace(study, parameters=size, tokens=base.training.tokens))
-    axis: Axis = "parameters" if len({study.parameters for study in placed}) > 1 else "tokens"
-    rows = zip(placed, models, analyses, frames, strict=True)
-    by_place = sorted(rows, key=lambda row: getattr(row[0], axis))
-    studies, models, analyses, frames = (list(one) for one in zip(*by_place, strict=True))
-    places = [getattr(study, axis) for study in studies]
-    if places[0] == places[-1]:
-        raise UserError(
-            f"all studies have models of {studies[0].parameters:,} parameters and a budget of "
-            f"{studies[0].tokens:,} tokens: there is no trend over either",
-            hint=_TWO,
-        )
-    owners: dict[str, str] = {}
-    for study, frame in zip(studies, frames, strict=True):
-        for run_id in frame.runs:
-            if (owner := owners.setdefault(run_id, study.name)) != study.name:
-                raise UserError(
-                    f"{owner} and {study.name} have runs in common: what they show is not independent "
-                    "(name one of them)"
-                )
-    found, left_out = [], {}
-    for name, results in _arms(analyses).items():
+    studies = [_placed(one) for one in analyses]
+    axis = _axis(studies) if len(studies) > 2 else ""
+    places = [getattr(study, axis) for study in studies] if axis else [1, 10]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    places, studies = [places[i] for i in order], [studies[i] for i in order]
+    analyses, frames = [analyses[i] for i in order], [frames[i] for i in order]
+    bases = [one.baseline_arm for one in analyses]
+    sides = [{arm.name: arm for arm in one.others} for one in analyses]
+    found, left_out, differs = [], {}, study_differences(analyses, frames)
+    for name in dict.fromkeys(itertools.chain(*sides)):
+        results = [side.get(name) for side in sides]
         known = [result for result in results if result is not None]
-        own = [
-            (configs[name], configs[study.baseline])
-            for configs, study in zip(models, studies, strict=True)
-            if name in configs
-        ]
         alpha = min(result.alpha for result in known)  # the strictest
-        cost = line_through(_costs(results), places, alpha)
-        gap = line_through([result and result.difference for result in results], places, alpha)
-        if any(
-            (arm.model, arm.trainer, _parameters(arm)) != (base.model, base.trainer, _parameters(base))
-            for arm, base in own
-        ):
+        arm = ComparedArm(
+            name=name,
+            token_cost=line_through([result and result.token_cost for result in results], places, alpha),
+            loss_gap=line_through([result and result.difference for result in results], places, alpha),
+        )
+        runs = [run.run_id for result in (*bases, *known) for run in result.runs]
+        pairs = zip(results, bases, strict=True)
+        if axis and any(result and _model(result) not in (None, _model(base)) for result, base in pairs):
             left_out[name] = "it changes the model itself"
-        elif any(result.counted_from for result in known):
-            left_out[name] = "its cost is counted from a fork"
         elif len(known) == 1:
             left_out[name] = "in one study only"
-        elif cost is None and gap is None:
-            left_out[name] = "it has not two estimates at two places"
+        elif len(set(runs)) < len(runs):
+            left_out[name] = "runs in common: what the studies show is not independent"
+        elif len({result.counted_from for result in known}) > 1:
+            left_out[name] = "counted from different places: not one question"
+        elif arm.token_cost.slope is None and arm.loss_gap.slope is None:
+            left_out[name] = f"it has {_NO_LINE}"
         else:
-            found.append(ComparedArm(name=name, cost=cost, gap=gap))
+            found.append(arm)
+            own = [
+                None
+                if result is None
+                else {key: _text(value) for key, (_, value) in result.planned.differs.items()}
+                for result in results
+            ]
+            differs |= {f"{name}: {key}": values for key, values in _differing(own).items()}
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UserError(
             "no arm has a token cost or a loss gap in two of the studies",
             hint=f"arms are matched by name; {cut(why, 300) or 'the studies have a baseline alone'}",
         )
-    usual = {"target", "training.tokens"} if axis == "tokens" else {"target"}
-    differs = {
-        key: values
-        for key, values in study_differences(analyses, frames).items()
-        if key not in usual and not key.startswith("model.")
-    }
-    for name in (arm.name for arm in found):
-        # A study without the arm has a dash.
-        having = [any(arm.name == name for arm in one.arms) for one in analyses]
-        base_differs = _settings_differing(
-            [one.baseline if has else None for one, has in zip(analyses, having, strict=True)], frames
-        )
-        arm_differs = _settings_differing([name if has else None for has in having], frames)
-        differs |= {
-            f"{name}: {key}": told for key, told in arm_differs.items() if told != base_differs.get(key)
-        }
     return Comparison(
-        axis=axis,
         studies=tuple(studies),
+        axis=axis,
+        places=tuple(places),
         arms=tuple(found),
         left_out=left_out,
-        differs=differs,
+        differs={
+            key: values
+            for key, values in differs.items()
+            if not (axis == "parameters" and key.startswith("model."))
+            and not (axis == "tokens" and key == "training.tokens")
+        },
         rules=tuple(one.plan.stop for one in analyses),
+    )
+
+
+def _placed(one: Analysis) -> PlacedStudy:
+    config = one.baseline_arm.config
+    return PlacedStudy(
+        name=one.plan.study,
+        baseline=one.baseline,
+        target=target_text(one.plan.target),
+        parameters=None if config is None else _parameters(config),
+        tokens=None if config is None else config.training.tokens,
+    )
+
+
+def _axis(studies: Sequence[PlacedStudy]) -> Axis:
+    for study in studies:
+        if study.parameters is None:
+            raise UserError(
+                f"{study.name}: the size of its model is not known: it is not built in, or no run has "
+                "started",
+                hint=_TWO,
+            )
+    if len({study.parameters for study in studies}) > 1:
+        return "parameters"
+    if len({study.tokens for study in studies}) > 1:
+        return "tokens"
+    raise UserError(
+        f"all studies have models of {studies[0].parameters:,} parameters and a budget of "
+        f"{studies[0].tokens:,} tokens: there is no trend over either",
+        hint=_TWO,
     )
 
 
@@ -272,13 +225,18 @@ def _parameters(config: RunConfig) -> int | None:
     return size.parameters
 
 
-def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> Line | None:
-    """Fit the line by unweighted least squares; None without figures at two places."""
+def _model(arm: ArmResult) -> object:
+    """Return what makes the arm's model; None if no run has started."""
+    return arm.config and (arm.config.model, arm.config.trainer, _parameters(arm.config))
+
+
+def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> Line:
+    """Fit the line by unweighted least squares, where there are figures at two places."""
     are_costs = any(isinstance(point, Cost) for point in points)
     figures = [point and (point.log_ratio if are_costs else point.figure) for point in points]
     known = [(math.log10(x), y) for x, y in zip(places, figures, strict=True) if y is not None]
     if len({x for x, _ in known}) < 2:
-        return None
+        return Line(points=tuple(points), change=Interval(note=_NO_LINE))
     middle = statistics.fmean(x for x, _ in known)
     square = sum((x - middle) ** 2 for x, _ in known)
     slope = combination([((x - middle) / square, figure) for x, figure in known])
@@ -298,41 +256,29 @@ def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> 
 def study_differences(
     analyses: Sequence[Analysis], frames: Sequence[StudyFrames]
 ) -> dict[str, tuple[str, ...]]:
-    """Find what the studies' targets, baselines and training differ in: key → each study's value."""
-    heads = [
-        {
-            "target": target_text(analysis.plan.target),
-            "crossing": NOT_TOLD if analysis.plan.target is None else analysis.plan.target.crossing,
-            "baseline": analysis.baseline,
-            "paired seeds": _text(analysis.plan.paired_seeds),
-            "timing": analysis.timing.kind,
-        }
-        for analysis in analyses
-    ]
-    return _differing(heads) | _settings_differing([one.baseline for one in analyses], frames)
+    """Find what the studies and their baselines differ in besides the target: key → each study's value.
 
-
-def _settings_differing(
-    arms: Sequence[str | None], frames: Sequence[StudyFrames]
-) -> dict[str, tuple[str, ...]]:
-    """Find what the settings of each study's arm differ in; recipes in words if the words differ as well."""
-    sides: list[dict[str, str] | None] = []
-    for arm, frame in zip(arms, frames, strict=True):
-        if arm is None:
-            sides.append(None)
-            continue
-        config = frame.configs.get(arm, RecordedConfig())
+    Recipes are in words if the words differ as well.
+    """
+    sides = []
+    for analysis, frame in zip(analyses, frames, strict=True):
+        config = frame.configs.get(analysis.baseline, RecordedConfig())
         sections = {
             "model": ModelConfig.meaningful_fields(config.model or {}),
             "data": config.data or {},
             "training": config.training or frame.plan.training,
         }
-        flat = {f"{name}.{key}": one for name, section in sections.items() for key, one in section.items()}
-        flat |= {key: config.whole[key] for key in _BESIDE if key in config.whole}
-        sides.append({key: _text(value) for key, value in flat.items()})
+        told = {
+            "crossing": NOT_TOLD if analysis.plan.target is None else analysis.plan.target.crossing,
+            "baseline": analysis.baseline,
+            "paired seeds": analysis.plan.paired_seeds,
+            "timing": analysis.timing.kind,
+        }
+        told |= {f"{name}.{key}": one for name, section in sections.items() for key, one in section.items()}
+        told |= {key: config.whole[key] for key in _BESIDE if key in config.whole}
+        sides.append({key: _text(value) for key, value in told.items()})
     found = _differing(sides)
-    pairs = zip(arms, frames, strict=True)
-    recipes = tuple(frame.plan.arm(arm).recipe or "" if arm else NOT_TOLD for arm, frame in pairs)
+    recipes = tuple(one.baseline_arm.recipe for one in analyses)
     if "recipe" in found and len(set(recipes)) == len(set(found["recipe"])):
         found["recipe"] = recipes
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.panels import draw_comparison
 from ablate.reports.figures.search import draw_front
-from ablate.reports.pages.document import comparison_document, search_document
+from ablate.reports.pages.document import plain, search_document
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search
 from ablate.reports.words.format import make_table, tokens
@@ -23,40 +23,15 @@ CONFIRM = "confirm.yaml"
 
 def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
     """Write ``compare.json``, ``.md`` and ``.html`` of studies, and the figure; return the three."""
-    names = [study.name for study in found.studies]
-    title, studies = " and ".join(names), None
+    title = " and ".join(study.name for study in found.studies)
     if found.axis:
         title = (
-            f"{len(names)} studies from {tokens(found.places[0])} to {tokens(found.places[-1])} "
+            f"{len(found.studies)} studies from {tokens(found.places[0])} to {tokens(found.places[-1])} "
             f"{compare.UNITS[found.axis]}"
         )
-        studies = make_table(
-            "studies",
-            "The studies",
-            "Parameters of the baseline's model, all of them, and its budget in tokens; the target that "
-            "costs are read at.",
-            [
-                {
-                    "Study": study.name,
-                    "Parameters": f"{study.parameters:,}",
-                    "Tokens": f"{study.tokens:,}",
-                    "Baseline": study.baseline,
-                    "Target": study.target,
-                }
-                for study in found.studies
-            ],
-            {1, 2},
-        )
-    rows = [{"Key": key, **dict(zip(names, each, strict=True))} for key, each in found.differs.items()]
-    differences = make_table(
-        "differences",
-        "What else the studies differ in",
-        "As their files say it.",
-        rows or [{"Key": "Nothing that their files tell"}],
-    )
-    values = {"title": f"Side by side: {title}", "sentences": [*compare.trend_sentences(found)]}
-    parts = (*compare.compare_tables(found), draw_comparison(found), studies, differences)
-    return write_pages(folder, "compare", values, comparison_document(found), parts)
+    values = {"title": f"Side by side: {title}", "sentences": [*compare.comparison_sentences(found)]}
+    parts = (*compare.line_tables(found), draw_comparison(found), *compare.study_tables(found))
+    return write_pages(folder, "compare", values, plain(found), parts)
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:

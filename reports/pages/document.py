@@ -69,25 +69,17 @@ training, failed_self_tests, resumed_differently (runs), markers[] (what trainer
 
 ## compare.json
 
-What `ablate compare --out FOLDER` writes, and `--json` prints. Of two studies:
+What `ablate compare --out FOLDER` writes, and `--json` prints:
 
 ```text
-studies[]      names
-differ_in      {key: a value each study}
-arms[]         {name, token_cost[] (null: not in that study), ratio {estimate, low, high, note}}
-```
-
-Of more:
-
-```text
-over           "parameters" or "tokens"
-studies[]      {name, parameters, tokens, baseline, target}
-coverage
-differ_in      {key: a value each study}
-arms[]         {name, token_cost, loss_gap}; each null without two estimates, else
-               {points[] (null: not in that study), per_tenfold {estimate, low, high, note}, intercept, slope}:
-               log(1 + token cost), or the gap, over log10 of the place
+studies[]      {name, baseline, target, parameters, tokens}, by rising place
+axis, places[] "parameters" or "tokens", and those of each study; of two studies "" and 1, 10
+arms[]         {name, token_cost, loss_gap}, each {points[] (null: not in that study), change {estimate, low, high, note},
+               intercept, slope}: the line of log(1 + token cost), or the gap, over log10 of the place; the change is for
+               a tenfold of it, of two studies from one to the other
 left_out       {arm: reason}
+differs        {key: a value each study}
+rules[]        the studies' stop rules
 ```
 """
 
@@ -103,7 +95,7 @@ import pandas as pd
 from ablate.reports.findings.results import ArmResult
 from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
-from ablate.reports.words.format import NBSP, cost, coverage, interval, tokens
+from ablate.reports.words.format import cost, interval, tokens
 from ablate.reports.words.search import search_sentences
 from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval
@@ -111,7 +103,6 @@ from ablate.results.intervals import Interval
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.compare import Comparison, Line
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import Found
@@ -245,37 +236,6 @@ def plain(value: Any) -> Any:
         to_target = interval(value.tokens_to_target, tokens)
         found["text"] = {"tokens_to_target": to_target, "token_cost": cost(value.token_cost)}
     return found
-
-
-def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Collect ``compare.json``; costs and ratios are fractions."""
-    if not found.axis:
-        pairs = [(arm.name, arm.cost) for arm in found.arms if arm.cost is not None]
-        return {
-            "studies": [study.name for study in found.studies],
-            "differ_in": plain(found.differs),
-            "arms": [
-                {
-                    "name": name,
-                    "token_cost": [one and _parts(one, *_ENDS, "kind") for one in line.points],
-                    "ratio": vars(line.change),
-                }
-                for name, line in pairs
-            ],
-        }
-
-    def told(one: Line | None) -> dict[str, Any] | None:
-        if one is None:
-            return None
-        points = [point and _parts(point, *_ENDS) for point in one.points]
-        return _parts(one, "intercept", "slope") | {"points": points, "per_tenfold": vars(one.change)}
-
-    return _parts(found, "studies", "left_out", over="axis", differ_in="differs") | {
-        "coverage": coverage(*found.rules).replace(NBSP, " "),
-        "arms": [
-            {"name": arm.name, "token_cost": told(arm.cost), "loss_gap": told(arm.gap)} for arm in found.arms
-        ],
-    }
 
 
 def search_document(found: Found) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Words and tables on two studies compared, or on several over the size of the model or the budget."""
+"""Words and tables on studies compared: two, or several over the size of the model or the budget."""
 
 from __future__ import annotations
 
@@ -14,37 +14,32 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison, Line
     from ablate.reports.words.format import Table
 
+    Said = tuple[str, str, Line, Callable[[Any], str]]
+
 _LONGEST_VALUE = 60
-UNITS = {"parameters": "parameters", "tokens": "training tokens"}
-"""Units on a trend's axis."""
+UNITS = {"parameters": "parameters", "tokens": "training tokens", "": "study"}
+"""Units of the studies' places."""
 
 
-def compare_tables(found: Comparison) -> tuple[Table, ...]:
-    """Make the tables of token costs and, in a trend, of loss gaps, one row an arm.
-
-    A trend's table without rows is left out.
-    """
-    heads, last = [study.name for study in found.studies], "Ratio"
-    captions = {
-        "Token cost": f"Token cost of each arm in both studies, with its {coverage(*found.rules)} interval, "
-        f"and the ratio of (1 + token cost) in {heads[1]} over {heads[0]}, minus one: above zero the arm "
-        "costs more there.",
-    }
+def line_tables(found: Comparison) -> tuple[Table, ...]:
+    """Make the tables of token costs and of loss gaps, one row an arm; one without rows is not shown."""
+    heads, last = [study.name for study in found.studies], "Change"
+    about = f"The change is from {heads[0]} to {heads[-1]}."
     if found.axis:
         heads = [f"{name} ({tokens(place)})" for name, place in zip(heads, found.places, strict=True)]
         last = "Change per tenfold"
         about = (
             f"The change is for each tenfold of {UNITS[found.axis]}, an average slope: its interval holds "
-            "the error of the runs, not that of the straight line, so see whether the points follow it. "
-            f"Brackets: {coverage(*found.rules)} intervals, each for its own comparison."
+            "the error of the runs, not that of the straight line, so see whether the points follow it."
         )
-        captions = {
-            "Token cost": f"Token cost over {found.against} in each study, at the study's own target; and "
-            f"what (1 + token cost) changes by: above zero the cost grows. {about}",
-            "Loss gap": f"Validation loss (nats/token) minus that of {found.against} in each study, at the "
-            f"last evaluation that all runs of both have; and what it changes by. {about}",
-        }
-    tables = [
+    about += f" Brackets: {coverage(*found.rules)} intervals, each for its own comparison."
+    captions = {
+        "Token cost": f"Token cost over {found.against} in each study, at the study's own target; and "
+        f"what (1 + token cost) changes by: above zero the cost grows. {about}",
+        "Loss gap": f"Validation loss (nats/token) minus that of {found.against} in each study, at the "
+        f"last evaluation that all runs of both have; and what it changes by. {about}",
+    }
+    return tuple(
         make_table(
             title.replace(" ", "-"),
             title,
@@ -59,27 +54,62 @@ def compare_tables(found: Comparison) -> tuple[Table, ...]:
             range(1, len(heads) + 2),
         )
         for title, caption in captions.items()
+    )
+
+
+def study_tables(found: Comparison) -> tuple[Table, ...]:
+    """Make the tables of the studies, and of what else they differ in."""
+    studies = [
+        {
+            "Study": study.name,
+            "Parameters": study.parameters and f"{study.parameters:,}",
+            "Tokens": study.tokens and f"{study.tokens:,}",
+            "Baseline": study.baseline,
+            "Target": study.target,
+        }
+        for study in found.studies
     ]
-    return tuple(table for table in tables if table.rows or not found.axis)
+    names = [study.name for study in found.studies]
+    rows = [
+        {"Key": key} | {name: _grouped(value) for name, value in zip(names, each, strict=True)}
+        for key, each in found.differs.items()
+    ]
+    return (
+        make_table(
+            "studies",
+            "The studies",
+            "Parameters of the baseline's model, all of them, and its budget in tokens; the target that "
+            "costs are read at.",
+            studies,
+            {1, 2},
+        ),
+        make_table(
+            "differences",
+            "What else the studies differ in",
+            "What else the studies differ in, as their files say it; an arm's keys as far as they are not "
+            "those of its baseline.",
+            rows or [{"Key": "Nothing that their files tell"}],
+        ),
+    )
 
 
-def _lines(found: Comparison) -> Iterator[tuple[str, str, Line, Callable[[Any], str]]]:
-    """Yield the arm's name, the figure's name, its line, and the format of its points and change."""
-    for arm in found.arms:
-        if arm.cost is not None:
-            yield arm.name, "token cost", arm.cost, lambda v: percents(v) if type(v) is Interval else cost(v)
-        if arm.gap is not None:
-            yield arm.name, "loss gap", arm.gap, lambda value: interval(value, signed)
+def _lines(found: Comparison) -> Iterator[Said]:
+    """Yield the arm's name, the figure's name, its line, and the format of its points and change.
 
-
-def trend_sentences(found: Comparison) -> Iterator[str]:
-    """Say which figures grow or shrink, which trends are not settled, and what limits the result.
-
-    Of two studies nothing is said.
+    A line with no figure in any study is left out.
     """
-    if not found.axis:
-        return
-    noun = "size" if found.axis == "parameters" else "budget"
+    for arm in found.arms:
+        for figure, line, tell in (
+            ("token cost", arm.token_cost, lambda v: percents(v) if type(v) is Interval else cost(v)),
+            ("loss gap", arm.loss_gap, lambda value: interval(value, signed)),
+        ):
+            if {(one.estimate, one.low, one.high) for one in line.points if one} - {(None, None, None)}:
+                yield arm.name, figure, line, tell
+
+
+def comparison_sentences(found: Comparison) -> Iterator[str]:
+    """Say which figures grow or shrink, which changes are not settled, and what limits the result."""
+    noun = {"parameters": "size", "tokens": "budget", "": ""}[found.axis]
     unsettled, without = [], []
     for name, figure, line, tell in _lines(found):
         low, high = line.change.low, line.change.high
@@ -88,13 +118,14 @@ def trend_sentences(found: Comparison) -> Iterator[str]:
         elif low <= 0 <= high:
             unsettled.append(f"{figure} of {name} ({tell(line.change)})")
         else:
-            pairs = zip(found.places, line.points, strict=True)
-            places = [place for place, point in pairs if point and point.estimate is not None]
+            rows = zip(found.studies, found.places, line.points, strict=True)
+            known = [(study, place) for study, place, point in rows if point and point.estimate is not None]
+            first, last = (tokens(place) if noun else study.name for study, place in (known[0], known[-1]))
             yield (
-                f"{name}: its {figure} {'grows' if low > 0 else 'shrinks'} with {noun}: "
+                f"{name}: its {figure} {'grows' if low > 0 else 'shrinks'}{f' with {noun}' if noun else ''}: "
                 f"{'(1 + token cost)' if figure == 'token cost' else 'it'} changes by {tell(line.change)} "
-                f"for each tenfold of {UNITS[found.axis]}, over {len(places)} studies from "
-                f"{tokens(places[0])} to {tokens(places[-1])}."
+                + (f"for each tenfold of {UNITS[found.axis]}, over {len(known)} studies " if noun else "")
+                + f"from {first} to {last}."
             )
     if unsettled:
         yield f"Inconclusive, for the interval holds zero: {', '.join(unsettled)}."
@@ -102,19 +133,10 @@ def trend_sentences(found: Comparison) -> Iterator[str]:
         yield f"No interval: {', '.join(without)}."
     if found.left_out:
         yield f"Left out: {', '.join(f'{name} ({reason})' for name, reason in found.left_out.items())}."
-    if len(set(found.places)) == 2:
+    if noun and len(set(found.places)) == 2:
         yield f"There are two {noun}s alone: nothing can show whether the change is the same between them."
-    if (span := found.places[-1] / found.places[0]) < 10:
+    if noun and (span := found.places[-1] / found.places[0]) < 10:
         yield f"The {noun}s span a factor of {span:.3g}: a tenfold lies beyond them."
-
-
-def differences_text(found: Comparison) -> tuple[str, ...]:
-    """Say what the studies differ in besides model or budget: first their targets, then the rest, if any."""
-    targets = "; ".join(f"{study.name}: {study.target}" for study in found.studies)
-    differs = (f"{key} {' / '.join(map(_grouped, values))}" for key, values in found.differs.items())
-    what = "model" if found.axis == "parameters" else "budget"
-    more = f"The studies differ in more than the {what}: {'; '.join(differs)}."
-    return (f"Targets: {targets}.", more) if found.differs else (f"Targets: {targets}.",)
 
 
 def _grouped(value: str) -> str:

@@ -103,8 +103,8 @@ def rewrite(run, path, **changes):
 
 def build_study(
     folder, curves, *, states=NONE, messages=NONE, recipes=NONE, resolved=NONE, target=NONE, training=NONE,
-    own_training=NONE, environment=ENVIRONMENT, factors=NONE, forks=NONE, model=None, own_model=NONE,
-    study="synthetic", **plan,
+    own_training=NONE, environment=ENVIRONMENT, factors=NONE, differs=NONE, forks=NONE, model=None,
+    own_model=NONE, study="synthetic", **plan,
 ):  # fmt: skip
     """``curves`` maps an arm to the evaluations of its seeds 0, 1, …; the first is the baseline.
 
@@ -128,7 +128,8 @@ def build_study(
                 message=messages.get((name, seed)), config=config | {"seed": seed}, environment=environment,
             )  # fmt: skip
         arm = {"name": name, "description": None, "recipe": recipes.get(name, "bf16"), "runs": runs}
-        arms.append(arm | {"factors": factors.get(name, {}), "differs": {}, "folded": []})
+        said = {"factors": factors.get(name, {}), "differs": differs.get(name, {}), "folded": []}
+        arms.append(arm | said)
         if name in forks:
             arms[-1]["fork"] = dict(zip(("arm", "tokens"), forks[name], strict=True))
     content = {

@@ -9,10 +9,10 @@ from importlib.resources import files
 import numpy as np
 import pytest
 from found_search import found_search, wide_search
-from synthetic_study import build_study, ladder_study, smooth_curve
+from synthetic_study import build_study, smooth_curve
 
 from ablate.reports import analyse, load_frames
-from ablate.reports.findings.compare import compare, trend
+from ablate.reports.findings.compare import compare
 from ablate.reports.pages.compare import write_comparison, write_search
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import format as words
@@ -149,17 +149,16 @@ SIZES += [
 def beside(tmp_path_factory):
     """The pages of a comparison, a trend and two searches, by name."""
     folder = tmp_path_factory.mktemp("beside")
-    frames = tuple(load_frames(ladder_study(folder / name, seed=len(name))) for name in ("a", "bb"))
-    left, right = (analyse(frame) for frame in frames)
     rng = np.random.default_rng(1)
     curves = {name: [smooth_curve(rng) for _ in range(2)] for name in ("bf16", "fp4", "fp4 with a long name")}
     sizes = [
         load_frames(build_study(folder, curves, study=f"a_study_of_width_{size}", model={"width": size}))
         for size in (64, 128, 256)
     ]
+    sides = [analyse(frame) for frame in sizes]
     return {
-        "compare": write_comparison(compare((left, right), frames), folder / "compare")[-1],
-        "trend": write_comparison(trend([analyse(frame) for frame in sizes], sizes), folder / "trend")[-1],
+        "compare": write_comparison(compare(sides[:2], sizes[:2]), folder / "compare")[-1],
+        "trend": write_comparison(compare(sides, sizes), folder / "trend")[-1],
         "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
         "wide search": write_search(wide_search(), folder / "wide", "name: s\n")[-1],
     }
