@@ -149,12 +149,6 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     "loss is its final one); seconds or ms since training began; seed. Several may share them; what an "
     "earlier line said holds on. A loss is best taken as \\S+, so that nan is read as a divergence.",
 )
-@click.option(
-    "--seed-from-name",
-    metavar="REGEX",
-    help="The group takes the seed from the name of a run, or of its file, where no log tells it: "
-    "'seed(\\d+)'. Default: the one number in which the names of an arm differ.",
-)
 @click.option("--tokens-per-sample", type=AT_LEAST_1, help="mllog. Default: the log's max_sequence_length.")
 @click.option("--metric", help="wandb-export, where the chart has several; mlflow (default: val_loss).")
 @click.option("--tracking-uri", help="mlflow: server or store, e.g. http://mlflow:5000.")
@@ -192,7 +186,6 @@ def command(
     own = {name: options.pop(name) for name in set().union(*_OWN_OPTIONS.values())}
     refuse_other_options(context, {*context.params} - {*own} | _OWN_OPTIONS[kind], kind)
     hardware, constant_from = options.pop("hardware"), options.pop("constant_from")
-    by_name = options.pop("seed_from_name")
     if hardware is not None:
         machine(hardware)
     if not _NAME.fullmatch(study):
@@ -209,7 +202,7 @@ def command(
         named[safe_text(name)].extend(runs)
     for fault in dict.fromkeys(faults):
         click.echo(safe_text(fault), err=True)
-    seeded, told = seeds_by_names(named, by_name)
+    seeded, told = seeds_by_names(named)
     found, done = tidied(seeded, options["waived"])
     echo_lines(told + done)
     try:

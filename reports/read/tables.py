@@ -142,7 +142,10 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
     Raises:
         UserError: an invalid expression, a group of another name, or a missing group.
     """
-    found = _compiled(patterns, "--pattern")
+    try:
+        found = tuple(map(re.compile, patterns))
+    except re.error as error:
+        raise UserError(f"--pattern: '{error.pattern!s}' is no regular expression: {error}") from None
     groups = {name for pattern in found for name in pattern.groupindex}
     counts, times = groups & set(_COUNTS), groups & set(_TIMES)
     if "val_loss" not in groups or groups - set(_GROUPS) or len(counts) > 1 or (times and not counts):
@@ -151,13 +154,6 @@ def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
             f"tokens, and a time only beside one of these; got {', '.join(sorted(groups)) or 'none'}"
         )
     return found
-
-
-def _compiled(patterns: Sequence[str], option: str) -> tuple[re.Pattern[str], ...]:
-    try:
-        return tuple(map(re.compile, patterns))
-    except re.error as error:
-        raise UserError(f"{option}: '{error.pattern!s}' is no regular expression: {error}") from None
 
 
 def read_text(path: Path, faults: list[str], patterns: Sequence[re.Pattern[str]]) -> Iterator[Row]:
@@ -291,36 +287,24 @@ def by_pattern(
 
 
 def seeds_by_names(
-    arms: Mapping[str, Sequence[ImportedRun]], pattern: str | None
+    arms: Mapping[str, Sequence[ImportedRun]],
 ) -> tuple[dict[str, list[ImportedRun]], list[str]]:
     """Give runs without a seed that of their name, or of their file's; also return a line for each arm.
 
-    ``pattern``: its group, or else all that it finds, is the seed. None: of an arm whose logs tell no seed,
-    the one number in which the names differ, if they differ in nothing else.
-
-    Raises:
-        UserError: the pattern is no regular expression, or finds nothing in a name.
+    It is, of an arm whose logs tell no seed, the one number in which the names differ, if they differ in
+    nothing else.
     """
-    (form,) = (None,) if pattern is None else _compiled([pattern], "--seed-from-name")
     seeded, said = {}, []
     for arm, runs in arms.items():
-        open_ = [run for run in runs if run.seed is None]
-        names = [(run.piece and run.piece[0]) or PurePath(run.source).stem for run in open_]
-        seeds: Sequence[str] = ()
-        if form is not None:
-            matches = [form.search(name) for name in names]
-            if None in matches:
-                what = f"'{pattern}' finds nothing in '{names[matches.index(None)]}'"
-                raise UserError(f"--seed-from-name: {what}")
-            seeds = [match[match.lastindex or 0] for match in matches if match]
-        elif len(open_) == len(runs):
-            parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=False)
-            differ = [part for part in parts if len({*part}) > 1]
-            if len(differ) == 1 and len({*differ[0]}) == len(names) and all(map(str.isdecimal, differ[0])):
-                (seeds,) = differ
-        told = dict(zip(map(id, open_), map(_seed, seeds), strict=False))
-        seeded[arm] = [replace(run, seed=told.get(id(run), run.seed)) for run in runs]
-        if told:
+        seeded[arm] = list(runs)
+        if any(run.seed is not None for run in runs):
+            continue
+        names = [(run.piece and run.piece[0]) or PurePath(run.source).stem for run in runs]
+        parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=False)
+        differ = [part for part in parts if len({*part}) > 1]
+        if len(differ) == 1 and len({*differ[0]}) == len(names) and all(map(str.isdecimal, differ[0])):
+            (seeds,) = differ
+            seeded[arm] = [replace(run, seed=_seed(seed)) for run, seed in zip(runs, seeds, strict=True)]
             said.append(f"{arm}: seeds {', '.join(seeds)} by the names ({names[0]}, …)")
     return seeded, said
 
