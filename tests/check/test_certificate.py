@@ -31,38 +31,6 @@ def quick(function, policy, monkeypatch, **options):
     return certify(claim, claim.operands[0], draws=16)
 
 
-def gaussian(policy, monkeypatch):
-    """Certify one policy on Gaussian data alone."""
-    monkeypatch.setattr(certificate, "KINDS", ("Gaussian",))
-    one = certify(claim("mxfp4"), operand(policy), draws=24)
-    assert one.holds
-    return one.figures["Gaussian"]
-
-
-# Others' facts, as tests/numerics/test_gains.py has them for fp32 data; bf16 data move them by 3e-4.
-@pytest.mark.parametrize(
-    ("policy", "gain"),
-    [
-        (SR, 1.0),
-        (replace(SR, prescale=1.0), 0.98947),
-        (OperandPolicy(format="nvfp4", scale="ms_eden", hadamard=32, signs="step"), 1 - 0.00026),
-    ],
-    ids=["SR 3/4", "SR", "MS-EDEN"],
-)
-def test_gains_that_are_known(policy, gain, monkeypatch):
-    found = gaussian(policy, monkeypatch)
-    assert found.gain.error < 1e-4
-    assert found.gain.value == pytest.approx(gain, abs=3.5e-4)
-    assert found.unbiased == (policy == SR)
-    assert len(found.pattern) == 1
-
-
-def test_the_public_rocm_kernels_reading_has_a_pattern_of_four_and_noise_that_neighbours_share(monkeypatch):
-    found = gaussian(replace(MXFP4, scale="even", rounding="stochastic_rocm"), monkeypatch)
-    assert found.pattern == pytest.approx((0.998, 0.998, 0.836, 0.836), abs=1e-3)
-    assert found.largest_alike[0] == "1 apart"
-
-
 def mxfp4(x):
     return defined(x, MXFP4, 1, None)
 

@@ -39,11 +39,13 @@ def test_the_same_values_differ_nowhere_and_a_last_bit_is_one(policy):
 
 
 def test_ties_that_go_away_from_zero_and_no_others():
-    x = torch.tensor([6.0, 0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5.0] * 4).repeat(32, 1).to(torch.bfloat16)
-    found = values(x, MXFP4)
-    assert found[0, :8].tolist() == [6, 0, -1, 1, 2, -2, 4, 4]
-    found[:, 1::8], found[:, 3::8], found[:, 5::8], found[:, 7::8] = 0.5, 1.5, -3, 6
-    (tie,) = compared(found, x, MXFP4).values()
+    x, even, away = torch.tensor([
+        [6.0, 0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5.0],
+        [6.0, 0.0, -1.0, 1.0, 2.0, -2.0, 4.0, 4.0],
+        [6.0, 0.5, -1.0, 1.5, 2.0, -3.0, 4.0, 6.0],
+    ]).repeat(1, 4)[:, None].expand(3, 32, 32)  # fmt: skip
+    assert torch.equal(values(x.bfloat16(), MXFP4), even)
+    (tie,) = compared(away, x.bfloat16(), MXFP4).values()
     assert (tie.cause, tie.count) == ("tie", 4 * 4 * 32)
     assert (tie.row, tie.column, tie.exact, tie.expected, tie.found) == (0, 1, 0.25, 0.0, 0.5)
 

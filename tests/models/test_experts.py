@@ -11,7 +11,7 @@ from ablate.layers.state import RecipeState
 from ablate.models.decoder import Decoder, Experts
 from ablate.recipes import Recipe, read_recipe
 from ablate.run.config import ModelConfig
-from tests.curves import after, curve, losses
+from tests.curves import curve
 
 SHAPE = ModelConfig(width=64, layers=2, heads=2, ffn=96, experts=4)
 FP4 = read_recipe({"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr"})
@@ -98,14 +98,8 @@ def test_filling_up_changes_no_gradient():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_a_mixture_learns_and_its_experts_carry_the_recipe(make_config, tokens):
-    config = make_config(FP4, model={"experts": 4}, tokens=8192, eval_every_tokens=2048)
-    _, rows = curve(config, tokens)
-    assert losses(rows)[-1] < losses(rows)[0] - 0.3
-    _, again = curve(config, tokens, should_stop=after(5))
-    assert again == rows[: len(again)]
-    seen = set()
-    decoder = model(FP4)
+def test_the_experts_carry_the_recipe():
+    seen, decoder = set(), model(FP4)
     layer = next(layer for layer in decoder.modules() if isinstance(layer, QuantLinear))
     layer.state.watch = lambda layer, gemm, operand, _: seen.add((layer, gemm, operand))
     decoder(TOKENS).float().sum().backward()

@@ -4,13 +4,10 @@ The figures come from simulations that others ran; each is met within five stand
 each position in the block.
 """
 
-import numpy as np
 import pytest
-import torch
 
 from ablate.backends.testing.inputs import policies_of
 from ablate.numerics import round_operand
-from ablate.numerics.formats import E2M1, rounded
 from tests.numerics.strategies import KEY, normal
 
 
@@ -69,27 +66,3 @@ def test_the_public_rocm_kernels_reading_truncates_half_of_the_elements(axis):
     for position, expected in enumerate((0.998, 0.998, 0.8334, 0.8334)):
         assert abs(gain(y, x)[position] - expected) < 1e-3
     assert abs((y * x).sum() / (x * x).sum() - 0.9158) < 1e-3
-
-
-@pytest.mark.parametrize(("size", "powers_of_two", "expected"), [(16, False, -0.00052), (32, True, -0.00074)])
-def test_eight_random_bits_lose_what_no_mean_brings_back(size, powers_of_two, expected):
-    """The loss of a Gaussian block, exact: over all 256 draws, the block's largest value, and the others."""
-    t = (torch.arange(6 * 2**11) + 0.5) / 2**11  # none at which another draw goes up
-    draws = torch.arange(256)[:, None] << 24
-    lost = rounded(t, E2M1, "stochastic_8bit", draws).double().mean(0) - t
-    # It is a saw; its mean over a tooth stands for it, for all else hardly changes within one.
-    t, lost, cell = (
-        one.double().view(-1, 16).mean(1).numpy() for one in (t, lost, torch.full_like(t, 2**-7))
-    )
-    assert (lost == -np.select([t < 2, t < 4], [0.5, 1], 2) / 512).all()
-    loss = 0.0
-    for amax in np.arange(1, 700) / 100:
-        scale = 2 ** np.ceil(np.log2(amax / 6)) if powers_of_two else amax / 6
-        density, of_amax = (np.exp(-(v**2) / 2) * (2 / np.pi) ** 0.5 for v in (t * scale, amax))
-        density = np.where(t * scale < amax, density * cell * scale, 0)
-        below, of_others = density.sum(), (density * t * lost).sum() * scale**2
-        of_largest = powers_of_two * amax * lost[int(min(amax / scale * 2**7, 767))] * scale
-        loss += (
-            of_amax / 100 * ((size - 1) * below ** (size - 2) * of_others + below ** (size - 1) * of_largest)
-        )
-    assert abs(loss - expected) < 5e-6

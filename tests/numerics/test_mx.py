@@ -147,19 +147,6 @@ def test_quest_takes_the_scale_from_the_standard_deviation():
     assert at_six.mask[0, :2].tolist() == [False, True]
 
 
-def test_the_rocm_variant_shares_a_word_among_four_neighbours():
-    policy = OperandPolicy(format="mxfp4", scale="even", rounding="stochastic_rocm")
-    x = torch.full((64, 32), 2.6)
-    x[:, 0] = 4.0
-    values = fake_quantize(x, policy, key=KEY)
-    assert torch.equal(values[:, 4:6][:, :1].expand(-1, 2), values[:, 4:6])  # the same word
-    assert (values[:, 6::4] == 2.0).all()  # shifted words truncate
-    assert (values[:, 7::4] == 2.0).all()
-    assert 0.4 < (values[:, 4] == 3.0).float().mean() < 0.8
-    along_rows = fake_quantize(x.t().contiguous(), policy, axis=0, key=KEY)
-    assert (along_rows[6::4] == 2.0).all()
-
-
 def test_high_precision_is_a_cast():
     x = 1e5 * normal(8, 8)  # some of it is Inf in fp16
     for fmt, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
