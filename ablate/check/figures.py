@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ablate.diagnose.measure import error_parts, ratio
+from ablate.diagnose.measure import ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,6 +175,20 @@ class Sums:
             grid_noise=grid_noise,
             unbiased=gain.is_at(1.0) and (bias.value is None or bias.is_at(0.0)),
         )
+
+
+def error_parts(exact: Tensor, quantised: Tensor, ideal: Tensor) -> tuple[float, float, float]:
+    """Split ‖quantised − exact‖² into scale bias, dead zone and grid noise, which add up to it.
+
+    The parts are those of Li, Wu, Shen (arXiv 2605.20402), who split MXFP4's error; here of any format with
+    blocks. ``ideal`` is rounded on the same grid, under each block's exact scale (``OnGrid``). Of its error
+    the elements that become zero make the *dead zone*, all others the *grid noise*. What the quantised
+    operand errs beyond that is the *scale bias*: it is due to the scale in use, such as a power of two, with
+    what clips under it, and is below 0 where that scale errs less than the exact one.
+    """
+    energies = (ideal - exact).double().square()
+    dead, noise = (energies[which].sum().item() for which in (ideal == 0, ideal != 0))
+    return (quantised - exact).double().square().sum().item() - dead - noise, dead, noise
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ product Y:
 
 - relative error: √(mean ‖E_i‖² / ‖Y‖²);
 - gain: the slope of the output on Y, 1 + mean ⟨E_i, Y⟩ / ‖Y‖²; below 1 the output shrinks;
-- cosine: mean of ⟨Y + E_i, Y⟩ / (‖Y + E_i‖ ‖Y‖);
 - bias share: the share of the error's energy common to all draws. The variance V = Σ ‖E_i − Ē‖² / (n − 1) is
   unbiased, so (mean ‖E_i‖² − V) / mean ‖E_i‖² is too, and may be slightly below 0. A recipe without
   randomness has only bias: 1.
@@ -16,9 +15,7 @@ G is the gradient without noise and Σ the covariance of one sequence's gradient
 unknowns; few parts give a noisy estimate.
 
 Operands are measured in the basis of the rounding, that is after any rotation. Shares are of the non-zero
-elements. *Clipped*: above the grid's largest value. *Underflowed*: below its smallest positive value.
-*Zeroed*: rounded to zero. ``error_parts`` splits the error in three. A channel is a feature: a column of
-x [tokens, in-features], dy [tokens, out-features] or w [out-features, in-features] as stored.
+elements. *Clipped*: above the grid's largest value. *Zeroed*: rounded to zero.
 
 How it fails: an undefined figure (only zeros, an Inf, a NaN) is None.
 """
@@ -43,9 +40,6 @@ if TYPE_CHECKING:
 
 SKETCH = 512
 """Numbers per sketch of an error; the cosine of two sketches errs by about 1 / √512 = 4 %."""
-OUTLIER = 5.0
-"""A channel is an outlier if its root mean square is at least this multiple of the median channel's."""
-_LARGEST_BLOCK = 128
 _LARGEST_SAMPLE = 1 << 20
 
 
@@ -61,7 +55,6 @@ class ProductFigures:
     draws: int
     relative_error: float | None
     gain: float | None
-    cosine: float | None
     bias_share: float | None
     exact_energy: float | None
     error_energy: float | None
@@ -90,7 +83,7 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
     step to step, so the sketch describes the error's mean over them.
     """
     energy = _dot(exact, exact)
-    total, slope, cosines, zeros, count = 0.0, 0.0, 0.0, 0.0, 0
+    total, slope, zeros, count = 0.0, 0.0, 0.0, 0
     common: Tensor | None = None
     sketch: str | None = None
     for output in outputs:
@@ -98,8 +91,6 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
         own, along = _dot(error, error), _dot(error, exact)
         zeros += _zeros(output)
         total, slope, count = total + own, slope + along, count + 1
-        norm = math.sqrt(max(energy + 2 * along + own, 0.0)) if math.isfinite(own) else math.nan
-        cosines += (energy + along) / (norm * math.sqrt(energy)) if norm and energy else math.nan
         if common is None:
             sketch = sketch_of(error.mean(0) if per_token and error.shape[0] else error)
             common = error
@@ -111,7 +102,7 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
         variance = (total - _dot(common, common) / count) / (count - 1) if count > 1 else 0.0
         bias = _known((mean - variance) / mean)
     return ProductFigures(
-        draws=count, relative_error=_root(ratio(mean, energy)), cosine=_known(cosines / count),
+        draws=count, relative_error=_root(ratio(mean, energy)),
         gain=_known(1 + slope / count / energy) if energy else None, bias_share=bias,
         exact_energy=_known(energy), error_energy=_known(mean), sketch=sketch,
         zeros=_known(zeros / count), zeros_bf16=_known(_zeros(exact.to(torch.bfloat16))),
@@ -170,120 +161,58 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutlierFigures:
-    """Properties that make a tensor hard to quantise, before or after its rotation.
-
-    ``crest_median`` and ``crest_p99``: largest magnitude over root mean square, of the blocks that share a
-    scale. ``mean_share``: share of the tensor's energy in its channels' means. ``outlier_share``: share of
-    outlier channels. ``outlier_max``: the largest channel over the median one, by root mean square.
-    """
-
-    crest_median: float | None = None
-    crest_p99: float | None = None
-    mean_share: float | None = None
-    outlier_share: float | None = None
-    outlier_max: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class OperandFigures:
     """One operand of one GEMM, quantised once.
 
-    ``gain_by_position``: the slope of quantised on exact values at each place in the block; empty unless
-    blocks are rows of at most 128. ``log2_scale``: minimum, 10 %, median, 90 %, maximum of the block scales.
-    ``scale_bias``, ``dead_zone``, ``grid_noise``: shares of the error's energy, of sum 1 (``error_parts``).
+    ``crest_before``, ``crest_after`` its rotation: see ``median_crest``.
     """
 
     relative_error: float | None
     gain: float | None
-    gain_by_position: tuple[float | None, ...]
     clipped: float | None
-    underflowed: float | None
     zeroed: float | None
-    scale_bias: float | None
-    dead_zone: float | None
-    grid_noise: float | None
-    log2_scale: tuple[float, ...]
-    before: OutlierFigures
-    after: OutlierFigures
+    crest_before: float | None
+    crest_after: float | None
 
 
-def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor, *, channels: int) -> OperandFigures:
+def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor) -> OperandFigures:
     """Measure an operand.
 
     Args:
         grid: the operand before rounding to its grid, [n, k] with the contraction last.
         quantised: dequantised, with every factor applied, fp32 [n, k] in the same basis.
         unrotated: before the rotation, fp32 [n, k].
-        channels: the dimension of [n, k] along which channels lie, 0 or 1.
     """
-    exact, magnitude, element = grid.rotated, grid.scaled.abs(), grid.element
+    exact = grid.rotated
     energy, there = energy_of(exact), exact != 0
-    smallest = 2.0 ** (element.min_exponent - element.mantissa_bits)
-    clipped, underflowed, zeroed = (
+    clipped, zeroed = (
         ratio(float((which & there).sum().item()), float(there.sum().item()))
-        for which in (magnitude > element.max, magnitude < smallest, quantised == 0)
+        for which in (grid.scaled.abs() > grid.element.max, quantised == 0)
     )
-    rows, columns = grid.block
-    by_position: tuple[float | None, ...] = ()
-    if rows == 1 < columns <= _LARGEST_BLOCK and exact.numel():
-        sums = ((one * exact).reshape(-1, columns).sum(0).tolist() for one in (quantised, exact))
-        by_position = tuple(map(ratio, *sums))
-    scales = grid.scales[(grid.scales > 0) & torch.isfinite(grid.scales)].log2()
-    quantiles = (_quantile(scales, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0))
-    after = outlier_figures(exact, grid.block, channels)
-    parts = error_parts(exact, quantised, grid.ideal)
-    scale_bias, dead_zone, grid_noise = (ratio(part, sum(parts)) for part in parts)
-    same = unrotated.data_ptr() == exact.data_ptr() or torch.equal(unrotated, exact)
     return OperandFigures(
         relative_error=_root(ratio(energy_of(quantised - exact), energy)),
-        gain=ratio(float((quantised * exact).sum().item()), energy), gain_by_position=by_position,
-        clipped=clipped, underflowed=underflowed, zeroed=zeroed,
-        scale_bias=scale_bias, dead_zone=dead_zone, grid_noise=grid_noise,
-        log2_scale=tuple(one for one in quantiles if one is not None),
-        before=after if same else outlier_figures(unrotated, grid.block, channels), after=after,
-    )  # fmt: skip
+        gain=ratio(float((quantised * exact).sum().item()), energy),
+        clipped=clipped,
+        zeroed=zeroed,
+        crest_before=median_crest(unrotated, grid.block),
+        crest_after=median_crest(exact, grid.block),
+    )
 
 
-def error_parts(exact: Tensor, quantised: Tensor, ideal: Tensor) -> tuple[float, float, float]:
-    """Split ‖quantised − exact‖² into scale bias, dead zone and grid noise, which add up to it.
+def median_crest(v: Tensor, block: tuple[int, int]) -> float | None:
+    """Return the median over blocks of fp32 v [n, k] of the largest magnitude over the root mean square.
 
-    The parts are those of Li, Wu, Shen (arXiv 2605.20402), who split MXFP4's error; here of any format with
-    blocks. ``ideal`` is rounded on the same grid, under each block's exact scale (``OnGrid``). Of its error
-    the elements that become zero make the *dead zone*, all others the *grid noise*. What the quantised
-    operand errs beyond that is the *scale bias*: it is due to the scale in use, such as a power of two, with
-    what clips under it, and is below 0 where that scale errs less than the exact one.
+    That is what one scale has to span; blocks of zeros are left out.
     """
-    energies = (ideal - exact).double().square()
-    dead, noise = (energies[which].sum().item() for which in (ideal == 0, ideal != 0))
-    return (quantised - exact).double().square().sum().item() - dead - noise, dead, noise
-
-
-def outlier_figures(v: Tensor, block: tuple[int, int], channels: int) -> OutlierFigures:
-    """Measure the blocks (along k) and channels (along dimension ``channels``) of fp32 v [n, k]."""
     if not v.numel() or not bool(torch.isfinite(v).all()):
-        return OutlierFigures()
+        return None
     blocks = to_blocks(v, block).flatten(1)
     rms = blocks.square().mean(1).sqrt()
     crest = blocks.abs().amax(1)[rms > 0] / rms[rms > 0]
-    tokens = 1 - channels
-    energy = v.square().sum(tokens)
-    mean_energy = v.mean(tokens).square().sum() * v.shape[tokens]
-    each = energy.sqrt()
-    median = float(each.median().item())
-    return OutlierFigures(
-        crest_median=_quantile(crest, 0.5), crest_p99=_quantile(crest, 0.99),
-        mean_share=ratio(float(mean_energy.item()), float(energy.sum().item())),
-        outlier_share=float((each > OUTLIER * median).float().mean().item()) if median else None,
-        outlier_max=ratio(float(each.max().item()), median),
-    )  # fmt: skip
-
-
-def _quantile(values: Tensor, q: float) -> float | None:
-    if not values.numel():
+    if not crest.numel():
         return None
-    step = -(-values.numel() // _LARGEST_SAMPLE)
-    return float(torch.quantile(values.flatten()[::step], q, interpolation="nearest").item())
+    step = -(-crest.numel() // _LARGEST_SAMPLE)
+    return float(torch.quantile(crest[::step], 0.5, interpolation="nearest").item())
 
 
 def energy_of(values: Tensor) -> float:

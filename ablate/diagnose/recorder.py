@@ -128,7 +128,7 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> GemmDiagnosis:
         grid = on_grid(stored, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
         sides = (dequantised(layer.operand(stored, gemm, name, at)), stored)
         quantised, last = (one.float() if axis else one.float().t() for one in sides)
-        operands[name] = measure.operand_figures(grid, quantised, last, channels=axis)
+        operands[name] = measure.operand_figures(grid, quantised, last)
     return GemmDiagnosis(layer=layer.name, gemm=gemm, product=figures, operands=operands, data_noise=noise)
 
 

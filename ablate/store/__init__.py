@@ -72,7 +72,7 @@ are in docs/diagnostics.md; `tokens` were seen before the step, `step` were done
 
 ```text
 {"kind": "diagnosis", "tokens", "step", "layer", "gemm", "draws", …, "sketch": "<512 bytes in base64>",
- "operands": {"dy": {…, "before": {…}, "after": {…}}, "x": {…}}, "data_noise": {…}, "time_unix"}
+ "operands": {"dy": {…}, "x": {…}}, "data_noise": {…}, "time_unix"}
 {"kind": "load", "tokens", "step", "layer", "shares": [of each expert], "busiest", "time_unix"}
 ```
 

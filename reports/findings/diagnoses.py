@@ -59,7 +59,6 @@ class OperandSummary:
 
     operand: str
     clipped: float | None
-    underflowed: float | None
     zeroed: float | None
     crest_before: float | None
     crest_after: float | None
@@ -260,16 +259,14 @@ def sketch_cosine(first: str, second: str) -> float | None:
 def _operand(name: str, told: Iterable[Any]) -> OperandSummary:
     own = [one for one in told if isinstance(one, dict)]
 
-    def mean(figure: str, part: str | None = None) -> float | None:
-        found = own if part is None else [one[part] for one in own if isinstance(one.get(part), dict)]
-        known = [value for one in found if (value := number_in(one, figure)) is not None]
+    def mean(figure: str) -> float | None:
+        known = [value for one in own if (value := number_in(one, figure)) is not None]
         return statistics.fmean(known) if known else None
 
     return OperandSummary(
         operand=name,
         clipped=mean("clipped"),
-        underflowed=mean("underflowed"),
         zeroed=mean("zeroed"),
-        crest_before=mean("crest_median", "before"),
-        crest_after=mean("crest_median", "after"),
+        crest_before=mean("crest_before"),
+        crest_after=mean("crest_after"),
     )

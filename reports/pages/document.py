@@ -25,7 +25,7 @@ diagnostics[]     {arm, runs, findings[], busiest, gemms[]}, empty where the stu
   gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, zeros, zeros_bf16, alike[],
                    largest {layer, relative_error}, operands[], error_over_data_noise, under_sqrt3}
   alike[]         {diagnoses_later, tokens_later, estimate, low, high}: share of the error that is still the same
-  operands[]      {operand, clipped, underflowed, zeroed, crest_before, crest_after}
+  operands[]      {operand, clipped, zeroed, crest_before, crest_after}
 waived[], not_pooled[]              {run, arm, setting, own, others}
 evaluation_interval                 {tokens, share_of_tokens_to_target}
 arms[]            {name, description, baseline_again, recipe, differs, folded, fork,

@@ -159,18 +159,6 @@ def test_the_noise_of_the_data_is_that_of_the_exact_weight_gradient(sequences):
         assert noise.noise_energy == pytest.approx(energy, rel=0.1)
 
 
-def test_a_channel_is_a_feature_in_whichever_gemm_it_stands():
-    tapped = tapped_of(PLAIN)
-    tapped.x[:, 5] *= 30
-    tapped.dy[:, 7] *= 30
-    found = {gemm: one.operands for gemm, one in diagnosed(tapped).items()}
-    for name, features, gemms in (("x", 64, ("fprop", "wgrad")), ("dy", 96, ("dgrad", "wgrad"))):
-        shares = [found[gemm][name].before for gemm in gemms]
-        assert [one.outlier_share for one in shares] == [pytest.approx(1 / features)] * 2
-        assert shares[0].mean_share == pytest.approx(shares[1].mean_share, rel=1e-4)
-    assert found["dgrad"]["w"].before.outlier_share == 0
-
-
 STEP = 32 * 16  # tokens
 SHORT = {"tokens": 6 * STEP, "eval_every_tokens": 3 * STEP, "micro_batch_size": 8}
 RECIPES = {

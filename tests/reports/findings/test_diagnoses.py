@@ -18,8 +18,7 @@ EVERY = 100_000
 
 
 def row(tokens, *, layer="blocks.0.ffn.down", gemm="wgrad", error=0.2, sketch=None, draws=4, **more):
-    operand = {"clipped": 0.01, "underflowed": 0.2, "zeroed": 0.1, "before": {"crest_median": 3.0},
-               "after": {"crest_median": 2.5}}  # fmt: skip
+    operand = {"clipped": 0.01, "zeroed": 0.1, "crest_before": 3.0, "crest_after": 2.5}
     names = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}.get(gemm, ())
     return {
         "kind": "diagnosis", "tokens": tokens, "layer": layer, "gemm": gemm, "draws": draws,
@@ -125,7 +124,9 @@ def test_a_damaged_row_is_counted_and_the_others_are_read(bad):
 
 def test_odd_parts_of_a_row_say_nothing_and_stop_nothing():
     odd = row(0, operands=[1], data_noise="x", sketch=7, relative_error=None, gain=None, bias_share=None)
-    odder = row(0, operands={"dy": 3, "x": {"before": 1}}, data_noise={"noise_energy": "1"}, sketch="!")
+    odder = row(
+        0, operands={"dy": 3, "x": {"crest_before": "1"}}, data_noise={"noise_energy": "1"}, sketch="!"
+    )
     (wgrad,) = only([odd, odder, odd]).gemms
     assert (wgrad.alike, wgrad.relative_error.estimate) == ((), 0.2)
     assert diagnosis_sentences(only([odd])) == ()
