@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import UserError
 from ablate.cli.display import summary
 from ablate.data import load
-from ablate.execute.progress import ProgressReader
+from ablate.execute.progress import read_progress
 from ablate.reports import analyse, load_frames
 from ablate.reports.findings.diagnoses import diagnose_study
 from ablate.reports.pages.document import report_document
@@ -97,7 +97,7 @@ def run_study(folder: Path, *, half: bool) -> StudyStore:
 
 def report_of(store: StudyStore) -> dict[str, Any]:
     """Return the report's JSON, and read the progress as `ablate status` does."""
-    summary(ProgressReader(store, executor_alive=False).read())
+    summary(read_progress(store, store.plan(), executor_alive=False))
     frames = load_frames(store)
     analysis = analyse(frames)
     diagnosed, damaged = diagnose_study(store, analysis)

@@ -11,10 +11,11 @@ import random
 import resource
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from ablate.base.files import write_record
-from ablate.execute.progress import ProgressReader
+from ablate.execute.progress import read_progress
 from ablate.reports import analyse, load_frames, write_report
 from ablate.store import Status, StudyStore
 from ablate.store.plan_file import plan_from_json
@@ -77,7 +78,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             store = write_study(Path(folder), *size)
             repeats = 3 if size[0] * size[1] <= 100 else 1
-            status, _ = timed(ProgressReader(store, examines_files=True).read)
+            status, _ = timed(partial(read_progress, store, store.plan(), examines_files=True))
             whole = min(timed(write_report, store)[0] for _ in range(repeats))
             load, frames = timed(load_frames, store)
             numbers, _ = timed(analyse, frames)

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs, by ``ProgressReader`` alone: what is stored is shown."""
+"""What a person sees while a study runs, by ``read_progress`` alone: what is stored is shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import safe_text
 from ablate.cli.common import count_text, verdict_lines
-from ablate.execute.progress import ProgressReader, RunProgress, count_states, seconds_to_end
+from ablate.execute.progress import RunProgress, count_states, read_progress, seconds_to_end
 from ablate.plan.estimate import duration_text
 from ablate.store import STATES, State
 from ablate.workflow import Listener
@@ -85,7 +85,7 @@ class ConsoleListener(Listener):
         from rich.console import Console
         from rich.markup import escape
 
-        reader, started = ProgressReader(store), time.monotonic()
+        plan, started = store.plan(), time.monotonic()
         states: dict[str, State] = {}
         looked = told = -math.inf
         console = Console(stderr=self.err)
@@ -93,10 +93,11 @@ class ConsoleListener(Listener):
         def look() -> None:
             nonlocal looked, told
             looked = time.monotonic()
-            runs = reader.read(run_ids)
-            whole = reader.read() if reader.in_waves else runs  # the next wave is not asked for yet
+            runs = read_progress(store, plan, run_ids)
+            in_waves = plan.stop is not None and plan.stop.settled is not None
+            whole = read_progress(store, plan) if in_waves else runs  # the next wave is not asked for yet
             clock = f"[{timedelta(seconds=round(looked - started))}]"
-            end = end_text(whole, at_most=reader.may_end_sooner)
+            end = end_text(whole, at_most=plan.stop is not None)
             line = " · ".join(filter(None, (f"{clock} {summary(runs)}", end)))
             changed = [run for run in runs if states.get(run.run_id, "pending") != run.state]
             for run in changed:

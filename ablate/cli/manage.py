@@ -79,12 +79,12 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     A large study is shown arm by arm.
     """
     from ablate.cli.display import end_text, summary
-    from ablate.execute.progress import ProgressReader, count_states, seconds_to_end
+    from ablate.execute.progress import count_states, read_progress, seconds_to_end
     from ablate.store.runs import is_running
 
     def read(of: StudyStore) -> tuple[bool | None, list[RunProgress]]:
         running = is_running(of.path)
-        return running, ProgressReader(of, executor_alive=running, examines_files=True).read()
+        return running, read_progress(of, of.plan(), executor_alive=running, examines_files=True)
 
     store = find_study(storage, study)
     (running, runs), trials = read(store), _trials_of(store)

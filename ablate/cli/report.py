@@ -109,7 +109,7 @@ def report(
     store = find_study(storage, study)
     if out is None and not (reading["baseline"] is None and reading["target"] is None):
         raise UserError("--baseline and --target write another report (give it a folder with --out)")
-    from ablate.execute.progress import ProgressReader, RunProgress
+    from ablate.execute.progress import RunProgress, read_progress
     from ablate.reports import write_report
     from ablate.study import load_study
 
@@ -133,7 +133,7 @@ def report(
     with writing_to(store.path / "report" if out is None else out):
         try:
             while watch:  # write again whenever a run has moved, until every run has ended
-                now = ProgressReader(store).read()
+                now = read_progress(store, store.plan())  # a search adds runs
                 ended = sum(run.state in _ENDED for run in now)
                 if ended == len(now):
                     break

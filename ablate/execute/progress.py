@@ -1,27 +1,31 @@
 """The progress of a study, from the run store alone: for the live table and for ``ablate status``.
 
-Each read continues in a run's metrics where the last one ended, so it costs only the new rows.
+The newest values of a file are cached until it changes, and lie near its end, so a read costs little.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.store import END_STATES
-from ablate.store.metrics import new_lines, parse_rows
+from ablate.store.metrics import new_lines, number_in, parse_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from ablate.store import State, Status, StudyStore
-    from ablate.store.plan_file import LockedArm, LockedRun
+    from ablate.store.plan_file import LockedPlan
 
-_SHOWN = {"train": ("loss", "tokens_per_sec"), "eval": ("val_loss",)}
+_SHOWN = {
+    "train": ("tokens", "time_unix", "loss", "tokens_per_sec"),
+    "eval": ("tokens", "time_unix", "val_loss"),
+}
+_TAIL_BYTES = 1 << 20
 _LEFT = ("pending", "interrupted", "damaged")
 
 
@@ -46,108 +50,81 @@ class RunProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the end of the budget at the current rate; None unless it is running at a known rate."""
-        if self.state != "running" or not self.tokens_per_sec:
+        """Seconds to the end of the budget at its pace; None unless it is running at a known one."""
+        if self.state != "running" or self.pace is None:
             return None
-        return max(0, self.budget - self.tokens) / self.tokens_per_sec
+        return max(0, self.budget - self.tokens) * self.pace
 
 
-@dataclass
-class _Tail:
-    """The newest values in the rows of a file before ``offset`` (bytes). ``file``: its inode."""
+def read_progress(
+    store: StudyStore,
+    plan: LockedPlan,
+    only: Iterable[str] | None = None,
+    *,
+    executor_alive: bool | None = True,
+    examines_files: bool = False,
+) -> list[RunProgress]:
+    """Read the progress of the plan's runs, or of those with the ids ``only``, in the plan's order.
 
-    file: int = 0
-    offset: int = 0
-    tokens: int = 0
-    time_unix: float = 0.0
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def read(self, path: Path) -> None:
-        """Read the rows after the offset, backwards, until the last row of each kind is found."""
-        lines, self.offset = new_lines(path, self.offset)
-        seen = set()
-        for line in reversed(lines):
-            with contextlib.suppress(KeyError, TypeError):  # a damaged line, or a cut one
-                if (kind := (row := parse_rows([line])[0])["kind"]) not in seen:
-                    tokens, values = row["tokens"], {name: row[name] for name in _SHOWN[kind]}
-                    self.tokens, self.values = max(self.tokens, tokens), self.values | values
-                    self.time_unix = max(self.time_unix, row.get("time_unix", 0.0))
-                    seen.add(kind)
-            if len(seen) == len(_SHOWN):
-                return
-
-
-class ProgressReader:
-    """Reads the progress of a study's runs repeatedly."""
-
-    def __init__(
-        self, store: StudyStore, *, executor_alive: bool | None = True, examines_files: bool = False
-    ) -> None:
-        """``executor_alive=False`` reads ``running`` as interrupted: nobody runs the study. None: unknown.
-
-        ``examines_files``: check the files of ended runs for damage at each read.
-        """
-        self._store = store
-        self._examines_files = examines_files
-        self._executor_alive = executor_alive
-        self._tails: dict[str, _Tail] = {}
-        plan = store.plan()
-        self._runs = list(plan.runs())
-        self.may_end_sooner = plan.stop is not None
-        """Whether a stop rule may end runs early."""
-        self.in_waves = plan.stop is not None and plan.stop.settled is not None
-        """Whether a stop rule lets the runs begin in waves, a few seeds at a time."""
-
-    def read(self, only: Iterable[str] | None = None) -> list[RunProgress]:
-        """Read the progress of all runs, or of those with the ids ``only``, in the plan's order."""
-        wanted = None if only is None else set(only)
-        begun = self._store.begun()
-        return [
-            self._read(arm, run, has_begun=run.id in begun)
-            for arm, run in self._runs
-            if wanted is None or run.id in wanted
-        ]
-
-    def _read(self, arm: LockedArm, planned: LockedRun, *, has_begun: bool) -> RunProgress:
+    ``executor_alive=False`` reads ``running`` as interrupted: nobody runs the study. None: unknown.
+    ``examines_files``: check the files of ended runs for damage.
+    """
+    wanted, begun, found = None if only is None else set(only), store.begun(), []
+    for arm, planned in plan.runs():
+        if wanted is not None and planned.id not in wanted:
+            continue
         shown = RunProgress(run_id=planned.id, arm=arm.name, seed=planned.seed, budget=arm.tokens or 0)
-        if not has_begun:
-            return shown
-        run = self._store.run(planned.id)
-        status = run.examined() if self._examines_files else run.status()
-        tail = self._tails.setdefault(run.run_id, _Tail())
-        if status.state == "damaged":
-            tail = _Tail()
-        elif run.metrics_path.exists():
-            found = run.metrics_path.stat()
-            if found.st_ino != tail.file or found.st_size < tail.offset:  # a new attempt has its own file
-                tail = self._tails[run.run_id] = _Tail(file=found.st_ino)
-            if found.st_size != tail.offset:
-                tail.read(run.metrics_path)
-        shown = replace(
-            shown,
-            state=status.state,
-            tokens=max(tail.tokens, status.tokens),
-            message=status.message,
-            pace=_pace(status, tail) if self._executor_alive else None,
-            **tail.values,
-        )
-        if status.state == "running" and self._executor_alive is False:
-            return replace(shown, state="interrupted", message="its executor is gone")
-        return shown
+        if planned.id in begun:
+            run = store.run(planned.id)
+            status, newest = run.examined() if examines_files else run.status(), dict[str, float | None]()
+            if status.state != "damaged" and run.metrics_path.exists():
+                file = run.metrics_path.stat()
+                newest = _newest(run.metrics_path, file.st_ino, file.st_size)
+            shown = replace(
+                shown,
+                state=status.state,
+                tokens=max(int(newest.get("tokens") or 0), status.tokens),
+                loss=newest.get("loss"),
+                val_loss=newest.get("val_loss"),
+                tokens_per_sec=newest.get("tokens_per_sec"),
+                message=status.message,
+                pace=_pace(status, newest) if executor_alive else None,
+            )
+        if shown.state == "running" and executor_alive is False:
+            shown = replace(shown, state="interrupted", message="its executor is gone")
+        found.append(shown)
+    return found
 
 
-def _pace(status: Status, tail: _Tail) -> float | None:
+@lru_cache(maxsize=10_000)
+def _newest(path: Path, _file: int, size: int) -> dict[str, float | None]:
+    """Read the newest values of a run's rows, all of them only if the end of the file lacks a kind of row."""
+    values: dict[str, float | None] = {}
+    left = {f'"{kind}"'.encode(): names for kind, names in _SHOWN.items()}
+    for start in (max(0, size - _TAIL_BYTES), 0):
+        for line in reversed(new_lines(path, start)[0]):
+            for kind in [kind for kind in left if kind in line]:
+                (row,) = parse_rows([line])
+                if isinstance(row, dict):
+                    values = {name: number_in(row, name) for name in left.pop(kind)} | values
+            if not left:
+                return values
+    return values
+
+
+def _pace(status: Status, newest: Mapping[str, float | None]) -> float | None:
     """Return a run's seconds per token, None before its first evaluation.
 
     After an interruption it is the pace of the newest rows, because the time since the start has a gap.
     """
-    if "val_loss" not in tail.values or not tail.tokens:
+    tokens, time_unix = newest.get("tokens"), newest.get("time_unix")
+    if newest.get("val_loss") is None or not tokens:
         return None
     if status.attempt > 1 or status.started_unix is None:
-        rate = tail.values.get("tokens_per_sec")
+        rate = newest.get("tokens_per_sec")
         return 1 / rate if rate else None
     end = status.ended_unix if status.state in END_STATES else None
-    return max(0.0, (end or tail.time_unix) - status.started_unix) / tail.tokens
+    return max(0.0, (end or time_unix or 0.0) - status.started_unix) / tokens
 
 
 def count_states(runs: Iterable[RunProgress]) -> dict[str, int]:

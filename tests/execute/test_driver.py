@@ -20,7 +20,7 @@ from ablate.base.errors import UserError
 from ablate.execute import queue
 from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.pending_runs import find_todo
-from ablate.execute.progress import ProgressReader, count_states
+from ablate.execute.progress import count_states, read_progress
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
 from ablate.store.leases import Leases
@@ -89,10 +89,11 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
 def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
     store, requests = study
     request_stop(store.path)  # one of before it began, which is none of its
-    reader, sent = ProgressReader(store), []
+    plan, sent = store.plan(), []
 
     def interrupt_once_running():
-        if not sent and count_states(reader.read()) == {"finished": 1, "running": 2, "pending": 1}:
+        states = count_states(read_progress(store, plan))
+        if not sent and states == {"finished": 1, "running": 2, "pending": 1}:
             sent.append(request_stop(store.path) if how == "request" else os.kill(os.getpid(), how))
 
     assert execute(study, "only_seed_0_ends", on_poll=interrupt_once_running).interrupted
@@ -104,10 +105,10 @@ def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
 @local
 def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
     store, requests = study
-    reader = ProgressReader(store)
+    plan = store.plan()
 
     def unneeded():
-        is_settled = count_states(reader.read()) == {"finished": 1, "running": 2, "pending": 1}
+        is_settled = count_states(read_progress(store, plan)) == {"finished": 1, "running": 2, "pending": 1}
         return {request.run_id: "it is settled" for request in requests[1:]} if is_settled else {}
 
     assert not execute(study, "only_seed_0_ends", unneeded=unneeded).interrupted

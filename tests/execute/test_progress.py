@@ -5,7 +5,8 @@ import pytest
 from ablate.base.files import append_line
 from ablate.cli.common import count_text
 from ablate.cli.display import end_text, summary
-from ablate.execute.progress import ProgressReader, RunProgress, seconds_to_end
+from ablate.execute import progress
+from ablate.execute.progress import RunProgress, read_progress, seconds_to_end
 from ablate.store import Status
 
 
@@ -23,52 +24,56 @@ def begun(study):
     return study[0], run
 
 
-def test_progress_reads_on_from_where_it_was(begun):
+def read(store, **options):
+    return read_progress(store, store.plan(), **options)
+
+
+def test_progress_is_that_of_the_newest_rows(begun, monkeypatch):
     store, run = begun
-    reader = ProgressReader(store)
-    assert reader.read()[0].tokens == 0
+    monkeypatch.setattr(progress, "_TAIL_BYTES", 200)
+    assert read(store)[0].tokens == 0
     add(run, 8)
     add(run, 8, "eval", val_loss=2.5)
-    for step in range(1000):
-        add(run, 10 + step // 100)
-    first = reader.read([run.run_id])[0]
-    assert (first.tokens, first.loss, first.val_loss, first.seconds_left) == (19, 2.0, 2.5, 1.1)
+    for step in range(100):  # the evaluation lies before the end that is read first
+        add(run, 10 + step // 10)
+    [first] = read(store, only=[run.run_id])
+    assert (first.tokens, first.loss, first.val_loss, first.tokens_per_sec) == (19, 2.0, 2.5, 10.0)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind": "tr\xffin"}\n[1]\nnull\n{"kind": "train", "tok')  # damage, and a line to come
-    assert reader.read()[0].tokens == 19
+    assert read(store)[0].tokens == 19
     run.metrics_path.write_bytes(b"")  # a new attempt
     add(run, 5)
-    assert reader.read()[0].tokens == 5
+    assert read(store)[0].tokens == 5
 
 
 def test_states_are_shown_as_what_they_are(begun):
     store, run = begun
     for alive, said in ((True, "running"), (None, "running"), (False, "interrupted")):
-        shown = summary(ProgressReader(store, executor_alive=alive).read())
+        shown = summary(read(store, executor_alive=alive))
         assert shown == f"0 of 4 done · 3 pending · 1 {said}"
     add(run, 10)
     run.status_path.write_text("{")
-    shown = ProgressReader(store).read()[0]
+    shown = read(store)[0]
     assert (shown.state, shown.tokens) == ("damaged", 0)
     assert shown.message == "status.json: altered or cut, or written by another version"
     for path, state in ((run.status_path, "damaged"), (run.metrics_path, "pending")):
         path.unlink()
-        assert ProgressReader(store).read()[0].state == state
+        assert read(store)[0].state == state
 
 
 def test_a_runs_pace_comes_from_its_rows_and_its_attempt(begun):
     store, run = begun
-    reader = ProgressReader(store)
     add(run, 8, time_unix=1018.0)
-    assert reader.read()[0].pace is None
+    assert read(store)[0].pace is None
     add(run, 10, "eval", time_unix=1030.0)
-    assert reader.read()[0].pace == pytest.approx(3.0)
-    assert seconds_to_end(reader.read()) == pytest.approx(20 * 3 + 3 * 30 * 3)  # one after the other
+    assert read(store)[0].pace == pytest.approx(3.0)
+    assert read(store)[0].seconds_left == pytest.approx(20 * 3)
+    assert seconds_to_end(read(store)) == pytest.approx(20 * 3 + 3 * 30 * 3)  # one after the other
     run.write_status(Status(state="running", attempt=2, started_unix=1000.0))
-    assert reader.read()[0].pace == pytest.approx(0.1)  # by tokens_per_sec: the time between is no pace
+    assert read(store)[0].pace == pytest.approx(0.1)  # by tokens_per_sec: the time between is no pace
     run.write_status(Status(state="finished", attempt=1, started_unix=1000.0, ended_unix=1050.0))
-    assert reader.read()[0].pace == pytest.approx(5.0)
-    assert ProgressReader(store, executor_alive=False).read()[0].pace is None
+    assert read(store)[0].pace == pytest.approx(5.0)
+    assert read(store, executor_alive=False)[0].pace is None
 
 
 def test_the_end_of_a_study_counts_what_runs_beside_what():
