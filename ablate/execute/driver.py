@@ -13,11 +13,12 @@ import os
 import signal
 import uuid
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, connection, gangs_at_once
-from ablate.execute.environment import git_commit
+from ablate.execute.environment import commit_of
 from ablate.execute.pending_runs import DEFAULT_TRAINER, clean_prefixes, share_prefixes
 from ablate.execute.queue import ExecutionEnd, Queue, Workers
 from ablate.execute.worker import on_signal
@@ -26,7 +27,6 @@ from ablate.run.command import secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
@@ -78,7 +78,8 @@ def execute_study(
         return ExecutionEnd(states={}, interrupted=False)
     for run in runs:
         store.run(run.run_id).create(asdict(run.config))
-    commit, stop_path = git_commit(), store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
+    commit = commit_of(Path(__file__).resolve().parents[2])
+    stop_path = store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
     runs = [
         replace(
             run,

@@ -19,7 +19,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate import _version as own_version
 from ablate._version import __version__
 from ablate.base.files import hash_of
 from ablate.run.command import digest_of
@@ -69,31 +68,23 @@ def code_digest(*more: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def git_commit() -> str | None:
-    """Read the commit of the checkout that this package runs from, with ``+`` if it has changes.
+def commit_of(folder: Path) -> str | None:
+    """Name the code in a folder: its commit and a hash of the changes; None where git tracks none of it.
 
-    None for an installed package, even inside a repository of the user's.
+    So an installed package has none, even inside a repository of the user's.
     """
-    folder = Path(own_version.__file__).resolve().parent
-    try:
-        _git(folder, "ls-files", "--error-unmatch", "_version.py")
-        return _git(folder, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+").strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout
 
-def code_of(folder: Path) -> str | None:
-    """Name the code in a folder: its commit and a hash of the changes; None outside of a checkout."""
     try:
-        commit, changes = _git(folder, "rev-parse", "HEAD")[:12], _git(folder, "diff", "HEAD", "--", ".")
+        git("ls-files", "--error-unmatch", ".")
+        commit, changes = git("rev-parse", "HEAD")[:12], git("diff", "HEAD", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None
     return commit + (f"+{hash_of(changes.encode())[:8]}" if changes else "")
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=30)
-    return done.stdout
 
 
 def other_work(device: str) -> str | None:
@@ -218,7 +209,7 @@ def describe_command(command: Command, commit: str | None, num_devices: int, *, 
                 break
     return {
         **_of_every_run(commit),
-        "code": code_of(Path(command.cwd)) or digest_of(command)[:12],
+        "code": commit_of(Path(command.cwd)) or digest_of(command)[:12],
         "gpu": gpu,
         "world_size": num_devices,
         "software": command.version,

@@ -20,10 +20,9 @@ from ablate.backends.select import Choice
 from ablate.execute import environment
 from ablate.execute.environment import (
     code_digest,
-    code_of,
+    commit_of,
     describe_environment,
     fingerprint,
-    git_commit,
     other_work,
     why_not_valid,
 )
@@ -53,20 +52,6 @@ def test_the_digest_changes_with_sources_that_can_change_a_result_alone(monkeypa
     found += map(digest_with, sources)
     assert len(set(found)) == len(found)
     code_digest.cache_clear()
-
-
-def test_an_installed_package_inside_a_users_repository_has_no_commit(tmp_path, monkeypatch):
-    package = tmp_path / "venv" / "ablate"
-    package.mkdir(parents=True)
-    (package / "_version.py").write_text("")
-    monkeypatch.setattr(environment.own_version, "__file__", str(package / "_version.py"))
-    commit = "-c user.name=u -c user.email=u@x commit -q -m mine"
-    for command, after_hash in (
-        ("init -q", None), (f"{commit} --allow-empty", None), ("add venv", "+"), (commit, ""),
-    ):  # fmt: skip
-        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
-        found = git_commit()
-        assert (found and found[40:]) == after_hash
 
 
 def test_a_run_vouches_for_its_timing_or_says_why_not(monkeypatch):
@@ -148,15 +133,17 @@ def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkey
 
 
 def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
-    assert code_of(tmp_path) is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "train.py").write_text("1")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+    (folder := tmp_path / "venv").mkdir()
+    (folder / "train.py").write_text("1")
+    found = [commit_of(folder)]
+    commit = ["commit", "-qm", "mine"]
+    for words in (["init", "-q"], [*commit, "--allow-empty"], ["add", "venv"], commit):
         subprocess.run([*git, *words], check=True)
-    clean = code_of(tmp_path)
-    assert clean
-    assert "+" not in clean
-    (tmp_path / "train.py").write_text("2")
-    first = code_of(tmp_path)
-    (tmp_path / "train.py").write_text("3")
-    assert len({clean, first, code_of(tmp_path)}) == 3
+        found.append(commit_of(folder))
+    assert found[:3] == [None] * 3  # as an installed package inside a user's repository
+    assert [len(one) for one in found[3:]] == [12 + 9, 12]
+    for content in "23":
+        (folder / "train.py").write_text(content)
+        found.append(commit_of(folder))
+    assert len(set(found[3:])) == 4
