@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import fcntl
 import functools
 import os
 import re
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 GONE_AFTER_SEC = 20.0
 _LOOK_EVERY_SEC = 2.0
 _PATIENCE_SEC = 2.0
-_PREFIX = "ablate-ray-"
 _LONGEST_TEMP = 20
 """A socket's path has room for 107 letters, of which Ray's names take 65 and this process's folder 22."""
 _LIVE = ("PENDING", "RUNNING")
@@ -83,20 +81,10 @@ def _private_folder() -> Path:
     shared = Path(tempfile.gettempdir())
     if len(str(shared)) > _LONGEST_TEMP:
         shared = Path("/tmp")  # noqa: S108 - what is made there is private
-    _sweep(shared)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared))
+    folder = Path(tempfile.mkdtemp(prefix="ablate-ray-", dir=shared))
     if problem := changed_by_others(folder):
         raise UserError(f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)")
-    draft = folder / "lock.new"
-    lock = draft.open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    draft.rename(folder / "lock")
-
-    def remove() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.close()  # held until here
-
-    atexit.register(remove)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "token"
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -107,16 +95,6 @@ def _private_folder() -> Path:
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
     return folder
-
-
-def _sweep(shared: Path) -> None:
-    """Remove what this user's killed processes have left of their Rays."""
-    for lock in shared.glob(f"{_PREFIX}*/lock"):
-        with contextlib.suppress(OSError):
-            if lock.parent.lstat().st_uid == os.geteuid():
-                with lock.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -134,28 +134,14 @@ input()
 """
 
 
-def test_the_folder_of_a_local_ray_goes_with_its_process_or_with_the_next_one():
-    def start():
+def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process():
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
         process = subprocess.Popen(
             [sys.executable, "-c", PRIVATE, short], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        return process, Path(process.stdout.readline().strip())
-
-    def end(process):
+        folder = Path(process.stdout.readline().strip())
+        assert (folder.stat().st_mode & 0o777, folder.parent) == (0o700, Path(short))
         process.communicate("\n")
-
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
-        killed, left = start()
-        beside, in_use = start()
-        killed.kill()
-        end(killed)
-        (left / "r").mkdir()
-        assert (left.stat().st_mode & 0o777, left.parent, left != in_use) == (0o700, Path(short), True)
-        assert left.exists()
-        last, own = start()
-        assert sorted(Path(short).iterdir()) == sorted([in_use, own])
-        end(last)
-        end(beside)
         assert list(Path(short).iterdir()) == []
 
 
