@@ -82,7 +82,7 @@ def test_a_finished_study_its_report_and_the_pages_of_a_run(make_study, server, 
         "factor.recipe.gemms",
         "fprop+dgrad+wgrad",
         "val_loss",
-        "ablate.token_cost",
+        "ablate.tokens_to_target",
     )
     pages = f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}"
     see(f"{pages}/system-metrics", "cpu_utilization_percentage")
