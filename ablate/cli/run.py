@@ -185,14 +185,14 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
             return 0
         from ablate.cli.display import ConsoleListener
         from ablate.reports.pages.compare import CONFIRM
-        from ablate.reports.pages.document import search_document
+        from ablate.reports.pages.document import plain
         from ablate.reports.words.search import front_table, search_sentences
         from ablate.workflow.search import search_study
 
         listener = ConsoleListener(err=as_json)
         end = search_study(planned, place, listener, file=file)
         table = table_text(front_table(end.found))
-        deliver(search_document(end.found), [f"\n{table}\n"], as_json=as_json)
+        deliver(plain(end.found), [f"\n{table}\n"], as_json=as_json)
         for sentence in (*search_sentences(end.found), f"\nReport:  {end.pages / 'search.html'}"):
             listener.say(sentence)
         if (end.pages / CONFIRM).exists():

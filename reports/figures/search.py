@@ -26,11 +26,13 @@ def draw_front(found: Found) -> canvas.Picture | None:
         for one in (point for point in rung.points if point.end == "ok"):
             usual = {"marker": "s" if one.started_from else "o", "color": canvas.CONTEXT}
             look = style[one.name] if one.on_front or one.is_baseline else usual
-            axis.plot([one.time], [one.value], look["marker"], color=look["color"], markersize=6, zorder=3)
+            axis.plot(
+                [one.modelled_time], [one.value], look["marker"], color=look["color"], markersize=6, zorder=3
+            )
         # Points above and to the right of the front are dominated.
         axis.step(
-            [one.time for one in rung.front], [one.value for one in rung.front], where="post",
-            color=canvas.FAINT, linewidth=1.4, zorder=2,
+            [one.modelled_time for one in rung.front], [one.value for one in rung.front],
+            where="post", color=canvas.FAINT, linewidth=1.4, zorder=2,
         )  # fmt: skip
         axis.set_title(f"{short_tokens(rung.tokens)} tokens a run")
         axis.set_xlabel("step time over the baseline's (modelled)")

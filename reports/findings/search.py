@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
     from ablate.search.halving import SearchPlan
+    from ablate.store.plan_file import DroppedCell
 
 _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 3.1 8B"}
 
@@ -34,8 +35,8 @@ _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 
 class TrialPoint:
     """One trial. ``value``: loss in nats per token, or token cost; only a bound unless ``end`` is ``ok``.
 
-    ``time``: modelled step time over the baseline's. ``end``: ``ok``, ``missed``, ``diverged``, ``failed`` or
-    ``open``.
+    ``modelled_time``: of a step, over the baseline's. ``end``: ``ok``, ``missed``, ``diverged``, ``failed``
+    or ``open``.
     """
 
     number: int
@@ -48,7 +49,7 @@ class TrialPoint:
     on_front: bool
     end: str
     value: float | None
-    time: float
+    modelled_time: float
     why: str | None
 
 
@@ -63,7 +64,10 @@ class Rung:
     def front(self) -> tuple[TrialPoint, ...]:
         """The points that no other point dominates, the fastest first."""
         return tuple(
-            sorted((one for one in self.points if one.on_front), key=lambda p: (p.time, p.value, p.number))
+            sorted(
+                (one for one in self.points if one.on_front),
+                key=lambda p: (p.modelled_time, p.value, p.number),
+            )
         )
 
     @property
@@ -74,7 +78,7 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A whole search. ``importances``: for the value and for the step time, over ``weighed`` trials.
+    """A whole search. ``importances``: of factors for the value and the step time, by ``weighed`` trials.
 
     ``wanted``: how many of the ``candidates`` the first budget was to try.
     """
@@ -89,11 +93,11 @@ class Found:
     baseline: str
     factors: Mapping[str, tuple[str, ...]]
     rungs: tuple[Rung, ...]
-    importances: tuple[Mapping[str, float] | None, Mapping[str, float] | None]
+    importances: Mapping[str, Mapping[str, float] | None]
     weighed: int
     wanted: int
     candidates: int
-    dropped: tuple[tuple[str, str], ...]
+    dropped: tuple[DroppedCell, ...]
 
     @property
     def last(self) -> Rung:
@@ -139,7 +143,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
                     on_front=trial.number in best,
                     end=end,
                     value=trial.values[0] if trial.values else None,
-                    time=planned.times[arm.name],
+                    modelled_time=planned.times[arm.name],
                     why=trial.user_attrs.get("failed"),
                 )
             )
@@ -156,9 +160,12 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
         baseline=planned.baseline,
         factors=search.factors,
         rungs=tuple(rungs),
-        importances=(importances(search.factors, first, 0), importances(search.factors, first, 1)),
+        importances={
+            what: importances(search.factors, first, i)
+            for i, what in enumerate((search.objective, "modelled_time"))
+        },
         weighed=len(with_levels(first)),
         wanted=planned.num_trials,
         candidates=len(planned.cells),
-        dropped=tuple((cell.name, cell.reason) for cell in planned.plans[0].dropped),
+        dropped=planned.plans[0].dropped,
     )

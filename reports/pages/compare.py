@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.panels import draw_comparison
 from ablate.reports.figures.search import draw_front
-from ablate.reports.pages.document import plain, search_document
+from ablate.reports.pages.document import plain
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search
 from ablate.reports.words.format import make_table, tokens
@@ -49,7 +49,7 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
         "dropped",
         "What was no candidate",
         "Cells of the grid and arms that are no candidates.",
-        [{"Name": name, "Why": why} for name, why in found.dropped],
+        [{"Name": one.name, "Why": one.reason} for one in found.dropped],
     )
     parts = (
         search.front_table(found),
@@ -59,4 +59,4 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
         dropped,
     )
     values = {"title": f"A search over recipes: {found.name}", "sentences": sentences}
-    return write_pages(folder, "search", values, search_document(found), parts)
+    return write_pages(folder, "search", values, plain(found), parts)

@@ -81,6 +81,10 @@ left_out       {arm: reason}
 differs        {key: a value each study}
 rules[]        the studies' stop rules
 ```
+
+## search.json
+
+What `ablate search --json` prints, too: the fields of ``findings.search.Found``.
 """
 
 from __future__ import annotations
@@ -93,10 +97,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ablate.reports.findings.results import ArmResult
+from ablate.reports.findings.search import Found
 from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.format import cost, interval, tokens
-from ablate.reports.words.search import search_sentences
 from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval
 
@@ -105,7 +109,6 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.findings.search import Found
     from ablate.reports.words.verdict import Verdict
 
 FORMAT = 1
@@ -135,6 +138,7 @@ _LEFT_OUT = {
 }  # fmt: skip
 """Fields that are left out, or written in another form."""
 _COMPUTED: dict[type, tuple[str, ...]] = {
+    Found: ("is_done",),
     ArmResult: (
         "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
     ),
@@ -236,34 +240,6 @@ def plain(value: Any) -> Any:
         to_target = interval(value.tokens_to_target, tokens)
         found["text"] = {"tokens_to_target": to_target, "token_cost": cost(value.token_cost)}
     return found
-
-
-def search_document(found: Found) -> dict[str, Any]:
-    """Collect ``search.json``; step times are modelled."""
-    value, time = found.importances
-    same = ("number", "levels", "started_from", "end", "why", "on_front")
-    own = {"recipe": "name", "gemms": "recipe", "run": "run_id", "step_time_over_baseline": "time"}
-    return {
-        **_parts(found, "description", "objective", "baseline", "sampler", "seed"),
-        **_parts(found, search="name", done="is_done", recipes="candidates", to_try="wanted"),
-        "step_time": {"figures_are": "modelled", **_parts(found, "hardware", "shapes")},
-        "findings": list(search_sentences(found)),
-        "front": [one.name for one in found.last.front],
-        "budgets": [
-            {
-                "tokens": rung.tokens,
-                "trials": [_parts(one, *same, **own) | {found.objective: one.value} for one in rung.points],
-            }
-            for rung in found.rungs
-        ],
-        "importances": {
-            "method": "PED-ANOVA",
-            "trials": found.weighed,
-            found.objective: plain(value),
-            "step_time": plain(time),
-        },
-        "dropped": [{"name": name, "reason": reason} for name, reason in found.dropped],
-    }
 
 
 RUN_FIGURES = (

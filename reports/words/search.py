@@ -43,7 +43,7 @@ def front_table(found: Found) -> Table:
                 "Recipe": one.name,
                 _objective(found): value_text(found, one),
                 "Over the baseline's": over(one),
-                STEP_TIME: f"{one.time:.3f}×",
+                STEP_TIME: f"{one.modelled_time:.3f}×",
                 "GEMMs": one.recipe,
             }
             for one in rung.front
@@ -70,7 +70,7 @@ def trials_table(found: Found, rung: Rung) -> Table:
                 "#": one.number,
                 **dict(zip(factors, one.levels.values(), strict=True)),
                 _objective(found): value_text(found, one),
-                STEP_TIME: f"{one.time:.3f}×",
+                STEP_TIME: f"{one.modelled_time:.3f}×",
                 "Front": "front" * one.on_front,
                 "Run": one.run_id,
             }
@@ -82,7 +82,7 @@ def trials_table(found: Found, rung: Rung) -> Table:
 
 def importance_table(found: Found) -> Table:
     """Make the table of each factor's importance for both objectives."""
-    value, time = found.importances
+    value, time = found.importances.values()
     return make_table(
         "importances",
         "Which factors mattered",

@@ -92,30 +92,30 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
     assert "Round 3 at 40k tokens: trials 7–8 of 8" in out
     check_trials(folder)
     found = json.loads((folder / "runs/s/search/search.json").read_text())
-    assert found["done"]
-    tried = found["budgets"][0]["trials"]
-    assert len({trial["recipe"] for trial in tried}) == 8  # of 8: bf16, tseng and three GEMMs × two
-    points = {trial["recipe"]: (trial["loss"], trial["step_time_over_baseline"]) for trial in tried}
+    assert found["is_done"]
+    tried, went_on = (rung["points"] for rung in found["rungs"])
+    assert len({trial["name"] for trial in tried}) == 8  # of 8: bf16, tseng and three GEMMs × two
+    points = {trial["name"]: (trial["value"], trial["modelled_time"]) for trial in tried}
     better = {
         name
         for name, (loss, time) in points.items()
         if not any(o != (loss, time) and o[0] <= loss and o[1] <= time for o in points.values())
     }
-    assert {trial["recipe"] for trial in tried if trial["on_front"]} == better
+    assert {trial["name"] for trial in tried if trial["on_front"]} == better
     assert "F none" not in better
     assert "F sr" in better
-    assert found["front"][-1] == "bf16"
+    front = {trial["name"] for trial in went_on if trial["on_front"]}
 
     arms = StudyStore(folder / "runs/s").plan().arms
     assert [arm.name for arm in arms][:2] == ["bf16 @ 40k", "tseng @ 40k"]
-    assert len(arms) == len(tried) + len(found["budgets"][1]["trials"])
+    assert len(arms) == len(tried) + len(went_on)
     assert trained(folder) <= len(arms) + 3  # what was killed in the middle is run again
     assert f"{len(arms)} of {len(arms)} done" in ablate("status", "s.yaml", cwd=folder).out
 
     confirm = json.loads(ablate("plan", "runs/s/search/confirm.yaml", "--json", cwd=folder).out)
-    assert {arm["name"] for arm in confirm["arms"]} == {*found["front"], "bf16"}
+    assert {arm["name"] for arm in confirm["arms"]} == {*front, "bf16"}
     assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [1001, 1002, 1003, 1004, 1005]
-    searched = {trial["recipe"]: trial["gemms"] for trial in found["budgets"][1]["trials"]}
+    searched = {trial["name"]: trial["recipe"] for trial in went_on}
     assert all((arm["recipe"], arm["tokens"]) == (searched[arm["name"]], 81_920) for arm in confirm["arms"])
 
     before, count = ledgers(folder), trained(folder)

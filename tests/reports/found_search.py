@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ablate.reports.findings.search import Found, Rung, TrialPoint
+from ablate.store.plan_file import DroppedCell
 
 FACTORS = {"recipe.gemms": ("none", "F", "F+D"), "recipe.stabiliser": ("none", "sr", "dht")}
 BAR = "pub|ished *odd* <b>$x$</b>"
@@ -22,7 +23,7 @@ def point(number, name, value, time, **more):
         "end": "ok",
         "why": None,
     }
-    return TrialPoint(number=number, name=name, value=value, time=time, **(usual | more))
+    return TrialPoint(number=number, name=name, value=value, modelled_time=time, **(usual | more))
 
 
 def found_search(**more):
@@ -51,14 +52,14 @@ def found_search(**more):
         baseline="bf16",
         factors=FACTORS,
         rungs=(Rung(tokens=100_000, points=first), Rung(tokens=300_000, points=second)),
-        importances=(
-            {"recipe.gemms": 0.7, "recipe.stabiliser": 0.3},
-            {"recipe.gemms": 1.0, "recipe.stabiliser": 0.0},
-        ),
+        importances={
+            "loss": {"recipe.gemms": 0.7, "recipe.stabiliser": 0.3},
+            "modelled_time": {"recipe.gemms": 1.0, "recipe.stabiliser": 0.0},
+        },
         weighed=5,
         wanted=7,
         candidates=9,
-        dropped=(("none sr", "stabiliser 'sr' with no FP4 GEMM to act on"),),
+        dropped=(DroppedCell(name="none sr", reason="stabiliser 'sr' with no FP4 GEMM to act on"),),
     )
     return replace(usual, **more)
 

@@ -57,14 +57,13 @@ def test_the_whole_text_is_the_one_that_was_read(tmp_path):
     assert "<b>" not in page
     assert "<recipe>" not in page
     document = json.loads((tmp_path / "search.json").read_text())
-    assert document["front"] == ["F+D sr", "F sr", "bf16"]
-    assert document["step_time"]["figures_are"] == "modelled"
+    assert document["rungs"][1]["points"][2]["modelled_time"] == 0.7
 
 
 def test_before_any_result_there_is_no_figure(tmp_path):
     empty = found_search(
         rungs=(Rung(tokens=1000, points=(point(0, "bf16", None, 1.0, end="open"),)),),
-        importances=(None, None),
+        importances={"loss": None, "modelled_time": None},
     )
     assert draw_front(empty) is None
     write_search(empty, tmp_path, None)
