@@ -62,21 +62,3 @@ def found_search(**more):
         dropped=(DroppedCell(name="none sr", reason="stabiliser 'sr' with no FP4 GEMM to act on"),),
     )
     return replace(usual, **more)
-
-
-def wide_search():
-    """Return a search with long names and a large front."""
-    name = "mxfp4_everywhere_with_a_name_that_does_not_break_and_goes_on_"
-    points = [
-        point(
-            i,
-            f"{name}{i}",
-            2.0 + i / 100,
-            1.0 - i / 40,
-            on_front=True,
-            levels=dict.fromkeys(FACTORS, "x" * 40),
-        )
-        for i in range(14)
-    ]
-    rung = Rung(tokens=520_192, points=(point(20, "bf16", 1.99, 1.1, on_front=True), *points))
-    return found_search(rungs=(rung,), description="y" * 200, name="s" * 60)

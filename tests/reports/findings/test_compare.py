@@ -28,16 +28,12 @@ from ablate.results.losses import LossDifference
 from ablate.store.plan_file import Settled, StopRule
 
 WIDTHS = (32, 64, 128)
+FP4 = {"fp4": 0.1}
 RULE = StopRule(settled=Settled(looks=(2, 5)))
 
 
 def model(width):
     return {"width": width, "layers": 2, "heads": 4, "ffn": 2 * width + 64}
-
-
-def parameters(width):
-    """Count two blocks of 4 w² in the attention and 3 f w beside it, 5 norms of w, 256 w embedded."""
-    return 2 * (4 * width**2 + 3 * (2 * width + 64) * width) + 5 * width + 256 * width
 
 
 def study(folder, name, costs, seed=0, seeds=5, **more):
@@ -117,18 +113,19 @@ def test_with_seeds_until_settled_intervals_are_repeated_ones(tmp_path):
     assert widths == sorted({*widths})
 
 
-def test_what_two_studies_differ_in_is_named(tmp_path):
-    own = {"function": "mine.py:build", "options": {"width": 64}}
-    hf = {"hf": "x", "pretrained": True}
-    a, b, c, d = (
-        study(tmp_path, name, {"fp4": 0.1}, model=one)
-        for name, one in (("a", {"width": 64}), ("b", {"width": 64}), ("c", own), ("d", hf))
+def test_of_foreign_models_only_what_makes_them_is_compared(tmp_path):
+    built, own, hf = (
+        study(tmp_path, name, FP4, seeds=2, model=model)
+        for name, model in (
+            ("built", {"width": 64}),
+            ("own", {"function": "mine.py:build", "options": {"width": 64}}),
+            ("hf", {"hf": "x", "pretrained": True}),
+        )
     )
-    assert compared(a, b).differs == {}
-    foreign = compared(a, c).differs
+    foreign = compared(built, own).differs
     assert foreign["model.width"] == ("64", NOT_TOLD)  # a foreign model has no width of the built-in one
     assert foreign["model.function"] == ("null", "mine.py:build")
-    assert {key for key in compared(d, c).differs if key.startswith("model.")} == {
+    assert {key for key in compared(hf, own).differs if key.startswith("model.")} == {
         "model.hf", "model.pretrained", "model.function", "model.options",
     }  # fmt: skip
 
@@ -148,9 +145,8 @@ def test_an_arm_with_runs_in_two_of_the_studies_has_no_line(tmp_path, shared):
         assert f"fp4: {why}; other: {why}" in refusal(lambda: compared(left, right))
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
-def test_on_the_command_line(tmp_path, count):
-    stores = falling(tmp_path)[:count]
+def test_on_the_command_line(tmp_path):
+    stores = falling(tmp_path)[:2]
     names = [store.path.name for store in stores]
     run = stores[0].run(stores[0].plan().arms[1].runs[0].id)
     run.metrics_path.write_bytes(run.metrics_path.read_bytes()[:-40])
@@ -165,7 +161,7 @@ def test_on_the_command_line(tmp_path, count):
     assert all(name in table[0] for name in names)
     assert "](compare.svg)" in files["md"]
     assert "<svg" in files["html"]
-    assert "model.width" in result.stdout or count == 3
+    assert "model.width" in result.stdout
     assert "steep: its token cost" in result.stdout
 
 
@@ -177,8 +173,6 @@ def test_studies_of_one_name_in_several_storages_and_what_is_refused(tmp_path):
         (paths[:1], "name two studies at least"),
         (paths[:1] * 2, "the same study"),
         ([paths[0], "zzz", "--storage", tmp_path], "no study 'zzz'"),
-        ([*paths, "--baseline", "fp5"], "no arm 'fp5' in study 'same'"),
-        ([*paths, "--after", "1"], "tokens is outside what 'bf16'"),
         ([*paths, "--out", stores[0].plan_path / "out"], "--out: cannot write "),
     ):
         assert said in refusal(lambda: call(*arguments))  # noqa: B023
@@ -212,17 +206,11 @@ def test_the_slope_and_its_interval_are_those_reckoned_by_hand(point, change):
     assert found.intercept + found.slope * x.mean() == pytest.approx(np.mean(values))
 
 
-def test_studies_stand_by_size_with_their_own_costs_and_gaps(tmp_path):
-    stores = falling(tmp_path)
-    found, (analyses, frames) = compared(*stores[::-1]), read(*stores)
-    assert found.places == tuple(parameters(width) for width in WIDTHS)
-    assert found.differs == {}
-    for i, arm in enumerate(found.arms):
-        assert arm.token_cost.points == tuple(one.others[i].token_cost for one in analyses)
-        assert arm.loss_gap.points == tuple(one.others[i].difference for one in analyses)
-    without = [replace(frame, plan=replace(frame.plan, target=None)) for frame in frames]
-    bare = compare([analyse(frame) for frame in without], without)
-    assert [table.title for table in line_tables(bare) if table.rows] == ["Loss gap"]
+def test_without_targets_loss_gaps_are_compared(tmp_path):
+    frames = [load_frames(store) for store in falling(tmp_path, seeds=2)]
+    frames = [replace(frame, plan=replace(frame.plan, target=None)) for frame in frames]
+    found = compare([analyse(frame) for frame in frames], frames)
+    assert [table.title for table in line_tables(found) if table.rows] == ["Loss gap"]
 
 
 def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
@@ -233,9 +221,6 @@ def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
         for tokens in (1_000_000, 2_000_000, 4_000_000)
     ]
     check_words("studies of several budgets", said_of(compared(*stores)))
-
-
-FP4 = {"fp4": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -303,27 +288,19 @@ def test_arms_that_some_studies_lack_or_cannot_tell(tmp_path):
 
 def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):
     stores = falling(tmp_path)
-    names = [store.path.name for store in stores]
-    own = {arm.name: arm.token_cost for arm in compared(*stores).arms}
-    asked = [*names, "--storage", tmp_path, "--json", "--baseline", "flat"]
-    other = json.loads(call(*asked).stdout)
-    assert [one["baseline"] for one in other["studies"]] == ["flat"] * 3
-    assert [arm["name"] for arm in other["arms"]] == ["bf16", "steep"]
-    for i, point in enumerate(other["arms"][1]["token_cost"]["points"]):
-        ratio = (1 + own["steep"].points[i].estimate) / (1 + own["flat"].points[i].estimate) - 1
-        assert point["estimate"] == pytest.approx(ratio)
-    after = json.loads(call(*asked, "--after", "400_000").stdout)
-    for store, one in zip(stores, after["studies"], strict=True):
-        assert (
-            one["target"] == f"a validation loss of {target_after(load_frames(store), 400_000):g} nats/token"
-        )
+    asked = [*(store.path.name for store in stores), "--storage", tmp_path, "--json", "--baseline", "flat"]
+    found = json.loads(call(*asked, "--after", "400_000").stdout)
+    assert [arm["name"] for arm in found["arms"]] == ["bf16", "steep"]
+    for store, one in zip(stores, found["studies"], strict=True):
+        at = target_after(load_frames(store), 400_000)
+        assert (one["baseline"], one["target"]) == ("flat", f"a validation loss of {at:g} nats/token")
 
 
 # ---- words -----------------------------------------------------------------------------------------------
 
 
 def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence(tmp_path):
-    found = compared(*falling(tmp_path))
+    found = compared(*falling(tmp_path)[::-1])
     check_words("studies of several sizes", [draw_comparison(found).caption, *said_of(found)])
     one = falling(tmp_path / "one", seeds=1)[:2]
     again = sized(tmp_path / "one", 64, {"steep": 0.2, "flat": 0.05}, name="again", seeds=1)

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from found_search import found_search, wide_search
+from found_search import found_search
 from synthetic_study import build_study, smooth_curve
 
 from ablate.reports import analyse, load_frames
@@ -160,7 +160,6 @@ def beside(tmp_path_factory):
         "compare": write_comparison(compare(sides[:2], sizes[:2]), folder / "compare")[-1],
         "trend": write_comparison(compare(sides, sizes), folder / "trend")[-1],
         "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
-        "wide search": write_search(wide_search(), folder / "wide", "name: s\n")[-1],
     }
 
 
@@ -168,8 +167,8 @@ PAGES = [
     "ladder",
     "compare",
     "trend",
-    "wide search",
-    *(pytest.param(one, marks=LONG) for one in ("wide", "search")),
+    "search",
+    pytest.param("wide", marks=LONG),
 ]
 
 

@@ -191,10 +191,7 @@ def test_final_losses_alone(write):
     check_words("logs of final losses", report.verdict.sentences)
     page = report.markdown.read_text()
     assert not re.search("token cost|budget|break-even|tokens to target|ablate run", page, re.IGNORECASE)
-    content = json.loads(report.json.read_text())
-    assert content["target"] is None
-    assert [arm["token_cost"]["kind"] for arm in content["arms"]] == ["baseline", "none", "none", "none"]
-    assert {run["end"] for arm in content["arms"][:3] for run in arm["runs"]} == {"ended"}
+    assert json.loads(report.json.read_text())["target"] is None
     with pytest.raises(UserError, match="--target: study 's' has no curves to read it on"):
         write_report(store, target=3.0)
 

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,27 +117,6 @@ def nvfp4_against_fp8(tmp_path, shared_data):
     return store, folders
 
 
-def thinned_costs(frames, rule, every):
-    """Yield the token cost in percent as if every so many evaluations had been made, for each first one."""
-    place = frames.evals.groupby("run_id").cumcount()
-    plan = replace(frames.plan, target=Target(kind="val_loss", value=3.6, crossing=rule))
-    for start in range(every):
-        evals = frames.evals[place % every == start].reset_index(drop=True)
-        yield 100 * analyse(replace(frames, evals=evals, plan=plan)).others[0].token_cost.estimate
-
-
-def test_the_documents_say_what_the_cadence_does(nvfp4_against_fp8):
-    frames = load_frames(nvfp4_against_fp8[0])
-    page = " ".join((Path(__file__).parents[3] / "docs" / "logs.md").read_text(encoding="utf-8").split())
-    first, confirmed = (
-        [cost for every in (1, 2, 3, 4) for cost in thinned_costs(frames, rule, every)]
-        for rule in ("first_eval", "confirmed")
-    )
-    assert f"anything from {min(first):.0f} to {max(first):.0f} %" in page
-    assert f"they say {min(confirmed):.1f} to {max(confirmed):.1f} %" in page
-    assert f"around the {confirmed[0]:.1f} % of the full reading" in page
-
-
 def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
     store, folders = nvfp4_against_fp8
     analysis = analyse(load_frames(store))
@@ -155,5 +133,4 @@ def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
     )
     # Published from 110 and 30 runs of the same systems: +9.0 % ± 0.6.
     assert cost.low < 0.09 < cost.high
-    assert analysis.resolution.share_of_tokens_to_target == pytest.approx(12_288 / np.exp(y.mean()), rel=1e-6)
     assert all(run.tokens_per_sec and run.tokens_per_sec > 1e5 for arm in analysis.arms for run in arm.runs)
