@@ -45,7 +45,7 @@ from ablate.check.record import (
     read_proof,
 )
 from ablate.check.speed import rates, steps
-from ablate.check.training import linear_gradients, training
+from ablate.check.training import training
 from ablate.execute.environment import code_digest, cpu_name, fingerprint, other_work, version_of
 from ablate.run import backend_names
 
@@ -153,7 +153,6 @@ PARTS: dict[str, Checks] = {
     "quantised bits": _suite("quantised bits", quick=True),
     "exact probe": _suite("exact probe", "accumulator", "rounding of sums"),
     "products": _suite("product"),
-    "gradients": linear_gradients,
     "training": training,
     "GEMM rates": rates,
     "quantised bits of other policies": _suite("quantised bits", quick=False),

@@ -18,9 +18,9 @@ from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import POLICIES, awkward, label, policies_of
 from ablate.backends.testing.suite import KEY, both, checks, difference, same_bits
 from ablate.backends.triton import launch, policies
-from ablate.check import Setup
-from ablate.check.training import linear_gradients
+from ablate.check import Setup, training
 from ablate.numerics import round_operand
+from ablate.run.config import ModelConfig
 from tests.backends.near_ties import near_ties
 from tests.numerics.strategies import normal
 
@@ -207,8 +207,10 @@ def test_nvfp4_products(monkeypatch):
 LAYERS = Setup(where="cpu", device=device_of("cpu"), backends={"triton": BACKEND})
 
 
-@pytest.mark.parametrize("check", linear_gradients(LAYERS), ids=lambda check: check.name)
-def test_a_linear_layer_with_all_three_gemms(check):
+@pytest.mark.parametrize("check", training.training(LAYERS), ids=lambda check: check.name)
+def test_layers_with_all_three_gemms(monkeypatch, check):
+    monkeypatch.setattr(training, "_MODEL", ModelConfig(width=32, layers=1, heads=1, ffn=32, tied_head=False))
+    monkeypatch.setattr(training, "_STEPS", 2)
     assert check.run()
 
 
