@@ -413,11 +413,9 @@ def _on_hardware(
         for own, one in zip(arms, found, strict=True):
             own[name] = None
             if one is not None:
-                peak = one.memory.peak
                 own[name] = {
-                    "memory_bytes": {part: peak[part] for part in PURPOSES} | {"total": peak.total()},
-                    "peak_at": one.memory.at,
-                    "largest_quantised_bytes": one.memory.largest_copies,
+                    "memory_bytes": {part: one.memory[part] for part in PURPOSES}
+                    | {"total": one.memory.total()},
                     "capacity_bytes": one.capacity_bytes,
                     "fits": one.fits,
                     "figures_are": "modelled",
