@@ -262,18 +262,11 @@ def test_mlflow_holds_every_curve_over_tokens_once(life):
     assert "0 metric points sent" in ablate("dashboard", "small", "--sync", cwd=life.folder).out
 
 
-def test_the_speed_of_emulation_is_measured_and_makes_no_speed_up(life):
-    quick = ("--steps", "1", "--repeats", "1", "--device", "cpu")
-    arms = ("--arm", "bf16", "--arm", "all three")
-    timed = ablate("check", "small.yaml", *quick, *arms, cwd=life.folder)
-    assert timed.code == 0, timed
+def test_the_measured_speed_of_emulation_is_of_the_runs_code_and_makes_no_speed_up(life):
+    words = ("--steps", "1", "--repeats", "1", "--device", "cpu", "--arm", "bf16")
+    assert ablate("check", "small.yaml", *words, cwd=life.folder).code == 0
     record = json.loads((life.folder / "runs/small/throughput.json").read_text())
     report = json.loads(ablate("report", "small", "--json", cwd=life.folder).out)
-    emulated = dict.fromkeys(("bf16", "all three"), "emulated arithmetic")
-    assert report["throughput"]["not_used"] == emulated | {"held": "not timed"}
-    assert [arm["measured"] for arm in report["arms"]] == [None, None, None]
+    assert report["throughput"]["not_used"]["bf16"] == "emulated arithmetic"
     # It is of what the runs are: by a native device's word for it, configuration, code and device would do.
-    ids = {arm["name"]: {run["id"] for run in arm["runs"]} for arm in report["arms"]}
-    assert all(arm["run"] in ids[arm["arm"]] for arm in record["arms"])
-    codes = {environment["environment"]["code"] for environment in report["environments"]}
-    assert codes == {record["code"]}
+    assert {one["environment"]["code"] for one in report["environments"]} == {record["code"]}

@@ -57,19 +57,18 @@ def test_cancel_asks_only_where_somebody_runs_it(store, call):
 def test_clean_asks_and_takes_what_is_its_own_alone(store, call, monkeypatch):
     run, gone, own = store.run(IDS[0]), store.run("0123456789abcdef"), store.path / "runs" / "my notes"
     gone.create({})
-    for folder in (run.checkpoints, run.weights, run.path / ".weights.123", own):
+    for folder in (run.checkpoints, run.weights, own):
         folder.mkdir()
-    ours = [run.checkpoints / "1.json", run.path / ".status.json.x1", store.path / ".stop-1234"]
     theirs = [own / "a.txt", run.path / ".nfs123", run.weights / "model.safetensors"]
-    for path in (*ours, *theirs):
+    for path in theirs:
         path.write_text("something")
     (link := store.path / "runs" / "fedcba9876543210").symlink_to(own)
     monkeypatch.setattr(manage.click, "confirm", lambda *_: False)
     call("clean", "s")
-    assert all(path.exists() for path in (gone.path, *ours))
+    assert gone.path.exists()
     monkeypatch.setattr(manage.click, "confirm", lambda *_: True)
-    assert "Removed 5." in call("clean", "s").out
-    assert not any(path.exists() for path in (gone.path, *ours))
+    assert "Removed 2." in call("clean", "s").out
+    assert not gone.path.exists()
     assert link.is_symlink()
     assert all(path.read_text() == "something" for path in theirs)
     assert [row["val_loss"] for row in run.metrics()] == [1.5]
@@ -77,15 +76,12 @@ def test_clean_asks_and_takes_what_is_its_own_alone(store, call, monkeypatch):
     assert not run.weights.exists()
 
 
-def test_clean_keeps_what_a_run_may_go_on_from(store, call):
+def test_clean_takes_the_states_in_common_once_no_run_may_go_on_from_them(store, call):
     run = store.run(IDS[1])
     run.checkpoints.mkdir()
     (store.prefixes / "key").mkdir(parents=True)
     run.write_status(Status(state="stopped", tokens=5, message="not needed"))
-    run.stop_path.write_text("not needed")  # its executor was killed before it saw this
-    assert "Removed 1." in call("clean", "s", "--yes").out
-    assert not run.stop_path.exists()
-    assert run.checkpoints.exists()
+    assert call("clean", "s", "--yes").out == "Nothing to remove.\n"
     run.write_status(Status(state="finished"))
     assert "states that runs had in common" in call("clean", "s", "--yes").out
     assert not store.prefixes.exists()

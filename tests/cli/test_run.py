@@ -1,6 +1,5 @@
 """What ``ablate run`` says of tokens and at its end; the whole verb: ``tests/test_end_to_end.py``."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from ablate.cli.run import conclude
-from ablate.data.tokenise import train_bpe
 from ablate.execute.queue import ExecutionEnd
 from ablate.workflow import StudyEnd
-from tests.waiting import wait_until
 
 STUDY = """\
 name: small
@@ -54,31 +51,6 @@ def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, states, how, code, 
     assert first == f"\nFailed: fp8 seed 0: \\x1b[31m  (log: {log})"
     assert printed == [*(f"    line {n}" for n in range(15, 20)), "    [odd] markup\\x1b"]
     assert lines[7:] == said
-
-
-@pytest.mark.exhaustive
-def test_ctrl_c_while_tokens_are_made_ends_at_once(tmp_path):
-    text = " ".join(f"word{n % 977} and" for n in range(400_000))
-    for n in range(4):
-        lines = (json.dumps({"text": f"{n} {m} {text[m : m + 4000]}"}) for m in range(0, 40_000, 8))
-        (tmp_path / f"{n}.jsonl").write_text("\n".join(lines))
-    train_bpe([text[:100_000].encode()], 400).save(tmp_path)
-    fields = "{source: jsonl, paths: ['{0..3}.jsonl'], tokenizer: hf, tokenizer_path: tokenizer.json}"
-    data = f"base:\n  data: {fields}\narms:"
-    (tmp_path / "small.yaml").write_text(STUDY.replace("arms:", data))
-    for what in ("validation.txt", "train.bin"):  # while they are listed, and while they are tokenised
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ablate", "run", "small.yaml"], cwd=tmp_path, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=os.environ | {"ABLATE_STORAGE": "runs"}, process_group=0,
-        )  # fmt: skip
-        wait_until(lambda what=what: list(tmp_path.glob(f"runs/tokens/.*/{what}")), process)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate()
-        assert process.returncode == 130
-        assert "Traceback" not in errors
-        assert "Stopped; go on with: ablate run small.yaml" in errors
-        assert not list(tmp_path.glob("runs/tokens/[!.]*")), "it did not wait for the tokens"
-    assert list(tmp_path.glob("runs/tokens/.*/train.bin"))
 
 
 CHOSEN = ("--set", "baseline=fp8", "--only", "fp8", "--only", "bf16", "--seeds", "0")

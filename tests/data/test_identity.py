@@ -88,6 +88,13 @@ def test_sizes(corpus):
     assert (bounded.num_bytes, bounded.vocab_size) == (1000, 300)
 
 
+def test_a_tokenizer_of_another_size_is_refused(corpus, tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "<|endoftext|>": 1}}}')
+    own = {"tokenizer": "hf", "tokenizer_path": str(tmp_path), "vocab_size": 3}
+    with pytest.raises(UserError, match="the tokenizer has 2 tokens, but"):
+        identify(DataConfig(source="text", paths=[str(corpus)], **own))
+
+
 def test_contradicting_fields_are_refused_all_at_once():
     with pytest.raises(UserError) as error:
         identify(DataConfig(paths=["x"], vocab_size=300, tokenizer_path="y"))

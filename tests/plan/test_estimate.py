@@ -6,7 +6,6 @@ import pytest
 from scipy import optimize, stats
 
 from ablate.base.files import append_line
-from ablate.modelled.on_hardware import on_hardware
 from ablate.plan import estimate, read_progress
 from ablate.plan.estimate import (
     FLOPS_PER_CPU_CORE,
@@ -87,12 +86,6 @@ def test_a_second_evaluation_takes_time_where_it_is_made(planned, plan, how, rec
     more = (evaluations - 1) * 10 * 3_072 / 3 * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
     seconds = estimate(both, NOTHING, cores=2).run_seconds["b"]
     assert seconds == pytest.approx(estimate(planned, NOTHING, cores=2).run_seconds["b"] + more)
-    if recipe == "mxfp4":
-        whole, alone = (
-            on_hardware(one.config, one.resources, "MI355X").gpu_hours.estimate
-            for one in (arm, planned.arm("b"))
-        )
-        assert whole > alone if how == "both" else whole != alone
 
 
 def test_measured_speeds_are_used_and_scale_the_rest(planned, store, tmp_path):
@@ -125,20 +118,10 @@ def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the
     assert costs.wall_seconds == pytest.approx(7 * WORK / 2000 + START_SEC)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("status.json", "[]"),
-        ("status.json", '{"state": "fini'),
-        ("metrics.jsonl", "{\n"),
-        ("metrics.jsonl", '{"kind": "train", "tokens_per_sec": null}\n'),
-        ("metrics.jsonl", ""),
-    ],
-)
-def test_a_damaged_run_is_one_to_be_run_again_and_measures_nothing(planned, store, file, content):
+def test_a_damaged_run_is_one_to_be_run_again_and_measures_nothing(planned, store):
     run = planned.arms[0].runs[0]
     finish(store, run, [1000.0])
-    (store.run(run.id).path / file).write_text(content)
+    store.run(run.id).metrics_path.write_text('{"kind": "train", "tokens_per_sec": null}\n')
     progress = read_progress(planned, store)
     assert (progress.states, progress.tokens_per_sec) == ({run.id: "damaged"}, {})
 

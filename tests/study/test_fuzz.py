@@ -36,7 +36,6 @@ grid:
   exclude: [{recipe.stabiliser: SR, model.layers: 1}]
   senseless: drop
 """
-LINES = VALID.splitlines(keepends=True)
 WORDS = sorted(set(re.sub(r"[\[\]{}]", " ", VALID).split()))
 ODD = r"""~ null true -1 0 1e400 .nan -.inf 0x !x ' " &a *a *base [ ] { } # @ % > | "\ud800" 9999-99-99
 = [] {} "\n" 1_ _"""
@@ -66,23 +65,16 @@ def reworded(draw):
     return text
 
 
-FILES = {
-    "bytes": st.binary(max_size=200),
-    "text": st.text(max_size=200),
-    "splinters": st.lists(st.sampled_from([*SPLINTERS, "\n", "\n  ", "\n    "]), max_size=30).map(" ".join),
-    "edited": edited(),
-    "reworded": reworded(),
-    "lines in another order": st.lists(st.sampled_from(LINES), unique=True).map("".join),
-}
+FILES = {"bytes": st.binary(max_size=200), "edited": edited(), "reworded": reworded()}
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(2400, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [80, pytest.param(4800, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_of_any_content(kind, count, tmp_path):
     @settings(max_examples=count)
     @given(FILES[kind])
     def holds(content):
-        content = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+        content = content if isinstance(content, bytes) else content.encode()
         (tmp_path / "s.yaml").write_bytes(content)
         try:
             load_study(tmp_path / "s.yaml")

@@ -6,8 +6,6 @@ import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from ablate.recipes import GEMMS
-from ablate.recipes.short import GemmSpec, OperandSpec
 from ablate.run.config import TrainingConfig
 from ablate.study import shipped_studies
 from ablate.study.schema import json_schema
@@ -73,24 +71,6 @@ def test_broken_files_do_not_satisfy_it(validator, case):
     old, new = BROKEN[case]
     assert old in GRID
     assert not validator.is_valid(load(GRID.replace(old, new, 1)))
-
-
-def test_every_field_of_base_has_a_description_or_a_telling_name():
-    schema = json_schema()
-    undescribed = {
-        f"{name}.{key}"
-        for name, section in schema["$defs"].items()
-        for key, field in section["properties"].items()
-        if "description" not in field and "$ref" not in field
-    }
-    assert undescribed <= {
-        *("TrainingConfig.beta1", "TrainingConfig.beta2", "TrainingConfig.adam_eps"),
-        *(f"{spec}.{gemm}" for spec in ("RecipeSpec", "LayerRecipeSpec") for gemm in GEMMS),
-        *(f"GemmSpec.{key.name}" for key in fields(GemmSpec)),
-        *(f"OperandSpec.{key.name}" for key in fields(OperandSpec)),
-        *("LayerSpec.recipe", "PhaseSpec.recipe"),
-        "ArmSection.description",
-    }
 
 
 def test_every_field_can_be_a_factor():
