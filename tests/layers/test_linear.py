@@ -180,26 +180,19 @@ def test_features_that_do_not_fit_are_refused_when_the_layer_is_made(sizes, reci
     apply_recipe(model, {"gemms": ["wgrad"]})
 
 
-@pytest.mark.parametrize("backend", ["reference", "emulated"])
-@pytest.mark.parametrize("name", ["fp8 rows", "deepseek-v3-fp8", "nvidia-nvfp4", "quartet", "tseng"])
-def test_autocast_changes_no_bit(name, backend):
-    x, dy = data(128)
-    layer = made(name, backend)
+@pytest.mark.parametrize("name", ["deepseek-v3-fp8", "quartet"])  # products in fp32, and in bf16
+def test_autocast_changes_no_bit(name):
+    layer, (x, dy) = made(name), data(128)
     expected = passed(layer, x, dy)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
             assert_same(passed(layer, x, dy), expected)
-            y = layer(x)
-            assert torch.equal(layer(x.float()), y)
-        assert torch.equal(layer(x.float()), y.float())
-        layer.weight.grad = None
-        y.backward(dy)
-        assert torch.equal(layer.weight.grad, expected[2])
+            assert torch.equal(layer(x.float()), expected[0])
+            y = layer(1e5 * x)  # more than fp16 holds
+        assert y.dtype == torch.bfloat16
+        assert 1e6 < y.abs().max() < torch.inf
+    assert torch.equal(layer(x.float()), expected[0].float())
     layer.bias = torch.nn.Parameter(torch.ones(384))
-    with torch.autocast("cpu", torch.float16):
-        y = layer(1e5 * x)  # more than fp16 holds
-    assert y.dtype == torch.bfloat16
-    assert 1e6 < y.abs().max() < torch.inf
     assert torch.equal(layer(x), expected[0] + layer.bias.to(torch.bfloat16))
 
 

@@ -155,7 +155,6 @@ def nested(function, x):
 
 WAYS = {
     "told": (plainly, TOLD),
-    "without the generator's state": (plainly, partial(TOLD, preserve_rng_state=False)),
     "without early stop": (plainly, partial(TOLD, early_stop=False)),
     "nested": (three, nested),
 }
@@ -190,28 +189,9 @@ def test_a_graph_that_is_kept_is_recomputed_alike_twice(training):
     assert_same(torch.autograd.grad(loss, x), first)
 
 
-class Library(torch.autograd.Function):
-    """Checkpointing as another library has it."""
-
-    @staticmethod
-    def forward(ctx, function, x):
-        ctx.function = function
-        ctx.save_for_backward(x)
-        with torch.no_grad():
-            return function(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.enable_grad():
-            ctx.function(x).backward(dy)
-        return None, x.grad
-
-
 UNTOLD = {
     "untold": partial(checkpoint, use_reentrant=False),
     "reentrant": partial(checkpoint, use_reentrant=True),
-    "a library": Library.apply,
 }
 
 
