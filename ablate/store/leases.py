@@ -5,7 +5,7 @@ can succeed. It touches the file to show that it lives. When it stops doing so, 
 attempt n + 1. A holder that sees a later claim has lost its run and must not write any more.
 
 Clocks are never compared. A holder on the same machine is looked up as a process. A holder elsewhere counts
-as dead when its file's time has not changed for ``stale_sec`` of the observer's own monotonic clock.
+as dead when its file's time has not changed for ``STALE_SEC`` of the observer's own monotonic clock.
 
 How it fails: a lost claim raises nothing; a folder that cannot be written raises ``OSError``.
 """
@@ -57,7 +57,6 @@ class Leases:
     """
 
     folder: Path
-    stale_sec: float = STALE_SEC
     record: Attempt = field(init=False)
     _seen: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By attempt: the file's time (ns), and the monotonic time (s) when it was first seen."""
@@ -84,7 +83,7 @@ class Leases:
     def is_held(self, attempt: int | None = None) -> bool:
         """Whether a worker holds the attempt (default: the latest).
 
-        A holder on another machine counts as alive until ``stands_still`` says otherwise.
+        A holder on another machine counts as alive until ``_stands_still`` says otherwise.
         """
         latest = self.latest() if attempt is None else attempt
         if not latest:
@@ -97,7 +96,7 @@ class Leases:
                     return False
                 if record.pid == os.getpid():
                     return record.owner in _held
-        return not self.stands_still(latest)
+        return not self._stands_still(latest)
 
     def claim(self, given_up: int = 0) -> Leases | None:
         """Claim the next attempt and return this object; None if another worker holds the run or was faster.
@@ -134,8 +133,8 @@ class Leases:
         _held.add(self.record.owner)
         return self
 
-    def stands_still(self, attempt: int) -> bool:
-        """Whether an attempt's file is gone, or unchanged for ``stale_sec`` since it was first seen so."""
+    def _stands_still(self, attempt: int) -> bool:
+        """Whether an attempt's file is gone, or unchanged for ``STALE_SEC`` since it was first seen so."""
         try:
             mtime_ns = self.path(attempt).stat().st_mtime_ns
         except FileNotFoundError:
@@ -145,7 +144,7 @@ class Leases:
         if seen_ns != mtime_ns:
             self._seen[attempt] = mtime_ns, now
             return False
-        return now - since >= self.stale_sec
+        return now - since >= STALE_SEC
 
     def is_mine(self) -> bool:
         """Whether nobody has claimed an attempt after this one's."""

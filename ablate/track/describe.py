@@ -264,7 +264,7 @@ def _cut(value: str, length: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def read_results(path: Path, _written_ns: int) -> dict[str, dict[str, str]]:
+def read_results(path: Path, _stamp: object) -> dict[str, dict[str, str]]:
     """Read what a ``report.json`` found on each run, as tags by run id; empty if it is missing or damaged.
 
     A run that hit the target has its tokens to target, and its token cost against the baseline's run of the

@@ -132,7 +132,7 @@ class Mirror:
         if cursor.note != digest(note + view):
             self._sink.describe(experiment, note, view)
             cursor.note = digest(note + view)
-        results = describe.read_results(report, stamp[report][2] if report in stamp else 0)
+        results = describe.read_results(report, stamp.get(report))
         for place, arm in enumerate(plan.arms):
             for planned in arm.runs:
                 run = self._store.run(planned.id)

@@ -25,7 +25,7 @@ from kill import (
 
 from ablate.base.files import read_record, write_record
 from ablate.execute.worker import execute_run
-from ablate.store import StudyStore
+from ablate.store import StudyStore, leases
 from ablate.store.leases import Leases
 from tests.waiting import wait_until
 
@@ -83,7 +83,8 @@ def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
 
 
 @pytest.mark.exhaustive
-def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(storage, undisturbed):
+def test_a_worker_that_wakes_up_after_it_lost_its_run_writes_nothing(storage, undisturbed, monkeypatch):
+    monkeypatch.setattr(leases, "STALE_SEC", 0.2)
     run = fresh(storage, "zombie", 2, 60)  # long enough to be caught in the middle
     task = task_of(run, storage)
     first = in_child(lambda: execute_run(task))
@@ -91,7 +92,7 @@ def test_a_worker_that_wakes_up_after_its_run_was_taken_over_writes_nothing(stor
     os.kill(first, signal.SIGSTOP)  # a machine that stands still
     record = run.attempts / "1.json"
     write_record(record, read_record(record) | {"machine": "another"})
-    heir = Leases(run.attempts, stale_sec=0.2)
+    heir = Leases(run.attempts)
     assert heir.is_held()
     wait_until(lambda: not heir.is_held())
     assert wait_for(in_child(lambda: execute_run(replace(task, given_up=1)))) == 0

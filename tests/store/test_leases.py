@@ -77,8 +77,9 @@ def test_a_killed_holder_is_known_at_once(folder):
 
 
 @pytest.mark.parametrize("jump", [-1e7, 1e7])
-def test_another_machines_holder_lives_as_long_as_it_beats_whatever_the_clocks_say(folder, elsewhere, jump):
-    onlooker = Leases(folder, stale_sec=0.3)
+def test_another_machines_holder_lives_while_it_beats(folder, elsewhere, jump, monkeypatch):
+    monkeypatch.setattr(module, "STALE_SEC", 0.3)
+    onlooker = Leases(folder)
     os.utime(folder / "1.json", (time.time() + jump,) * 2)  # a clock that is days off
     until = time.monotonic() + 0.8
     while time.monotonic() < until:
@@ -94,14 +95,15 @@ def test_another_machines_holder_lives_as_long_as_it_beats_whatever_the_clocks_s
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", {"pid": "../x"}, {"started_unix": 1e300}])
-def test_a_damaged_record_is_judged_by_its_time_alone(folder, content):
+def test_a_damaged_record_is_judged_by_its_time_alone(folder, content, monkeypatch):
+    monkeypatch.setattr(module, "STALE_SEC", 0.1)
     Leases(folder).claim()
     path = folder / "1.json"
     path.write_text(
         content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content)
     )
     assert Leases(folder).read(1) is None
-    onlooker = Leases(folder, stale_sec=0.1)
+    onlooker = Leases(folder)
     assert onlooker.is_held()
     time.sleep(0.15)
     assert onlooker.claim().record.attempt == 2
