@@ -102,7 +102,7 @@ def rebuild(storage: Path) -> None:
 def write_run(run: RunDir, config: dict[str, Any], evals: pd.DataFrame) -> None:
     """Write one finished run of these evaluations."""
     run.create(config)
-    write_record(run.environment_path, {"backend": "cpu", "backend_mode": "emulated", "timing_valid": False})
+    write_record(run.environment_path, {"backend": "cpu", "backend_mode": "emulated"})
     rows = evals.drop(columns=["run_id", "arm", "seed"]).to_dict("records")
     for number, row in enumerate(rows):
         known = {key: value for key, value in row.items() if pd.notna(value)}

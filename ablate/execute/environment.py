@@ -138,25 +138,21 @@ def describe_environment(
     device: str,
     commit: str | None,
     *,
-    others: str | None,
     fingerprints: Sequence[str],
     world_size: int = 1,
 ) -> dict[str, Any]:
     """Make the content of ``environment.json`` for one attempt (see ``ablate.store``).
 
-    ``others``: the result of ``other_work`` before the run. ``fingerprints``: of the arithmetic of all
-    attempts that trained the run, this one's last. ``world_size``: the number of devices that train it
-    together.
+    ``fingerprints``: of the arithmetic of all attempts that trained the run, this one's last. ``world_size``:
+    the number of devices that train it together.
     """
     import torch
 
-    from ablate.backends.device import TRITON_PACKAGES, device_of
+    from ablate.backends.device import TRITON_PACKAGES
     from ablate.backends.select import load_backend, overall_mode
 
     names = list(dict.fromkeys(choice.backend for choice in choices))
-    mode = overall_mode(choices)
     gpu = torch.cuda.get_device_properties(device) if device.startswith("cuda") else None
-    why_not = why_not_valid(mode, device_of(device), threads=torch.get_num_threads(), others=others)
     return {
         **_of_every_run(commit),
         "code": code_digest(),
@@ -172,13 +168,10 @@ def describe_environment(
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "backend": "+".join(names),
-        "backend_mode": mode,
+        "backend_mode": overall_mode(choices),
         "backend_detail": "; ".join(load_backend(name).detail() for name in names),
         "backend_choices": [asdict(choice) for choice in choices],
         "self_tests": list(self_tests),
-        # As far as this run can know. The ledgers show whether other runs used the device later.
-        "timing_valid": why_not is None,
-        "timing_why_not": why_not,
     }
 
 
@@ -216,8 +209,6 @@ def describe_command(command: Command, commit: str | None, num_devices: int, *, 
         "backend": "command",
         "backend_mode": "command",
         "backend_detail": "by the command, as configured",
-        "timing_valid": False,
-        "timing_why_not": "by the command's log",
     }
 
 

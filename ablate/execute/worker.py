@@ -164,14 +164,12 @@ def _train(
             # Loaded inside the block, so that the worker shows meanwhile that it lives.
             import torch
 
-            from ablate.backends.select import fit_choices, overall_mode, run_self_tests
-            from ablate.execute.environment import describe_environment, fingerprint, other_work
+            from ablate.backends.select import fit_choices, run_self_tests
+            from ablate.execute.environment import describe_environment, fingerprint
             from ablate.train.group import ALONE
 
             torch.set_num_threads(resources.cpus)
             choices = fit_choices(task.config, resources, task.device)
-            # Before our own first work, which would count too. Emulated timing is never valid.
-            others = other_work(task.device) if overall_mode(choices) == "native" else None
             tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
             start, told = load_newest(run.checkpoints, task.prefix)
             for line in told:
@@ -188,7 +186,7 @@ def _train(
                 )
             environment = describe_environment(
                 choices, tests, task.device, task.git_commit,
-                others=others, fingerprints=fingerprints, world_size=resources.devices_per_run,
+                fingerprints=fingerprints, world_size=resources.devices_per_run,
             )  # fmt: skip
             write_record(run.environment_path, environment)
             kept = start.rows if start else {}

@@ -175,7 +175,7 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
     wanted = {run.id for arm in arms for run in arm.runs}
     of_runs: dict[str, Any] = {
         name: {key: value for key, value in getattr(frames, name).items() if key in wanted}
-        for name in ("runs", "environments", "attempts")
+        for name in ("runs", "environments")
     }
     configs = frames.configs.items()
     return replace(

@@ -17,7 +17,6 @@ import pandas as pd
 
 from ablate.base.files import read_record
 from ablate.store import END_STATES
-from ablate.store.leases import Leases
 from ablate.store.metrics import lines_of, number_in, rows_of
 from ablate.store.records import Environment, RecordedConfig, SpeedRecord, checked, with_whole
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.store import Status, StudyStore
-    from ablate.store.leases import Attempt
     from ablate.store.plan_file import LockedPlan
 
 T = TypeVar("T")
@@ -63,9 +61,8 @@ class StudyFrames:
     ``runs`` has every run of the plan by id, ``evals`` a row for each evaluation (``val_loss`` in nats
     per token, ordered by run and tokens, each token count once). If any run was also evaluated in bf16, there
     is a column ``val_loss_bf16``, NaN for evaluations without it. ``configs`` maps an arm to the resolved
-    configuration of its first run that has one; ``environments`` maps a run id to what it ran on, and
-    ``attempts`` to when and where its last attempt was. ``throughput``: what
-    ``ablate check STUDY --steps`` measured.
+    configuration of its first run that has one; ``environments`` maps a run id to what it ran on.
+    ``throughput``: what ``ablate check STUDY --steps`` measured.
     """
 
     plan: LockedPlan
@@ -73,7 +70,6 @@ class StudyFrames:
     evals: pd.DataFrame
     configs: dict[str, RecordedConfig]
     environments: dict[str, Environment]
-    attempts: dict[str, Attempt]
     throughput: SpeedRecord | None
     faults: tuple[str, ...]
 
@@ -91,7 +87,6 @@ def load_frames(store: StudyStore) -> StudyFrames:
     evals = []
     configs: dict[str, RecordedConfig] = {}
     environments: dict[str, Environment] = {}
-    attempts: dict[str, Attempt] = {}
     for arm, entry in plan.runs():
         run = store.run(entry.id)
         status = run.examined()
@@ -109,8 +104,6 @@ def load_frames(store: StudyStore) -> StudyFrames:
                 configs.setdefault(arm.name, config)
             if environment and environment.whole:
                 environments[entry.id] = environment
-            if attempt := Leases(run.attempts).read(status.attempt):
-                attempts[entry.id] = attempt
         who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
         lines = lines_of(content)
         evals += [who | row for row in _evaluations(lines)]
@@ -130,7 +123,6 @@ def load_frames(store: StudyStore) -> StudyFrames:
         evals=pd.DataFrame(evals, columns=columns).astype({_SECOND: float} if _SECOND in columns else {}),
         configs=configs,
         environments=environments,
-        attempts=attempts,
         throughput=_read(store.throughput_path, partial(checked, SpeedRecord), faults),
         faults=tuple(faults),
     )

@@ -85,11 +85,9 @@ with zeros in that place; `ablate.base.files` reads and writes them.
 
 `environment.json`: `{"backend", "backend_mode": "native" | "upcast" | "emulated" | "reference", "backend_choices":
 [{"gemm", "operands", "backend", "mode", "detail"}], "self_tests": [{"backend", "check", "passed", "detail"}],
-"timing_valid": bool, "timing_why_not", "gpu_uuid", "git_commit", "code", "world_size", "fingerprints",
-"arithmetic_settings", …}` with the versions of packages and the hardware. `code` is a hash of the sources that can change a
+"gpu_uuid", "git_commit", "code", "world_size", "fingerprints", "arithmetic_settings", …}` with the versions of packages and the hardware. `code` is a hash of the sources that can change a
 result, `world_size` the number of devices, `fingerprints` those of the arithmetic that trained the run, the last attempt's
 last .
-`timing_valid` is what the run could see itself; that two runs were on one GPU at once is read off the ledgers.
 
 `throughput.json`:
 

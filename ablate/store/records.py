@@ -124,12 +124,7 @@ class Environment:
     backend_mode: Text | None = None
     backend_choices: tuple[ChosenBackend, ...] | None = None
     self_tests: tuple[dict[str, Any], ...] | None = None
-    timing_valid: Flag = False
-    timing_why_not: Text | None = None
     gpu: Text | None = None
-    gpu_uuid: Text | None = None
-    threads: Count | None = None
-    cpus_visible: Count | None = None
     world_size: Count | None = None
     fingerprints: tuple[Text, ...] = ()
     whole: dict[str, Any] = field(default_factory=dict)

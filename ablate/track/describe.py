@@ -61,7 +61,6 @@ _MOST_CURVES = 40
 _TAGS = {
     "backend": "ablate.backend",
     "backend_mode": "ablate.backend_mode",
-    "timing_valid": "ablate.timing_valid",
     "git_commit": "mlflow.source.git.commit",
 }
 """Name in ``environment.json`` → tag."""

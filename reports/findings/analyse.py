@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 NO_TARGET = "no target was given"
+# Records of older versions have ``timing_…``.
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
     "timing_why_not", "gpu_uuid", "markers", "resumed_differently",
@@ -70,7 +71,7 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
     waived = tuple(sorted({*waive, *plan.waive}))
     set_apart = find_set_apart(frames, waived)
     apart = {found.run for found in set_apart}
-    timing = timing_of_runs(frames.environments, frames.attempts, plan)
+    timing = timing_of_runs(frames.environments, plan)
     throughput = judge_throughput(frames, left_out=apart, waived=waived)
     # Arms that fork are compared from the fork on: with the baseline, and with arms of the same fork.
     from_place = {origin: arm_runs(frames, apart, origin) for origin in origins(plan)}
@@ -168,16 +169,15 @@ def _with_figures(
         figures["measured"] = alone_speed(
             rates[arm.name], rates[plan.baseline], cost=cost, tokens=log_tokens(arm.used), alpha=arm.alpha
         )
-    elif timing.kind == "native" or (timing.kind in ("logged", "command") and arm.name not in timing.untold):
+    elif timing.kind in ("logged", "command") and arm.name not in timing.untold:
         found = measured_speed(
             arm.runs,
             base.runs,
-            timed="in its runs" if timing.kind == "native" else "as logged",
             paired=is_paired(plan, arm.counted_from),
             alpha=arm.alpha,
         )
         # Logs may have no times.
-        if timing.kind == "native" or found.throughput.estimate is not None:
+        if found.throughput.estimate is not None:
             figures["measured"] = found
     of_margin = None
     if not is_baseline and margin is not None:

@@ -1,22 +1,20 @@
-"""What an arm gains in time: measured, if timing is native and unshared; as logged; modelled.
+"""What an arm gains in time: measured by ``ablate check STUDY --steps``; as logged; modelled.
 
-Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target.
-If ``ablate check STUDY --steps`` has timed the arm alone, the speed-up is the throughput ratio over
-(1 + token cost), whose errors are independent. Else it comes from the runs' own timing, by Welch's (or
-paired) intervals on logs.
+Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target:
+the throughput ratio over (1 + token cost), whose errors are independent. As logged it comes from the logs'
+own timing, by Welch's (or paired) intervals on logs.
 
-A run's record says whether its timing is valid, but only the attempts of all runs together show that runs
-shared a device. The record of ``ablate check STUDY --steps`` counts for an arm only if it is native, was
-taken on an idle and undivided device, and has the configuration, code and kind of device of the arm's runs.
+The record of ``ablate check STUDY --steps`` counts for an arm only if it is native, was taken on an idle and
+undivided device, and has the configuration, code and kind of device of the arm's runs.
 
-Emulated or shared timing gives no measured figure. Imported logs give one only if they say that both arms had
-the same devices. An arm without a resolved configuration, as in such logs, has no modelled figure.
+The tokens/s that our own runs train at give no measured figure. Imported logs give one only if they say that
+both arms had the same devices. An arm without a resolved configuration, as in such logs, has no modelled
+figure.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from ablate.results.frames import StudyFrames
     from ablate.results.intervals import Estimate
     from ablate.run.config import RunConfig
-    from ablate.store.leases import Attempt
     from ablate.store.plan_file import LockedPlan
     from ablate.store.records import Environment, RecordedConfig
 
@@ -55,15 +52,13 @@ _NOT_ALL = Interval(note="not every run has a figure")
 
 @dataclass(frozen=True, kw_only=True)
 class RunTiming:
-    """The runs' own timing. ``reasons``: why it is not ``native``, each with a number of runs.
+    """Where the runs' tokens/s come from.
 
-    ``kind``: ``native``, native and unshared in every run; ``unvouched``, native arithmetic, but not known to
-    be unshared; ``emulated``; ``logged``, from imported logs; ``command``, from commands' logs. ``untold``:
-    for logged runs, by arm, why its speed cannot be compared with the baseline's.
+    ``kind``: ``native`` or ``emulated`` arithmetic; ``logged``, from imported logs; ``command``, from
+    commands' logs. ``untold``: for logged runs, by arm, why its speed cannot be compared with the baseline's.
     """
 
-    kind: Literal["native", "unvouched", "emulated", "logged", "command"]
-    reasons: tuple[tuple[str, int], ...] = ()
+    kind: Literal["native", "emulated", "logged", "command"]
     untold: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -89,10 +84,10 @@ class Throughput:
 class Measured:
     """Timing that counts: throughput and end-to-end speed over the baseline's, and device-hours to target.
 
-    ``timed``: alone by ``ablate check STUDY --steps``, in its runs, or as imported logs say.
+    ``timed``: alone by ``ablate check STUDY --steps``, or as the logs of imported runs or commands say.
     """
 
-    timed: Literal["alone", "in its runs", "as logged"]
+    timed: Literal["alone", "as logged"]
     throughput: Interval
     end_to_end: Interval
     hours: Interval
@@ -112,26 +107,14 @@ class Modelled:
     hours: Interval
 
 
-def timing_of_runs(
-    environments: Mapping[str, Environment], attempts: Mapping[str, Attempt], plan: LockedPlan
-) -> RunTiming:
-    """Judge the runs' own timing, and count the reasons against it."""
+def timing_of_runs(environments: Mapping[str, Environment], plan: LockedPlan) -> RunTiming:
+    """Say where the runs' tokens/s come from."""
     modes = {environment.backend_mode for environment in environments.values()}
     if "imported" in modes:
         return RunTiming(kind="logged", untold=_untold(plan))
     if modes == {"command"}:
         return RunTiming(kind="command")
-    reasons: Counter[str] = Counter()
-    for environment in environments.values():
-        if environment.backend_mode != "native":
-            reasons[f"{environment.backend_mode or 'unknown'} arithmetic"] += 1
-        elif not environment.timing_valid:
-            reasons[environment.timing_why_not or _NOT_VOUCHED] += 1
-    reasons.update(runs_at_once(environments, attempts).values())
-    if not environments:
-        reasons["no record of what the runs ran on"] += 1
-    native: Literal["native", "unvouched"] = "unvouched" if reasons else "native"
-    return RunTiming(kind=native if modes == {"native"} else "emulated", reasons=tuple(reasons.items()))
+    return RunTiming(kind="native" if modes == {"native"} else "emulated")
 
 
 def _untold(plan: LockedPlan) -> dict[str, str]:
@@ -152,34 +135,6 @@ def _untold(plan: LockedPlan) -> dict[str, str]:
     if len(found) == len(plan.arms) - 1:
         found.setdefault(plan.baseline, "no arm to compare it with")
     return found
-
-
-def runs_at_once(environments: Mapping[str, Environment], attempts: Mapping[str, Attempt]) -> dict[str, str]:
-    """Map the runs whose last attempt shared its device with other runs of the study to how it did.
-
-    Two runs share a GPU; runs share a processor if they together have more threads than it has cores.
-    """
-    devices: dict[tuple[str, str, int], list[tuple[str, Attempt, int]]] = defaultdict(list)
-    for run_id, ran in environments.items():
-        attempt, cores = attempts.get(run_id), ran.cpus_visible
-        if attempt is not None and ran.gpu is not None and ran.gpu_uuid:
-            devices[ran.gpu_uuid, "one GPU", 1].append((run_id, attempt, 1))
-        elif attempt is not None and ran.gpu is None and ran.threads and cores:
-            name = "one CPU core" if cores == 1 else f"{cores} CPU cores"
-            devices[attempt.machine, name, cores].append((run_id, attempt, ran.threads))
-    most: dict[str, tuple[int, str]] = {}
-    for (_, name, places), runs in devices.items():
-        for start in {attempt.started_unix for _, attempt, _ in runs}:
-            # An attempt without an end may still be running.
-            there = {
-                run_id: load
-                for run_id, attempt, load in runs
-                if attempt.started_unix <= start < (attempt.ended_unix or math.inf)
-            }
-            told = (sum(there.values()), f"{len(there)} runs at once on {name}")
-            if len(there) > 1 and told[0] > places:
-                most |= {run_id: max(told, most.get(run_id, told)) for run_id in there}
-    return {run_id: text for run_id, (_, text) in most.items()}
 
 
 def judge_throughput(
@@ -235,11 +190,10 @@ def measured_speed(
     arm: Sequence[RunResult],
     baseline: Sequence[RunResult],
     *,
-    timed: Literal["in its runs", "as logged"] = "in its runs",
     paired: bool,
     alpha: float = ALPHA,
 ) -> Measured:
-    """Compute the speed from the runs' own timing; no figure if any run lacks a throughput."""
+    """Compute the speed as logged; no figure if any run lacks a throughput."""
 
     def ratio(figure: Callable[[RunResult], float | None]) -> Interval:
         own, base = _of_all(arm, figure), _of_all(baseline, figure)
@@ -249,7 +203,7 @@ def measured_speed(
 
     hours = _of_all(arm, lambda run: None if (pace := _pace(run)) is None else -pace + math.log(run.devices))
     return Measured(
-        timed=timed,
+        timed="as logged",
         throughput=ratio(_speed),
         end_to_end=ratio(_pace),
         hours=exponential(mean_interval([one - math.log(_HOUR_SEC) for _, one in hours], alpha))

@@ -16,8 +16,7 @@ findings[]        {arm, tone ("fewer" | "within" | "more" | "bound" | "diverged"
 matrices[]        {format, gemms[] (of a row), stabilisers[] (of a column), arms[][] (name, null where there is none)}
 runs_planned, runs_missing, paired_seeds
 stop              {diverged, settled {looks, narrower_than}, tokens_saved}, null without a rule
-timing            of the runs: "native" | "unvouched" (native, but not known to be unshared) | "emulated" | "logged" | "command"
-timing_reasons[]  {reason, runs}
+timing            of the runs' tokens/s: "native" | "emulated" | "logged" | "command"
 throughput        {device, arch, versions, steps, repeats, measured_unix, tokens_per_sec {arm: [...]},
                    not_used {arm: reason}}, null where `ablate check STUDY --steps` has not been run
 diagnostics[]     {arm, runs, findings[], busiest, gemms[]}, empty where the study has none
@@ -46,7 +45,7 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
   power           {spread_of_log_tokens, spread_of_the_baseline, spread_of_the_pairs, smallest_cost, more_seeds}
   stopped         {kind ("settled" | "diverged"), reason, seeds, runs_unused, tokens_saved}, null unless stopped
   nominal_level   of the study's intervals: 0.05 unless it has looks
-  measured        {timed ("alone" | "in its runs" | "as logged"), throughput_over_baseline, end_to_end_speed, gpu_hours_to_target},
+  measured        {timed ("alone" | "as logged"), throughput_over_baseline, end_to_end_speed, gpu_hours_to_target},
                   null without a timing that counts
   modelled[]      {hardware, step_speed_over_baseline, net_speed, gpu_hours_to_target},
                   each {estimate, low, high}
@@ -168,7 +167,6 @@ def report_document(
         "notices": list(notices),
         "warnings": list(warnings),
         "stop": plan.stop and plain(plan.stop) | saved,
-        "timing_reasons": [{"reason": reason, "runs": count} for reason, count in analysis.timing.reasons],
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         **_parts(

@@ -317,7 +317,7 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
     devices = machine(run.settings["hardware"]) if "hardware" in run.settings else {}
     write_record(
         target.environment_path,
-        {**run.environment, **devices, "backend": IMPORTED, "backend_mode": IMPORTED, "timing_valid": False},
+        {**run.environment, **devices, "backend": IMPORTED, "backend_mode": IMPORTED},
     )
     training = (
         {"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate}

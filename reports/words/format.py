@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ablate.reports.findings.results import ArmResult
-    from ablate.reports.findings.speed import RunTiming, Throughput
+    from ablate.reports.findings.speed import Throughput
     from ablate.results.cost import Cost
     from ablate.results.intervals import Interval
     from ablate.results.losses import Band, LossDifference
@@ -139,11 +139,6 @@ def listed(parts: Sequence[str]) -> str:
 def moment(unix: float | None) -> str:
     """Format a Unix time in UTC, to the minute."""
     return DASH if unix is None else datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def timing_reasons(value: RunTiming) -> str:
-    """Say why the runs' own timing does not count, with numbers of runs."""
-    return ", ".join(f"{reason} ({plural(count, 'run')})" for reason, count in value.reasons)
 
 
 def timed_alone(value: Throughput) -> str:

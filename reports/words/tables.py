@@ -338,9 +338,9 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
         f"Throughput and end-to-end speed over {analysis.baseline}'s, the latter the ratio of the times to "
         "target, which is throughput / (1 + token cost): above 1 the arm pays. Intervals "
         f"({coverage(analysis.plan.stop)}) on logs, with the errors of throughput and of token cost both in "
-        "the latter. GPU-hours: of one run to the target, evaluation left out. Native timing. Timed alone"
-        f"{alone}: errors of repeats on that one machine. In its runs: the runs' own tokens/s, errors over "
-        "runs. As logged: as the logs of others say, on devices of one kind and number.",
+        "the latter. GPU-hours: of one run to the target, evaluation left out. Timed alone"
+        f"{alone}: native, errors of repeats on that one machine. As logged: as the logs of others say, on "
+        "devices of one kind and number, errors over runs.",
         [
             {
                 "Arm": arm.name,

@@ -41,7 +41,6 @@ ENVIRONMENT = {
     "threads": 1,
     "backend": "emulated",
     "backend_mode": "emulated",
-    "timing_valid": True,
     "git_commit": "0123456789ab",
 }
 
@@ -242,7 +241,7 @@ def wide_study(folder):
 
 GPU = Device(kind="hip", arch="gfx950", name="AMD Instinct MI355X")
 NATIVE = ENVIRONMENT | {
-    "backend_mode": "native", "timing_valid": True, "timing_why_not": None, "gpu": GPU.name,
+    "backend_mode": "native", "gpu": GPU.name,
     "gpu_uuid": "GPU-1", "code": code_digest(),
 }  # fmt: skip
 RATES = {"fp8": (100.0, 100.4, 99.8, 100.9, 99.9, 100.1), "fp4": (150.2, 149.5, 150.9, 149.8, 151.0, 150.3)}

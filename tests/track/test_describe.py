@@ -27,7 +27,7 @@ def test_the_design_as_mlflow_shows_it(study):
     study.plan["arms"][1] |= {"name": "a|b", "fork": fork}
     plan = study.write_plan()
     status = Status(state="failed", tokens=12_345, message="CUDA out of memory")
-    environment = {"timing_valid": False, "git_commit": "f00", "backend": None, "fingerprints": ["a1", "b2"]}
+    environment = {"git_commit": "f00", "backend": None, "fingerprints": ["a1", "b2"]}
     command = CONFIG | {"trainer": {"command": ["run"]}, "vocab_size": 10**15}
     command["training"] = command["training"] | {"tokens": 4096}
     by_command = {"backend_mode": "command", "markers": ["FP4 e2m1"]}

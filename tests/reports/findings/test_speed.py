@@ -1,4 +1,4 @@
-"""Speed: the runs' own timing, that of ``ablate check STUDY --steps``, and the model; made-up hardware."""
+"""Speed: as logged, by ``ablate check STUDY --steps``, and by the model; made-up hardware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 from synthetic_study import (
     GPU,
-    NATIVE,
     RATES,
     hits,
     native_study,
@@ -31,9 +30,7 @@ from ablate.reports.findings.speed import (
     alone_speed,
     measured_speed,
     modelled_speed,
-    runs_at_once,
     share_in_fp4,
-    timing_of_runs,
 )
 from ablate.results.cost import Cost
 from ablate.results.ends import RunResult
@@ -41,9 +38,6 @@ from ablate.results.intervals import Interval, difference, exponential, mean_est
 from ablate.results.losses import Curve
 from ablate.run.config import ModelConfig
 from ablate.run.outcome import Outcome
-from ablate.store.leases import Attempt
-from ablate.store.plan_file import LockedArm, LockedPlan
-from ablate.store.records import Environment, with_whole
 
 BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]
 ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
@@ -67,7 +61,7 @@ def ends(interval):
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_both_errors_are_in_the_end_to_end_speed_of_runs(paired):
+def test_both_errors_are_in_the_end_to_end_speed_as_logged(paired):
     found = measured_speed(timed(ARM), timed(BASE), paired=paired)
     test = stats.ttest_rel if paired else (lambda *sides: stats.ttest_ind(*sides, equal_var=False))
     times = [[math.log(tokens / speed) for tokens, speed in side] for side in (BASE, ARM)]
@@ -163,20 +157,17 @@ def runs_of(store):
     return [store.run(entry.id) for _, entry in store.plan().runs()]
 
 
-def test_native_timing_is_in_the_report_with_its_price(tmp_path):
-    written = write_report(native_study(tmp_path), prices={"MI355X": 2.5, "B200": 4.0})
+def test_measured_speed_is_in_the_report_with_its_price(tmp_path):
+    store = native_study(tmp_path)
+    write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
+    written = write_report(store, prices={"MI355X": 2.5, "B200": 4.0})
     check_page("native", written.markdown)
 
 
 def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
-    """It does so also where the runs shared their GPU."""
+    """The tokens/s that the runs trained at are no speed."""
     store = native_study(tmp_path)
-    for run in runs_of(store):
-        rewrite(run, run.attempts / "1.json", **vars(attempt(0.0, 9.0)))
-    analysis = analyse(load_frames(store))
-    assert analysis.timing.kind == "unvouched"
-    assert analysis.timing.reasons == (("4 runs at once on one GPU", 4),)
-    assert all(arm.measured is None for arm in analysis.arms)
+    assert all(arm.measured is None for arm in analyse(load_frames(store)).arms)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     document = json.loads(write_report(store).json.read_text())
     fp8, fp4 = document["arms"]
@@ -213,76 +204,25 @@ OTHER_CODE = "timed with other code than trained its runs"
         (EMULATED | {"timing_valid": True}, {}, {}, ["emulated arithmetic", NO_BASE]),
     ],
 )
-def test_what_does_not_count_is_named_and_the_runs_own_timing_serves(tmp_path, fp8, fp4, record, not_used):
+def test_what_does_not_count_is_named_and_gives_no_speed(tmp_path, fp8, fp4, record, not_used):
     store = native_study(tmp_path)
     speeds = [speed_of(store, arm, **own) for arm, own in (("fp8", fp8), ("fp4", fp4)) if own is not None]
     write_throughput(store, *speeds, **record)
     analysis = analyse(load_frames(store))
     assert [analysis.throughput.not_used.get(arm) for arm in ("fp8", "fp4")] == not_used
-    assert analysis.others[0].measured.timed == "in its runs"
+    assert analysis.others[0].measured is None
     said = " ".join(json.loads(write_report(store).json.read_text())["warnings"])
     assert all(reason in said for reason in not_used if reason)
     waived = analyse(load_frames(store), waive=["code"]).others[0].measured
-    assert (waived.timed == "alone") == (not_used == [OTHER_CODE] * 2)
+    assert (waived is not None) == (not_used == [OTHER_CODE] * 2)
 
 
 @pytest.mark.parametrize("mode", ["emulated", "imported"])
 def test_no_other_timing_of_a_run_becomes_a_speed(tmp_path, mode):
     store = native_study(tmp_path)
     run = runs_of(store)[0]
-    rewrite(run, run.environment_path, backend_mode=mode, timing_valid=False)
+    rewrite(run, run.environment_path, backend_mode=mode)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     analysis = analyse(load_frames(store))
     assert all(arm.measured is None for arm in analysis.arms)
     assert analysis.throughput.not_used["fp8"] == f"its runs had {mode} arithmetic"
-
-
-NATIVE_RUN = with_whole(Environment, NATIVE)
-
-
-@pytest.mark.parametrize(
-    ("environments", "kind", "reasons"),
-    [
-        ([NATIVE_RUN], "native", ()),
-        ([replace(NATIVE_RUN, timing_valid=False)], "unvouched", "a record that does not vouch for it"),
-        ([NATIVE_RUN, Environment(backend_mode="emulated")], "emulated", "emulated arithmetic"),
-        ([Environment(backend_mode="upcast")], "emulated", "upcast arithmetic"),
-        ([], "emulated", "no record of what the runs ran on"),
-    ],
-)
-def test_timing_is_native_only_if_all_runs_vouch_for_it(environments, kind, reasons):
-    plan = LockedPlan(study="s", baseline="a", target=None, arms=(LockedArm(name="a", runs=()),))
-    timing = timing_of_runs({str(i): one for i, one in enumerate(environments)}, {}, plan)
-    assert (timing.kind, timing.reasons) == (kind, reasons and ((reasons, 1),))
-
-
-def attempt(start, end, machine="m"):
-    return Attempt(
-        attempt=1, owner="o", host="h", machine=machine, pid=1, process_started="1", started_unix=start,
-        ended_unix=end, outcome=None if end is None else "finished",
-    )  # fmt: skip
-
-
-H100, OTHER = Environment(gpu="H100", gpu_uuid="1"), Environment(gpu="H100", gpu_uuid="2")
-CPU = Environment(threads=1, cpus_visible=2)
-
-
-@pytest.mark.parametrize(
-    ("runs", "shared", "on"),
-    [
-        ({"a": (H100, 0, 10), "b": (H100, 9, 20), "c": (OTHER, 0, 20), "d": (H100, 20, 30)}, "ab", "one GPU"),
-        # Two containers of one machine are two machines to the ledger; the GPU is one.
-        ({"a": (H100, 0, 10), "b": (H100, 9, 20, "another")}, "ab", "one GPU"),
-        # A run that is not known to have ended may still be at work.
-        ({"a": (H100, 0, None), "b": (H100, 9, 20), "d": (H100, 20, 30)}, "abd", "one GPU"),
-        ({"a": (Environment(gpu="H100"), 0, 10), "b": (Environment(gpu="H100"), 0, 10)}, "", ""),
-        ({"a": (CPU, 0, 10), "b": (CPU, 5, 15), "c": (CPU, 11, 20)}, "", ""),
-        ({"a": (CPU, 0, 10), "b": (CPU, 5, 15), "c": (CPU, 9, 20)}, "abc", "2 CPU cores"),
-        ({"a": (CPU, 0, 10), "b": (CPU, 5, 15), "c": (CPU, 9, 20, "another")}, "", ""),
-    ],
-)
-def test_who_was_on_a_device_at_the_same_time(runs, shared, on):
-    environments = {name: environment for name, (environment, *_) in runs.items()}
-    attempts = {name: attempt(*span) for name, (_, *span) in runs.items()}
-    count = 3 if shared == "abc" else 2
-    assert runs_at_once(environments, attempts) == dict.fromkeys(shared, f"{count} runs at once on {on}")
