@@ -47,7 +47,7 @@ NEAR_BUDGET = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(Interval):
     """A token cost as a fraction (0.18 is 18 % more tokens).
 
     ``kind``: ``interval``, an estimate with its interval; ``point``, an estimate without one; ``bound``, no
@@ -62,10 +62,6 @@ class Cost:
     """
 
     kind: Literal["interval", "point", "bound", "none", "baseline"]
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    reason: str | None = None
     n: int = 0
     n_baseline: int = 0
     pairs: int | None = None
@@ -128,7 +124,7 @@ def token_costs(
             cost = _bound(left, right, alpha, paired=paired)
         else:
             whose = "the baseline" if left else "this arm"
-            cost = Cost(kind="none", reason=f"no result of {whose} yet")
+            cost = Cost(kind="none", note=f"no result of {whose} yet")
         found[arm] = replace(cost, n=len(left), n_baseline=len(right))
     return found
 
@@ -143,6 +139,8 @@ def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
 
 def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, paired: bool) -> Cost:
     cost, own = (exponential(t_interval(one, alpha), minus=1.0) for one in (compared.estimate, compared.own))
+    if paired and not compared.pairs and cost.note is None:
+        cost = replace(cost, note=NO_PAIRS)
     ratio = None
     if compared.pairs:
         x, y = (np.array([dict(side)[seed] for seed in compared.pairs]) for side in (left, right))
@@ -150,10 +148,7 @@ def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, pai
         ratio = float(np.var(x, ddof=1) + np.var(y, ddof=1)) / spread if spread > 0 else None
     return Cost(
         kind="point" if cost.low is None else "interval",
-        estimate=cost.estimate,
-        low=cost.low,
-        high=cost.high,
-        reason=cost.note or (NO_PAIRS if paired and not compared.pairs else None),
+        **vars(cost),
         pairs=len(compared.pairs) or None,
         pairing_variance_ratio=ratio,
         log_ratio=compared.estimate,
@@ -166,12 +161,13 @@ def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, pai
 def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool) -> Cost:
     """Bound the cost: each unknown T may be anywhere in its range."""
     (left_low, left_high), (right_low, right_high) = _log_range(left), _log_range(right)
-    bounds = exponential(Interval(low=left_low - right_high, high=left_high - right_low), minus=1.0)
     reasons = [
         f"{whose}: {_why_inexact(runs)}"
         for whose, runs in (("this arm", left), ("the baseline", right))
         if not all(run.exact for run in runs)
     ]
+    logs = Interval(low=left_low - right_high, high=left_high - right_low, note="; ".join(reasons))
+    bounds = exponential(logs, minus=1.0)
     restricted = None
     if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
         cut = [(run.seed, math.log(run.low)) for run in left]
@@ -179,9 +175,7 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, p
         restricted = exponential(t_interval(found, alpha), minus=1.0)
     return Cost(
         kind="none" if bounds.low is None and bounds.high is None else "bound",
-        low=bounds.low,
-        high=bounds.high,
-        reason="; ".join(reasons),
+        **vars(bounds),
         restricted=restricted,
     )
 

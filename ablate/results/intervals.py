@@ -62,7 +62,7 @@ class Interval:
         low, middle, high = (
             None if part is None else change(part) for part in (self.low, self.estimate, self.high)
         )
-        return replace(self, estimate=middle, low=low, high=high)
+        return Interval(estimate=middle, low=low, high=high, note=self.note)
 
 
 def quantile(degrees: float, alpha: float = ALPHA) -> float:

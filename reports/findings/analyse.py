@@ -158,7 +158,7 @@ def _with_figures(
     if target is None:
         mean = Interval(note=NO_TARGET)
         if not is_baseline:
-            cost = Cost(kind="none", reason=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
+            cost = Cost(kind="none", note=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
     figures: dict[str, Any] = {
         "tokens_to_target": mean,
         "token_cost": cost,

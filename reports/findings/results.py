@@ -155,8 +155,7 @@ class ArmResult:
     @property
     def break_even(self) -> Interval:
         """The throughput relative to the baseline's from which the arm pays: 1 + token cost."""
-        cost = self.token_cost
-        return Interval(estimate=cost.estimate, low=cost.low, high=cost.high).each(lambda part: 1 + part)
+        return self.token_cost.each(lambda part: 1 + part)
 
     def _count(self, end: End) -> int:
         return sum(run.end == end for run in self.runs)

@@ -231,7 +231,7 @@ def alone_speed(
         return Measured(timed="alone", throughput=one, end_to_end=one, hours=hours)
     ratio = difference(own, base)
     throughput = t_interval(ratio)
-    end_to_end = Interval(note=cost.reason)
+    end_to_end = Interval(note=cost.note)
     if cost.log_ratio is not None:
         end_to_end = exponential(t_interval(difference(ratio, cost.log_ratio), alpha))
         for part in (throughput, t_interval(cost.log_ratio)):
@@ -288,7 +288,7 @@ def _net(speed: Interval, cost: Cost) -> Interval:
     if cost.kind == "baseline" or speed.estimate is None:
         return speed
     if cost.estimate is None:
-        return Interval(note=cost.reason)
+        return Interval(note=cost.note)
     middle, net = 1 + cost.estimate, speed.estimate / (1 + cost.estimate)
     if speed.low is None or speed.high is None or cost.low is None or cost.high is None:
         return Interval(estimate=net)

@@ -33,7 +33,7 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
                    break_even_throughput, final_loss, standing, power, target_sweep[], measured,
                    fp4_share_of_flops, modelled[], published[], in_bf16, text, runs[]}
   tokens_to_target, break_even_throughput   {estimate, low, high}
-  token_cost      {estimate, low, high, kind, reason, n, n_baseline, pairs, pairing_variance_ratio, own, stands_out,
+  token_cost      {estimate, low, high, kind, note, n, n_baseline, pairs, pairing_variance_ratio, own, stands_out,
                    baseline_stands_out, near_budget, restricted, counted_from_tokens (of the fork, 0 for whole runs)}
                   kind: baseline | interval | point (no interval) | bound (low or high alone) | none
                   own: the interval from its own variance alone; stands_out: its runs spread more than the others';

@@ -66,7 +66,7 @@ def _hundredths(value: float) -> str:
     return signed(100 * value, 0 if abs(value) >= 9.995 else 1)
 
 
-def interval(value: Interval | Cost, number: Callable[[float], str] = loss, unit: str = "") -> str:
+def interval(value: Interval, number: Callable[[float], str] = loss, unit: str = "") -> str:
     """Format an estimate, with its interval in brackets if it has one; without an estimate, the bounds."""
     low, high = (None if end is None else number(end) for end in (value.low, value.high))
     if value.estimate is not None:
@@ -77,7 +77,7 @@ def interval(value: Interval | Cost, number: Callable[[float], str] = loss, unit
     return f"> {low}{unit}" if low else f"≤ {high}{unit}" if high else DASH
 
 
-def percents(value: Interval | Cost) -> str:
+def percents(value: Interval) -> str:
     """Format a fraction as a signed percentage, with its interval or bound."""
     return interval(value, _hundredths, f"{NBSP}%")
 

@@ -128,8 +128,8 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
     if not known:
         named: dict[str, list[str]] = {}
         for arm in arms:
-            if arm.token_cost.reason:
-                named.setdefault(arm.token_cost.reason, []).append(arm.name)
+            if arm.token_cost.note:
+                named.setdefault(arm.token_cost.note, []).append(arm.name)
         reasons = (why.replace("this arm", listed(names)) for why, names in named.items())
         lead = (
             f"Nothing is settled yet: no arm has a token cost with an interval ({'; '.join(reasons)}). It "
@@ -187,12 +187,13 @@ def _counts(arm: ArmResult) -> str:
 def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
     """Say what was found on an arm: on its token cost or, without a target, on its final loss."""
     name, base, found = arm.name, analysis.baseline, arm.token_cost
-    low, high = found.low, found.high
-    kind, reason, size, noun = found.kind, found.reason, f"{cost(found)}, {_counts(arm)}", "token cost"
+    of_loss = analysis.plan.target is None
+    figure = arm.difference if of_loss else found
+    low, high, reason = figure.low, figure.high, figure.note
+    kind, size, noun = found.kind, f"{cost(found)}, {_counts(arm)}", "token cost"
     limit, worse, better = f"costs above {share(high)}", "costs more tokens than", "needs fewer tokens than"
-    if analysis.plan.target is None:
+    if of_loss:
         loss, noun, worse, better = arm.difference, "loss difference", "ends above", "ends below"
-        low, high, reason = loss.low, loss.high, loss.note
         at = f" after {tokens(loss.tokens)} tokens" if analysis.has_curves else ""
         size = f"{interval(loss, signed)} nats/token{at}, {counts(loss)}"
         kind = "none" if loss.estimate is None else "point" if low is None or high is None else "interval"

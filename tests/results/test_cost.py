@@ -45,7 +45,7 @@ def test_the_paired_interval_is_that_of_scipy_over_the_seeds_in_common():
     strangers = [replace(run, seed=run.seed + 10) for run in hits(*BASE)]
     apart = token_cost(hits(*ARM), strangers, paired=True)
     assert (apart.kind, apart.pairs) == ("interval", None)
-    assert "unpaired" in apart.reason
+    assert "unpaired" in apart.note
 
 
 WITHOUT = """
@@ -77,7 +77,7 @@ def test_without_an_interval_there_is_what_is_known_and_the_reason(
     assert (cost.kind, cost.n) == (kind, sum(run.end != "missing" for run in runs_of(arm)))
     expected = tuple(map(cost_of, (estimate, low, high)))
     assert (cost.estimate, cost.low, cost.high) == pytest.approx(expected)
-    assert reason in cost.reason
+    assert reason in cost.note
 
 
 def test_a_bound_has_the_interval_of_runs_cut_at_the_budget_and_a_mean_its_least():

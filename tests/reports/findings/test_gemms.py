@@ -56,9 +56,9 @@ def test_steps_are_pairs_that_differ_in_one_gemm(arms, steps):
     configs = {
         name: one if isinstance(one, RecordedConfig) else configured(one) for name, one in arms.items()
     }
-    found = find_steps(configs, lambda *pair: Cost(kind="point", reason="/".join(pair)))
+    found = find_steps(configs, lambda *pair: Cost(kind="point", note="/".join(pair)))
     assert [(step.gemm, step.from_arm, step.to_arm) for step in found] == steps
-    assert [step.cost.reason for step in found] == [f"{one}/{other}" for _, one, other in steps]
+    assert [step.cost.note for step in found] == [f"{one}/{other}" for _, one, other in steps]
 
 
 @pytest.mark.parametrize(

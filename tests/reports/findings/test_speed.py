@@ -135,7 +135,7 @@ def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
     def first(arm, base, tokens=None, **cost):
         return modelled_speed(arm, base, tokens_to_target=tokens, cost=Cost(**cost))[0]
 
-    bound = first(fp4, fp8, kind="bound", low=0.2, reason="why")
+    bound = first(fp4, fp8, kind="bound", low=0.2, note="why")
     assert (bound.net.estimate, bound.net.note, bound.hours) == (None, "why", Interval())
     own = whole_config(Recipe())
     one = first(own, own, 1e12, kind="baseline")

@@ -130,7 +130,7 @@ def test_a_diverged_run_counts_with_the_longest_of_the_study(analysed):
     base = runs(f"0: {long}; 1: {long}; 2: {long}; 3: {long}")
     gone = runs("4: 4.5; 5: 4.5", state="diverged")
     (found,) = analysed(a=base, b=gone + runs(f"6: {long}; 7: {long}")).others
-    assert (found.token_cost.kind, found.token_cost.reason) == ("bound", "this arm: of 4 runs 2 diverged")
+    assert (found.token_cost.kind, found.token_cost.note) == ("bound", "this arm: of 4 runs 2 diverged")
     assert found.token_cost.low == pytest.approx(0, abs=0.01)
     assert [run.tokens for run in found.runs] == [1000, 1000, 10_000, 10_000]
 
