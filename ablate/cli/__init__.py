@@ -6,7 +6,6 @@ Bad input ends with one line per problem on standard error and exit code 2, neve
 from __future__ import annotations
 
 import io
-import os
 import pkgutil
 import sys
 
@@ -79,19 +78,11 @@ def cli() -> None:
     """Find out which GEMMs of a linear layer can be trained in FP4, and what that costs."""
 
 
-def _speak_utf8() -> None:
-    """Restart in Python's UTF-8 mode if the locale has another encoding: names of files need it."""
-    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  this very program
-    for stream in (sys.stdout, sys.stderr):  # PYTHONIOENCODING may still ask for less than is printed
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
 def main() -> None:
     """Run the command line; turn a user's mistakes into one line each and exit code 2."""
-    _speak_utf8()
+    for stream in (sys.stdout, sys.stderr):  # their encoding may lack what is printed
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     restrict_umask()
     try:
         code = cli.main(standalone_mode=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ import click
 from ablate.base.errors import UserError
 from ablate.cli.common import deliver, format_table, names_text
 from ablate.execute.command import run_values
-from ablate.execute.pending_runs import find_elsewhere, taken_text
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
 from ablate.modelled.speed import HARDWARE, Range
@@ -78,13 +77,6 @@ def show_plan(
     usual = HARDWARE if any(arm.resources.gpus for arm in plan.arms) else ()
     named = dict.fromkeys([*(hardware or usual), *prices])
     progress = read_progress(plan, store)
-    # A run would take results of other studies in the storage, which have no weights.
-    runs = () if plan.keep_weights else plan.runs()
-    to_do = {run.id: arm.resources for arm, run in runs if run.id and run.id not in progress.states}
-    there = find_elsewhere(store, to_do)
-    states = {run_id: other.run(run_id).status().state for run_id, other in there.items()}
-    progress = replace(progress, states=progress.states | states)
-    elsewhere = {run_id: other.path.name for run_id, other in there.items()}
     tried = _dry_runs(plan) if dry_run else []
     if dry_run and not plan.missing:
         from ablate.cli.display import ConsoleListener
@@ -99,7 +91,7 @@ def show_plan(
 
     def lines() -> Iterator[str]:
         yield from _head(plan, progress)
-        yield from _figures(plan, progress, costs, elsewhere)
+        yield from _figures(plan, progress, costs)
         if named:
             yield from _hardware_lines(plan, on_each, of_all)
         dropped = {cell.name: cell.reason for cell in plan.dropped}
@@ -130,7 +122,7 @@ def show_plan(
 
     content = None
     if as_json:
-        content = _content(plan, progress, costs) | {"taken_from": elsewhere, "on_hardware": of_all}
+        content = _content(plan, progress, costs) | {"on_hardware": of_all}
         for entry, where in zip(content["arms"], on_each, strict=True):
             entry["on_hardware"] = where
         for entry, found in zip(content["arms"], tried, strict=False):
@@ -220,14 +212,10 @@ def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     yield format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows) + "\n"
 
 
-def _figures(
-    plan: Plan, progress: StudyProgress, costs: PlanCosts, elsewhere: dict[str, str]
-) -> Iterator[str]:
+def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[str]:
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
     ids = [run.id for _, run in plan.runs()]
     runs = [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"]
-    if elsewhere:
-        runs.append(f"of the results {taken_text(elsewhere)}: same configuration, same code")
     if shared := costs.shared_tokens:
         runs.append(
             f"{len(shared):,} begin with steps that another trains, to the same bits: "
@@ -248,10 +236,7 @@ def _figures(
                 f"{ground}; --dry-run times the arms that have not run, emulated ones longer",
             )
         time = f"{about} {duration_text(costs.wall_seconds)}{where} ({ground})"
-    wanted, here = max(arm.resources.gpus for arm in plan.arms), _gpus_here()
     figures = {
-        "GPUs": [f"{wanted} a device of a run, of {here} here: `ablate run` needs a cluster's (--address)"]
-        * (wanted > here),
         "tuning": _tuning_texts(plan),
         **{name: _each(plan, text_of) for name, text_of in _OF_AN_ARM.items() if name in told},
         "command": [f"{arm.name}: {text}" for arm in plan.arms if (text := _command_text(plan, arm))],
@@ -268,11 +253,6 @@ def _figures(
     }
     for name, texts in figures.items():
         yield from (f"{'' if place else name:<9} {text}" for place, text in enumerate(texts))
-
-
-def _gpus_here() -> int:
-    """Count this machine's GPUs without torch, which takes seconds to load."""
-    return max(len([*Path("/dev").glob(pattern)]) for pattern in ("nvidia[0-9]*", "dri/renderD*"))
 
 
 def _tuning_texts(plan: Plan) -> list[str]:

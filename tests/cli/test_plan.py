@@ -36,22 +36,9 @@ def test_runs_that_are_done_are_shown_so(here):
         append_line(store.run(run_id).metrics_path, {"kind": "train", "tokens": 1, "tokens_per_sec": 9e3})
         store.run(run_id).write_status(Status(state=state))
     text = ablate("plan", "study.yaml", "--storage", "elsewhere", "--runs", cwd=here).out
-    assert "1 finished, 1 diverged\n" in text
     assert "10 (1 finished, 1 diverged, 1 running, 7 pending)" in text
     assert f"{ids[1]}  bf16     4     diverged\n" in text
     assert "time      at least " in text  # emulated arms have not run
-    assert "10 (10 pending)" in ablate("plan", "study.yaml", cwd=here).out  # another storage knows nothing
-    # Own code is named until the study has been run.
-    own = ablate("plan", "one-trainer.yaml", "--storage", "elsewhere", "--hardware", "B200", cwd=here)
-    assert "for built-in models and the built-in trainer alone, not for all\n" in own.out
-    assert own.err == ""
-
-
-def test_gpus_that_are_not_here_are_said(here, monkeypatch):
-    for found, said in ((0, True), (3, True), (4, False)):
-        monkeypatch.setattr("ablate.cli.plan_text._gpus_here", lambda found=found: found)
-        shown = ablate("plan", "study.yaml", "--set=base.resources.gpus=4", cwd=here).out
-        assert (f"GPUs      4 a device of a run, of {found} here: " in shown) == said
 
 
 COMMAND = """
@@ -130,15 +117,12 @@ def test_what_has_to_start_fast_imports_nothing_heavy(here, calls, heavy):
     subprocess.run([sys.executable, "-c", code], cwd=here, check=True)
 
 
-def test_a_locale_without_utf8_does_no_harm(tmp_path):
-    (tmp_path / "stüdy.yaml").write_text((STUDIES / "study.yaml").read_text().replace("mine", "stüdy"))
-    odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "ablate", "plan", "stüdy.yaml", "--storage", "rüns"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | odd, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "stüdy" in done.stdout
+def test_what_a_streams_encoding_lacks_is_replaced():
+    command = [sys.executable, "-m", "ablate", "plan", "quickstart", "--hardware", "B200"]
+    odd = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=odd, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"ranges (?: no unit" in done.stdout
 
 
 def test_a_table_that_is_too_wide_wraps_its_widest_column(monkeypatch):

@@ -21,7 +21,6 @@ TRANSCRIPTS = Path(__file__).with_name("transcripts")
 VARIES = {
     r"(\.\d{5})\d+": r"\1",
     r"(not timed here: arm '\w+': ).*": r"\1…",
-    r"GPUs      \d+ a device .*\n": "",  # a line of machines without
     r"\[\d:\d\d:\d\d\]": "[TIME]",
     r".* CPU quantiser .*\n|Emulating with plain torch.*\n": "",  # as this machine has its kernel
     r"about [\d.]+ \w+ on \d+ CPU": "about … CPU",
