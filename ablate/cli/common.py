@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import signal
 import string
@@ -96,30 +95,6 @@ tracking_option = click.option(
     metavar="URI",
     callback=_checked,
     help="MLflow server (default: $MLFLOW_TRACKING_URI, else a database in the storage).",
-)
-
-
-def _prices(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-    if not texts:
-        return {}
-    from ablate.modelled.hardware import PEAKS
-
-    prices = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        if name not in PEAKS or not re.fullmatch(r"\d*\.?\d+", number) or not float(number):
-            raise UserError(f"--price: expected HARDWARE=USD, got '{text}' (hardware: {', '.join(PEAKS)})")
-        prices[name] = float(number)
-    return prices
-
-
-price_option = click.option(
-    "--price",
-    "prices",
-    multiple=True,
-    metavar="HARDWARE=USD",
-    callback=_prices,
-    help="USD for a device-hour, such as B200=4: adds what it costs there.",
 )
 
 

@@ -46,7 +46,7 @@ _RUN_NOW = {True: "being run now", False: "not being run", None: "whether it is 
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "source", "throughput.json", "executor.lock", "cancel", "runs", "report",
-    "former-reports", "mirror", "mirror.id",
+    "mirror", "mirror.id",
     "search", "search.lock.json", "optuna.log", "prefixes",
 }  # fmt: skip
 _OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}

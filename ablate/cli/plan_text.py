@@ -29,7 +29,7 @@ from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
     from ablate.study import Study
@@ -58,7 +58,6 @@ def show_plan(
     layers: bool,
     all_runs: bool,
     hardware: tuple[str, ...],
-    prices: dict[str, float],
     storage: Path,
 ) -> None:
     """Print the plan of a study; the other parameters are the options of the verb.
@@ -75,7 +74,7 @@ def show_plan(
         if name not in PEAKS:
             raise UserError(f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})")
     usual = HARDWARE if any(arm.resources.gpus for arm in plan.arms) else ()
-    named = dict.fromkeys([*(hardware or usual), *prices])
+    named = dict.fromkeys(hardware or usual)
     progress = read_progress(plan, store)
     tried = _dry_runs(plan) if dry_run else []
     if dry_run and not plan.missing:
@@ -87,7 +86,7 @@ def show_plan(
         except UserError as error:  # the arms may be meant for another machine
             click.echo(f"not timed here: {error}", err=True)
     costs = estimate(plan, progress, cores=os.cpu_count() or 1)
-    on_each, of_all = _on_hardware(plan, named, prices) if named or as_json else ([], {})
+    on_each, of_all = _on_hardware(plan, named) if named or as_json else ([], {})
 
     def lines() -> Iterator[str]:
         yield from _head(plan, progress)
@@ -375,7 +374,7 @@ def _states(progress: StudyProgress, ids: Iterable[str]) -> str:
 
 
 def _on_hardware(
-    plan: Plan, hardware: Iterable[str], prices: Mapping[str, float]
+    plan: Plan, hardware: Iterable[str]
 ) -> tuple[list[dict[str, Entry | None]], dict[str, Entry]]:
     """Return what each arm, and the whole study, needs on each hardware; without any, each arm on the CPU.
 
@@ -389,7 +388,7 @@ def _on_hardware(
     arms: list[dict[str, Entry | None]] = [{} for _ in plan.arms]
     study: dict[str, Entry] = {}
     for name in hardware or (CPU,):
-        price, found = prices.get(name), [on_hardware(arm.config, arm.resources, name) for arm in plan.arms]
+        found = [on_hardware(arm.config, arm.resources, name) for arm in plan.arms]
         for own, one in zip(arms, found, strict=True):
             own[name] = None
             if one is not None:
@@ -399,7 +398,7 @@ def _on_hardware(
                     "capacity_bytes": one.capacity_bytes,
                     "fits": one.fits,
                     "figures_are": "modelled",
-                    **_costs(one.gpu_hours, price, "_per_run"),
+                    **_hours(one.gpu_hours, "_per_run"),
                 }
         hours = [one and one.gpu_hours for one in found]
         total = None
@@ -411,18 +410,13 @@ def _on_hardware(
             total = Range(**sums)
         if name != CPU:
             fits = None if None in found else all(one.fits for one in found if one)
-            study[name] = {"fits": fits, **_costs(total, price)}
+            study[name] = {"fits": fits, **_hours(total)}
     return arms, study
 
 
-def _costs(hours: Range | None, price: float | None, per: str = "") -> Entry:
-    """Return GPU-hours and USD with the ends of their ranges; None: not modelled, or without a price."""
-    usd = None if hours is None or price is None else hours.times(price)
-    return {
-        f"{key}{per}{suffix}": None if value is None else getattr(value, end)
-        for key, value in (("gpu_hours", hours), ("usd", usd))
-        for suffix, end in _ENDS.items()
-    }
+def _hours(hours: Range | None, per: str = "") -> Entry:
+    """Return GPU-hours with the ends of their range; None: not modelled."""
+    return {f"gpu_hours{per}{suffix}": hours and getattr(hours, end) for suffix, end in _ENDS.items()}
 
 
 def _hardware_lines(
@@ -438,7 +432,7 @@ def _hardware_lines(
         )
     if len(others) == len(names):
         return
-    yield "\nmodelled, with 95 % ranges (–: no unit for a format, not modelled, or no price)"
+    yield "\nmodelled, with 95 % ranges (–: no unit for a format, or not modelled)"
     for name, whole in study.items():
         known = [entry for own in arms if (entry := own[name]) is not None]
         most = max(known, key=lambda entry: entry["memory_bytes"]["total"])
@@ -446,7 +440,7 @@ def _hardware_lines(
         fitting = sum(bool(entry["fits"]) for entry in known)
         yield f"{name:<9} {most['capacity_bytes'] / 1e9:.3g} GB; at its peak the largest arm takes {parts}"
         yield f"          arms that fit into {FITS_SHARE:.0%} of it: {fitting} of {len(known)}"
-        yield f"          all runs: {_range(whole, 'gpu_hours')} GPU-hours, {_range(whole, 'usd')} USD"
+        yield f"          all runs: {_range(whole, 'gpu_hours')} GPU-hours"
     yield "\nGPU-hours a run, modelled:"
     rows = [
         (name, *(_range(entry, "gpu_hours_per_run") for entry in own.values()))

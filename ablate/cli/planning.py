@@ -18,7 +18,6 @@ from ablate.cli.common import (
     deliver,
     ended_by_ctrl_c,
     json_option,
-    price_option,
     refuse_other_options,
     set_option,
     storage_option,
@@ -130,7 +129,6 @@ def init(
     help="Model memory and GPU-hours on this hardware, such as B200; may be given again.",
 )
 @set_option
-@price_option
 @storage_option
 def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
     """Show the runs of STUDY without starting any.
@@ -140,14 +138,14 @@ def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
     on them is shown, and then what is missing.
 
     Memory and GPU-hours on named hardware are modelled. They are shown for studies that take GPUs, and with
-    --hardware and --price for any.
+    --hardware for any.
 
     \b
     Example:
       ablate plan quickstart
       ablate plan my-study.yaml --set base.training.learning_rate=1e-3 --set seeds=5
       ablate plan my-study.yaml --json | jq '.arms[].name'
-      ablate plan llama31-8b-mlperf --hardware MI355X --price MI355X=3
+      ablate plan llama31-8b-mlperf --hardware MI355X
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     from ablate.cli.plan_text import show_plan
     from ablate.study import load_study

@@ -27,7 +27,6 @@ from ablate.cli.common import (
     echo_lines,
     find_study,
     json_option,
-    price_option,
     storage_option,
     table_text,
     target_of,
@@ -67,7 +66,7 @@ def _target(_context: click.Context, _option: click.Parameter, text: str | None)
 
 @click.command(
     epilog="Examples:  ablate report quickstart   ·   ablate report my-study --watch   ·   "
-    "ablate report my-study --price MI355X=2.5   ·   ablate report my-study --baseline fp8 --out against-fp8"
+    "ablate report my-study --baseline fp8 --out against-fp8"
 )
 @click.argument("study")
 @storage_option
@@ -88,7 +87,6 @@ def _target(_context: click.Context, _option: click.Parameter, text: str | None)
     help="Pool runs although they differ in this: data, tokenizer, evaluation, code, device, arithmetic, "
     "world_size.",
 )
-@price_option
 @click.option("--watch", is_flag=True, help="Write it anew while the study runs; Ctrl-C ends it.")
 @click.option(
     "--every",

@@ -11,7 +11,7 @@
 | `executor.lock`, `cancel` | a lock of who runs the study now; the request of `ablate cancel` to stop |
 | `runs/<id>/` | the runs, below |
 | `prefixes/<key>/` | the rows and the checkpoint of steps that runs have in common, until the last of them has its result |
-| `report/`, `former-reports/<n>/` | the report; those of another baseline, target or pairing before it |
+| `report/` | the report |
 | `mirror/`, `mirror.id` | cursors and logs of MLflow's mirror; the name of this copy |
 | `search/`, `search.lock.json`, `optuna.log` | of a search: its pages, what it must not change, Optuna's journal |
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.base.files import parse_json, write_bytes_atomic
+from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures import Drawing, draw_figures, drawn_arms
 from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
@@ -34,7 +34,7 @@ from ablate.results.cost import mean_tokens
 from ablate.results.frames import load_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from ablate.reports.findings.results import Analysis
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 
 _MOST_POINTS = 200
-_QUESTION = ("baseline", "target", "paired_seeds", "intervals")
-"""Keys of ``report.json``: two reports answer the same question if all these values are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +68,13 @@ def write_report(
     baseline: str | None = None,
     target: float | Target | None = None,
     waive: Collection[str] = (),
-    prices: Mapping[str, float] | None = None,
     refresh_sec: int | None = None,
 ) -> ReportPaths:
     """Write the report of a study, by default into ``report/`` in its folder.
 
-    An earlier report there that answers another question moves to ``former-reports/``. ``baseline``,
-    ``target``: another arm, or another value, than the study names; see ``read.rebase``. ``waive``: settings
-    in which runs may differ, see ``results.ends``. ``prices``: USD for a device-hour by the hardware's name.
-    ``refresh_sec``: a browser reloads the page after so many seconds; None: never.
+    ``baseline``, ``target``: another arm, or another value, than the study names; see ``read.rebase``.
+    ``waive``: settings in which runs may differ, see ``results.ends``. ``refresh_sec``: a browser reloads the
+    page after so many seconds; None: never.
 
     Raises:
         FileNotFoundError: the study never ran here.
@@ -106,8 +102,8 @@ def write_report(
         tables.tuning_table(analysis),
         *draw_diagnoses(diagnosed),
         diagnosis_table(diagnosed),
-        tables.measured_table(analysis, prices or {}),
-        tables.modelled_table(analysis, prices or {}),
+        tables.measured_table(analysis),
+        tables.modelled_table(analysis),
         tables.published_table(analysis),
         tables.run_table(analysis),
     )
@@ -127,7 +123,6 @@ def write_report(
         "ended": words.moment(analysis.last_ended_unix),
     }
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
-    kept = _keep_another_question(folder, document) if out is None else ()
     texts = {
         "arms.csv": csv_text(arm_frame(analysis)),
         "runs.csv": csv_text(run_frame(analysis)),
@@ -149,24 +144,8 @@ def write_report(
         verdict=verdict,
         matrices=matrices,
         findings=findings,
-        notices=(*notices, *kept),
+        notices=notices,
     )
-
-
-def _keep_another_question(report: Path, document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Move away a report that answers another question than ``document``; return a notice of it."""
-    try:
-        before = parse_json((report / "report.json").read_bytes())
-        if all(before.get(key) == document[key] for key in _QUESTION):
-            return ()
-    except (OSError, ValueError, AttributeError):
-        return ()
-    folder = report.parent / "former-reports"
-    folder.mkdir(exist_ok=True)
-    numbers = (int(path.name) for path in folder.iterdir() if path.name.isdecimal())
-    kept = report.rename(folder / str(max(numbers, default=0) + 1))
-    place = (kept / "report.html").relative_to(report.parents[1])
-    return (f"The report of another question is kept: {place}.",)
 
 
 def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.words.format import Table
     from ablate.reports.words.verdict import Finding
-    from ablate.results.intervals import Interval
 
 
 def arms_table(analysis: Analysis) -> Table:
@@ -325,11 +324,8 @@ def tuning_table(analysis: Analysis) -> Table | None:
     )
 
 
-def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
-    """Show throughput and end-to-end speed of arms with valid timing. ``prices``: USD for a device-hour."""
-    # A price holds only if all runs were on that kind of device.
-    devices = {str(environment.get("gpu")) for environment, _ in analysis.environments}
-    price = next((usd for name, usd in prices.items() if all(name in device for device in devices)), None)
+def measured_table(analysis: Analysis) -> Table:
+    """Show throughput and end-to-end speed of arms with valid timing."""
     record = analysis.throughput
     alone = "" if record is None else f" (`ablate check STUDY --steps`: {timed_alone(record)})"
     return make_table(
@@ -349,18 +345,17 @@ def measured_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
                 "Throughput": times(measured.throughput),
                 "Break-even": times(arm.break_even),
                 "End-to-end speed": times(measured.end_to_end),
-                "GPU-hours to target": _hours(measured.hours),
+                "GPU-hours to target": interval(measured.hours, lambda hours: f"{hours:.3g}", f"{NBSP}h"),
             }
-            | ({} if price is None else {f"Cost at {price:g} $/h": _hours(measured.hours, price)})
             for arm in analysis.arms
             if (measured := arm.measured) is not None
         ],
-        range(2, 8),
+        range(2, 7),
     )
 
 
-def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
-    """Show the modelled speed on named hardware. ``prices``: USD for a device-hour, by hardware."""
+def modelled_table(analysis: Analysis) -> Table:
+    """Show the modelled speed on named hardware."""
     return make_table(
         "modelled",
         "Modelled speed",
@@ -376,24 +371,11 @@ def modelled_table(analysis: Analysis, prices: Mapping[str, float]) -> Table:
                 + (f"; net {times(one.net)}" if one.speed.estimate and arm.name != analysis.baseline else "")
                 for one in arm.modelled
             }
-            | {
-                f"{one.hardware}: GPU-hours to target, at {prices[one.hardware]:g} $/h": (
-                    f"{_hours(one.hours)}, {_hours(one.hours, prices[one.hardware])}"
-                )
-                for one in arm.modelled
-                if one.hardware in prices
-            }
             for arm in analysis.arms
             if arm.modelled
         ],
-        range(1, 2 + len(HARDWARE) + len(prices)),
+        range(1, 2 + len(HARDWARE)),
     )
-
-
-def _hours(value: Interval, price: float | None = None) -> str:
-    """Format hours or, with a price for each, dollars, with their interval."""
-    unit = NBSP + ("h" if price is None else "$")
-    return interval(value, lambda hours: f"{hours * (price or 1):.3g}", unit)
 
 
 def published_table(analysis: Analysis) -> Table:

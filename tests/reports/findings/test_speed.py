@@ -157,10 +157,10 @@ def runs_of(store):
     return [store.run(entry.id) for _, entry in store.plan().runs()]
 
 
-def test_measured_speed_is_in_the_report_with_its_price(tmp_path):
+def test_measured_speed_is_in_the_report(tmp_path):
     store = native_study(tmp_path)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
-    written = write_report(store, prices={"MI355X": 2.5, "B200": 4.0})
+    written = write_report(store)
     check_page("native", written.markdown)
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pandas as pd
@@ -44,21 +43,6 @@ def test_the_bytes_depend_on_the_study_alone(written, tmp_path):
     write_report(StudyStore(moved), tmp_path / "elsewhere" / "deep")
     assert files(tmp_path / "elsewhere" / "deep") == files(report)
     assert set(files(report)) == ALL_FILES
-
-
-@pytest.mark.exhaustive
-def test_the_report_of_another_question_is_kept_beside_the_new_one(make_study):
-    store = make_study({"a": [line(3, 2, 1)] * 2, "b": [line(3, 2.5, 1), line(3, 2.4, 1)]}, study="asks")
-    write_report(store)
-    first, plan = files(store.path / "report"), store.plan()
-    assert write_report(store).notices == ()
-    for number, changed in enumerate(({"baseline": "b"}, {"paired_seeds": False}, {"intervals": "own"}), 1):
-        store.write_plan(replace(plan, **changed))
-        (said,) = write_report(store).notices
-        assert said == f"The report of another question is kept: asks/former-reports/{number}/report.html."
-    assert files(store.path / "former-reports" / "1") == first
-    written = write_report(store, store.path / "elsewhere", baseline="b")
-    assert write_report(store, store.path / "elsewhere").notices == written.notices == ()
 
 
 def test_the_contract_of_report_json(written):
