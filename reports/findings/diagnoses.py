@@ -3,7 +3,8 @@
 Within a run a figure is the mean over its diagnosed layers and steps; over runs it is the mean of these, with
 its t interval. The similarity of the errors at two steps is computed from their sketches.
 
-How it fails: a damaged row is left out and counted; an arm whose runs have no diagnostics is left out.
+Rows are as they were written: the run store vouches for them by a hash. How it fails: a file with a row
+that this does not know is left out, and named; an arm whose runs have no diagnostics is left out.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
 
-from ablate.recipes import GEMMS, OPERANDS
+from ablate.recipes import GEMMS, OPERANDS, Gemm
 from ablate.results.intervals import Interval, mean_interval
-from ablate.store.metrics import is_row, lines_of, number_in, parse_rows
+from ablate.store.metrics import lines_of, rows_of
+from ablate.store.records import Count, Number, Text, Tokens, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ablate.recipes import Gemm
     from ablate.reports.findings.results import Analysis
     from ablate.store import StudyStore
 
-LAGS = (1, 2, 4, 8)
-"""How many diagnoses apart errors are compared."""
 MAPPED = ("relative_error", "bias_share", "gain")
 _FIGURES = (*MAPPED, "zeros", "zeros_bf16")
 _SQRT_3 = math.sqrt(3)
@@ -37,11 +38,45 @@ _SQRT_3 = math.sqrt(3)
 Row = dict[str, Any]
 
 
+class _Operand(TypedDict):
+    clipped: Number | None
+    zeroed: Number | None
+    crest_before: Number | None
+    crest_after: Number | None
+
+
+class _Noise(TypedDict):
+    noise_energy: Number
+
+
+class _Diagnosis(TypedDict):
+    """What is read of a row of one GEMM, in ``diagnostics.jsonl``."""
+
+    kind: Text
+    tokens: Tokens
+    layer: Text
+    gemm: Gemm
+    draws: Count
+    relative_error: Number | None
+    bias_share: Number | None
+    gain: Number | None
+    error_energy: Number | None
+    zeros: Number | None
+    zeros_bf16: Number | None
+    sketch: Text | None
+    operands: dict[str, _Operand]
+    data_noise: _Noise | None
+
+
+class _Load(TypedDict):
+    kind: Text
+    busiest: Number
+
+
 @dataclass(frozen=True, kw_only=True)
 class Likeness(Interval):
-    """The share of the error that is still the same after so many diagnoses and training tokens."""
+    """The share of the error that is still the same at the next diagnosis, so many training tokens later."""
 
-    diagnoses_later: int
     tokens_later: int
 
 
@@ -81,7 +116,7 @@ class GemmSummary:
     bias_share: Interval
     zeros: Interval
     zeros_bf16: Interval
-    alike: tuple[Likeness, ...]
+    alike: Likeness | None
     largest: Largest
     operands: tuple[OperandSummary, ...]
     error_over_data_noise: Interval
@@ -113,55 +148,38 @@ class ArmDiagnosis:
 
 
 def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
-    """Diagnose each arm that has rows; also return a line for each file with damaged rows."""
+    """Diagnose each arm that has rows; also return a line for each file that is left out."""
     found, faults = [], []
     for arm in analysis.arms:
         runs = []
         for run in (store.run(one.run_id) for one in arm.runs if one.state != "damaged"):
             content, odd = run.rows(run.diagnostics_path, run.status())
-            rows, damaged = read_rows(content)
             faults += odd
-            if damaged:
-                faults.append(f"{run.diagnostics_path}: damaged rows left out: {damaged}")
-            runs.append(rows)
+            try:
+                runs.append(read_rows(content))
+            except ValueError as error:
+                faults.append(f"{run.diagnostics_path}: {error}")
         if any(runs):
             found.append(diagnose_arm(arm.name, runs))
     return tuple(found), tuple(faults)
 
 
-def read_rows(content: bytes) -> tuple[list[Row], int]:
-    """Return the valid rows of a file and the number of damaged ones; a last line that was cut is neither."""
-    rows = parse_rows(lines_of(content))
-    good = [
-        row
-        for row in rows
-        if (is_row(row, "load") and number_in(row, "busiest") is not None)
-        or (
-            is_row(row, "diagnosis")
-            and type(row.get("draws")) is int
-            and row["draws"] > 0
-            and row.get("gemm") in GEMMS
-            and isinstance(row.get("layer"), str)
-            and all(
-                row.get(name) is None or number_in(row, name) is not None
-                for name in (*MAPPED, "error_energy")
-            )
-        )
-    ]
-    return good, len(rows) - len(good)
+def read_rows(content: bytes) -> list[Row]:
+    """Return the rows of a file; a last line that was cut is none.
+
+    Raises:
+        ValueError: a row with a value of another type; one line that names the place.
+    """
+    lines = lines_of(content)
+    loads: list[Any] = checked(list[_Load], rows_of(lines, "load"))
+    return [*checked(list[_Diagnosis], rows_of(lines, "diagnosis")), *loads]
 
 
 def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
     """Diagnose an arm from the rows of each of its runs."""
-    rows = [
-        row
-        | {figure: number_in(row, figure) for figure in _FIGURES}
-        | {"run": run, "over_noise": _over_noise(row)}
-        for run, own in enumerate(runs)
-        for row in own
-    ]
+    rows = [row | {"run": run} for run, own in enumerate(runs) for row in own]
     loads = [row for row in rows if row["kind"] == "load"]
-    own = [row for row in rows if row["kind"] == "diagnosis"]
+    own = [row | {"over_noise": _over_noise(row)} for row in rows if row["kind"] == "diagnosis"]
     places = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in own))
     tokens = tuple(sorted({row["tokens"] for row in own}))
     maps = []
@@ -180,9 +198,8 @@ def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
 
 
 def _over_noise(row: Row) -> float | None:
-    noise, error = row.get("data_noise"), number_in(row, "error_energy")
-    data = number_in(noise, "noise_energy") if isinstance(noise, dict) else None
-    return error / data if data is not None and data > 0 and error is not None else None
+    noise, error = (row["data_noise"] or {"noise_energy": 0.0})["noise_energy"], row["error_energy"]
+    return error / noise if noise > 0 and error is not None else None
 
 
 def _means(
@@ -200,18 +217,17 @@ def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
     layers = _means(rows, ("layer",), "relative_error") or {("",): 0.0}
     largest = max(layers, key=layers.__getitem__)
     over_runs = {figure: _interval(_means(rows, ("run",), figure).values()) for figure in _FIGURES}
-    told = [row["operands"] for row in rows if isinstance(row.get("operands"), dict)]
     return GemmSummary(
         gemm=gemm,
         measurements=len(rows),
         draws=max(row["draws"] for row in rows),
         **over_runs,
-        alike=tuple(one for lag in LAGS if (one := _likeness(rows, lag)) is not None),
+        alike=_likeness(rows),
         largest=Largest(layer=largest[0], relative_error=layers[largest]),
         operands=tuple(
             _operand(name, own)
             for name in OPERANDS[gemm]
-            if (own := [operands[name] for operands in told if name in operands])
+            if (own := [row["operands"][name] for row in rows if name in row["operands"]])
         ),
         error_over_data_noise=_interval(_means(rows, ("run",), "over_noise", statistics.median).values()),
         under_sqrt3=sum((row["relative_error"] or 0.0) * _SQRT_3 > 1 for row in rows),
@@ -223,14 +239,14 @@ def _interval(values: Iterable[float]) -> Interval:
     return replace(mean_interval([*values]), note=None)
 
 
-def _likeness(rows: Iterable[Row], lag: int) -> Likeness | None:
+def _likeness(rows: Iterable[Row]) -> Likeness | None:
     series: dict[tuple[int, str], list[Row]] = defaultdict(list)
     pairs, apart = [], []
     for row in rows:
         series[row["run"], row["layer"]].append(row)
     for own in series.values():
-        for first, second in zip(own, own[lag:], strict=False):
-            if isinstance(first.get("sketch"), str) and isinstance(second.get("sketch"), str):
+        for first, second in pairwise(own):
+            if first["sketch"] and second["sketch"]:
                 apart.append(second["tokens"] - first["tokens"])
                 pairs.append(
                     {"run": first["run"], "cosine": sketch_cosine(first["sketch"], second["sketch"])}
@@ -239,7 +255,7 @@ def _likeness(rows: Iterable[Row], lag: int) -> Likeness | None:
     if not means:
         return None
     tokens = round(statistics.median(apart))
-    return Likeness(diagnoses_later=lag, tokens_later=tokens, **vars(_interval(means.values())))
+    return Likeness(tokens_later=tokens, **vars(_interval(means.values())))
 
 
 def sketch_cosine(first: str, second: str) -> float | None:
@@ -256,17 +272,6 @@ def sketch_cosine(first: str, second: str) -> float | None:
     return float(a @ b) / norm if norm else None
 
 
-def _operand(name: str, told: Iterable[Any]) -> OperandSummary:
-    own = [one for one in told if isinstance(one, dict)]
-
-    def mean(figure: str) -> float | None:
-        known = [value for one in own if (value := number_in(one, figure)) is not None]
-        return statistics.fmean(known) if known else None
-
-    return OperandSummary(
-        operand=name,
-        clipped=mean("clipped"),
-        zeroed=mean("zeroed"),
-        crest_before=mean("crest_before"),
-        crest_after=mean("crest_after"),
-    )
+def _operand(name: str, told: Sequence[Row]) -> OperandSummary:
+    means = {figure: _means(told, (), figure).get(()) for figure in _Operand.__annotations__}
+    return OperandSummary(operand=name, **means)

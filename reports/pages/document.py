@@ -21,9 +21,9 @@ throughput        {device, arch, versions, steps, repeats, measured_unix, tokens
                    not_used {arm: reason}}, null where `ablate check STUDY --steps` has not been run
 diagnostics[]     {arm, runs, findings[], busiest, gemms[]}, empty where the study has none
   busiest         {estimate, low, high}: tokens of the busiest expert over the mean; null without experts
-  gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, zeros, zeros_bf16, alike[],
+  gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, zeros, zeros_bf16, alike,
                    largest {layer, relative_error}, operands[], error_over_data_noise, under_sqrt3}
-  alike[]         {diagnoses_later, tokens_later, estimate, low, high}: share of the error that is still the same
+  alike           {tokens_later, estimate, low, high}: share of the error that is the same at the next diagnosis, null without two
   operands[]      {operand, clipped, zeroed, crest_before, crest_after}
 waived[], not_pooled[]              {run, arm, setting, own, others}
 evaluation_interval                 {tokens, share_of_tokens_to_target}

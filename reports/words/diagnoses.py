@@ -50,7 +50,7 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
                 "Relative error": interval(_from_zero(gemm.relative_error), share),
                 "Gain": number(gemm.gain.estimate, ".3f"),
                 "Bias": share(1.0 if gemm.draws == 1 else _from_zero(gemm.bias_share).estimate),
-                "Later": share(_from_zero(gemm.alike[0]).estimate) if gemm.alike else None,
+                "Later": share(_from_zero(gemm.alike).estimate) if gemm.alike else None,
                 "Clipped": shares(gemm, "clipped"),
                 "Zeroed": shares(gemm, "zeroed"),
                 "Over noise": number(gemm.error_over_data_noise.estimate, ".3g"),
@@ -81,8 +81,8 @@ def _sentences(one: GemmSummary) -> Iterator[str]:
         same = share(_from_zero(one.bias_share).estimate)
         text += f"; {same} of the error's energy is the same in every draw of the randomness"
     if one.alike:
-        alike = share(_from_zero(one.alike[0]).estimate)
-        text += f"; {alike} is still the same {tokens(one.alike[0].tokens_later)} tokens later"
+        alike = share(_from_zero(one.alike).estimate)
+        text += f"; {alike} is still the same {tokens(one.alike.tokens_later)} tokens later"
     yield f"{text}. Largest in {one.largest.layer}: {share(one.largest.relative_error)}."
     if (one.zeros.estimate or 0) - (one.zeros_bf16.estimate or 0) >= _WORTH_A_WORD:
         zeros, in_bf16 = interval(one.zeros, share), share(one.zeros_bf16.estimate)
