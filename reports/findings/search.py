@@ -78,10 +78,7 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A whole search. ``importances``: of factors for the value and the step time, by ``weighed`` trials.
-
-    ``wanted``: how many of the ``candidates`` the first budget was to try.
-    """
+    """A whole search. ``importances``: of factors for the value and the step time, by ``weighed`` trials."""
 
     name: str
     description: str | None
@@ -95,7 +92,6 @@ class Found:
     rungs: tuple[Rung, ...]
     importances: Mapping[str, Mapping[str, float] | None]
     weighed: int
-    wanted: int
     candidates: int
     dropped: tuple[DroppedCell, ...]
 
@@ -165,7 +161,6 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
             for i, what in enumerate((search.objective, "modelled_time"))
         },
         weighed=len(with_levels(first)),
-        wanted=planned.num_trials,
         candidates=len(planned.cells),
         dropped=planned.plans[0].dropped,
     )

@@ -57,7 +57,6 @@ def found_search(**more):
             "modelled_time": {"recipe.gemms": 1.0, "recipe.stabiliser": 0.0},
         },
         weighed=5,
-        wanted=7,
         candidates=9,
         dropped=(DroppedCell(name="none sr", reason="stabiliser 'sr' with no FP4 GEMM to act on"),),
     )
