@@ -123,11 +123,6 @@ def test_draws_of_diagnostics_are_not_trainings():
     ]
     assert len({key.step for key in keys}) == 12
     assert all(key.step >= 1 << 31 and key.call == EVAL_CALL for key in keys)
-    outputs = [
-        product(tapped.layer, "wgrad", at, dy=tapped.dy, x=tapped.x, weight=tapped.weight)
-        for at in (AT.redrawn(1), AT.redrawn(1), AT, AT.redrawn(2))
-    ]
-    assert [torch.equal(outputs[0], other) for other in outputs] == [True, True, False, False]
 
 
 def test_nothing_is_changed_by_looking_neither_delayed_scales_nor_torchs_generator():
@@ -155,8 +150,6 @@ def test_the_noise_of_the_data_is_that_of_the_exact_weight_gradient(sequences):
         assert (noise.sequences, noise.gradient_energy) == (8, pytest.approx(energy, rel=1e-4))
         expected = (4 * sum(part.square().sum().item() for part in parts) - energy) / 3
         assert noise.noise_energy == pytest.approx(expected, rel=1e-4)
-        # Random tensors have no signal: nearly all of the gradient is noise.
-        assert noise.noise_energy == pytest.approx(energy, rel=0.1)
 
 
 STEP = 32 * 16  # tokens
