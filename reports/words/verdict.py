@@ -258,14 +258,6 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             f"All runs that have not diverged reach {target_text(higher)}: with that target (`{command}`) a "
             "cost can be given."
         )
-    tuning = analysis.tuning
-    if tuning is not None and tuning.arms:
-        yield (
-            f"Each arm trains at the {listed([*tuning.plan.fields])} found for it in {tuning.plan.trials} "
-            f"trials of {tokens(tuning.plan.tokens)} tokens, as many for every arm. The trials took "
-            f"{tokens(tuning.total_tokens)} tokens in all, beside {tokens(tuning.run_tokens)} in the runs "
-            "compared."
-        )
     for arm in analysis.others:
         found = arm.in_bf16
         if found is None:
