@@ -56,7 +56,7 @@ def execute_together(task: RunRequest) -> TaskEnd:
             with contextlib.suppress(OSError, ValueError, TypeError):
                 ends[path.name] = TaskEnd(**read_json(path))
         shutil.rmtree(scratch, ignore_errors=True)
-    end = ends.pop("end-0.json", None) or lost_run(run, fault)
+    end = ends.pop("end-0.json", None) or lost_run(task, fault)
     # Another process's own fault explains more than the first one's, which is only that it lost a peer.
     cause = next((other for other in ends.values() if other.message != LOST_PEER), end)
     if not end.transient:

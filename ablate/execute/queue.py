@@ -107,7 +107,7 @@ class Workers:
             except ray.exceptions.TaskCancelledError:
                 end = TaskEnd(state="pending")
             except ray.exceptions.RayError as error:
-                end = lost_run(RunDir(run.run_dir), first_line(error))
+                end = lost_run(run, first_line(error))
             yield run.run_id, end
 
 

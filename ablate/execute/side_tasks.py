@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import os
 import sys
 import threading
 import time
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
     from ablate.train.group import Group
 
 BEAT_SEC = 5.0
-_LATER_SEC = 15.0
-"""A process that hangs ends itself. If a call keeps Python's lock, a thread of C ends it this much later."""
-EXIT_HUNG = 75
-"""Exit code of a process that ended itself because it hung (EX_TEMPFAIL: try again)."""
 EVERY_SEC = 10.0
 _MIB = 1 << 20
 _LARGEST_SHARE = 0.02
@@ -62,8 +57,8 @@ def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 class Watch(contextlib.ExitStack):
     """Beats a lease during a ``with`` block, and notes when the run was taken over (``lost``).
 
-    It ends the process if the trainer makes no progress for too long: nothing else can end a call that never
-    returns. The next attempt resumes from the last checkpoint.
+    A thread of C ends the process if the trainer makes no progress for too long: nothing else can end a call
+    that never returns, and may keep Python's lock. The next attempt resumes from the last checkpoint.
     """
 
     def __init__(self, lease: Leases, hang_after_sec: float) -> None:
@@ -81,21 +76,15 @@ class Watch(contextlib.ExitStack):
         self.tokens = self.tokens if tokens is None else tokens
 
     def _watch(self, done: threading.Event) -> None:
+        every_sec = min(BEAT_SEC, self._hang_after_sec / 4)
         while True:
-            later = self._hang_after_sec + _LATER_SEC
-            faulthandler.dump_traceback_later(later, exit=True, file=self._log)
-            if done.wait(min(BEAT_SEC, self._hang_after_sec / 4)):
+            left_sec = self._progress_sec + self._hang_after_sec - time.monotonic()
+            # Progress until then puts it off at the next beat.
+            faulthandler.dump_traceback_later(max(left_sec + every_sec, 1e-3), exit=True, file=self._log)
+            if done.wait(every_sec):
                 return
             self._lease.beat()
             self.lost = self.lost or not self._lease.is_mine()
-            idle = time.monotonic() - self._progress_sec
-            if idle > self._hang_after_sec:
-                message = f"no progress for {idle:.0f} s"
-                print(message, flush=True)
-                faulthandler.dump_traceback(self._log)
-                with contextlib.suppress(OSError):
-                    self._lease.end("interrupted", message)
-                os._exit(EXIT_HUNG)
 
 
 def sampled(

@@ -237,23 +237,22 @@ def follow_run(task: RunRequest, group: Group, step: int) -> None:
     _call_trainer(task, group, start, on_metrics=lambda _: None, should_stop=lambda: False)
 
 
-def lost_run(run: RunDir, fault: str) -> TaskEnd:
+def lost_run(task: RunRequest, fault: str) -> TaskEnd:
     """Find the end of a task whose process died: its result, or ``interrupted`` with the ledger's reason.
 
-    A process that hung with Python's lock held could write its stacks into its log and nothing else.
+    A process that hung has written its stacks into its log, below faulthandler's "Timeout (…)!", and no more.
     """
+    run = RunDir(task.run_dir)
     if (state := run.state()) in END_STATES:
         return TaskEnd(state=state)
-    leases = Leases(run.attempts)
-    record = leases.read(attempt := leases.latest())
-    if record is not None and record.outcome is None:
+    leases, message = Leases(run.attempts), f"worker lost: {fault}"
+    if (record := leases.read(attempt := leases.latest())) is not None:
+        leases.record = record
         with contextlib.suppress(OSError):
-            if b"Timeout (" in run.attempt_log(attempt).read_bytes():  # faulthandler's word
-                leases.record = record
-                leases.end("interrupted", "no progress for long: a call kept Python's lock")
-                record = leases.record
-    message = record.message if record is not None and record.outcome is not None else None
-    return TaskEnd(state="interrupted", transient=True, message=message or f"worker lost: {fault}")
+            if record.outcome is None and b"Timeout (" in run.attempt_log(attempt).read_bytes():
+                leases.end("interrupted", f"no progress for {task.resources.hang_after_sec:.0f} s")
+        message = leases.record.message or message
+    return TaskEnd(state="interrupted", transient=True, message=message)
 
 
 def _call_trainer(

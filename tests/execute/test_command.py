@@ -20,7 +20,6 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.execute.command import MARK, Place, run_command, run_values
 from ablate.execute.orphans import marked
-from ablate.execute.side_tasks import EXIT_HUNG
 from ablate.execute.worker import execute_run
 from ablate.recipes import read_recipe
 from ablate.run.command import Command, secrets_of
@@ -375,7 +374,8 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undi
 def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(tmp_path, undisturbed):
     given = config("--hang-at", "42", "--child")
     run = run_of(tmp_path, given)
-    assert executed(run, given, hang_after_sec=2.0) == EXIT_HUNG
+    assert executed(run, given, hang_after_sec=2.0) == 1
+    assert "train_by_command" in run.attempt_log(1).read_text()  # the stack says where
     wait_until(lambda: not left(run.path))
     assert executed(run, given) == 0
     assert outcome_of(run)[0] == "finished"
