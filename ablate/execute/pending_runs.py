@@ -147,15 +147,16 @@ def stop_unneeded(store: StudyStore, requests: Iterable[RunRequest], reasons: Ma
             run.write_status(replace(run.status(), state="stopped", message=reasons[request.run_id]))
 
 
-def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> dict[str, StudyStore]:
-    """Find another study of the storage that has a run's result; runs without one have no entry."""
+def _find_elsewhere(store: StudyStore, wanted: Mapping[str, RunRequest]) -> dict[str, StudyStore]:
+    """Find for each run another study of the storage that has the result which would be made here."""
     found: dict[str, StudyStore] = {}
     for folder in sorted(store.path.parent.glob("*/runs")):
         neighbour = StudyStore(folder.parent)
         there = neighbour.begun() if neighbour.path.name != store.path.name else ()
-        for run_id, resources in runs.items():
+        for run_id, request in wanted.items():
             if run_id in there and run_id not in found:
-                run = neighbour.run(run_id)
+                run, resources = neighbour.run(run_id), request.resources
+                own = [fingerprint("cpu", resources.cpus)]
                 with contextlib.suppress(OSError, ValueError, AttributeError):  # damaged
                     environment = run.environment()
                     if (
@@ -163,6 +164,7 @@ def find_elsewhere(store: StudyStore, runs: Mapping[str, ResourcesConfig]) -> di
                         and environment.get("code") == code_digest()
                         and (environment.get("gpu") is not None) == (resources.gpus > 0)
                         and environment.get("world_size") == resources.devices_per_run
+                        and (resources.gpus or environment.get("fingerprints") == own)
                         and run.state() in END_STATES  # last: it reads the run's files
                     ):
                         found[run_id] = neighbour
@@ -184,13 +186,9 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     taken, drafts = {}, store.path / "runs" / _DRAFT
     shutil.rmtree(drafts, ignore_errors=True)  # left by a killed driver
     try:
-        there = find_elsewhere(store, {run_id: run.resources for run_id, run in wanted.items()})
-        for run_id, neighbour in there.items():
+        for run_id, neighbour in _find_elsewhere(store, wanted).items():
             request, source = wanted[run_id], neighbour.run(run_id)
             run, draft = store.run(run_id), RunDir(drafts / run_id)
-            own = [fingerprint("cpu", request.resources.cpus)]
-            if not request.resources.gpus and source.environment().get("fingerprints") != own:
-                continue
             shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
             claim = Leases(draft.attempts)
             if draft.state() not in END_STATES or not claim.claim(

@@ -10,7 +10,7 @@ from four_runs import requests_of
 from ablate.base.files import append_line, write_record
 from ablate.data import DataIdentity
 from ablate.execute.environment import code_digest, fingerprint
-from ablate.execute.pending_runs import copy_results, find_elsewhere, find_todo, stop_unneeded
+from ablate.execute.pending_runs import copy_results, find_todo, stop_unneeded
 from ablate.execute.pending_runs import requests_of as requests_of_plan
 from ablate.plan import build_plan
 from ablate.run.config import ResourcesConfig
@@ -94,9 +94,9 @@ def test_only_the_result_that_would_be_made_here_is_taken(two, changed, is_taken
         change(run, **changed)
     expected = [request.run_id for request in requests[not is_taken :]]
     for other in (ResourcesConfig(gpus=1), ResourcesConfig(devices_per_run=2)):
-        assert find_elsewhere(here, {requests[1].run_id: other}) == {}
+        assert copy_results(here, [replace(requests[1], resources=other)]) == {}
     assert list(copy_results(here, requests)) == expected
-    assert find_elsewhere(StudyStore(here.path.parent / "x" / "y"), {run.run_id: ResourcesConfig()}) == {}
+    assert copy_results(StudyStore(here.path.parent / "x" / "y"), requests) == {}
 
 
 def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
