@@ -96,7 +96,7 @@ def read_progress(
     return found
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=100_000)
 def _newest(path: Path, _file: int, size: int) -> dict[str, float | None]:
     """Read the newest values of a run's rows, all of them only if the end of the file lacks a kind of row."""
     values: dict[str, float | None] = {}
