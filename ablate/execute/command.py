@@ -36,7 +36,6 @@ from ablate.run.command import (
     Command,
     check_inherited,
     filled,
-    secrets_of,
     variables_of,
 )
 from ablate.run.log_rows import LogReader
@@ -286,7 +285,7 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
         place = Place(
             config=replace(config, trainer=replace(command, command=words)),
             values=run_values(config, run_dir=Path(folder), num_devices=num_devices, port=port),
-            secrets=secrets_of(command, os.environ),
+            secrets={},  # they are in this process's environment
             group="dry run",
         )
         log = Path(folder) / "log"

@@ -87,9 +87,7 @@ class Watch(contextlib.ExitStack):
             self.lost = self.lost or not self._lease.is_mine()
 
 
-def sampled(
-    path: Path, tokens: Callable[[], int], *, every_sec: float = EVERY_SEC
-) -> contextlib.AbstractContextManager[None]:
+def sampled(path: Path, tokens: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
     """Append samples of the use of the machine to ``path`` during a ``with`` block, and one at its end.
 
     They are kept apart from the metrics, because they differ each time and a resumed run adds to them.
@@ -102,7 +100,7 @@ def sampled(
         process.cpu_percent()
         going = True
         while going:
-            going = not done.wait(every_sec)
+            going = not done.wait(EVERY_SEC)
             memory = psutil.virtual_memory()
             row = {
                 "kind": "system",

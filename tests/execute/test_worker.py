@@ -37,9 +37,10 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
         is_initialized=lambda: True, device_count=lambda: 2, utilization=only_first,
         mem_get_info=lambda index: ((8 - 2 * index) << 30, 10 << 30), power_draw=lambda _index: 412_500,
     )  # fmt: skip
+    monkeypatch.setattr(side_tasks, "EVERY_SEC", 0.1)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     path, told = tmp_path / "system.jsonl", iter(range(0, 10_000, 100))
-    with sampled(path, lambda: next(told), every_sec=0.1):
+    with sampled(path, lambda: next(told)):
         wait_until(lambda: path.exists() and len(path.read_text().splitlines()) > 1)
     found = list(map(json.loads, path.read_text().splitlines()))
     assert [row["tokens"] for row in found] == [100 * i for i in range(len(found))]
