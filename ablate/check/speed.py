@@ -61,11 +61,11 @@ class Shape(NamedTuple):
 
 def time_gemm(
     policy: OperandPolicy, shape: Shape, backend_name: str, where: str, *, repeats: int
-) -> dict[str, Any]:
+) -> tuple[str, dict[str, float]]:
     """Time Fprop of a layer on a torch device, beside bf16 and FP8 (one scale per tensor).
 
-    Times are in milliseconds. TFLOP/s and the share of the device's published peak are of the multiplication
-    alone; the speeds over bf16 and FP8 include quantising.
+    Return the mode, and figures by name. TFLOP/s and the share of the device's published peak are of the
+    multiplication alone; the speeds over bf16 and FP8 include quantising.
 
     Raises:
         ValueError: an unsupported GEMM, or a shape that the policy's groups do not divide.
@@ -83,10 +83,10 @@ def time_gemm(
     total_ms, fp8_ms = quantise_ms + multiply_ms, fp8_quantise_ms + fp8_multiply_ms
     tflops = 2 * shape.tokens * shape.outputs * shape.inputs / multiply_ms / 1e9
     peak = peak_tflops(device.name, policy.format) if support.mode == "native" else None
-    return {
-        "mode": support.mode, "quantise_ms": quantise_ms, "multiply_ms": multiply_ms, "tflops": tflops,
+    return support.mode, {
+        "TFLOP_per_s": tflops, "quantise_ms": quantise_ms, "multiply_ms": multiply_ms,
         "speed_over_bf16": bf16_ms / total_ms, "speed_over_fp8": fp8_ms / total_ms,
-        "share_of_peak": peak and tflops / peak,
+        **({"share_of_peak": tflops / peak} if peak else {}),
     }  # fmt: skip
 
 
@@ -152,11 +152,10 @@ def rates(setup: Setup) -> Iterator[Check]:
 
 def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
     repeats = 20 if setup.on_gpu else 3
-    found = time_gemm(policy, shape, name, setup.where, repeats=repeats)
-    mode, tflops, share = found.pop("mode"), found.pop("tflops"), found["share_of_peak"] or 0.0
-    assert share <= 1, f"{tflops:.0f} TFLOP/s, {share:.2f} times the published peak"
-    figures = {name: value for name, value in found.items() if value is not None}
-    return Told(mode, {"TFLOP_per_s": tflops, **figures})
+    mode, figures = time_gemm(policy, shape, name, setup.where, repeats=repeats)
+    share = figures.get("share_of_peak", 0.0)
+    assert share <= 1, f"{figures['TFLOP_per_s']:.0f} TFLOP/s, {share:.2f} times the published peak"
+    return Told(mode, figures)
 
 
 def steps(setup: Setup) -> Iterator[Check]:
