@@ -14,7 +14,7 @@ import time
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 _ENDED = ("finished", "diverged", "failed", "stopped", "damaged")
 
 
-def _settings(_context: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the names of settings to waive."""
-    from ablate.run.config import Setting
-
-    for name in names:
-        if name not in get_args(Setting):
-            raise UserError(f"--waive: no setting '{name}' (expected {', '.join(get_args(Setting))})")
-    return names
-
-
 def _target(_context: click.Context, _option: click.Parameter, text: str | None) -> float | Target | None:
     if text is None:
         return None
@@ -78,14 +68,6 @@ def _target(_context: click.Context, _option: click.Parameter, text: str | None)
     "--target",
     callback=_target,
     help="Take val_loss=3.3, perplexity=27.1 or a number of the study's kind as target; needs --out.",
-)
-@click.option(
-    "--waive",
-    multiple=True,
-    metavar="SETTING",
-    callback=_settings,
-    help="Pool runs although they differ in this: data, tokenizer, evaluation, code, device, arithmetic, "
-    "world_size.",
 )
 @click.option("--watch", is_flag=True, help="Write it anew while the study runs; Ctrl-C ends it.")
 @click.option(

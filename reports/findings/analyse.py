@@ -36,7 +36,7 @@ from ablate.results.intervals import Interval
 from ablate.results.losses import final_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from ablate.reports.findings.speed import RunTiming, Throughput
     from ablate.results.frames import StudyFrames
@@ -52,27 +52,22 @@ _OF_THE_RUN = (
 )  # fmt: skip
 
 
-def analyse(frames: StudyFrames, *, waive: Collection[str] = ()) -> Analysis:
-    """Compute every number of the report.
-
-    ``waive``: settings (``run.config.Setting``) in which pooled runs may differ, besides those that the study
-    waives. In a tuned study the numbers are at the values found.
-    """
+def analyse(frames: StudyFrames) -> Analysis:
+    """Compute every number of the report; in a tuned study at the values found."""
     plan = frames.plan
-    *at_shared, found = (_analyse(part, waive) for part in comparisons(frames))
+    *at_shared, found = (_analyse(part) for part in comparisons(frames))
     if at_shared:
         return replace(found, tuning=tuned(plan, at_shared[0], found))
     # The tuning has not ended.
     return replace(found, tuning=None if plan.tuning is None else TuningResult(plan=plan.tuning))
 
 
-def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
+def _analyse(frames: StudyFrames) -> Analysis:
     plan = frames.plan
-    waived = tuple(sorted({*waive, *plan.waive}))
-    set_apart = find_set_apart(frames, waived)
+    set_apart = find_set_apart(frames, plan.waive)
     apart = {found.run for found in set_apart}
     timing = timing_of_runs(frames.environments, plan)
-    throughput = judge_throughput(frames, left_out=apart, waived=waived)
+    throughput = judge_throughput(frames, left_out=apart)
     # Arms that fork are compared from the fork on: with the baseline, and with arms of the same fork.
     from_place = {origin: arm_runs(frames, apart, origin) for origin in origins(plan)}
     second = {origin: second_ends(frames, apart, origin) for origin in from_place}
@@ -131,7 +126,6 @@ def _analyse(frames: StudyFrames, waive: Collection[str]) -> Analysis:
         resumed_differently=sum(bool(ran.whole.get("resumed_differently")) for ran in environments),
         markers=tuple(dict.fromkeys(one for ran in environments for one in ran.whole.get("markers") or ())),
         set_apart=set_apart,
-        waived=waived,
         last_ended_unix=max(
             (run.status.ended_unix for run in frames.runs.values() if run.status.ended_unix), default=None
         ),

@@ -148,11 +148,6 @@ class ArmResult:
         return self._count("unused")
 
     @property
-    def tokens_saved(self) -> int:
-        """The budget of the runs that were not needed, minus the tokens they had trained."""
-        return sum(max(0, run.budget - run.tokens) for run in self.runs if run.end == "unused")
-
-    @property
     def break_even(self) -> Interval:
         """The throughput relative to the baseline's from which the arm pays: 1 + token cost."""
         return self.token_cost.each(lambda part: 1 + part)
@@ -232,7 +227,6 @@ class Analysis:
     resumed_differently: int
     markers: tuple[str, ...]
     set_apart: tuple[SetApart, ...]
-    waived: tuple[str, ...]
     last_ended_unix: float | None
     curves: tuple[Curve, ...]
     curves_in_bf16: tuple[Curve, ...]
@@ -289,11 +283,6 @@ class Analysis:
     def every_arm(self) -> tuple[ArmResult, ...]:
         """All arms of the plan; in a tuned study first those at the study's own values, then those tuned."""
         return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
-
-    @property
-    def stopped(self) -> tuple[ArmResult, ...]:
-        """The arms that were stopped early."""
-        return tuple(arm for arm in self.every_arm if arm.stopped is not None)
 
     @property
     def missing(self) -> int:

@@ -137,12 +137,10 @@ def _untold(plan: LockedPlan) -> dict[str, str]:
     return found
 
 
-def judge_throughput(
-    frames: StudyFrames, *, left_out: Collection[str], waived: Collection[str]
-) -> Throughput | None:
+def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throughput | None:
     """Decide for which arms the record of ``ablate check STUDY --steps`` counts; None without a record.
 
-    ``left_out``: the runs that are not pooled. ``waived``: settings in which runs may differ.
+    ``left_out``: the runs that are not pooled.
     """
     record = frames.throughput
     if record is None:
@@ -167,7 +165,7 @@ def judge_throughput(
                 return f"its runs had {ran.backend_mode or 'unknown'} arithmetic"
             if trained_on(ran) != record.device.name:
                 return f"timed on {record.device.name}, trained on {trained_on(ran)}"
-            if ran.code != record.code and "code" not in waived:
+            if ran.code != record.code and "code" not in frames.plan.waive:
                 return "timed with other code than trained its runs"
         return None
 

@@ -15,7 +15,7 @@ verdict, notices, warnings          lists of sentences
 findings[]        {arm, tone ("fewer" | "within" | "more" | "bound" | "diverged" | "open" | "none"), text}
 matrices[]        {format, gemms[] (of a row), stabilisers[] (of a column), arms[][] (name, null where there is none)}
 runs_planned, runs_missing, paired_seeds
-stop              {diverged, settled {looks, narrower_than}, tokens_saved}, null without a rule
+stop              {diverged, settled {looks, narrower_than}}, null without a rule
 timing            of the runs' tokens/s: "native" | "emulated" | "logged" | "command"
 throughput        {device, arch, versions, steps, repeats, measured_unix, tokens_per_sec {arm: [...]},
                    not_used {arm: reason}}, null where `ablate check STUDY --steps` has not been run
@@ -43,7 +43,7 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
   final_loss      {mean, low, high, difference {estimate, low, high, tokens, n, n_baseline}}
   standing        "within" | "outside" | "open" of target.within, null without a margin
   power           {spread_of_log_tokens, spread_of_the_baseline, spread_of_the_pairs, smallest_cost, more_seeds}
-  stopped         {kind ("settled" | "diverged"), reason, seeds, runs_unused, tokens_saved}, null unless stopped
+  stopped         {kind ("settled" | "diverged"), reason, seeds, runs_unused}, null unless stopped
   nominal_level   of the study's intervals: 0.05 unless it has looks
   measured        {timed ("alone" | "as logged"), throughput_over_baseline, end_to_end_speed, gpu_hours_to_target},
                   null without a timing that counts
@@ -156,7 +156,6 @@ def report_document(
     """Collect the content of ``report.json``; the keys are listed above."""
     plan = analysis.plan
     target = plan.target and plain(plan.target) | {"val_loss": plan.target.val_loss}
-    saved = {"tokens_saved": sum(arm.tokens_saved for arm in analysis.stopped)}
     return {
         "format": FORMAT,
         **_parts(
@@ -166,7 +165,7 @@ def report_document(
         **_parts(verdict, "take", "findings", verdict="sentences"),
         "notices": list(notices),
         "warnings": list(warnings),
-        "stop": plan.stop and plain(plan.stop) | saved,
+        "stop": plain(plan.stop),
         "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         **_parts(
@@ -176,7 +175,6 @@ def report_document(
                 "throughput",
                 "arms",
                 "steps",
-                "waived",
                 "failed_self_tests",
                 "resumed_differently",
                 "markers",
@@ -186,6 +184,7 @@ def report_document(
             timing="timing.kind",
             evaluation_interval="resolution",
             not_pooled="set_apart",
+            waived="plan.waive",
         ),
         "tuning": analysis.tuning
         and _parts(
@@ -233,7 +232,7 @@ def plain(value: Any) -> Any:
         sweep = value.moved and value.moved.sweep
         found["target_sweep"] = sweep and [{"val_loss": at, **_parts(one, *_ENDS)} for at, one in sweep]
         if value.stopped:
-            found["stopped"] |= _parts(value, "tokens_saved", runs_unused="unused")
+            found["stopped"] |= _parts(value, runs_unused="unused")
         found |= _parts(value.planned, "description", "differs", "folded", "fork", baseline_again="again")
         to_target = interval(value.tokens_to_target, tokens)
         found["text"] = {"tokens_to_target": to_target, "token_cost": cost(value.token_cost)}

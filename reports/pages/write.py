@@ -34,7 +34,7 @@ from ablate.results.cost import mean_tokens
 from ablate.results.frames import load_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ablate.reports.findings.results import Analysis
@@ -67,14 +67,12 @@ def write_report(
     *,
     baseline: str | None = None,
     target: float | Target | None = None,
-    waive: Collection[str] = (),
     refresh_sec: int | None = None,
 ) -> ReportPaths:
     """Write the report of a study, by default into ``report/`` in its folder.
 
     ``baseline``, ``target``: another arm, or another value, than the study names; see ``read.rebase``.
-    ``waive``: settings in which runs may differ, see ``results.ends``. ``refresh_sec``: a browser reloads the
-    page after so many seconds; None: never.
+    ``refresh_sec``: a browser reloads the page after so many seconds; None: never.
 
     Raises:
         FileNotFoundError: the study never ran here.
@@ -82,7 +80,7 @@ def write_report(
     """
     folder = store.path / "report" if out is None else out
     frames = read_against(load_frames(store), baseline=baseline, target=target)
-    analysis = analyse(frames, waive=waive)
+    analysis = analyse(frames)
     # Faults name files relative to the study, so that the report does not depend on the study's place.
     diagnosed, damaged = diagnose_study(store, analysis)
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))

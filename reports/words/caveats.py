@@ -201,8 +201,7 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
     for (name, arm, own, others), count in groups.items():
         yield (
             f"Not pooled: {plural(count, 'run')} of {arm}, of other {name.replace('_', ' ')} ({own}; the "
-            f"others: {others}). To pool them all the same: waive: [{name}] in the study, or `ablate report "
-            f"--waive {name}`."
+            f"others: {others}). To pool them all the same: waive: [{name}] in the study."
         )
     record = analysis.throughput
     if record is not None and record.not_used:

@@ -232,7 +232,7 @@ def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
     if arm.standing is not None:
         text += f" Against the margin: {arm.standing}."
     if arm.stopped is not None:
-        text += f" Stopped early: {arm.stopped.reason} ({tokens(arm.tokens_saved)} tokens saved)."
+        text += f" Stopped early: {arm.stopped.reason}."
     if arm.standing == "within" and tone in ("more", "open", "bound"):
         tone = "within"
     return Finding(arm=name, tone=tone, text=text)

@@ -81,7 +81,6 @@ def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_r
     ("options", "line"),
     [
         ({"study": "od"}, "did you mean 'odd'"),
-        (("--waive", "colour"), "--waive: no setting 'colour' .expected data, tokenizer"),
         (("--baseline", "b\x1b[2J"), "give it a folder with --out"),
         (("--out", "/dev/null/x"), "^--out: cannot write /dev/null/x: Not a directory$"),
         (("--out", "/dev/null/x", "--watch"), "^--out: cannot write /dev/null/x: Not a directory$"),
