@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-from scipy.special import fdtri
+from scipy.special import fdtri, stdtrit
 
-from ablate.plan.estimate import moderating_degrees, quantile
+from ablate.plan.estimate import moderating_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +63,11 @@ class Interval:
             None if part is None else change(part) for part in (self.low, self.estimate, self.high)
         )
         return Interval(estimate=middle, low=low, high=high, note=self.note)
+
+
+def quantile(degrees: float, alpha: float = ALPHA) -> float:
+    """Return the value that |t| exceeds with probability ``alpha``, for Student's t."""
+    return -float(stdtrit(degrees, alpha / 2))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import nctdtr
 
-from ablate.plan.estimate import POWER, chance_below, chance_found, quantile, reach
 from ablate.results.cost import is_settled, stands
-from ablate.results.intervals import ALPHA
+from ablate.results.intervals import ALPHA, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ablate.results.intervals import Estimate
     from ablate.run.outcome import Outcome
 
+POWER = 0.8
 MOST_SEEDS = 1000
 
 
@@ -77,19 +78,37 @@ def power_of(
         spread_of_log_tokens=spreads[0],
         spread_of_the_baseline=spreads[1],
         spread_of_the_pairs=pairs,
-        smallest_cost=math.expm1(reach(found.degrees) * math.sqrt(found.variance)),
+        smallest_cost=math.expm1(_reach(found.degrees) * math.sqrt(found.variance)),
         more_seeds=0 if settled else _more(figure, limit, cost),
     )
+
+
+def _chance(effect: float, degrees: float) -> float:
+    """Return the chance that a difference of ``effect`` standard errors is found."""
+    edge = quantile(degrees)
+    return 1 - _below(edge, degrees, effect) + _below(-edge, degrees, effect)
+
+
+def _below(edge: float, degrees: float, effect: float) -> float:
+    """Return the chance of a t below ``edge``; ``nctdtr`` gives NaN where it is next to none."""
+    return float(np.nan_to_num(nctdtr(degrees, effect, edge)))
+
+
+def _reach(degrees: float) -> float:
+    """Return the difference, in standard errors, that is found with the chance ``POWER``."""
+    low, high = 0.0, 2 * quantile(degrees) + 10
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _chance(middle, degrees) < POWER else (low, middle)
+    return high
 
 
 def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
     """Return the chance that a difference is shown within or outside a limit, both in standard errors."""
     edge = quantile(degrees, 2 * ALPHA)
     if abs(effect) > limit:
-        return 1 - chance_below(edge, degrees, abs(effect) - limit)
-    return max(
-        0.0, 1 - chance_below(edge, degrees, limit + effect) - chance_below(edge, degrees, limit - effect)
-    )
+        return 1 - _below(edge, degrees, abs(effect) - limit)
+    return max(0.0, 1 - _below(edge, degrees, limit + effect) - _below(edge, degrees, limit - effect))
 
 
 def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
@@ -100,7 +119,7 @@ def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
         error = math.sqrt(figure.variance * n / seeds)
         degrees = figure.degrees + per_seed * (seeds - n)
         effect = abs(figure.value) / error
-        chance = _chance_of_margin(effect, limit / error, degrees) if limit else chance_found(effect, degrees)
+        chance = _chance_of_margin(effect, limit / error, degrees) if limit else _chance(effect, degrees)
         return chance >= POWER
 
     low, high = n, MOST_SEEDS + 1  # the chance rises with the seeds
