@@ -32,3 +32,9 @@ def test_its_back_ends_are_found_by_their_entry_points_and_its_tests_pass(tmp_pa
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
+
+
+def test_without_it_nobody_knows_them():
+    from ablate.run import backend_names
+
+    assert backend_names() == ("auto", "emulated", "reference", "torch", "triton")

@@ -25,6 +25,12 @@ def test_the_plan_knows_a_users_model(plan, tmp_path):
     assert plan(STUDY).arm("b").runs[0].id != before
 
 
+def test_a_trainer_changes_the_id_by_its_code(plan, tmp_path):
+    planned = plan(STUDY.replace("  b: {recipe: mxfp4}", "  b: {recipe: bf16, trainer: t.py:run}"))
+    assert planned.arm("b").differs == {"trainer": (None, f"{tmp_path}/t.py:run")}
+    assert planned.arm("a").runs[0].id != planned.arm("b").runs[0].id
+
+
 def test_what_is_allowed_is_in_the_plan_and_changes_no_id(plan):
     some, every = (
         plan(STUDY.replace("my_model.py:build}", f"hidden.py:build, allow: {allow}}}")).arm("b")

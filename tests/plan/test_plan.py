@@ -31,7 +31,6 @@ grid:
     [
         ("name: ladder", "name: other"),
         ("description: forward", "description: other"),
-        ("description: a study", "description: a study\ndiagnostics: {}"),
         ("seeds: [0, 5]", "seeds: [5, 0]\npaired_seeds: true"),
         ("recipe: {gemms: [fprop]}", "recipe: {gemms: [fprop]}, resources: {cpus: 2}"),
         ("  training: {", "  resources: {gpus: 1}\n  training: {"),

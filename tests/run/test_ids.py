@@ -17,7 +17,7 @@ from ablate.run.config import (
     TrainingConfig,
     config_from_json,
 )
-from ablate.run.ids import RESULT_VERSION, run_id
+from ablate.run.ids import RESULT_VERSION, run_id, run_ids
 
 CONFIG = RunConfig(
     model=ModelConfig(),
@@ -158,3 +158,7 @@ def test_before_its_fork_a_run_is_its_parent():
     assert run_id(forked) != run_id(whole)
     assert forked.parent == replace(whole, training=fork.training)
     assert config_from_json(json.loads(json.dumps(asdict(forked)))) == forked
+
+
+def test_the_ids_of_an_arm_are_those_of_its_runs():
+    assert run_ids(CONFIG, [0, 10**15]) == [run_id(replace(CONFIG, seed=seed)) for seed in (0, 10**15)]
