@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from ablate.base.errors import likely
+from ablate.base.errors import likely, safe_text
 from ablate.study.faults import Faults, children, type_at
 from ablate.study.sections import SECTIONS, BaseSection
 from ablate.study.source import KEY, Path, Source, show_path
@@ -156,7 +156,7 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
 
 def _is_known(at: Path, name: str, factors: Factors, faults: Faults) -> bool:
     if name not in dict(faults.source.items(*_FACTORS)):  # otherwise the factor has a fault already
-        faults.add(at, f"'{name}' is no factor of this grid", likely(name, factors, None))
+        faults.add(at, f"'{safe_text(name)}' is no factor of this grid", likely(name, factors, None))
     return name in factors
 
 
