@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import threading
@@ -240,7 +241,7 @@ def follow_run(task: RunRequest, group: Group, step: int) -> None:
 def lost_run(task: RunRequest, fault: str) -> TaskEnd:
     """Find the end of a task whose process died: its result, or ``interrupted`` with the ledger's reason.
 
-    A process that hung has written its stacks into its log, below faulthandler's "Timeout (…)!", and no more.
+    A process that hung has written its stacks into its log, and no more.
     """
     run = RunDir(task.run_dir)
     if (state := run.state()) in END_STATES:
@@ -249,7 +250,7 @@ def lost_run(task: RunRequest, fault: str) -> TaskEnd:
     if (record := leases.read(attempt := leases.latest())) is not None:
         leases.record = record
         with contextlib.suppress(OSError):
-            if record.outcome is None and b"Timeout (" in run.attempt_log(attempt).read_bytes():
+            if record.outcome is None and _TIMEOUT.search(run.attempt_log(attempt).read_bytes()):
                 leases.end("interrupted", f"no progress for {task.resources.hang_after_sec:.0f} s")
         message = leases.record.message or message
     return TaskEnd(state="interrupted", transient=True, message=message)
@@ -331,6 +332,8 @@ def on_signal(handle: Callable[[int, FrameType | None], object], *numbers: int) 
             signal.signal(number, one)
 
 
+_TIMEOUT = re.compile(rb"^Timeout \([\d:.]+\)!$", re.MULTILINE)
+"""How faulthandler begins what it writes of a process that hung."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PASSING = (*_FULL, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR)
 
