@@ -24,7 +24,7 @@ import numpy as np
 
 from ablate.results.losses import Curve
 from ablate.run.config import Setting, configured
-from ablate.run.outcome import LocalFit, Outcome, outcome
+from ablate.run.outcome import LocalFit, outcome
 from ablate.run.schedule import steady_spans
 from ablate.store.records import Environment, RecordedConfig
 
@@ -36,17 +36,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult(Outcome):
+class RunResult(Curve):
     """One run: its ``state``, its curve, and how it ended with regard to the target.
 
-    ``tokens``: trained, of the ``budget``, which is in tokens as well.
+    ``trained``: tokens, of the ``budget``, which is in tokens as well.
     """
 
-    run_id: str
-    arm: str
     state: str
-    curve: Curve
-    tokens: int
+    trained: int
     budget: int
     message: str | None
     seconds: float | None
@@ -67,7 +64,7 @@ class RunResult(Outcome):
     @property
     def last_loss(self) -> float | None:
         """Nats per token."""
-        return float(self.curve.loss[-1]) if len(self.curve.loss) else None
+        return float(self.loss[-1]) if len(self.loss) else None
 
 
 def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> Iterator[RunResult]:
@@ -100,20 +97,20 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
             **vars(end),
             run_id=run_id,
             arm=ran.arm,
+            tokens=tokens,
+            loss=loss,
+            fit=fit,
+            origin=origin,
             state=status.state,
-            curve=Curve(
-                run_id=run_id, arm=ran.arm, seed=ran.seed, end=end.end, tokens=tokens, loss=loss, fit=fit,
-                origin=origin,
-            ),
             # The status is written at the end of an attempt; a killed attempt may have later evaluations.
-            tokens=max(status.tokens, int(tokens[-1]) if len(tokens) else 0),
+            trained=max(status.tokens, int(tokens[-1]) if len(tokens) else 0),
             budget=whole_steps[ran.arm] or ran.budget or 0,
             message=status.message,
             seconds=None if started is None or ended is None else ended - started,
             tokens_per_sec=ran.tokens_per_sec,
             devices=(environment and environment.world_size) or 1,
             backend_mode=None if environment is None else environment.backend_mode,
-        )  # fmt: skip
+        )
 
 
 def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:

@@ -21,6 +21,7 @@ from ablate.results.intervals import (
     mean_interval,
     t_interval,
 )
+from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,16 +35,14 @@ Arm = TypeVar("Arm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One run's validation loss (nats per token) over tokens, tokens rising.
+class Curve(Outcome):
+    """How one run ended, and its validation loss (nats per token) over tokens, tokens rising.
 
     ``origin``: the token count from which tokens to target are counted; the curve begins there.
     """
 
     run_id: str
     arm: str
-    seed: int
-    end: str
     tokens: np.ndarray
     loss: np.ndarray
     fit: LocalFit | None = None

@@ -32,9 +32,8 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], orig
         return Decision(stopped={})
 
     def differences(n: int, arms: Sequence[str]) -> dict[str, Estimate]:
-        curves = {arm: [run.curve for run in own[:n]] for arm, own in runs.items()}
         found = final_differences(
-            {arm: (curves[arm], curves[plan.baseline]) for arm in arms},
+            {arm: (runs[arm][:n], runs[plan.baseline][:n]) for arm in arms},
             paired=is_paired(plan, origin),
             moderated=plan.is_moderated,
         )

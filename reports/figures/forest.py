@@ -75,7 +75,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         axis.locator_params("x", nbins=7)
     canvas.percent_ticks(axis.xaxis)
     beside = axis.secondary_yaxis("right")
-    texts = [f"{cost(arm.token_cost)} {3 * NBSP}{arm.n} ({ends(arm)})" for arm in arms]
+    texts = [f"{cost(arm.token_cost)} {3 * NBSP}{arm.n} ({ends(arm.runs)})" for arm in arms]
     heading = f"token cost [95{NBSP}%] {3 * NBSP}n (hit / cens. / div.)"
     beside.set_yticks(range(-1, len(arms)), [heading, *texts])
     for side in (axis, beside):

@@ -37,7 +37,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         return None
     in_bf16 = _bands(analysis, analysis.curves_in_bf16)
     # An interval over both runs that learn and runs that diverge has no meaning.
-    mixed = {arm.name: f", {arm.diverged} diverged" for arm in analysis.others if arm.diverged}
+    mixed = {arm.name: f", {count} diverged" for arm in analysis.others if (count := arm.count("diverged"))}
     figure, axes = canvas.small_multiples(
         {
             name: (

@@ -129,8 +129,13 @@ def _analyse(frames: StudyFrames) -> Analysis:
         last_ended_unix=max(
             (run.status.ended_unix for run in frames.runs.values() if run.status.ended_unix), default=None
         ),
-        curves=tuple(curve for arm in from_place[0].values() for curve in arm.curves),
-        curves_in_bf16=tuple(run.curve for run in second[0].values()),
+        curves=tuple(
+            run
+            for arm in from_place[0].values()
+            for run in arm.used
+            if len(run.tokens) or run.end != "missing"
+        ),
+        curves_in_bf16=tuple(second[0].values()),
     )
 
 
@@ -156,7 +161,7 @@ def _with_figures(
     figures: dict[str, Any] = {
         "tokens_to_target": mean,
         "token_cost": cost,
-        "final_loss": final_loss(arm.curves, arm.alpha),
+        "final_loss": final_loss(arm.used, arm.alpha),
     }
     if throughput is not None and arm.name in throughput.tokens_per_sec:
         rates = throughput.tokens_per_sec
@@ -193,15 +198,15 @@ def _with_figures(
 def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resolution:
     """Take the widest evaluation interval at a run's crossing: it limits the comparison."""
     steps = []
-    for run in (run for arm in arms for run in arm.used if len(run.curve.tokens) > 1):
+    for run in (run for arm in arms for run in arm.used if len(run.tokens) > 1):
         # The interval in which the run crossed the target; the last one if it did not.
-        place = last = len(run.curve.tokens) - 2
+        place = last = len(run.tokens) - 2
         if run.interpolated is not None:
-            at = run.interpolated + run.curve.origin
-            place = min(max(int(np.searchsorted(run.curve.tokens, at, side="left")) - 1, 0), last)
+            at = run.interpolated + run.origin
+            place = min(max(int(np.searchsorted(run.tokens, at, side="left")) - 1, 0), last)
         elif run.end == "hit":
             place = 0
-        steps.append(float(np.diff(run.curve.tokens)[place]))
+        steps.append(float(np.diff(run.tokens)[place]))
     interval = max(steps, default=None)
     mean = mean_tokens(baseline).estimate
     share = interval / mean if interval is not None and mean else math.inf

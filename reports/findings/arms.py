@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
-    from ablate.results.losses import Curve
     from ablate.store.plan_file import LockedPlan
 
 SECOND = "val_loss_bf16"
@@ -97,7 +96,7 @@ def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) ->
             moderated=moderated,
         )
         differences = final_differences(
-            {name: (own.curves, other.curves) for name, (own, other) in sides.items()},
+            {name: (own.used, other.used) for name, (own, other) in sides.items()},
             alpha=base.alpha,
             paired=paired,
             moderated=moderated,
@@ -124,7 +123,7 @@ def compare_arms(
     moved = {}
     if plan.target is not None:
         moved = move_target(
-            {name: (arm.curves, base.first(arm.seeds).curves) for name, arm in found.items()},
+            {name: (arm.used, base.first(arm.seeds).used) for name, arm in found.items()},
             plan.target.val_loss,
             alpha=base.alpha,
             lost={name: [run for run in arm.used if run.end == "diverged"] for name, arm in found.items()},
@@ -143,7 +142,7 @@ def second_ends(frames: StudyFrames, apart: Collection[str], origin: int) -> dic
         return {}
     evals = frames.evals.dropna(subset=[SECOND])
     found = run_ends(replace(frames, evals=evals.assign(val_loss=evals[SECOND])), apart, origin)
-    return {run.run_id: run for run in found if len(run.curve.tokens)}
+    return {run.run_id: run for run in found if len(run.tokens)}
 
 
 def _evaluate_in_bf16(
@@ -157,7 +156,7 @@ def _evaluate_in_bf16(
         name: replace(arm, runs=tuple(second[run.run_id] for run in arm.used if run.run_id in second))
         for name, arm in {base.name: base, **arms}.items()
     }
-    by_bf16 = {name: arm for name, arm in by_bf16.items() if arm.curves}
+    by_bf16 = {name: arm for name, arm in by_bf16.items() if arm.runs}
     if base.name not in by_bf16:
         return {}
     by_bf16 = against(by_bf16[base.name], by_bf16, plan)
@@ -179,21 +178,20 @@ def _evaluate_in_bf16(
             token_cost=by_bf16[name].token_cost,
             tokens_alone=tokens,
             share=share,
-            final_loss=final_loss(by_bf16[name].curves, own.alpha),
+            final_loss=final_loss(by_bf16[name].used, own.alpha),
             difference=by_bf16[name].difference,
             loss_alone=alone[name],
         )
     return found
 
 
-def _gaps(arm: ArmResult, second: Mapping[str, RunResult]) -> list[Curve]:
+def _gaps(arm: ArmResult, second: Mapping[str, RunResult]) -> list[RunResult]:
     """Return each run's loss by its own evaluation minus the loss in bf16, as curves."""
     found = []
-    for curve in arm.curves:
-        if curve.run_id in second:
-            other = second[curve.run_id].curve
-            there = np.searchsorted(curve.tokens, other.tokens)
-            found.append(replace(other, loss=curve.loss[there] - other.loss, fit=None))
+    for run in arm.used:
+        if (other := second.get(run.run_id)) is not None:
+            there = np.searchsorted(run.tokens, other.tokens)
+            found.append(replace(other, loss=run.loss[there] - other.loss))
     return found
 
 

@@ -89,11 +89,6 @@ class ArmResult:
         return [run for run in self.runs if run.end != "unused"]
 
     @property
-    def curves(self) -> list[Curve]:
-        """The curves of the runs that count; a run that diverged before an evaluation has an empty one."""
-        return [run.curve for run in self.used if len(run.curve.tokens) or run.end != "missing"]
-
-    @property
     def seeds(self) -> int | None:
         """The number of seeds, on both sides, of the look that stopped the arm; None without such a look."""
         return None if self.stopped is None else self.stopped.seeds
@@ -120,40 +115,16 @@ class ArmResult:
     @property
     def n(self) -> int:
         """How many of its runs have a result."""
-        return self.hit + self.censored + self._count("ended") + self.diverged
+        return len(self.used) - self.count("missing")
 
-    @property
-    def hit(self) -> int:
-        """How many runs reached the target."""
-        return self._count("hit")
-
-    @property
-    def censored(self) -> int:
-        """How many runs ended before the target."""
-        return self._count("censored")
-
-    @property
-    def diverged(self) -> int:
-        """How many runs diverged."""
-        return self._count("diverged")
-
-    @property
-    def missing(self) -> int:
-        """How many needed runs have no result yet."""
-        return self._count("missing")
-
-    @property
-    def unused(self) -> int:
-        """How many runs were not needed, because the arm was stopped early."""
-        return self._count("unused")
+    def count(self, end: End) -> int:
+        """Return how many of its runs have this end."""
+        return sum(run.end == end for run in self.runs)
 
     @property
     def break_even(self) -> Interval:
         """The throughput relative to the baseline's from which the arm pays: 1 + token cost."""
         return self.token_cost.each(lambda part: 1 + part)
-
-    def _count(self, end: End) -> int:
-        return sum(run.end == end for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +258,7 @@ class Analysis:
     @property
     def missing(self) -> int:
         """How many needed runs of the plan have no result yet."""
-        return sum(arm.missing for arm in self.every_arm)
+        return sum(arm.count("missing") for arm in self.every_arm)
 
     @property
     def planned(self) -> int:

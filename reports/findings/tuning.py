@@ -66,7 +66,7 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
         plan=tuning,
         share=tuning.tokens / budget if budget else None,
         total_tokens=sum(trial.tokens for group in tuning.groups for trial in group.trials),
-        run_tokens=sum(run.tokens for arm in at_tuned.arms for run in arm.runs),
+        run_tokens=sum(run.trained for arm in at_tuned.arms for run in arm.runs),
         arms=tuple(arms),
         others=tuple(arm for arm in at_shared.arms if arm.name not in tuned_arms),
         groups=tuning.groups,

@@ -109,9 +109,11 @@ if TYPE_CHECKING:
     from ablate.reports.findings.diagnoses import ArmDiagnosis
     from ablate.reports.findings.results import Analysis
     from ablate.reports.words.verdict import Verdict
+    from ablate.run.outcome import End
 
 FORMAT = 1
 _ENDS = ("estimate", "low", "high")
+_COUNTED: tuple[End, ...] = ("hit", "censored", "diverged", "missing")
 
 _KEYS = {
     "alpha": "nominal_level",
@@ -129,20 +131,19 @@ _KEYS = {
     "speed": "step_speed_over_baseline",
     "throughput": "throughput_over_baseline",
     "to_arm": "to",
+    "trained": "tokens",
 }
 """Fields that have another key in the files."""
 _LEFT_OUT = {
-    "budget", "config", "curve", "devices", "fingerprint", "log_ratio", "moderated", "moved",
+    "budget", "config", "devices", "fingerprint", "log_ratio", "moderated", "moved",
     "planned", "unused",
 }  # fmt: skip
 """Fields that are left out, or written in another form."""
 _COMPUTED: dict[type, tuple[str, ...]] = {
     Found: ("is_done",),
-    ArmResult: (
-        "name", "recipe", "n", "hit", "censored", "diverged", "missing", "decay_begins", "break_even",
-    ),
+    ArmResult: ("name", "recipe", "n", "decay_begins", "break_even"),
     RunResult: ("tokens_to_target", "left_bound", "last_loss"),
-}  # fmt: skip
+}
 """Properties that are written besides the fields of a class."""
 
 
@@ -220,7 +221,7 @@ def plain(value: Any) -> Any:
         return value
     names = {*vars(value), *_COMPUTED.get(type(value), ())} - _LEFT_OUT
     if isinstance(value, RunResult):
-        names -= {"low", "high", "lost"}
+        names -= {"low", "high", "lost", "tokens", "loss", "fit", "origin"}
     found = _parts(value, **{_KEYS.get(name, name): name for name in sorted(names)})
     if isinstance(value, Interval):
         found.pop("figure", None)
@@ -232,7 +233,8 @@ def plain(value: Any) -> Any:
         sweep = value.moved and value.moved.sweep
         found["target_sweep"] = sweep and [{"val_loss": at, **_parts(one, *_ENDS)} for at, one in sweep]
         if value.stopped:
-            found["stopped"] |= _parts(value, runs_unused="unused")
+            found["stopped"]["runs_unused"] = value.count("unused")
+        found |= {end: value.count(end) for end in _COUNTED}
         found |= _parts(value.planned, "description", "differs", "folded", "fork", baseline_again="again")
         to_target = interval(value.tokens_to_target, tokens)
         found["text"] = {"tokens_to_target": to_target, "token_cost": cost(value.token_cost)}
@@ -249,16 +251,21 @@ def arm_frame(analysis: Analysis) -> pd.DataFrame:
     """Make the frame of ``arms.csv``, one row an arm; figures have full precision."""
     parts = {name: name for name in ("tokens_to_target", "token_cost", "final_loss")}
     parts["loss_difference"] = "difference"
-    columns = {name: name for name in ("recipe", "n", "hit", "censored", "diverged", "missing")}
-    columns |= {f"{key}_{end}": f"{name}.{end}" for key, name in parts.items() for end in _ENDS}
+    columns = {f"{key}_{end}": f"{name}.{end}" for key, name in parts.items() for end in _ENDS}
     columns |= {"token_cost_kind": "token_cost.kind", "loss_difference_tokens": "difference.tokens"}
     columns["counted_from_tokens"] = "counted_from"
-    return pd.DataFrame([_parts(arm, arm="name", **columns) for arm in analysis.arms], dtype=object)
+    rows = [
+        _parts(arm, arm="name", recipe="recipe", n="n")
+        | {end: arm.count(end) for end in _COUNTED}
+        | _parts(arm, **columns)
+        for arm in analysis.arms
+    ]
+    return pd.DataFrame(rows, dtype=object)
 
 
 def run_frame(analysis: Analysis) -> pd.DataFrame:
     """Make the frame of ``runs.csv``, one row a run; figures have full precision."""
-    rows = [_parts(run, *RUN_FIGURES) for arm in analysis.every_arm for run in arm.runs]
+    rows = [_parts(run, *RUN_FIGURES, tokens="trained") for arm in analysis.every_arm for run in arm.runs]
     return pd.DataFrame(rows, dtype=object)
 
 

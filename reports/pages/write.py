@@ -10,7 +10,6 @@ How it fails: a damaged run is named in the report's warnings; only a plan that 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -161,10 +160,8 @@ def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
     targets = most.targets if most else ()
 
     def figures(runs: Sequence[Outcome], cost_text: str) -> list[str]:
-        count = Counter(run.end for run in runs)
         to_target = words.interval(mean_tokens(runs), words.tokens)
-        ends = f"{count['hit']} / {count['censored']} / {count['diverged']}"
-        return [to_target.partition(" [")[0], cost_text.partition(" [")[0], ends]
+        return [to_target.partition(" [")[0], cost_text.partition(" [")[0], words.ends(runs)]
 
     moved = {name: [[words.DASH] * 3] * len(targets) for name in names}
     for name, one in found.items():

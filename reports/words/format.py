@@ -8,6 +8,7 @@ cannot differ in a figure.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ablate.results.cost import Cost
     from ablate.results.intervals import Interval
     from ablate.results.losses import Band, LossDifference
+    from ablate.run.outcome import Outcome
     from ablate.store.plan_file import Margin, StopRule
 
 DASH = "–"
@@ -107,9 +109,10 @@ def forked(arms: Iterable[ArmResult]) -> str:
     return f" Counted from a fork, no cost of whole runs: {named}." if named else ""
 
 
-def ends(arm: ArmResult) -> str:
-    """Format the arm's counts of runs as ``hit / censored / diverged``."""
-    return f"{arm.hit} / {arm.censored} / {arm.diverged}"
+def ends(runs: Iterable[Outcome]) -> str:
+    """Format counts of runs as ``hit / censored / diverged``."""
+    count = Counter(run.end for run in runs)
+    return f"{count['hit']} / {count['censored']} / {count['diverged']}"
 
 
 def counts(value: Cost | Band | LossDifference) -> str:

@@ -46,19 +46,19 @@ def arms_table(analysis: Analysis) -> Table:
     within = analysis.plan.margin
 
     def row(arm: ArmResult) -> dict[str, object]:
-        missing = f" (+{arm.missing} missing)" if arm.missing else ""
+        missing = f" (+{lacking} missing)" if (lacking := arm.count("missing")) else ""
         found: dict[str, object] = {
             "Arm": arm.name,
             "Recipe": arm.recipe,
             "n": f"{arm.n}{missing}{' (stopped)' * (arm.stopped is not None)}",
         }
         if analysis.plan.target is None:
-            found |= {"diverged": arm.diverged, "Final loss": interval(arm.final_loss)}
+            found |= {"diverged": arm.count("diverged"), "Final loss": interval(arm.final_loss)}
         else:
             wider = arm.token_cost.own if arm.token_cost.stands_out else None
             own = "" if wider is None else f", own [{percents(wider).partition('[')[2]}"
             found |= {
-                "hit / cens. / div.": ends(arm),
+                "hit / cens. / div.": ends(arm.runs),
                 "Tokens to target": interval(arm.tokens_to_target, tokens) + from_fork(arm.counted_from),
                 "Token cost": cost(arm.token_cost) + own,
             }
@@ -246,7 +246,7 @@ def run_table(analysis: Analysis) -> Table:
             "Arm": run.arm,
             "Seed": run.seed,
             "Last loss": loss(run.last_loss),
-            "Tokens": tokens(run.tokens),
+            "Tokens": tokens(run.trained),
             "To target": "≤ " * run.left_bound + tokens(run.tokens_to_target),
             "State": run.state,
             "End": run.end,

@@ -118,10 +118,10 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
     arms = [arm for arm in analysis.others if arm.name in tones]
     good = [arm for arm in arms if tones[arm.name] in ("fewer", "within")]
     known = good or [arm for arm in arms if arm.token_cost.kind == "interval"]
-    if base.hit < base.n:
+    if missed := base.n - base.count("hit"):
         lead = (
             f"Nothing can be chosen yet: the baseline itself did not reach the target in "
-            f"{base.n - base.hit} of {plural(base.n, 'run')}, and token costs against it are bounds at best. "
+            f"{missed} of {plural(base.n, 'run')}, and token costs against it are bounds at best. "
             "Take a target that it reaches, or a larger budget."
         )
         return {"lead": lead}
@@ -203,7 +203,7 @@ def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
         tone, text = "none", f"For {name} no {noun} can be given"
     elif kind == "point":
         text = f"{name} against {base} is no finding: {size}"
-    elif kind == "bound" and arm.diverged == arm.n:
+    elif kind == "bound" and arm.count("diverged") == arm.n:
         tone, text, reason = (
             "diverged",
             f"{name} did not reach the target",

@@ -154,7 +154,7 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     bad, wild, fair = arms["bad"], arms["wild"], arms["fair"]
     seeds = bad.stopped.seeds
     assert (bad.stopped.kind, bad.n) == ("settled", seeds)
-    assert [run.end for run in bad.runs[seeds:]] == ["unused"] * bad.unused
+    assert [run.end for run in bad.runs[seeds:]] == ["unused"] * bad.count("unused")
     assert bad.power is wild.token_cost.restricted is None
     # The same runs at the study's level, put together by hand.
     assert fair.stopped is None
@@ -185,7 +185,7 @@ def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
     stopped.write_plan(replace(stopped.plan(), stop=None))
     assert Unneeded(stopped)() == {}
     arms = arms_of(stopped)
-    assert (arms["bad"].n, arms["bad"].missing) == (3, 2)
+    assert (arms["bad"].n, arms["bad"].count("missing")) == (3, 2)
     assert {arm.alpha for arm in arms.values()} == {0.05}
 
 

@@ -35,7 +35,6 @@ from ablate.reports.findings.speed import (
 from ablate.results.cost import Cost
 from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval, difference, exponential, mean_estimate, t_interval
-from ablate.results.losses import Curve
 from ablate.run.config import ModelConfig
 from ablate.run.outcome import Outcome
 
@@ -45,12 +44,11 @@ ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
 
 def timed(pairs):
     """Runs of these tokens to target and tokens/s."""
-    nothing = Curve(run_id="", arm="a", seed=0, end="hit", tokens=np.empty(0), loss=np.empty(0))
     return [
         RunResult(
-            **vars(end), run_id=f"{end.seed}", arm="a", state="finished", curve=nothing, tokens=20,
-            budget=20, message=None, seconds=None, tokens_per_sec=speed, devices=1,
-            backend_mode="native",
+            **vars(end), run_id=f"{end.seed}", arm="a", state="finished", tokens=np.empty(0),
+            loss=np.empty(0), trained=20, budget=20, message=None, seconds=None, tokens_per_sec=speed,
+            devices=1, backend_mode="native",
         )
         for end, (_, speed) in zip(hits(*(tokens for tokens, _ in pairs)), pairs, strict=True)
     ]  # fmt: skip

@@ -80,7 +80,7 @@ def test_at_a_moved_target_the_page_says_what_a_report_of_that_target_says(brows
                 arm.name,
                 words.interval(tokens, words.tokens).partition(" [")[0],
                 words.cost(cost).partition(" [")[0],
-                words.ends(arm),
+                words.ends(arm.runs),
             ]
         axis = data["axes"][0]
         low, high = axis["y"]

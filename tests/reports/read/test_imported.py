@@ -69,7 +69,7 @@ def test_an_ordinary_run_store(write, analysed):
     b[1] = dataclasses.replace(b[1], settings=b[0].settings)
     analysis = analysed(a=a, b=b)
     assert [one.seed for one in analysis.plan.arms[0].runs] == [1, 0, 3, 2]
-    assert [(arm.hit, arm.censored, arm.diverged, arm.missing) for arm in analysis.arms] == [
+    assert [(*map(arm.count, ("hit", "censored", "diverged", "missing")),) for arm in analysis.arms] == [
         (1, 1, 1, 1), (2, 0, 0, 0),
     ]  # fmt: skip
     assert analysis.others[0].planned.differs["batch"] == (16, 32)
@@ -132,7 +132,7 @@ def test_a_diverged_run_counts_with_the_longest_of_the_study(analysed):
     (found,) = analysed(a=base, b=gone + runs(f"6: {long}; 7: {long}")).others
     assert (found.token_cost.kind, found.token_cost.note) == ("bound", "this arm: of 4 runs 2 diverged")
     assert found.token_cost.low == pytest.approx(0, abs=0.01)
-    assert [run.tokens for run in found.runs] == [1000, 1000, 10_000, 10_000]
+    assert [run.trained for run in found.runs] == [1000, 1000, 10_000, 10_000]
 
 
 def test_precision_is_the_recipe(analysed):
