@@ -265,7 +265,7 @@ def _tuning_texts(plan: Plan) -> list[str]:
         f"{tuning.sampler}: {runs:,} runs, at most {runs * tuning.tokens:,} tokens, "
         "before the runs of the arms"
     )
-    if tuning.is_done:
+    if tuning.done:
         return [*texts, *(f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups)]
     return [*texts, "not done yet; arms at the values found come on top of those above"]
 
@@ -299,12 +299,6 @@ def _batch_text(arm: PlannedArm) -> str:
         of = training.batch_size // batches.micro_batches
         text += f", in {batches.micro_batches} micro-batches of {of}"
     return text + f", on {devices} devices" * (devices > 1)
-
-
-def _work_text(arm: PlannedArm) -> str:
-    if arm.size is None:
-        return "not known"
-    return f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
 
 
 def _model_text(arm: PlannedArm) -> str:
@@ -350,7 +344,11 @@ _OF_AN_ARM: dict[str, Callable[[PlannedArm], str]] = {
         f"{arm.batches.tokens:,} tokens a run in {arm.batches.steps:,} steps"
         + f", {arm.batches.evals:,} evaluations" * (not isinstance(arm.config.trainer, Command))
     ),
-    "work": _work_text,
+    "work": lambda arm: (
+        "not known"
+        if arm.size is None
+        else f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
+    ),
     "schedule": lambda arm: schedule_text(arm.config.training),
     "model": _model_text,
     "layers": _carried_text,

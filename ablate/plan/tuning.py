@@ -32,31 +32,28 @@ if TYPE_CHECKING:
 
 def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
     """Hash a group's search: the ids of its first trial's runs, the values that it may try, and how."""
-    ids = [run_id for arm in group.arms for run_id in trial_ids(plan.arm(arm), tune, group.shared)]
+    ids = trial_ids(plan, tune, group, group.shared)
     fields = {name: [type(field).__name__, asdict(field)] for name, field in tune.fields.items()}
     content = [ids, fields, tune.sampler, tune.at_once, tune.prune]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
-def trial_ids(arm: PlannedArm, tune: Tune, values: Mapping[str, Any]) -> list[str]:
-    """List the ids of an arm's runs in the trial with these values."""
-    return [run.id for run in trial_arm(arm, tune, 0, values).runs]
-
-
-def trial_arm(arm: PlannedArm, tune: Tune, number: int, values: Mapping[str, Any]) -> PlannedArm:
-    """Make the arm of a trial: ``arm`` with these values, and with the trials' budget and seeds."""
-    own = {field: getattr(arm.config.training, field) for field in values}
-    trial = {"name": f"{arm.name} trial {number}", "description": values_text(values), "factors": {}}
-    return _at_values(arm, own, values, tune.seeds, {"tokens": tune.budget}, **trial)
+def trial_ids(plan: Plan, tune: Tune, group: GroupTuning, values: dict[str, Any]) -> list[str]:
+    """List the ids of a group's runs in the trial with these values."""
+    return [run.id for _, run in trial_plan(plan, tune, [(group.name, 0, values)]).runs()]
 
 
 def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
-    """Plan the trials' study: for each trial (group, number, values) the arms of its group."""
-    arms = tuple(
-        trial_arm(plan.arm(arm), tuning, number, values)
-        for group, number, values in trials
-        for arm in next(one for one in tuning.groups if one.name == group).arms
-    )
+    """Plan the trials' study: for each trial (group, number, values) the arms of its group.
+
+    They have these values, and the trials' budget and seeds.
+    """
+    members, arms = {group.name: group.arms for group in tuning.groups}, []
+    for group, number, values in trials:
+        for arm in map(plan.arm, members[group]):
+            own = {field: getattr(arm.config.training, field) for field in values}
+            trial = {"name": f"{arm.name} trial {number}", "description": values_text(values), "factors": {}}
+            arms.append(_at_values(arm, own, values, tuning.seeds, {"tokens": tuning.budget}, **trial))
     return replace(
         plan,
         study=tuning.study,
@@ -67,7 +64,7 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
         stop=None,
         diagnostics=None,
         keep_weights=False,
-        arms=arms,
+        arms=tuple(arms),
         folded={},
         dropped=(),
         tuning=None,
@@ -79,7 +76,7 @@ def tuned_plan(plan: Plan, tune: Tune) -> Plan:
     groups = {arm: group for group in tune.groups for arm in group.arms}
     shared = groups[plan.baseline].shared
     added: dict[str, PlannedArm] = {}
-    for arm in plan.arms if tune.is_done else ():
+    for arm in plan.arms if tune.done else ():
         group = groups[plan.baseline if arm.again else arm.name]
         chosen = group.chosen
         assert chosen is not None
@@ -90,10 +87,9 @@ def tuned_plan(plan: Plan, tune: Tune) -> Plan:
     training = TrainingConfig(**plan.training | {"tokens": tune.budget})
     tuning = replace(
         tune,
-        done=tune.is_done,
         tokens=plan_steps(training).tokens,
         groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tune.groups),
-        tuned={arm.name: added.get(arm.name, arm).name for arm in plan.arms} if tune.is_done else {},
+        tuned={arm.name: added.get(arm.name, arm).name for arm in plan.arms} if tune.done else {},
     )
     return replace(plan, tuning=tuning, arms=(*plan.arms, *added.values()))
 
@@ -111,7 +107,7 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
     asked = [(group.name, group.fingerprint) for group in tune.groups]
     if not found.keys() >= set(asked):
         return plan
-    return tuned_plan(plan, replace(tune, groups=tuple(found[one] for one in asked)))
+    return tuned_plan(plan, replace(tune, done=True, groups=tuple(found[one] for one in asked)))
 
 
 def _at_values(
@@ -123,14 +119,12 @@ def _at_values(
     **changes: Any,
 ) -> PlannedArm:
     """Change an arm's values of training, and with them its runs; ``base``: the baseline's values."""
-    kept = {name: pair for name, pair in arm.differs.items() if name.removeprefix("training.") not in values}
-    differs = {f"training.{field}": (base[field], own) for field, own in values.items() if own != base[field]}
     section = replace(arm.config.training, **values, **budget)
     config = replace(arm.config, training=section)
     batches = plan_steps(section, arm.resources.devices_per_run)
     return replace(
         arm,
-        differs=kept | differs,
+        differs=arm.differs_at(base, values),
         folded=(),
         config=config,
         batches=batches,

@@ -161,14 +161,11 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
         group = group_of(tuning, plan, name)
         values[name] = group.shared if stand_in == name else group.chosen or {}
     usual = values[plan.baseline]
-    fields = {f"training.{field}" for field in tuning.fields}
     arms = []
     for name, stand_in in names.items():
         arm = plan.arm(stand_in)
-        kept = {key: pair for key, pair in arm.differs.items() if key not in fields}
-        own = values[name]
-        changed = {f"training.{key}": (usual[key], own[key]) for key in own if own[key] != usual[key]}
-        arms.append(replace(arm, folded=plan.arm(name).folded, differs=kept | changed))
+        differs = arm.differs_at(usual, values[name])
+        arms.append(replace(arm, folded=plan.arm(name).folded, differs=differs))
     wanted = {run.id for arm in arms for run in arm.runs}
     of_runs: dict[str, Any] = {
         name: {key: value for key, value in getattr(frames, name).items() if key in wanted}

@@ -7,12 +7,11 @@ because Optuna takes an infinity for a result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ablate.plan.tuning import fingerprint, trial_ids, trial_plan
+from ablate.plan.tuning import trial_ids, trial_plan
 from ablate.search.engine import (
     TrialGroup,
     TrialResult,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from optuna.trial import FrozenTrial
 
-    from ablate.execute.queue import ExecutionEnd
     from ablate.plan import Plan
     from ablate.search.engine import Asked, TrialRuns
     from ablate.store import StudyStore
@@ -74,34 +72,26 @@ def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     return min(good, key=lambda trial: (trial.values, trial.number), default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Searched:
-    """How far a search came. ``plan``: of its trials; ``open_runs``: of trials without an end."""
-
-    tuning: Tune
-    plan: Plan
-    open_runs: frozenset[str]
-    outcome: ExecutionEnd
-
-
 def first_trials(plan: Plan, tuning: Tune) -> Plan:
     """Plan each group's first trial, which has the study's own values."""
     return trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
 
 
-def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
-    """Search the values of every group; ``runs`` trains them in the store of the trials' study."""
+def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]]:
+    """Search the values of every group; ``runs`` trains them in the store of the trials' study.
+
+    Returns the search as far as it came, and the ids of the runs of trials without an end.
+    """
     storage = open_storage(runs.store.path)
     groups = []
     for group in tuning.groups:
 
         def propose(seen: Sequence[FrozenTrial], seed: int, group: GroupTuning = group) -> FrozenTrial:
             trial = propose_values(tuning, group.shared, seen, seed)
-            ids = (trial_ids(plan.arm(arm), tuning, trial.params) for arm in group.arms)
-            trial.user_attrs["runs"] = [*chain.from_iterable(ids)]
+            trial.user_attrs["runs"] = trial_ids(plan, tuning, group, trial.params)
             return trial
 
-        name = f"{tuning.study}: {group.name} [{fingerprint(plan, tuning, group)}]"
+        name = f"{tuning.study}: {group.name} [{group.fingerprint}]"
         groups.append(
             TrialGroup(
                 name=group.name,
@@ -112,12 +102,9 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
             )
         )
 
-    def plan_of_all() -> Plan:
-        asked = [(one.name, trial.number, trial.params) for one in groups for trial in one.study.get_trials()]
-        return trial_plan(plan, tuning, asked)
-
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        runs.store.write_plan(plan_of_all())
+        every = [(one.name, trial.number, trial.params) for one in groups for trial in one.study.get_trials()]
+        runs.store.write_plan(trial_plan(plan, tuning, every))
         these = [(one.group.name, one.trial.number, one.trial.params) for one in asked]
         runs.train(asked, trial_plan(plan, tuning, these))
         return [_result(runs, one) for one in asked]
@@ -125,18 +112,9 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> Searched:
     is_done = search(groups, tuning.at_once, run)
     told = [group.study.get_trials()[: group.num_trials] for group in groups]
     found = [_found(runs.store, *pair, is_done=is_done) for pair in zip(tuning.groups, told, strict=True)]
-    return Searched(
-        tuning=replace(tuning, groups=tuple(found)),
-        plan=plan_of_all(),
-        open_runs=frozenset(
-            run_id
-            for trials in told
-            for trial in trials
-            if not trial.state.is_finished()
-            for run_id in trial.user_attrs["runs"]
-        ),
-        outcome=runs.outcome,
-    )
+    open_trials = [trial for trials in told for trial in trials if not trial.state.is_finished()]
+    open_runs = {run_id for trial in open_trials for run_id in trial.user_attrs["runs"]}
+    return replace(tuning, done=is_done, groups=tuple(found)), open_runs
 
 
 def _result(runs: TrialRuns, one: Asked) -> TrialResult:

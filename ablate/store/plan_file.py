@@ -20,7 +20,7 @@ from ablate.base.command_hints import command_line, set_words
 from ablate.store.records import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 FORMAT: Literal[1] = 1
 _ASKED = ("baseline", "target", "paired_seeds", "intervals", "waive", "stop")
@@ -124,6 +124,11 @@ class LockedArm:
     folded: tuple[Text, ...] = ()
     fork: ForkPoint | None = None
     runs: tuple[LockedRun, ...]
+
+    def differs_at(self, usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return ``differs`` with these values of training; ``usual``: the baseline's."""
+        kept = {key: pair for key, pair in self.differs.items() if key.removeprefix("training.") not in own}
+        return kept | {f"training.{key}": (usual[key], own[key]) for key in own if own[key] != usual[key]}
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)

@@ -119,11 +119,6 @@ class Tune(LockedTuning):
     sampler: Literal["tpe", "grid"]
     budget: int
 
-    @property
-    def is_done(self) -> bool:
-        """Whether every group has its values."""
-        return all(group.chosen is not None for group in self.groups)
-
 
 def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:
     """List every combination of a space of lists, the last field varying fastest; none if it has a range."""

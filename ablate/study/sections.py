@@ -166,7 +166,7 @@ class BaseSection:
     fork: ForkSection | None = key(None, "start from another arm's state; default: from the beginning")
 
 
-SECTIONS = ("model", "data", "training", "recipe", "backend", "trainer", "resources", "fork")
+SECTIONS = tuple(BaseSection.__dataclass_fields__)
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.execute.queue import ExecutionEnd
-    from ablate.plan import Plan
     from ablate.reports import ReportPaths
     from ablate.store import State, StudyStore
+    from ablate.store.plan_file import LockedPlan
 
     Prepared = Callable[[str, float, str], None]
     """Takes a corpus's digest, the fraction of it that is done, and what is being done."""
@@ -94,7 +94,7 @@ class StudyEnd:
 
 def end_of(
     store: StudyStore,
-    plan: Plan,
+    plan: LockedPlan,
     asked: Collection[str],
     outcome: ExecutionEnd,
     *,

@@ -99,7 +99,7 @@ def run_study(
             store.write_source(file)
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
-            if plan.tuning is not None and not plan.tuning.is_done and not as_pilot:
+            if plan.tuning is not None and not plan.tuning.done and not as_pilot:
                 tuned = tune(plan, where, listener, retry_failed=retry_failed)
                 if isinstance(tuned, StudyEnd):
                     return tuned
@@ -249,12 +249,12 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
         refuse_second(store, shared=shared)
         with connection(where.address, listener.say):
             runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
-            found = tune_arms(plan, tuning, runs)
-    if not found.tuning.is_done:
-        return end_of(store, found.plan, found.open_runs, found.outcome, is_tuned=False)
-    for group in found.tuning.groups:
+            found, open_runs = tune_arms(plan, tuning, runs)
+    if not found.done:
+        return end_of(store, store.plan(), open_runs, runs.outcome, is_tuned=False)
+    for group in found.groups:
         listener.say(f"  {group.name}: {values_text(group.chosen or {})}")
-    return tuned_plan(plan, found.tuning)
+    return tuned_plan(plan, found)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def found(planned, rates=RATES):
         replace(group, trials=(trial,), chosen={"learning_rate": rates[group.name]})
         for group in planned.tuning.groups
     )
-    return tuned_plan(planned, replace(planned.tuning, groups=tuple(groups)))
+    return tuned_plan(planned, replace(planned.tuning, done=True, groups=tuple(groups)))
 
 
 def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_rate(plan):
@@ -104,7 +104,7 @@ def test_what_was_found_is_known_again_of_the_same_search_alone(plan, stored, be
     assert before in STUDY
     planned = plan(STUDY.replace(before, after))
     known = known_plan(planned, stored)
-    assert known.tuning.is_done is not bool(stale)
+    assert known.tuning.done is not bool(stale)
     if stale != "all":  # else the ledgers of the groups go on
         prints = [
             {group.name: group.fingerprint for group in one.tuning.groups} for one in (stored.plan(), planned)
@@ -117,4 +117,4 @@ def test_what_was_found_is_known_again_of_the_same_search_alone(plan, stored, be
 @pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])
 def test_a_damaged_lock_tells_nothing(plan, stored, damage):
     write_record(stored.plan_path, damage and read_record(stored.plan_path) | damage)
-    assert not known_plan(plan(STUDY), stored).tuning.is_done
+    assert not known_plan(plan(STUDY), stored).tuning.done

@@ -86,16 +86,15 @@ def searching(tmp_path):
 
 def test_each_arm_gets_its_own_rate(searching):
     call, executor = searching()
-    found = call()
-    assert found.tuning.is_done
-    assert not found.open_runs
+    found, open_runs = call()
+    assert (found.done, open_runs) == (True, set())
     assert len(executor.ran) == len({run.run_id for run in executor.ran}) == 12
     lock = executor.store.plan()
     assert [arm.name for arm in lock.arms][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
     pruned = []
-    first, second = ([trial.values for trial in group.trials[:4]] for group in found.tuning.groups)
+    first, second = ([trial.values for trial in group.trials[:4]] for group in found.groups)
     assert first == second  # spread over the space, after the study's own
-    for group in found.tuning.groups:
+    for group in found.groups:
         assert group.trials[0].values == group.shared
         assert BEST[group.name] / 1.5 < group.chosen["learning_rate"] < BEST[group.name] * 1.5
         assert len(group.trials) == 6
@@ -111,7 +110,7 @@ def test_each_arm_gets_its_own_rate(searching):
 def test_a_run_that_diverged_counts_at_the_bound_and_is_never_chosen(searching, limit):
     call, executor = searching()
     executor.end = lambda run: "diverged" if run.config.training.learning_rate > limit else "finished"
-    for group in call().tuning.groups:
+    for group in call()[0].groups:
         assert group.chosen["learning_rate"] <= (limit or 2e-3)  # the study's own where all diverged
         assert {trial.loss for trial in group.trials if trial.diverged} == {1.5 * math.log(256)}
 
@@ -119,22 +118,22 @@ def test_a_run_that_diverged_counts_at_the_bound_and_is_never_chosen(searching, 
 def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
     call, executor = searching()
     executor.end = lambda run: "failed" if run.arm == "fp8 trial 1" else "finished"
-    found = call()
-    assert not found.tuning.is_done
-    assert found.open_runs == {run.run_id for run in executor.ran}  # a round is told as a whole
-    again = call()
+    found, open_runs = call()
+    assert not found.done
+    assert open_runs == {run.run_id for run in executor.ran}  # a round is told as a whole
+    again, _ = call()
     assert len(executor.ran) == 4
     executor.end = lambda _run: "finished"
-    assert not again.tuning.is_done
-    assert call(retry_failed=True).tuning.is_done
+    assert not again.done
+    assert call(retry_failed=True)[0].done
 
 
 def test_the_mean_over_seeds_and_arms_counts(searching):
     call, executor = searching(seeds=(7, 8), trials=2)
-    both = replace(call().tuning.groups[0], name="both", arms=("bf16", "fp8"), trials=(), chosen=None)
+    both = replace(call()[0].groups[0], name="both", arms=("bf16", "fp8"), trials=(), chosen=None)
     assert {run.config.seed for run in executor.ran} == {7, 8}
     call, executor = searching("together", groups=(both,), trials=4, prune=False)
-    (group,) = call().tuning.groups
+    (group,) = call()[0].groups
     runs = (executor.store.run(run_id) for run_id in group.trials[0].runs)
     losses = [list(run.metrics())[-1]["val_loss"] for run in runs]
     assert group.trials[0].loss == pytest.approx(sum(losses) / 2)
