@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ablate.backends.protocol import Backend
 from ablate.numerics.formats import E2M1, ELEMENTS, SCALE_ADD
-from ablate.numerics.quantiser import Quantized, check_operand
+from ablate.numerics.quantiser import Quantized, check_operand, turned
 from ablate.numerics.rotate import permutation_of, signs_of
 from ablate.numerics.scales import (
     four_six_divisor,
@@ -84,11 +84,6 @@ class BlockScaled:
         rows, columns = self.elements.shape
         found = self.scales.repeat_interleave(rows // self.scales.shape[0], dim=0)
         return self.elements.float() * found.repeat_interleave(columns // found.shape[1], dim=1)
-
-    @property
-    def contraction_last(self) -> Tensor:
-        """The values as [n, k], contraction last: a view."""
-        return self.values if self.axis == 1 else self.values.t()
 
 
 def supports(policy: OperandPolicy) -> bool:
@@ -191,11 +186,10 @@ class Kernel:
         tile = (1, x.shape[axis]) if policy.scale in ("row", "searched") else block_shape(policy)
         job.tile_rows, job.tile_cols = tile if axis == 1 else tile[::-1]
         if policy.scale == "searched":
-            rows = (x if axis == 1 else x.t()).float() * job.factor
+            rows = turned(x, axis).float() * job.factor
             if job.product_bf16 and job.src_bf16:
                 rows = rows.to(torch.bfloat16).float()
-            of_rows = searched_scale(rows, policy)
-            given = scales = of_rows if axis == 1 else of_rows.t()
+            given = scales = turned(searched_scale(rows, policy), axis)
         else:
             amax = torch.empty(x.shape[0] // job.tile_rows, x.shape[1] // job.tile_cols)
             job.dst = amax.data_ptr()
@@ -233,7 +227,7 @@ class Kernel:
         sizes, scales = [], []
         for side in (a, b):
             n = side.elements.shape[1 - side.axis]
-            last = side.scales if side.axis == 1 else side.scales.t()
+            last = turned(side.scales, side.axis)
             last = last.repeat_interleave(n // last.shape[0], dim=0)
             scales.append(last.t().expand(blocks, -1).contiguous())
             sizes.append(n)

@@ -27,7 +27,7 @@ from ablate.backends.cpu_kernel import LARGEST_HADAMARD, BlockScaled, Kernel, su
 from ablate.backends.device import triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand, Support
 from ablate.backends.reference import ReferenceBackend
-from ablate.numerics.quantiser import Quantized, round_operand
+from ablate.numerics.quantiser import Quantized, round_operand, turned
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
@@ -102,9 +102,7 @@ class EmulatedBackend(Backend):
             product = None if kernel is None else kernel.multiply(a, b)
             if product is not None:
                 return product
-        assert isinstance(a, Quantized | BlockScaled)
-        assert isinstance(b, Quantized | BlockScaled)
-        left, right = a.contraction_last, b.contraction_last.t()
+        left, right = turned(a.values, a.axis), turned(b.values, b.axis).t()
         alpha = a.descale * b.descale
         if {left.dtype, right.dtype} != {torch.bfloat16} or (
             left.device.type == "cpu" and not multiplies_bf16()
@@ -133,9 +131,7 @@ class _Blackwell(Backend):
         return f"{super().detail()}; NVFP4 sums as Blackwell's model"  # type: ignore[safe-super]
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        assert isinstance(a, Quantized)
-        assert isinstance(b, Quantized)
-        product = summed(a.contraction_last, b.contraction_last)
+        product = summed(turned(a.values, a.axis), turned(b.values, b.axis))
         return (product * (a.descale * b.descale)).to(torch.bfloat16)
 
 

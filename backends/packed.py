@@ -18,7 +18,7 @@ from ablate.backends.device import interpreting, triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand
 from ablate.backends.triton.policies import BLOCK, refusal
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
-from ablate.numerics.quantiser import quantize
+from ablate.numerics.quantiser import quantize, turned
 from ablate.recipes import block_shape
 from ablate.recipes.policy import OUTER
 
@@ -69,7 +69,9 @@ class Packed:
     @property
     def values(self) -> Tensor:
         """The stored matrix dequantised to bf16, without ``descale``."""
-        codes = unpack_nibbles(self.codes) if self.format in _FOUR_BITS else self.codes
+        codes = self.codes
+        if self.format in _FOUR_BITS:
+            codes = torch.stack((codes & 0xF, codes >> 4), dim=2).flatten(1)
         values = decode(codes, ELEMENTS[self.format])
         if self.scales is None:
             values = torch.where((codes & NAN_CODE) == NAN_CODE, torch.nan, values)
@@ -79,17 +81,7 @@ class Packed:
                 up = torch.where(self.scales == NAN_CODE, torch.nan, decode(self.scales, E4M3))
             values = values * up.repeat_interleave(BLOCK[self.format], dim=1)
         values = values.to(torch.bfloat16)
-        return values if self.axis == 1 else values.t()
-
-
-def pack_nibbles(codes: Tensor) -> Tensor:
-    """Pack two 4-bit codes per byte along k of [n, k], the first in the low nibble."""
-    return codes[:, 0::2] | (codes[:, 1::2] << 4)
-
-
-def unpack_nibbles(packed: Tensor) -> Tensor:
-    """Undo ``pack_nibbles``."""
-    return torch.stack((packed & 0xF, packed >> 4), dim=2).flatten(1)
+        return turned(values, self.axis)
 
 
 class PackedBackend(Backend):
@@ -132,7 +124,9 @@ def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:
         scales = found.scales.repeat_interleave(block_shape(policy)[0], dim=0).contiguous()
     elif found.scales.shape[1]:
         descale = found.scales[:, 0]
-    codes = pack_nibbles(found.codes) if policy.format in _FOUR_BITS else found.codes
+    codes = found.codes
+    if policy.format in _FOUR_BITS:
+        codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
     return Packed(
         format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis, mask=found.mask
     )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from ablate.numerics.quantiser import turned
 from ablate.numerics.rotate import unrotate
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def dequantised(operand: Operand) -> Tensor:
     if isinstance(descale, float) and descale == 1.0:
         return operand.values
     if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row of [n, k]
-        descale = descale[:, None] if operand.axis == 1 else descale[None, :]
+        descale = turned(descale[:, None], operand.axis)
     return operand.values.to(torch.float32, copy=True).mul_(descale)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ablate.backends.protocol import Backend, Draw, Operand, Support
-from ablate.numerics.quantiser import Quantized, round_operand
+from ablate.numerics.quantiser import Quantized, round_operand, turned
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
@@ -34,7 +34,5 @@ class ReferenceBackend(Backend):
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply in fp32, where every product of two operands is exact."""
-        assert isinstance(a, Quantized)
-        assert isinstance(b, Quantized)
-        product = a.contraction_last.float() @ b.contraction_last.float().t()
+        product = turned(a.values, a.axis).float() @ turned(b.values, b.axis).float().t()
         return (product * (a.descale * b.descale)).to(torch.bfloat16)

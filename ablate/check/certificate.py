@@ -36,9 +36,9 @@ from ablate.check.differences import HARMLESS, Differences, compare, defined
 from ablate.check.figures import RoundingFigures, Sums
 from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
-from ablate.numerics.quantiser import on_grid
+from ablate.numerics.quantiser import on_grid, turned
 from ablate.recipes import block_shape
-from ablate.recipes.policy import MS_EDEN, contracted_axis
+from ablate.recipes.policy import MS_EDEN, NO_ROTATION, contracted_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ def of_function(
         takes_seed = False
 
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
-        last = stored.clone() if operand.axis == 1 else stored.t().contiguous()
+        last = turned(stored, operand.axis).clone(memory_format=torch.contiguous_format)
         seed = 2 * key.step + key.call
         call = partial(function, seed=seed) if takes_seed else function
         with torch.random.fork_rng(), torch.no_grad():
@@ -137,8 +137,7 @@ def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
         policy = operand.policy
         by = selection.of(both(policy), device)
         done = by.quantize(stored.to(device), Draw(policy=policy, key=key), axis=operand.axis)
-        found = dequantised(done).to(torch.float32).cpu()
-        return found if operand.axis == 1 else found.t().contiguous()
+        return turned(dequantised(done).to(torch.float32).cpu(), operand.axis).contiguous()
 
     if not (operands := _operands(recipe)):
         raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
@@ -225,9 +224,7 @@ def _held_against(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:
     """Remove a policy's rotation. MS-EDEN keeps it, because it needs the rotation's groups."""
-    if policy.scale in MS_EDEN:
-        return policy
-    return replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
+    return policy if policy.scale in MS_EDEN else replace(policy, **NO_ROTATION)
 
 
 @dataclass(frozen=True, kw_only=True)

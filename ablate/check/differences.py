@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ablate.backends.testing.inputs import grid_of
 from ablate.backends.testing.suite import unequal
-from ablate.numerics.quantiser import from_blocks, on_grid, round_operand
+from ablate.numerics.quantiser import from_blocks, on_grid, round_operand, turned
 
 if TYPE_CHECKING:
     from ablate.numerics.philox import Key
@@ -54,7 +54,7 @@ class Differences:
 def defined(stored: Tensor, policy: OperandPolicy, axis: int, key: Key) -> Tensor:
     """Quantise a stored matrix in plain torch: fp32 [n, k], contraction last and rotated."""
     done = round_operand(stored, policy, axis=axis, key=key)
-    return done.contraction_last.to(torch.float32).contiguous() * done.descale
+    return turned(done.values, axis).to(torch.float32).contiguous() * done.descale
 
 
 def compare(

@@ -99,7 +99,8 @@ def facts(setup: Setup) -> Iterator[Check]:
     for name, backend in setup.backends.items():
         yield Check(of="back end", backend=name, run=lambda one=backend: Told(one.detail()))  # type: ignore[misc]
     for name, why in setup.refused.items():
-        yield Check(of="back end", backend=name, run=ending(Skip(f"does not claim this device: {why}")))
+        skip = Skip(f"does not claim this device: {why}")
+        yield Check(of="back end", backend=name, run=partial(ending, skip))
 
 
 def _work_beside(setup: Setup) -> Check:
@@ -248,7 +249,7 @@ def _all(make: Checks, setup: Setup) -> Iterator[Check]:
     try:
         yield from make(setup)
     except Exception as error:  # such as a driver's: the other parts still run
-        yield Check(of="tasks", run=ending(error))
+        yield Check(of="tasks", run=partial(ending, error))
 
 
 def _save(path: Path, place: tuple[str, str, str], fault: FaultError) -> str:

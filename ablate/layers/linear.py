@@ -34,7 +34,7 @@ from ablate.numerics.formats import ELEMENTS
 from ablate.numerics.philox import Key
 from ablate.recipes import GEMMS, OPERANDS, LayerRecipe, features_fault, token_group
 from ablate.recipes.coverage import in_short
-from ablate.recipes.policy import contracted_axis
+from ablate.recipes.policy import NO_ROTATION, contracted_axis
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -430,7 +430,7 @@ class _Pass:
             mask = self.operand(of).mask if policy.mask else None
             rotated = bool(policy.hadamard) and source != "high_precision"
             if not rotated and mask is not None:
-                policy = replace(policy, hadamard=0, signs="none", permute=False, rotated_bf16=False)
+                policy = replace(policy, **NO_ROTATION)
             if rotated or mask is not None:
                 forward = layer.backend("fprop", at, out)
                 out = forward.gradient_through(out, policy, key=layer.key("fprop", of, policy, at), mask=mask)

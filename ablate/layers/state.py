@@ -12,10 +12,10 @@ the only pass whose backward pass is still to come; if there are several, it is 
 from __future__ import annotations
 
 import operator
-import threading
 import warnings
 from collections import Counter
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,31 +69,24 @@ class Position:
         return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
 
 
-class _Regions(threading.local):
-    """The checkpointed regions that this thread runs, innermost last: positions by layer, and how many used.
-
-    The number used is None while the region runs for the first time.
-    """
-
-    def __init__(self) -> None:
-        self.running: list[tuple[dict[Hashable, list[Position]], Counter[Hashable] | None]] = []
-
-
-_regions = _Regions()
-
-
 @dataclass
 class _Region:
-    """Note the positions of the layers that run in a ``with`` block, or repeat them."""
+    """Note the positions of the layers that run in a ``with`` block, or repeat them. ``used``: how many."""
 
     positions: dict[Hashable, list[Position]]
     repeats: bool
+    used: Counter[Hashable] = field(default_factory=Counter)
 
     def __enter__(self) -> None:
-        _regions.running.append((self.positions, Counter() if self.repeats else None))
+        self.used.clear()
+        _running.set((*_running.get(), self))
 
     def __exit__(self, *_: object) -> None:
-        _regions.running.pop()
+        _running.set(_running.get()[:-1])
+
+
+_running: ContextVar[tuple[_Region, ...]] = ContextVar("_running", default=())
+"""The checkpointed regions that this thread runs, innermost last."""
 
 
 def recompute_contexts() -> tuple[_Region, _Region]:
@@ -224,13 +217,13 @@ class RecipeState:
             RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
         """
         at, key, noting = None, (id(self), layer), []
-        for positions, used in reversed(_regions.running):
-            if used is not None:
-                known, turn = positions.get(key, []), used[key]
-                used[key] += 1
+        for region in reversed(_running.get()):
+            if region.repeats:
+                known, turn = region.positions.get(key, []), region.used[key]
+                region.used[key] += 1
                 at = known[turn] if turn < len(known) else None
                 break
-            noting.append(positions)
+            noting.append(region.positions)
         if at is None:
             at = self._next(layer, training=training)
         for positions in noting:

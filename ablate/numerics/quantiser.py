@@ -40,11 +40,6 @@ class Quantized:
     mask: Tensor | None = None
     axis: int = 1
 
-    @property
-    def contraction_last(self) -> Tensor:
-        """The values as [n, k], contraction last: a view."""
-        return self.values if self.axis == 1 else self.values.t()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Codes:
@@ -78,6 +73,11 @@ class OnGrid:
     scales: Tensor
     block: tuple[int, int]
     element: Element
+
+
+def turned(matrix: Tensor, axis: int) -> Tensor:
+    """Turn a stored matrix to [n, k], its contraction axis last, or such a matrix back: a view."""
+    return matrix if axis % 2 else matrix.t()
 
 
 def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> None:
@@ -117,23 +117,17 @@ def round_operand(
     Raises:
         ValueError: a dtype, shape or missing key that the policy cannot take.
     """
-    if policy.is_high_precision:
-        check_operand(x, policy, axis, key)
-        dtype = torch.float16 if policy.format == "fp16" else torch.bfloat16
-        if not policy.hadamard:
-            return Quantized(values=x.to(dtype), axis=axis % 2)
-        done = Quantized(values=_rotated(x, policy, axis, key).to(dtype))
-    else:
-        done = _Rounded(x, policy, axis=axis, key=key, amax=amax).dequantised()
-    if axis % 2:
-        return done
-    mask = None if done.mask is None else done.mask.t()
-    return Quantized(values=done.values.t(), descale=done.descale, mask=mask, axis=0)
+    if not policy.is_high_precision:
+        return _Rounded(x, policy, axis=axis, key=key, amax=amax).dequantised()
+    check_operand(x, policy, axis, key)
+    if policy.hadamard:
+        x = turned(_rotated(x, policy, axis, key), axis)
+    return Quantized(values=x.to(torch.float16 if policy.format == "fp16" else torch.bfloat16), axis=axis % 2)
 
 
 def _rotated(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Tensor:
     """Return a matrix in fp32, contraction last, contiguous and rotated."""
-    return rotate((x if axis % 2 else x.t()).to(torch.float32).contiguous(), policy, key)
+    return rotate(turned(x, axis).to(torch.float32).contiguous(), policy, key)
 
 
 class _Rounded:
@@ -142,7 +136,7 @@ class _Rounded:
     ``v``: its rotated values, fp32 [n, k], contraction last. ``shape``: rows and columns of a block.
     ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one. ``outer``: a second fp32
     factor of each block, or None: the scale of its row or 128 neighbours, or 6/7 for IF4's whole numbers.
-    ``decode``: the tensor's scale. ``scaled``: the values before rounding.
+    ``decode``: the tensor's scale. ``scaled``: the values before rounding. ``mask``: of the stored matrix.
     """
 
     def __init__(
@@ -152,7 +146,7 @@ class _Rounded:
         if policy.is_high_precision:
             raise ValueError(f"{policy.format} has no grid")
         self.policy, self.element, rule = policy, ELEMENTS[policy.format], policy.scale
-        self._along_rows, self._key = axis % 2 == 0, key
+        self._axis, self._key = axis % 2, key
         self.v = _rotated(x, policy, axis, key)
         n, k = self.v.shape
         self.shape = block_shape(policy)
@@ -206,7 +200,7 @@ class _Rounded:
         if policy.prescale != 1.0:
             self.scaled = self.scaled * policy.prescale
         if policy.mask:
-            self.mask = from_blocks(self.scaled.abs() < E2M1.max, self.v.shape)
+            self.mask = turned(from_blocks(self.scaled.abs() < E2M1.max, self.v.shape), axis)
         if policy.format == "if4":
             up = self.up * (self.decode / policy.prescale)
             self.values, self.outer = scales.if4(blocks, self.scaled, up, self.elements)
@@ -214,10 +208,8 @@ class _Rounded:
     def _words(self) -> Tensor:
         """Draw each element's random word, [n, k], contraction last."""
         assert self._key is not None
-        n, k = self.v.shape
-        if self._along_rows:
-            return random_words(k, n, self._key, self.v.device).t()
-        return random_words(n, k, self._key, self.v.device)
+        rows, columns = turned(self.v, self._axis).shape
+        return turned(random_words(rows, columns, self._key, self.v.device), self._axis)
 
     @cached_property
     def values(self) -> Tensor:  # on first use: ``on_grid`` needs none, and random words take long
@@ -242,7 +234,7 @@ class _Rounded:
         return self.up if self.up is None or self.outer is None else self.up * self.outer
 
     def dequantised(self) -> Quantized:
-        """Multiply the elements by their blocks' scales; the result is contraction last, its ``axis`` 1."""
+        """Multiply the elements by their blocks' scales."""
         policy, factor = self.policy, self.block_factor
         values = from_blocks(self.values if factor is None else self.values * factor, self.v.shape)
         if not policy.is_fp32:
@@ -251,7 +243,7 @@ class _Rounded:
         if policy.undo == "operand":
             undo = fp32(1 / policy.prescale)
             values, descale = (values.to(torch.float32) * undo).to(torch.bfloat16), 1.0
-        return Quantized(values=values, descale=descale, mask=self.mask)
+        return Quantized(values=turned(values, self._axis), descale=descale, mask=self.mask, axis=self._axis)
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -295,9 +287,10 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
         moved = x.movedim(axis, -1)
         matrix, along = torch.atleast_2d(moved).flatten(0, -2), 1  # type: ignore[no-untyped-call]
     done = round_operand(matrix, policy, axis=along, key=key)
-    values = unrotate(done.contraction_last.to(torch.float32) * done.descale, policy, key).to(x.dtype)
+    last = turned(done.values, along).to(torch.float32)
+    values = unrotate(last * done.descale, policy, key).to(x.dtype)
     if x.dim() == 2:
-        return (values if along else values.t()).contiguous()
+        return turned(values, along).contiguous()
     return values.view(moved.shape).movedim(-1, axis).contiguous()
 
 
@@ -332,8 +325,9 @@ def quantize(
     grid = (
         found.view(len(codes) // done.shape[0], -1) if found.numel() else found.new_empty(len(codes), columns)
     )
-    mask = done.mask if axis % 2 or done.mask is None else done.mask.t()
-    return Codes(codes=codes, scales=grid, tensor_scale=done.decode, descale=done.descale, mask=mask)
+    return Codes(
+        codes=codes, scales=grid, tensor_scale=done.decode, descale=done.descale, mask=done.mask
+    )  # fmt: skip
 
 
 def on_grid(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _FIXED_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """The sign vector of NVIDIA's NVFP4 recipe (2509.25149; TransformerEngine)."""
-_FIXED_KEY = Key(seed=0, layer="", gemm="", operand="fixed", step=0)
 
 
 def hadamard_last(x: Tensor, group: int, signs: Tensor | None = None) -> Tensor:
@@ -58,7 +57,7 @@ def hadamard_matrix(group: int) -> Tensor:
 
 def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
     """Return the ±1 vector (fp32, [hadamard], on the CPU) of a random Hadamard, or None without signs."""
-    if policy.hadamard == 0 or policy.signs == "none":
+    if policy.signs == "none":
         return None
     if policy.signs == "fixed" and policy.hadamard == len(_FIXED_16):
         return torch.tensor(_FIXED_16, dtype=torch.float32)
@@ -76,7 +75,7 @@ def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
 def _shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:
     """Return the key that both operands share; step or call is 0 if ``signs`` does not depend on it."""
     if policy.signs == "fixed":
-        return replace(_FIXED_KEY, operand=f"fixed {purpose}")
+        return Key(seed=0, layer="", gemm="", operand=f"fixed {purpose}", step=0)
     assert key is not None
     step = 0 if policy.signs == "layer" else key.step
     call = 0 if policy.signs in ("layer", "step") else key.call

@@ -134,7 +134,8 @@ def largest_of(policy: OperandPolicy) -> float:
 def fp32_scale(amax: Tensor, policy: OperandPolicy) -> Scale:
     """Return the fp32 scales of a tensor, rows, 1×128 blocks or 128×128 tiles, in the shape of ``amax``.
 
-    For MS-EDEN both factors are the one that multiplies the values after rounding.
+    The order of operations is TransformerEngine's. For MS-EDEN both factors are the one that multiplies the
+    values after rounding.
     """
     if policy.scale in MS_EDEN:
         down = divided(divided(amax, fp32(EDEN_MAX)), EDEN_CLIP)
@@ -151,16 +152,12 @@ def tensor_scale(amax: float, policy: OperandPolicy) -> tuple[float, float]:
     """Return the factors of a tensor's values before rounding and after it, as ``fp32_scale`` but as numbers.
 
     MS-EDEN and UE5M3 use only the second; the first of MS-EDEN is its clipping value. UE5M3's is 1e-30
-    or more. The order of operations is TransformerEngine's.
+    or more.
     """
-    if not math.isfinite(amax):
-        return math.nan, math.nan
-    if policy.scale in MS_EDEN:
-        return EDEN_CLIP, fp32(fp32(amax / fp32(EDEN_MAX)) / EDEN_CLIP) if amax else 1.0
     if policy.scale == "two_level_ue5m3":
-        return 1.0, max(fp32(amax / (UE5M3.max * 6)), fp32(OUTER_FLOOR))
-    encode = min(fp32(largest_of(policy) / amax), FLOAT32_MAX) if amax else 1.0
-    return encode, fp32(1 / encode)
+        return 1.0, max(fp32(amax / (UE5M3.max * 6)), fp32(OUTER_FLOOR)) if math.isfinite(amax) else math.nan
+    encode, decode = (side.item() for side in fp32_scale(torch.tensor(amax, dtype=torch.float32), policy))
+    return EDEN_CLIP if policy.scale in MS_EDEN else encode, decode
 
 
 def nvfp4_scale(base: Tensor, decode: float | Tensor) -> Scale:

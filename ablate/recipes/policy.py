@@ -100,6 +100,8 @@ BLOCKS: dict[str, tuple[str, ...]] = {
 }
 """The block layouts of each format with block scales; the first is the default."""
 
+NO_ROTATION: dict[str, Any] = {"hadamard": 0, "signs": "none", "permute": False, "rotated_bf16": False}
+"""All keys of a rotation, as they are without one."""
 _CLOSED = ConfigDict(extra="forbid")
 
 
@@ -186,7 +188,7 @@ class OperandPolicy:
             return "scale 'quest' on block 32x32 (it is of one row)"
         if self.scale in OUTER and self.block != "1x16":
             return f"scale '{self.scale}' on block {self.block} (it is of one row)"
-        for name, without in (("signs", "none"), ("permute", False), ("rotated_bf16", False)):
+        for name, without in NO_ROTATION.items():
             if not self.hadamard and getattr(self, name) != without:
                 return f"{name} without a Hadamard"
         if self.mask and self.format != "mxfp4":

@@ -33,6 +33,7 @@ from ablate.base.errors import likely, one_of
 from ablate.recipes.policy import (
     GEMMS,
     HIGH_FORMATS,
+    NO_ROTATION,
     OPERANDS,
     STORED,
     Accumulate,
@@ -403,7 +404,7 @@ def _policy(spec: LayerRecipeSpec, gemm: Gemm, own: dict[str, Any], whole: dict[
         if given.get("format", before["format"]) != before["format"]:
             given = {"scale": "none", "block": "none", **given}  # use the defaults of the new format
         if given.get("hadamard") == 0:  # what belongs to a rotation goes with it
-            given = {"signs": "none", "permute": False, "rotated_bf16": False, **given}
+            given = NO_ROTATION | given
         sides[side] = OperandPolicy(**before | given)
     return GemmPolicy(**sides)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ablate.base.errors import with_type
 
@@ -23,6 +23,11 @@ class Told:
 
 class Skip(Exception):  # noqa: N818  no error
     """Raised by a check that cannot run here; the message is the reason."""
+
+
+def ending(error: Exception) -> NoReturn:
+    """Raise an error, as the ``run`` of a check that can only end with it."""
+    raise error
 
 
 class FaultError(AssertionError):
@@ -64,12 +69,3 @@ class Check:
         if isinstance(found, Told):
             return {"result": "told", "detail": found.detail, "figures": found.figures}, None
         return {"result": "passed", "detail": found}, None
-
-
-def ending(error: Exception) -> Callable[[], str]:
-    """Return a check's ``run`` that only raises this error."""
-
-    def run() -> str:
-        raise error
-
-    return run

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ablate.backends.device import device_of
-from ablate.backends.protocol import Backend, Draw
+from ablate.backends.protocol import Backend, Draw, dequantised
 from ablate.backends.testing import Check, FaultError, Told
 from ablate.backends.testing.inputs import POLICIES, awkward, grid_of, inputs, label, made_up, policies_of
 from ablate.numerics.formats import E2M1
@@ -119,8 +119,7 @@ def difference(ours: Operand, theirs: Operand) -> str | None:
     """Say in a few words how an operand differs from one on the CPU; None where the bits are the same."""
     values, descale, expected = ours.values.cpu().float(), ours.descale, theirs.values.float()
     if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row; the reference's values have them
-        values = values * (descale.cpu()[:, None] if ours.axis == 1 else descale.cpu()[None, :])
-        descale = 1.0
+        values, descale = dequantised(ours).cpu(), 1.0
     if values.shape != expected.shape:
         return f"shape {list(values.shape)} instead of {list(expected.shape)}"
     if different := int(unequal(values, expected).sum()):

@@ -57,7 +57,7 @@ class Shifted(EmulatedBackend):
         if self.fault != "narrow":
             product = super().multiply(a, b)
             return product * 1.004 if self.fault == "output" else product
-        left, right = a.contraction_last.float(), b.contraction_last.float()
+        left, right = a.values.float(), b.values.float()
         total = torch.zeros(left.shape[0], right.shape[0])
         for k in range(left.shape[1]):  # an accumulator of 16 bits
             total = total + left[:, k : k + 1] * right[:, k]
@@ -107,7 +107,7 @@ class Rounding(EmulatedBackend):
 
     def multiply(self, a, b):
         total = torch.zeros((), dtype=torch.float64)
-        pairs = zip(a.contraction_last.split(64, 1), b.contraction_last.split(64, 1), strict=True)
+        pairs = zip(a.values.split(64, 1), b.values.split(64, 1), strict=True)
         for left, right in pairs:
             total = self.add(total, (left.double() @ right.double().t()).float().double())
         return (total * a.descale * b.descale).to(torch.bfloat16)

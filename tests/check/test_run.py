@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -94,10 +95,10 @@ def test_another_code_version_or_device_starts_anew(prove, monkeypatch, other):
 
 def test_a_failure_stops_no_other_part(prove):
     record, path, _ = prove(
-        a=ending(ValueError("no such policy\nmore")),
-        b=ending(FaultError("1 of 32 values differ", {"x": torch.ones(1, 32)[:, :16]})),
-        c=ending(Skip("one device")),
-        d=ending(Skip("one device")),
+        a=partial(ending, ValueError("no such policy\nmore")),
+        b=partial(ending, FaultError("1 of 32 values differ", {"x": torch.ones(1, 32)[:, :16]})),
+        c=partial(ending, Skip("one device")),
+        d=partial(ending, Skip("one device")),
     )
     assert findings(record) == {
         "a": ("failed", "ValueError: no such policy"),
@@ -124,7 +125,7 @@ def test_a_failure_stops_no_other_part(prove):
     ids=["crash", "Ctrl-C", "lost GPU"],
 )
 def test_after_an_end_the_next_call_goes_on(prove, error, again, found):
-    record, _, ran = prove(b=ending(error))
+    record, _, ran = prove(b=partial(ending, error))
     assert ran == ["a", "b"]
     assert record.begun == (("first", "emulated", "b") if isinstance(error, Crash) else None)
     record, _, ran = prove()

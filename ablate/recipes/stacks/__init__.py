@@ -69,7 +69,9 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
     if found is None:
         nearest, differs = min(entries, key=lambda entry: len(entry[1]))
         parts = ", ".join([*differs[:4], *["…"] * (len(differs) > 4)])
-        told = f"the nearest that it can is {_written(nearest['recipe'])}, which differs in {parts}"
+        written = nearest["recipe"]
+        written = written if isinstance(written, str) else json.dumps(written)
+        told = f"the nearest that it can is {written}, which differs in {parts}"
         found, why = factory, f"{title} cannot express it"
         if found is not None:
             try:
@@ -120,10 +122,6 @@ def _differences(one: LayerRecipe, other: LayerRecipe) -> list[str]:
         for part in fields(own)
         if getattr(own, part.name) != getattr(theirs, part.name)
     ]
-
-
-def _written(recipe: Any) -> str:
-    return recipe if isinstance(recipe, str) else json.dumps(recipe)
 
 
 @cache
