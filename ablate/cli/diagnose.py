@@ -44,8 +44,8 @@ _SHARE = 0.8
 # Short headers: with one longer, names of layers would wrap in 80 columns.
 _RANKED = {
     "layer": "{of.layer}", "GEMM": "{gemm}", "harm": "{of.harm:.2%}", "random": "{of.random:.2%}",
-    "loss": "{of.loss_change:+.4f}", "error": "{output.relative_error:.2%}", "gain": "{output.gain:.3f}",
-    "bias": "{output.bias_share:.3f}",
+    "loss": "{of.loss_change:+.4f}", "error": "{output[relative_error]:.2%}", "gain": "{output[gain]:.3f}",
+    "bias": "{output[bias_share]:.3f}",
 }  # fmt: skip
 
 _POLICIES = {
@@ -148,8 +148,10 @@ def command(
                 "nothing is quantised in these layers (choose another --recipe or other --layers)"
             )
         if budget is not None:
-            check_budget(budget, subject.config.recipe, every, [(one.layer.name, one.gemm) for one in gemms])
-        passes = 1 + sum(one.draws for one in gemms)
+            check_budget(
+                budget, subject.config.recipe, every, [(layer.name, gemm) for layer, gemm, _ in gemms]
+            )
+        passes = 1 + sum(count for *_, count in gemms)
         with click.progressbar(length=passes, label="forward and backward", hidden=as_json) as bar:
             ranked = predict_harm(trainee, window, gemms, done=bar.update)
     except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
@@ -197,7 +199,7 @@ def _lines(content: dict[str, Any], ranked: list[Harm]) -> Iterator[str]:
     from ablate.recipes.coverage import in_short
 
     yield f"{content['model']}, {content['weights']}; {content['recipe']}; {content['tokens']:,} tokens\n"
-    rows = ({"of": one, "gemm": one.gemm.capitalize(), "output": one.diagnosis.product} for one in ranked)
+    rows = ({"of": one, "gemm": one.gemm.capitalize(), "output": one.diagnosis["product"]} for one in ranked)
     yield table_of(_RANKED, rows)
     so_far = list(accumulate(max(one.harm, 0.0) for one in ranked if one.harm is not None))
     if so_far and (total := so_far[-1]):

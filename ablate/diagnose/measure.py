@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,44 +42,15 @@ SKETCH = 512
 _LARGEST_SAMPLE = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProductFigures:
-    """One GEMM's error over several draws; shares and ratios without units. ``error_energy``: mean ‖E_i‖².
-
-    ``zeros``: share of the output's elements that are exactly zero, mean over draws; ``zeros_bf16``: of the
-    exact product's after rounding to bf16, so what is zero in bf16 too.
-    ``sketch`` represents the first draw's error, summed over tokens if rows are tokens (see ``sketch_of``).
-    """
-
-    draws: int
-    relative_error: float | None
-    gain: float | None
-    bias_share: float | None
-    exact_energy: float | None
-    error_energy: float | None
-    zeros: float | None
-    zeros_bf16: float | None
-    sketch: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataNoise:
-    """The energy ‖g‖² of a gradient from ``sequences`` sequences, split into noise and signal.
-
-    ``noise_energy`` is tr Σ over the number of sequences, ``signal_energy`` ‖G‖².
-    """
-
-    sequences: int
-    gradient_energy: float
-    noise_energy: float
-    signal_energy: float
-
-
-def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool) -> ProductFigures:
-    """Compare a GEMM's outputs, one per draw, with the exact product.
+def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool) -> dict[str, Any]:
+    """Compare a GEMM's outputs, one per draw, with the exact product, by shares and ratios without units.
 
     A single output means that the recipe has no randomness. ``per_token``: rows are tokens, which differ from
     step to step, so the sketch describes the error's mean over them.
+
+    ``error_energy`` is mean ‖E_i‖². ``zeros``: share of the output's elements that are exactly zero, mean
+    over draws; ``zeros_bf16``: of the exact product's after rounding to bf16, so what is zero in bf16 too.
+    ``sketch`` represents the first draw's error, summed over tokens if rows are tokens (see ``sketch_of``).
     """
     energy = _dot(exact, exact)
     total, slope, zeros, count = 0.0, 0.0, 0.0, 0
@@ -101,16 +71,25 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
     if common is not None and 0 < mean < math.inf:
         variance = (total - _dot(common, common) / count) / (count - 1) if count > 1 else 0.0
         bias = _known((mean - variance) / mean)
-    return ProductFigures(
-        draws=count, relative_error=_root(ratio(mean, energy)),
-        gain=_known(1 + slope / count / energy) if energy else None, bias_share=bias,
-        exact_energy=_known(energy), error_energy=_known(mean), sketch=sketch,
-        zeros=_known(zeros / count), zeros_bf16=_known(_zeros(exact.to(torch.bfloat16))),
-    )  # fmt: skip
+    return {
+        "draws": count,
+        "relative_error": _root(ratio(mean, energy)),
+        "gain": _known(1 + slope / count / energy) if energy else None,
+        "bias_share": bias,
+        "exact_energy": _known(energy),
+        "error_energy": _known(mean),
+        "zeros": _known(zeros / count),
+        "zeros_bf16": _known(_zeros(exact.to(torch.bfloat16))),
+        "sketch": sketch,
+    }
 
 
-def data_noise(part_energies: Sequence[float], gradient_energy: float, sequences: int) -> DataNoise | None:
-    """Split a gradient's energy into signal and data noise; None with fewer than two parts.
+def data_noise(
+    part_energies: Sequence[float], gradient_energy: float, sequences: int
+) -> dict[str, float] | None:
+    """Split a gradient's energy into signal, ‖G‖², and data noise, tr Σ over the number of sequences.
+
+    None with fewer than two parts.
 
     Args:
         part_energies: ‖·‖² of each part's contribution to the gradient; the contributions sum up to it.
@@ -118,14 +97,16 @@ def data_noise(part_energies: Sequence[float], gradient_energy: float, sequences
         sequences: number in all parts together; parts have equal sizes.
     """
     parts = len(part_energies)
-    mean = sum(part_energies) / parts * parts**2 if parts else math.nan
-    if parts < 2 or not math.isfinite(mean) or not math.isfinite(gradient_energy):
+    of_parts = sum(part_energies) * parts
+    if parts < 2 or not math.isfinite(of_parts) or not math.isfinite(gradient_energy):
         return None
-    noise = (mean - gradient_energy) / (parts - 1)
-    return DataNoise(
-        sequences=sequences, gradient_energy=gradient_energy,
-        noise_energy=noise, signal_energy=gradient_energy - noise,
-    )  # fmt: skip
+    noise = (of_parts - gradient_energy) / (parts - 1)
+    return {
+        "sequences": sequences,
+        "gradient_energy": gradient_energy,
+        "noise_energy": noise,
+        "signal_energy": gradient_energy - noise,
+    }
 
 
 def sketch_of(error: Tensor) -> str | None:
@@ -160,23 +141,10 @@ def _dot(a: Tensor, b: Tensor) -> float:
     return float(torch.dot(a.reshape(-1), b.reshape(-1)).item())
 
 
-@dataclass(frozen=True, kw_only=True)
-class OperandFigures:
-    """One operand of one GEMM, quantised once.
+def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor) -> dict[str, float | None]:
+    """Measure one operand of one GEMM, quantised once.
 
     ``crest_before``, ``crest_after`` its rotation: see ``median_crest``.
-    """
-
-    relative_error: float | None
-    gain: float | None
-    clipped: float | None
-    zeroed: float | None
-    crest_before: float | None
-    crest_after: float | None
-
-
-def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor) -> OperandFigures:
-    """Measure an operand.
 
     Args:
         grid: the operand before rounding to its grid, [n, k] with the contraction last.
@@ -189,14 +157,14 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor) -> Opera
         ratio(float((which & there).sum().item()), float(there.sum().item()))
         for which in (grid.scaled.abs() > grid.element.max, quantised == 0)
     )
-    return OperandFigures(
-        relative_error=_root(ratio(energy_of(quantised - exact), energy)),
-        gain=ratio(float((quantised * exact).sum().item()), energy),
-        clipped=clipped,
-        zeroed=zeroed,
-        crest_before=median_crest(unrotated, grid.block),
-        crest_after=median_crest(exact, grid.block),
-    )
+    return {
+        "relative_error": _root(ratio(energy_of(quantised - exact), energy)),
+        "gain": ratio(float((quantised * exact).sum().item()), energy),
+        "clipped": clipped,
+        "zeroed": zeroed,
+        "crest_before": median_crest(unrotated, grid.block),
+        "crest_after": median_crest(exact, grid.block),
+    }
 
 
 def median_crest(v: Tensor, block: tuple[int, int]) -> float | None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.diagnose.measure import energy_of, ratio
-from ablate.diagnose.recorder import GemmDiagnosis, Tapped, diagnose_gemm, is_random, tapped_copy
-from ablate.layers.linear import QuantLinear, quantised_layers
-from ablate.recipes import GEMMS, LayerRecipe
+from ablate.diagnose.recorder import Tapped, diagnose_gemm, draws_of, tapped_copy
+from ablate.layers.linear import quantised_layers
+from ablate.recipes import LayerRecipe
 from ablate.train.loop import gradients
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from ablate.layers.linear import QuantLinear
     from ablate.layers.state import Position
     from ablate.recipes import Gemm
     from ablate.train.loop import Trainee
@@ -40,7 +41,7 @@ class Harm:
 
     ``harm``: energy of the gradient's error that is the same in every draw, over ‖g‖²; ``random``: the energy
     that differs between draws, over ‖g‖². ``loss_change``: mean, nats per token; 0 for Dgrad and Wgrad.
-    ``diagnosis``: the error of the GEMM's own output (see ``GemmDiagnosis``).
+    ``diagnosis``: the error of the GEMM's own output (see ``diagnose_gemm``).
     """
 
     layer: str
@@ -49,37 +50,26 @@ class Harm:
     harm: float | None
     random: float | None
     loss_change: float
-    diagnosis: GemmDiagnosis
+    diagnosis: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerGemm:
-    """A layer, one of its quantised GEMMs, and the number of passes to measure it."""
-
-    layer: QuantLinear
-    gemm: Gemm
-    draws: int
-
-
-def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[LayerGemm]:
-    """List the GEMMs to measure in the named layers, in the order of ``names``.
+def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[tuple[QuantLinear, Gemm, int]]:
+    """List the layer, the GEMM and the number of passes to measure, in the order of ``names``.
 
     ``draws``: passes for each random GEMM; a deterministic one needs one pass.
     """
-    layers, found = quantised_layers(trainee.module), []
-    for name in names:
-        recipe = layers[name].recipe_at(trainee.state.tokens)
-        for gemm in GEMMS:
-            if not recipe.gemm(gemm).is_untouched:
-                count = draws if is_random(recipe, gemm) else 1
-                found.append(LayerGemm(layer=layers[name], gemm=gemm, draws=count))
-    return found
+    layers, tokens = quantised_layers(trainee.module), trainee.state.tokens
+    return [
+        (layers[name], gemm, passes)
+        for name in names
+        for gemm, passes in draws_of(layers[name].recipe_at(tokens), draws).items()
+    ]
 
 
 def predict_harm(
     trainee: Trainee,
     window: np.ndarray[Any, Any],
-    gemms: Sequence[LayerGemm],
+    gemms: Sequence[tuple[QuantLinear, Gemm, int]],
     *,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Harm]:
@@ -88,7 +78,7 @@ def predict_harm(
     Args:
         trainee: model and recipe, which are left as they were.
         window: tokens [sequences, seq_len + 1].
-        gemms: the GEMMs to measure.
+        gemms: what to measure, see ``layer_gemms``.
         done: called with the number of passes since the last call.
 
     Raises:
@@ -114,11 +104,10 @@ def predict_harm(
     energy = sum(map(energy_of, exact.values()))
     done(1)
     found = []
-    for each in gemms:
-        recipe, name, gemm, draws = own[each.layer.name], each.layer.name, each.gemm, each.draws
-        policy = recipe.gemm(gemm)
+    for layer, gemm, draws in gemms:
+        recipe, policy = own[layer.name], own[layer.name].gemm(gemm)
         doubly = "forward" in (policy.left.source, policy.right.source)  # then its operand is Fprop's
-        each.layer.override = LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))
+        layer.override = LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))
         sums: dict[str, Tensor] = {}
         total, loss = 0.0, 0.0
         for draw in range(draws):
@@ -139,11 +128,11 @@ def predict_harm(
             common = sum(map(energy_of, sums.values())) / draws**2
             variance = (total - common) * draws / (draws - 1)
             bias = total - variance
-        diagnosis = diagnose_gemm(tapped[name], gemm, draws=draws)
-        each.layer.override = high
+        diagnosis = diagnose_gemm(tapped[layer.name], gemm, draws=draws)
+        layer.override = high
         found.append(
             Harm(
-                layer=name, gemm=gemm, draws=draws, diagnosis=diagnosis, loss_change=loss - exact_loss,
+                layer=layer.name, gemm=gemm, draws=draws, diagnosis=diagnosis, loss_change=loss - exact_loss,
                 harm=ratio(bias, energy), random=ratio(variance, energy),
             )
         )  # fmt: skip

@@ -22,7 +22,7 @@ How it fails: undefined figures are None; a run that diverges is not diagnosed o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +38,7 @@ from ablate.recipes.policy import contracted_axis
 from ablate.run.diagnostics import chosen_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ablate.layers.linear import QuantLinear
     from ablate.layers.state import Position
@@ -67,33 +67,28 @@ class Tapped:
     sequences: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GemmDiagnosis:
-    """One GEMM of one layer. Only Wgrad has ``data_noise``."""
+def draws_of(recipe: LayerRecipe, draws: int) -> dict[Gemm, int]:
+    """Return the quantised GEMMs with the draws that each takes: ``draws``, at least 2, or 1 if none differ.
 
-    layer: str
-    gemm: Gemm
-    product: measure.ProductFigures
-    operands: dict[str, measure.OperandFigures]
-    data_noise: measure.DataNoise | None = None
-
-
-def diagnose_layer(tapped: Tapped, *, draws: int) -> Iterator[GemmDiagnosis]:
-    """Yield the diagnosis of each quantised GEMM of a layer.
-
-    Args:
-        tapped: the tensors that the layer multiplied.
-        draws: number of draws of the recipe's randomness, at least 2; a deterministic GEMM uses one.
+    Two draws may differ also through operands from the forward pass.
     """
-    recipe = tapped.layer.recipe_at(tapped.at.tokens)
+    found: dict[Gemm, int] = {}
     for gemm in GEMMS:
+        policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
+        if any(policy.source != "high_precision" for policy in policies):
+            policies += [recipe.fprop.left, recipe.fprop.right]
         if not recipe.gemm(gemm).is_untouched:
-            yield diagnose_gemm(tapped, gemm, draws=draws if is_random(recipe, gemm) else 1)
+            found[gemm] = draws if any(policy.draws_anew for policy in policies) else 1
+    return found
 
 
 @torch.no_grad()
-def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> GemmDiagnosis:
-    """Measure one GEMM's output and its quantised operands, and for Wgrad the noise of the data."""
+def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
+    """Measure one GEMM's output and its quantised operands, and for Wgrad the noise of the data.
+
+    Returns the layer, the GEMM and the figures of ``measure``: ``product``, ``operands`` by name, and
+    ``data_noise``, None but for Wgrad.
+    """
     layer, noise = tapped.layer, None
     tensors = {"dy": tapped.dy, "x": tapped.x, "w": tapped.weight}
     left, right = (tensors[name].float() for name in OPERANDS[gemm])
@@ -129,15 +124,13 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> GemmDiagnosis:
         sides = (dequantised(layer.operand(stored, gemm, name, at)), stored)
         quantised, last = (one.float() if axis else one.float().t() for one in sides)
         operands[name] = measure.operand_figures(grid, quantised, last)
-    return GemmDiagnosis(layer=layer.name, gemm=gemm, product=figures, operands=operands, data_noise=noise)
-
-
-def is_random(recipe: LayerRecipe, gemm: Gemm) -> bool:
-    """Whether two draws of a GEMM may differ, also through operands from the forward pass."""
-    policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
-    if any(policy.source != "high_precision" for policy in policies):
-        policies += [recipe.fprop.left, recipe.fprop.right]
-    return any(policy.draws_anew for policy in policies)
+    return {
+        "layer": layer.name,
+        "gemm": gemm,
+        "product": figures,
+        "operands": operands,
+        "data_noise": noise,
+    }
 
 
 class Recorder:
@@ -179,10 +172,11 @@ class Recorder:
         for name in self._chosen:
             if (tapped := self._found.pop(name, None)) is None:
                 continue
-            for one in diagnose_layer(tapped, draws=self._settings.draws):
-                figures = asdict(one)
-                row = {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
-                self._write("diagnosis", row | figures.pop("product") | figures)
+            recipe = tapped.layer.recipe_at(tapped.at.tokens)
+            for gemm, draws in draws_of(recipe, self._settings.draws).items():
+                found = diagnose_gemm(tapped, gemm, draws=draws)
+                row = {"layer": found.pop("layer"), "gemm": found.pop("gemm")}
+                self._write("diagnosis", row | found.pop("product") | found)
 
     def _write(self, kind: str, figures: dict[str, Any]) -> None:
         row = {"kind": kind, "tokens": self._state.tokens, "step": self._state.step} | figures
