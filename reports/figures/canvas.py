@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Look = dict[str, Any]
 """How an arm is drawn in every figure: matplotlib's arguments for colour, line and marker."""
-Picture = tuple[Any, str]
-"""A figure and its caption."""
+Picture = tuple[str, str, Any, str]
+"""A name, a title, a figure and its caption."""
 
 INK = "#1b1f24"
 FAINT = "#6a737d"
@@ -79,31 +79,27 @@ class Drawing:
     axes: list[dict[str, list[float]]]
 
 
-def drawing(
-    name: str, title: str
-) -> Callable[[Callable[[Any], Picture | None]], Callable[[Any], Drawing | None]]:
-    """Decorate a function that returns a figure, and its caption, or None, to make a ``Drawing``.
+def drawing(draw: Callable[[Any], Picture | None]) -> Callable[[Any], Drawing | None]:
+    """Decorate a function that returns a figure with its words, or None, to make a ``Drawing``.
 
     The style applies inside the function only: no global setting changes. SVG and PNG hold no dates.
     """
 
-    def decorate(draw: Callable[[Any], Picture | None]) -> Callable[[Any], Drawing | None]:
-        @wraps(draw)
-        def drawn(found: Any) -> Drawing | None:
-            svg = io.BytesIO()
-            with mpl.rc_context(_RC | {"svg.hashsalt": name}):
-                picture = draw(found)
-                if picture is None:
-                    return None
-                figure, caption = picture
-                figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-                figure.set_layout_engine(None)  # laid out once: the PNG keeps the SVG's places
-                axes, png = [*map(_scales, figure.axes)], to_png(figure)
-            return Drawing(name, title, caption, svg.getvalue(), png, axes)
+    @wraps(draw)
+    def drawn(found: Any) -> Drawing | None:
+        svg = io.BytesIO()
+        with mpl.rc_context(_RC):
+            picture = draw(found)
+            if picture is None:
+                return None
+            name, title, figure, caption = picture
+            mpl.rcParams["svg.hashsalt"] = name
+            figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+            figure.set_layout_engine(None)  # laid out once: the PNG keeps the SVG's places
+            axes, png = [*map(_scales, figure.axes)], to_png(figure)
+        return Drawing(name, title, caption, svg.getvalue(), png, axes)
 
-        return drawn
-
-    return decorate
+    return drawn
 
 
 def to_png(figure: Any) -> bytes:
@@ -200,15 +196,6 @@ def count_ticks(axis: Any, bins: int = 5) -> None:
         axis.locator_params("x", nbins=bins)
     axis.xaxis.set_minor_formatter("")
     axis.xaxis.set_major_formatter(lambda value, _: tokens(value))
-
-
-def log_ticks(axis: Any) -> None:
-    """Label a logarithmic axis at 1, 2, 3 and 5 times the powers of ten."""
-    from matplotlib.ticker import LogLocator
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_formatter("")
 
 
 def token_axis(axis: Any, per_step: int | None) -> None:

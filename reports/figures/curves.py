@@ -28,7 +28,7 @@ _LATE = 0.6
 _TARGET = {"color": canvas.INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
 
 
-@canvas.drawing("convergence", "Convergence")
+@canvas.drawing
 def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     """Draw validation loss over tokens; None if no run has an evaluation after 0 tokens.
 
@@ -71,7 +71,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     named = sorted(ends, key=lambda name: (ends[name] == DASH, ends[name]))
     lines = {f"{ends[name]}  {name}": style[name] for name in named}
     canvas.legend(figure, lines | ({f"{target:.4g}  target": _TARGET} if target else {}))
-    return figure, caption + canvas.decay_caption(analysis.decay_begins)
+    return "convergence", "Convergence", figure, caption + canvas.decay_caption(analysis.decay_begins)
 
 
 def _draw(
@@ -102,9 +102,11 @@ def _draw(
             axis.plot(grid.tokens, grid.mean, **thick, gid=f"{places[name]}-{next(parts)}")
 
 
-@canvas.drawing("trials", "Trials")
+@canvas.drawing
 def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     """Draw the trials of a tuned study; None if no learning rate was tuned."""
+    from matplotlib.ticker import LogLocator
+
     tuning = analysis.tuning
     if tuning is None or RATE not in tuning.plan.fields:
         return None
@@ -126,7 +128,9 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
                     markersize=7, fillstyle="none", transform=axis.get_xaxis_transform(),
                 )  # fmt: skip
     axis.set_xscale("log")
-    canvas.log_ticks(axis.xaxis)
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.xaxis.set_minor_formatter("")
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("final validation loss (nats/token)")
     canvas.legend(figure, style)
@@ -138,7 +142,7 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
         "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. The rates found: "
         f"{found}."
     )
-    return figure, caption
+    return "trials", "Trials", figure, caption
 
 
 def _has_loss(trial: TrialRecord) -> bool:

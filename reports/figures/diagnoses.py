@@ -38,7 +38,9 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
         known = [value for row in rows for value in row if value is not None and np.isfinite(value)]
         scales[figure] = (min(known, default=0.0), max(known, default=1.0))
 
-    def picture(arm: ArmDiagnosis) -> canvas.Picture:
+    @canvas.drawing
+    def draw(numbered: tuple[int, ArmDiagnosis]) -> canvas.Picture:
+        number, arm = numbered
         errors = np.nan_to_num(np.array(arm.maps[0].values, dtype=float), nan=-np.inf).max(axis=1)
         rows = np.sort(np.argsort(-errors, kind="stable")[:_MOST_ROWS])
         figure = canvas.sheet(11, 1.35 + 0.17 * len(rows))
@@ -66,10 +68,6 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
             f"are {len(rows)} of {len(names)} rows, those with the largest error, and {_MOST_COLUMNS} steps "
             "at most."
         )
-        return figure, caption
+        return f"diagnostics-{number}", f"Diagnostics: {arm.arm}", figure, caption
 
-    drawings = (
-        canvas.drawing(f"diagnostics-{i}", f"Diagnostics: {arm.arm}")(picture)(arm)
-        for i, arm in enumerate(arms, 1)
-    )
-    return tuple(one for one in drawings if one is not None)
+    return tuple(filter(None, map(draw, enumerate(arms, 1))))

@@ -23,7 +23,7 @@ _LINEAR = 0.1
 """Costs up to this size are on a linear part of the scale even where others are orders larger."""
 
 
-@canvas.drawing("token-cost", "Token cost")
+@canvas.drawing
 def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token costs, a row for each arm; None if no arm has an estimate or a bound."""
     from matplotlib.markers import CARETLEFT, CARETRIGHT
@@ -94,7 +94,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     if min(edges, default=left) < left or max(edges, default=right) > right:
         caption += " Arrowheads at the edge: the interval goes on."
     caption += f" The scale is logarithmic beyond ±{_LINEAR:.0%}." * apart
-    return figure, caption + forked(arms)
+    return "token-cost", "Token cost", figure, caption + forked(arms)
 
 
 def _seeds(arm: ArmResult, analysis: Analysis) -> list[float]:

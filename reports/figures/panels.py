@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _ENDS = attrgetter("estimate", "low", "high")
 
 
-@canvas.drawing("difference", "Difference to the baseline")
+@canvas.drawing
 def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     """Draw the loss differences; None if no arm has an evaluation in common with the baseline."""
     bands = _bands(analysis, analysis.curves)
@@ -74,7 +74,8 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
             " Thin and black: evaluated in bf16, what the arm learnt worse; the rest of the difference is "
             "its own evaluation."
         )
-    return figure, caption + canvas.decay_caption(analysis.decay_begins)
+    caption += canvas.decay_caption(analysis.decay_begins)
+    return "difference", "Difference to the baseline", figure, caption
 
 
 def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
@@ -92,7 +93,7 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
     return {name: band for name, band in bands.items() if band.tokens.any()}
 
 
-@canvas.drawing("sweep", "Other targets")
+@canvas.drawing
 def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token cost over the target; None if no arm has a range in common with the baseline."""
     moved = {arm.name: arm.moved for arm in analysis.others if arm.moved is not None}
@@ -123,10 +124,10 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     without = ", ".join(arm.name for arm in analysis.others if arm.name not in sweeps)
     if without:
         caption += f" No range in common, or diverged: {without}."
-    return figure, caption
+    return "sweep", "Other targets", figure, caption
 
 
-@canvas.drawing("compare", "Token cost in each study")
+@canvas.drawing
 def draw_comparison(found: Comparison) -> canvas.Picture | None:
     """Draw every arm's token cost in each study over the studies' places; None without any."""
     known = {
@@ -173,10 +174,10 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
     axis.set_xticks(sorted(ends))
     axis.minorticks_off()
     axis.xaxis.set_major_formatter(lambda place, _: tokens(place) if found.axis else ends.get(place, ""))
-    if not found.axis:
-        return figure, caption
-    return figure, (
-        f"{caption} Thin: the straight line of log (1 + token cost) over the logarithm of the number of "
-        f"{UNITS[found.axis]} by least squares. The change for each tenfold is an average slope: its "
-        "interval does not tell whether the line is straight."
-    )
+    if found.axis:
+        caption += (
+            " Thin: the straight line of log (1 + token cost) over the logarithm of the number of "
+            f"{UNITS[found.axis]} by least squares. The change for each tenfold is an average slope: its "
+            "interval does not tell whether the line is straight."
+        )
+    return "compare", "Token cost in each study", figure, caption

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.search import Found
 
 
-@canvas.drawing("front", "The front")
+@canvas.drawing
 def draw_front(found: Found) -> canvas.Picture | None:
     """Draw the results of each budget and their front; None before the first result."""
     rungs = [rung for rung in found.rungs if any(one.end == "ok" for one in rung.points)]
@@ -48,4 +48,4 @@ def draw_front(found: Found) -> canvas.Picture | None:
         "not measured. Line: the front; grey squares: other recipes that the search started from. Runs "
         "without a result are not shown."
     )
-    return figure, caption
+    return "front", "The front", figure, caption
