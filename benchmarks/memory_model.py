@@ -68,7 +68,7 @@ class Case:
 
     def modelled(self, devices: int = 1) -> Memory:
         """Return what the plan says of it."""
-        return step_memory(self.config(), ResourcesConfig(devices_per_run=devices), hardware=None)
+        return step_memory(self.config(), ResourcesConfig(devices_per_run=devices), None)
 
 
 CASES = {

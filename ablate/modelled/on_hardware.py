@@ -67,9 +67,9 @@ class OnHardware:
     """
 
     memory: Memory
-    capacity_bytes: int | None
-    fits: bool | None
-    gpu_hours: Range | None
+    capacity_bytes: int | None = None
+    fits: bool | None = None
+    gpu_hours: Range | None = None
 
 
 @cache  # one `ablate plan` asks several times, of thousands of arms
@@ -77,10 +77,10 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
     """Model what an arm needs on ``hardware`` (of ``PEAKS``, or ``CPU``); None for the user's own code."""
     if not config.model.is_built_in or config.trainer is not None:
         return None
-    where = None if hardware == CPU else hardware
-    memory = step_memory(config, resources, hardware=where)
-    if where is None:
-        return OnHardware(memory=memory, capacity_bytes=None, fits=None, gpu_hours=None)
+    peaks = None if hardware == CPU else PEAKS[hardware]
+    memory = step_memory(config, resources, peaks)
+    if peaks is None:
+        return OnHardware(memory=memory)
     training = config.training
     counts = plan_steps(training, resources.devices_per_run)
     work = replace(workload_of(config), devices=resources.devices_per_run)
@@ -94,19 +94,18 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
         evaluation = counts.evals * training.eval_tokens * sum(passes[one] for one in evaluated_in(config))
         seconds = counts.tokens * (time.total + twice) + evaluation
         gpu_hours = seconds_range(time).times(seconds / time.total / 3600)
-    capacity = round(PEAKS[hardware].capacity * 1e9)
+    capacity = round(peaks.capacity * 1e9)
     fits = memory.total() <= FITS_SHARE * capacity
     return OnHardware(memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours)
 
 
-def step_memory(config: ArmConfig, resources: ResourcesConfig, *, hardware: str | None) -> Memory:
+def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | None) -> Memory:
     """Model the peak memory of a step on one device of a run, rather above it than below.
 
     ``config`` must have a built-in model. The phase of its recipe with the largest memory counts.
-    ``hardware`` is a name of ``PEAKS``, or None for the CPU.
+    ``peaks`` are those of the hardware; None: of the CPU.
     """
     model, training, recipe = config.model, config.training, config.recipe
-    peaks = None if hardware is None else PEAKS[hardware]
     layers = linear_layers(model, config.vocab_size)
     devices, is_sharded = resources.devices_per_run, resources.devices_per_run > 1
     sequences = training.micro_batch_size or max(1, training.batch_size // devices)

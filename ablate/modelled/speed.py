@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import GEMMS, OPERANDS, Recipe
-from ablate.recipes.place import LayerPlace, phases_of
+from ablate.recipes.place import phases_of
 from ablate.recipes.policy import BLOCKS
-from ablate.run.architecture import layer_places, linear_layers
+from ablate.run.architecture import PRESETS, layer_places, linear_layers
 from ablate.run.config import ModelConfig
 from ablate.run.schedule import plan_steps
 
@@ -64,8 +64,6 @@ _T = 2.446804391979525
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")
 
-_UNNAMED = LayerPlace(name="", block=None, num_blocks=0, is_head=False)
-"""A layer that no rule matches."""
 _RESULTS: dict[Gemm, str] = {"fprop": "dy", "dgrad": "x", "wgrad": "w"}
 """For each GEMM, the tensor that has the shape of its result."""
 _BF16_BYTES = 2.0
@@ -169,7 +167,7 @@ def workload_of(config: ArmConfig) -> Workload:
 
 
 LLAMA_8B = Workload(
-    model=ModelConfig(width=4096, layers=32, heads=32, kv_heads=8, ffn=14336, tied_head=False),
+    model=ModelConfig(**PRESETS["llama3.1-8b"]),
     vocab_size=128_256,
     seq_len=8192,
     tokens_per_step=32 * 8192,
@@ -273,19 +271,18 @@ def operand_bytes(policy: OperandPolicy) -> float:
 
 def _unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
     """Choose the unit of the wider operand; None if a format has none, as E3M0, NVINT4 and IF4 everywhere."""
-    if any(side.format.endswith(("e3m0", "nvint4", "if4")) for side in (policy.left, policy.right)):
+    formats = policy.left.format, policy.right.format
+    bits = _bits(policy.left), _bits(policy.right)
+    if any(one.endswith(("e3m0", "nvint4", "if4")) for one in formats):
         return None
-    bits = max(_bits(policy.left), _bits(policy.right))
-    if min(_bits(policy.left), _bits(policy.right)) == 4 and peaks.fp4 is None:
+    if (min(bits) == 4 and peaks.fp4 is None) or ("nvfp4" in formats and not peaks.nvfp4):
         return None
-    if not peaks.nvfp4 and "nvfp4" in (policy.left.format, policy.right.format):
-        return None
-    return "gemm16" if bits == 16 else "gemm8" if bits > 4 else "gemm4"
+    return "gemm16" if max(bits) == 16 else "gemm8" if max(bits) > 4 else "gemm4"
 
 
 def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
     """Whether hardware multiplies both quantised operands in their packed form."""
-    return max(_bits(policy.left), _bits(policy.right)) < 16 and _unit(policy, peaks) is not None
+    return _unit(policy, peaks) not in (None, "gemm16")
 
 
 def _slower(flops: float, unit: str, moved: float, peaks: Peaks) -> float:
