@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 import textwrap
 from dataclasses import asdict
@@ -81,9 +80,8 @@ def command(name: str | None, stack: str | None, as_json: bool) -> None:
 
 
 def _lines(preset: Preset) -> Iterator[str]:
-    from ruamel.yaml import YAML
-
     from ablate.recipes.describe import describe_deoscillate, describe_place, describe_start
+    from ablate.study.template import yaml_text
 
     source, recipe = preset.source, preset.recipe
     yield f"{preset.name}: {preset.summary}"
@@ -97,11 +95,7 @@ def _lines(preset: Preset) -> Iterator[str]:
     for title, sentences in said.items():
         yield "\n".join([f"\n{title}:", *(f"  - {sentence}" for sentence in sentences or ["–"])])
     yield f"\nin a study, by its name:\n  recipe: {preset.name}\nor in full:\n  recipe:"
-    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style = None  # mappings without mappings in them take one line
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.dump(preset.written, text)
-    yield textwrap.indent(text.getvalue(), "    ")
+    yield textwrap.indent(yaml_text(preset.written, width=80), "    ")
 
 
 def _operands(recipe: LayerRecipe) -> str:

@@ -29,7 +29,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
-from ablate.execute.pending_runs import find_todo
+from ablate.execute.pending_runs import find_todo, requests_of
 from ablate.execute.queue import ExecutionEnd
 from ablate.run.schedule import divergence_bound
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
+    from ablate.data import TokenFiles
     from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
     from ablate.store import RunDir, State, StudyStore
@@ -278,11 +279,11 @@ def _tell(one: Asked, result: TrialResult, hopeless_at: int | None) -> None:
 class TrialRuns:
     """Trains trials in ``store``, to which nobody else may write.
 
-    ``requests``: returns the runs of a plan. ``execute``: runs some of them.
+    ``corpora``: token files by the digest of their data. ``execute``: runs some of the runs.
     """
 
     store: StudyStore
-    requests: Callable[[Plan], list[RunRequest]]
+    corpora: Mapping[str, TokenFiles]
     execute: Execute
     retry_failed: bool = False
     outcome: ExecutionEnd = field(default_factory=lambda: ExecutionEnd(states={}, interrupted=False))
@@ -294,11 +295,12 @@ class TrialRuns:
             return {
                 run_id: f"trial {one.trial.number} is worse than the median of earlier ones"
                 for one in asked
-                if one.group.watched_from is not None and one.hopeless_at(self.curve(one.run_ids)) is not None
+                if one.group.watched_from is not None and one.hopeless_at(self.curve(one)) is not None
                 for run_id in one.run_ids
             }
 
-        todo = find_todo(self.store, self.requests(plan), unneeded, retry_failed=self.retry_failed)
+        requests = requests_of(plan, {run.id for _, run in plan.runs()}, self.corpora)
+        todo = find_todo(self.store, requests, unneeded, retry_failed=self.retry_failed)
         if todo.runs:
             ended = self.execute(list(todo.runs), unneeded)
             self.outcome = replace(ended, states=self.outcome.states | ended.states)
@@ -307,9 +309,9 @@ class TrialRuns:
         """Read the state of each run of a trial."""
         return [self.store.run(run_id).state() for run_id in one.run_ids]
 
-    def curve(self, ids: Sequence[str]) -> Curve:
-        """Average the losses of runs at the token counts at which all of them were evaluated."""
-        curves = [losses_of(self.store.run(run_id)) for run_id in ids]
+    def curve(self, one: Asked) -> Curve:
+        """Average the losses of a trial's runs at the token counts at which all of them were evaluated."""
+        curves = [losses_of(self.store.run(run_id)) for run_id in one.run_ids]
         common = set.intersection(*map(set, curves))
         return {tokens: fmean(curve[tokens] for curve in curves) for tokens in sorted(common)}
 

@@ -66,10 +66,11 @@ def plan_search(study: Study) -> SearchPlan:
         plans.append(build_plan(replace(study, search=None, training=training, arms=arms)))
     times, dropped = _times(study, search, plans[0])
     cells: dict[str, list[dict[str, str]]] = {name: [] for name in times}
-    for cell in search.cells:
-        if cell.arm in cells:
-            cells[cell.arm].append(cell.levels)
-    first = (study.baseline, *(one for one in search.named if one in times and one != study.baseline))
+    for levels, arm in search.cells:
+        if arm in cells:
+            cells[arm].append(levels)
+    named = (name for name, _ in study.source.items("arms") if name in times)
+    first = tuple(dict.fromkeys([study.baseline, *named]))
     if search.trials < len(first):
         what = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
         raise UserError(study.problem(("search", "trials"), what, "these are tried first"))

@@ -72,11 +72,6 @@ def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     return min(good, key=lambda trial: (trial.values, trial.number), default=None)
 
 
-def first_trials(plan: Plan, tuning: Tune) -> Plan:
-    """Plan each group's first trial, which has the study's own values."""
-    return trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
-
-
 def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]]:
     """Search the values of every group; ``runs`` trains them in the store of the trials' study.
 
@@ -119,7 +114,7 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]
 
 def _result(runs: TrialRuns, one: Asked) -> TrialResult:
     """Give no values until all runs ended; count a diverged run with the loss at which it is called so."""
-    curve, states = runs.curve(one.run_ids), runs.states(one)
+    curve, states = runs.curve(one), runs.states(one)
     if not all(state in END_STATES for state in states):
         return TrialResult(curve=curve)
     losses = [end_loss(runs.store.run(run_id)) for run_id in one.run_ids]

@@ -90,21 +90,12 @@ class Choices:
         return CategoricalDistribution(self.values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchCell:
-    """A cell of the grid: the labels of its levels by factor, and its arm."""
-
-    levels: dict[str, str]
-    arm: str
-
-
 @pydantic_dataclass(frozen=True, kw_only=True)
 class Search(SearchSection):
-    """A search with its recipes: the factors' labels, the grid's cells, and ``named``, the other arms."""
+    """A search with the labels of its factors; ``cells``: the labels by factor of each cell, and its arm."""
 
     factors: dict[str, tuple[str, ...]]
-    cells: tuple[SearchCell, ...]
-    named: tuple[str, ...]
+    cells: tuple[tuple[dict[str, str], str], ...]
 
 
 Space = dict[str, Range | Choices]

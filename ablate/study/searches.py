@@ -24,7 +24,7 @@ from ablate.store.plan_file import GroupTuning
 from ablate.study import checks
 from ablate.study.arms import content_of
 from ablate.study.grid import check_value
-from ablate.study.search_space import Choices, Range, Search, SearchCell, Tune, tuned_name
+from ablate.study.search_space import Choices, Range, Search, Tune, tuned_name
 from ablate.study.sections import MAX_TRIALS, SECTIONS, RangeSection, StudyFile, TuneSection
 from ablate.study.source import KEY
 
@@ -199,8 +199,7 @@ def check_search(file: StudyFile | None, found: Arms) -> Search | None:
         path = tuple(name.split("."))
         if source.get(*path) is not None:
             faults.add((*path, KEY), f"a search has no '{path[-1]}'", hint)
-    arms = dict(source.items("arms"))
-    for name in arms:
+    for name, _ in source.items("arms"):
         for section, _ in source.items("arms", name):  # resources change no result
             if section in SECTIONS and section not in ("recipe", "resources"):
                 what = f"a search compares recipes: '{name}' must not set {section}"
@@ -215,8 +214,8 @@ def check_search(file: StudyFile | None, found: Arms) -> Search | None:
     cells = []
     for cell, arm in found.cells:
         levels = {level.factor: level.label for level in cell.levels}
-        cells += [SearchCell(levels=levels, arm=arm)] if arm is not None else []
+        cells += [(levels, arm)] if arm is not None else []
         for factor, label in levels.items():
             labels.setdefault(factor, {})[label] = None
     factors = {factor: tuple(own) for factor, own in labels.items()}
-    return Search(**vars(file.search), factors=factors, cells=tuple(cells), named=tuple(arms))
+    return Search(**vars(file.search), factors=factors, cells=tuple(cells))

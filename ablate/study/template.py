@@ -171,16 +171,21 @@ def starter_text(starter: Starter) -> str:
 
 def study_text(said: str, head: Mapping[str, Any], base: Mapping[str, Any], arms: Mapping[str, Any]) -> str:
     """Return the text of a study: a comment, the keys before ``base``, its sections, and the arms."""
-    from ruamel.yaml import YAML
-
     written = {name: written_short(part) for name, part in base.items()}
     parts = {name: one for name, one in written.items() if one not in (None, "auto", {})}
+    return f"# {said}\n{yaml_text({**head, 'base': parts, 'arms': arms}, width=100)}"
+
+
+def yaml_text(value: Any, *, width: int) -> str:
+    """Return plain data as YAML; mappings without mappings in them take one line."""
+    from ruamel.yaml import YAML
+
     yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style = None  # mappings without mappings in them take one line
+    yaml.default_flow_style = None
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.width = 100
-    yaml.dump({**head, "base": parts, "arms": arms}, text)
-    return f"# {said}\n{text.getvalue()}"
+    yaml.width = width
+    yaml.dump(value, text)
+    return text.getvalue()
 
 
 def _comment(text: str, indent: str) -> str:

@@ -14,19 +14,18 @@ from ablate.run.command import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from ablate.data import TokenFiles
     from ablate.plan import PlannedArm
-    from ablate.workflow import Listener
+    from ablate.workflow import Listener, Where
 
 
 def prepare(
-    storage: Path, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener, *, here: bool
+    where: Where, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener
 ) -> dict[str, TokenFiles]:
     """Prepare what the arms need; return token files by the digest of their data.
 
-    ``chosen``: the arms that will train. ``here``: they train on this machine, whose devices are checked; a
+    ``chosen``: the arms that will train. Where they train on this machine, its devices are checked; a
     cluster's workers check theirs. If the CPU quantiser must be compiled, that happens in the background; a
     worker that needs it waits for it.
 
@@ -34,7 +33,7 @@ def prepare(
         UserError: a device that cannot do what an arm asks for, or a corpus that cannot be used or is too
             short.
     """
-    if here:
+    if where.address is None:
         from ablate.backends.select import UnfitDeviceError, fit_choices
 
         problems = []
@@ -53,9 +52,9 @@ def prepare(
             if kernel is None:
                 listener.say(f"Emulating with plain torch, several times slower: {reason}.")
 
-        where, why_there = folder()
+        built, why_there = folder()
         if why_there:
-            listener.say(f"The CPU quantiser is compiled into {where}: {why_there}.")
+            listener.say(f"The CPU quantiser is compiled into {built}: {why_there}.")
         if will_build():
             listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
             threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
@@ -73,7 +72,7 @@ def prepare(
             data, digest, training = arm.config.data, arm.config.data_digest, arm.config.training
             if digest not in corpora:
                 progress = partial(show, digest)
-                files = prepare_tokens(data, storage / "tokens", progress=progress, notice=listener.say)
+                files = prepare_tokens(data, where.storage / "tokens", progress=progress, notice=listener.say)
                 corpora[digest] = files
                 listener.say(
                     f"Corpus {data.source}: {files.train_tokens:,} training and "

@@ -107,7 +107,7 @@ def run_study(
                 store.write_plan(plan)
                 chosen = _choose_runs(plan, only, seeds)
             arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-            corpora = prepare(where.storage, plan.arms, arms, listener, here=where.address is None)
+            corpora = prepare(where, plan.arms, arms, listener)
             unneeded: Callable[[], Mapping[str, str]] = dict if plan.stop is None else Unneeded(store)
             find = partial(find_todo, store, unneeded=unneeded, retry_failed=retry_failed, take=not shared)
             named, report = plan.study if settings else str(study), None
@@ -234,18 +234,19 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
         UserError: as ``run_study``; or another process runs the trials now.
     """
     from ablate.execute.cluster import connection
-    from ablate.plan.tuning import tuned_plan, values_text
-    from ablate.search.tune import first_trials, tune_arms
+    from ablate.plan.tuning import trial_plan, tuned_plan, values_text
+    from ablate.search.tune import tune_arms
     from ablate.workflow.prepare import prepare
 
     tuning = plan.tuning
     assert tuning is not None
-    corpora = prepare(where.storage, plan.arms, plan.arms, listener, here=where.address is None)
+    corpora = prepare(where, plan.arms, plan.arms, listener)
     store = StudyStore(where.storage / tuning.study)
     store.path.mkdir(parents=True, exist_ok=True)
     trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
     listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-    with mirrored(store, tuning.study, where, listener), running(store, first_trials(plan, tuning)) as shared:
+    first = trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
+    with mirrored(store, tuning.study, where, listener), running(store, first) as shared:
         refuse_second(store, shared=shared)
         with connection(where.address, listener.say):
             runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
@@ -290,7 +291,6 @@ def trial_runs(
 ) -> TrialRuns:
     """Make the trainer of trials in ``store``. ``corpora``: token files by the digest of their data."""
     from ablate.execute.driver import execute_study, stop_request
-    from ablate.execute.pending_runs import requests_of
     from ablate.execute.queue import ExecutionEnd
     from ablate.search.engine import TrialRuns
 
@@ -302,9 +302,4 @@ def trial_runs(
         with listener.executing(store, [run.run_id for run in todo]) as on_poll:
             return execute_study(store, todo, address=where.address, on_poll=on_poll, unneeded=unneeded)
 
-    return TrialRuns(
-        store=store,
-        requests=lambda plan: requests_of(plan, {run.id for _, run in plan.runs()}, corpora),
-        execute=execute,
-        retry_failed=retry_failed,
-    )
+    return TrialRuns(store=store, corpora=corpora, execute=execute, retry_failed=retry_failed)

@@ -86,7 +86,7 @@ def _go_on(
         f"budget; {ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
-    corpora = prepare(store.path.parent, planned.plans[0].arms, arms, listener, here=where.address is None)
+    corpora = prepare(where, planned.plans[0].arms, arms, listener)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
     store.write_plan(tried_plan(planned, itertools.chain.from_iterable(before)))
     is_done = planned.is_done(before)

@@ -31,7 +31,7 @@ def grid_space(first=("named0",), **changes):
         name = "named0" if "no" in labels else " ".join(labels)
         cells.setdefault(name, []).append(dict(zip(factors, labels, strict=True)))
     usual = {"hardware": "B200", "trials": 60, "budgets": (100, 300), "keep": 0.4, "seed": 1}
-    search = Search(**(usual | changes), factors=factors, cells=(), named=())
+    search = Search(**(usual | changes), factors=factors, cells=())
     plan = SimpleNamespace(arm=lambda name: SimpleNamespace(runs=[], recipe=name))
     return SearchPlan(
         name="s", search=search, cells=cells, first=first, study=None, plans=(plan, plan), times={}

@@ -9,7 +9,6 @@ import pytest
 
 from ablate.base.files import append_line
 from ablate.data import DataIdentity
-from ablate.execute.pending_runs import requests_of
 from ablate.execute.queue import ExecutionEnd
 from ablate.plan import build_plan
 from ablate.search.engine import TrialRuns
@@ -58,10 +57,6 @@ class Executor:
         return ExecutionEnd(states={}, interrupted=False)
 
 
-def requests(plan):
-    return requests_of(plan, {run.id for _, run in plan.runs()}, {})
-
-
 @pytest.fixture
 def searching(tmp_path):
     (tmp_path / "study.yaml").write_text(STUDY)
@@ -76,7 +71,7 @@ def searching(tmp_path):
         executor = Executor(store)
 
         def call(**options):
-            runs = TrialRuns(store=store, requests=requests, execute=executor, **options)
+            runs = TrialRuns(store=store, corpora={}, execute=executor, **options)
             return tune_arms(plan, plan.tuning, runs)
 
         return call, executor

@@ -11,7 +11,7 @@ import pytest
 
 from ablate.plan import StudyProgress, build_plan, estimate
 from ablate.study import load_study
-from ablate.workflow import Listener
+from ablate.workflow import Listener, Where
 from ablate.workflow.init import USED, Answers, write_command_study, write_study
 from ablate.workflow.prepare import prepare
 from tests.cli.command import ablate
@@ -96,7 +96,7 @@ def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
     seconds = estimate(plan, speeds, cores=os.cpu_count() or 1).wall_seconds
     assert 0.9 * USED * 7200 < seconds <= USED * 7200
     # It refuses a corpus with too little text for an evaluation.
-    prepare(folder / "runs", plan.arms, plan.arms[:1], Listener(), here=False)
+    prepare(Where(storage=folder / "runs", address="a cluster"), plan.arms, plan.arms[:1], Listener())
 
 
 @pytest.mark.usefixtures("speeds")
