@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
+
 from ablate.base.errors import UserError, first_line, safe_text
 from ablate.base.files import restrict_umask, write_record
 from ablate.execute.command_log import LogFiles, Rows, Text
@@ -423,15 +425,9 @@ def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None
         late = time.monotonic() >= until
         known = asked.intersection(left)
         for pid in left:
-            if late or not {pid, _parent(pid)} & known:
-                asked.add(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                one = psutil.Process(pid)
+                if late or not {pid, one.ppid()} & known:
+                    asked.add(pid)
+                    one.send_signal(signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.05)
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended
-        return 0

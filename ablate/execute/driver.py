@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, connection, gangs_at_once
 from ablate.execute.environment import commit_of
-from ablate.execute.pending_runs import DEFAULT_TRAINER, clean_prefixes, share_prefixes
+from ablate.execute.pending_runs import clean_prefixes, share_prefixes
 from ablate.execute.queue import ExecutionEnd, Queue, Workers
 from ablate.execute.worker import on_signal
 from ablate.plan import configured_runs
@@ -61,7 +61,7 @@ def execute_study(
     on_poll: Callable[[], None] = lambda: None,
     unneeded: Callable[[], Mapping[str, str]] = dict,
     plan: Plan | None = None,
-    trainer: str = DEFAULT_TRAINER,
+    trainer: str | None = None,
 ) -> ExecutionEnd:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 

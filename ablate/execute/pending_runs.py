@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
 
-DEFAULT_TRAINER = "ablate.train:train"
 _DRAFT = ".taken"
 _OWN = ("checkpoints", "stop", "weights", ".*")
 """Files that are not copied with a result: those of the process that executes the run, and large ones."""
@@ -69,7 +68,7 @@ class RunRequest:
     device: str = "cpu"
     git_commit: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    trainer: str = DEFAULT_TRAINER
+    trainer: str | None = None
     given_up: int = 0
     prefix: tuple[Path, int] | None = None
     holder: str | None = None
@@ -243,15 +242,11 @@ def share_prefixes(
     kept: dict[str, dict[int, Path]] = {}
     for prefix in found.values():
         kept.setdefault(prefix.holder, {})[prefix.tokens] = folder / prefix.key
-    filled = [
-        replace(
-            run,
-            prefix=None if (own := found.get(run.run_id)) is None else (folder / own.key, own.step),
-            holder=None if own is None else own.holder,
-            prefixes=kept.get(run.run_id, {}),
-        )
-        for run in runs
-    ]
+    start = {
+        run_id: {"prefix": (folder / own.key, own.step), "holder": own.holder}
+        for run_id, own in found.items()
+    }
+    filled = [replace(run, prefixes=kept.get(run.run_id, {}), **start.get(run.run_id, {})) for run in runs]
     return filled, {run_id: prefix.key for run_id, prefix in found.items()}
 
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
-from ablate.execute.pending_runs import DEFAULT_TRAINER
 from ablate.run.command import Command
 from ablate.run.ids import run_id
 from ablate.store import END_STATES, RunDir, State, Status
@@ -142,7 +141,7 @@ def _train(
         watch.progress(row.get("tokens"))
         writer.append({**row, "time_unix": time.time()})
 
-    is_ours = (task.config.trainer or task.trainer) == DEFAULT_TRAINER
+    is_ours = task.config.trainer is task.trainer is None
 
     def should_stop() -> bool:
         if is_ours:  # it asks once a step; a user's trainer may also ask while it hangs
@@ -290,7 +289,7 @@ def _call_trainer(
             prefixes=task.prefixes,
         ),
     }
-    if name == DEFAULT_TRAINER:
+    if name is None:
         from ablate.train.group import Layout
 
         options["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)

@@ -98,18 +98,17 @@ class LogSource(Section):
         if self.preset == "hf" and self.file is None:
             hint = "name it: file: '{run_dir}/out/**/trainer_state.json'"
             raise said("hf reads the state that Trainer writes at each save", hint, "preset")
-        named = {*self.jsonl, *self.tensorboard}
+        named: dict[str, tuple[str | int, ...]] = {
+            name: (ways[0], name) for name in self.jsonl or self.tensorboard
+        }
         for index, pattern in enumerate(self.patterns):
-            groups = compiled(pattern, "patterns", index).groupindex
-            named |= groups.keys()
-            for name in groups:
-                _check_name(name, "patterns", index)
-        for way in ("jsonl", "tensorboard"):
-            for name in getattr(self, way):
-                _check_name(name, way, name)
+            named |= dict.fromkeys(compiled(pattern, ways[0], index).groupindex, (ways[0], index))
+        for name, where in named.items():
+            if name not in ROW:
+                raise said(f"'{name}' is no part of a row", f"expected {', '.join(ROW)}", *where)
         if self.preset is None and "val_loss" not in named:
             raise said("nothing reads val_loss", "a validation loss in nats per token", ways[0])
-        if (self.patterns or self.jsonl) and not named & set(PLACES):
+        if (self.patterns or self.jsonl) and named.keys().isdisjoint(PLACES):
             raise said(f"nothing reads {', '.join(PLACES[:-1])} or {PLACES[-1]}", None, ways[0])
 
 
@@ -119,11 +118,6 @@ def compiled(pattern: str, *where: str | int) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise said(f"no regular expression: {error}", None, *where) from None
-
-
-def _check_name(name: str, *where: str | int) -> None:
-    if name not in ROW:
-        raise said(f"'{name}' is no part of a row", f"expected {', '.join(ROW)}", *where)
 
 
 class LogReader:

@@ -67,16 +67,6 @@ def _row(line: bytes) -> Any:
         return error
 
 
-def is_row(row: object, kind: str) -> bool:
-    """Whether ``row`` is a dictionary of this kind with a valid number of tokens."""
-    return (
-        isinstance(row, dict)
-        and row.get("kind") == kind
-        and type(row.get("tokens")) is int
-        and 0 <= row["tokens"] < _MOST_TOKENS
-    )
-
-
 def number_in(row: dict[str, Any], name: str) -> float | None:
     """Return the number ``name`` of a row, None if it is missing, not a number or not finite."""
     value: Any = row.get(name)
@@ -85,9 +75,16 @@ def number_in(row: dict[str, Any], name: str) -> float | None:
 
 
 def rows_of(lines: Sequence[bytes], kind: str) -> list[dict[str, Any]]:
-    """Parse the rows of a kind, in the order written; damaged rows are left out."""
+    """Parse the rows of a kind, in the order written; damaged ones, or without tokens, are left out."""
     marker = f'"{kind}"'.encode()
-    return [row for row in parse_rows([line for line in lines if marker in line]) if is_row(row, kind)]
+    return [
+        row
+        for row in parse_rows([line for line in lines if marker in line])
+        if isinstance(row, dict)
+        and row.get("kind") == kind
+        and type(row.get("tokens")) is int
+        and 0 <= row["tokens"] < _MOST_TOKENS
+    ]
 
 
 class MetricsWriter(AbstractContextManager["MetricsWriter"]):
