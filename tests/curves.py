@@ -24,16 +24,17 @@ def after(steps):
 
 
 class Kept:
-    """Keeps the snapshot at a stop, or after ``at`` tokens; begins with ``last``."""
+    """Keeps snapshots by step: at a stop, and after each of ``at`` tokens; begins with ``last``."""
 
-    def __init__(self, at=None):
-        self.at, self.last = at, None
+    def __init__(self, at=(), last=None):
+        self.at, self.last, self.after = at, last, {}
 
     def load(self):
         return self.last
 
     def due(self, tokens):
-        return tokens == self.at
+        self.asked = tokens
+        return tokens in self.at
 
     def save(self, snapshot):
-        self.last = copy.deepcopy(snapshot)
+        self.last = self.after[snapshot.step] = copy.deepcopy(snapshot)

@@ -204,7 +204,7 @@ def test_a_recipe_is_measured_at_its_own_layers_and_phases(make_config, tokens):
 
 @pytest.mark.exhaustive
 def test_a_resumed_run_repeats_the_same_rows(make_config, tokens):
-    config, kept = make_config(RECIPES["sr and rht"], **SHORT), Kept(at=3 * STEP)
+    config, kept = make_config(RECIPES["sr and rht"], **SHORT), Kept([3 * STEP])
     settings = Diagnostics(every_tokens=STEP, layers=["*.down"], draws=2)
     (_, rows), found = run(config, tokens, settings, checkpoints=kept)
     (_, later), again = run(config, tokens, settings, checkpoints=kept)

@@ -9,7 +9,8 @@ import torch
 
 from ablate.base.errors import UserError
 from ablate.run.config import Fork
-from ablate.train import Snapshot, train
+from ablate.train import train
+from tests.curves import Kept, curve
 from tests.exhaustive import rest_exhaustive
 
 STEP = 512
@@ -20,46 +21,24 @@ OSCILLATES = FPROP | {"deoscillate": {"window": 3, "threshold": 1.2, "from_token
 AHEAD = FP4 | {"phases": [{"from_fraction": 0.5, "recipe": "bf16"}]}
 
 
-class States:
-    """Keeps the state after each step in memory; begins with ``start``."""
-
-    def __init__(self, start=None):
-        self.start, self.after = start, {}
-
-    def load(self):
-        return self.start
-
-    def due(self, _tokens):
-        return True
-
-    def save(self, snapshot):
-        tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
-        window = {key: value for key, value in snapshot.numbers["window"].items() if key != "seconds"}
-        self.after[snapshot.step] = snapshot.numbers | {"window": window}, tensors
-
-
 @pytest.fixture
 def trained(tokens):
     def run(config, start=None):
-        """Return the rows, and the numbers and tensors after each step; ``start``: such of another run."""
-        rows = []
-        if start is not None:
-            step, (numbers, tensors) = start
-            numbers = numbers | {"window": numbers["window"] | {"seconds": 1.0}}
-            start = Snapshot(step=step, tensors=tensors, numbers=numbers)
-        states = States(start)
-        assert train(config, rows.append, tokens=tokens, checkpoints=states).state == "finished"
-        for row in rows:
-            row.pop("tokens_per_sec", None)
-        return rows, states.after
+        """Return the rows, and the state after each step; ``start``: such of another run."""
+        kept = Kept(range(99 * STEP), start)
+        result, rows = curve(config, tokens, checkpoints=kept)
+        assert result.state == "finished"
+        return rows, kept.after
 
     return run
 
 
 def assert_equal(one, other):
-    assert one[0] == other[0]
-    assert one[1].keys() == other[1].keys()
-    assert all(torch.equal(tensor, other[1][name]) for name, tensor in one[1].items())
+    windows = [state.numbers["window"] | {"seconds": 0} for state in (one, other)]
+    assert windows[0] == windows[1]
+    assert one.numbers | {"window": 0} == other.numbers | {"window": 0}
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
 
 
 def forked(own, parent, step=16):
@@ -73,7 +52,7 @@ def test_begun_with_the_common_state_a_run_ends_with_the_bits_of_a_whole_one(mak
     own = forked(own, base) if name == "fork" else own
     (rows, whole), (base_rows, common) = trained(own), trained(base)
     assert_equal(common[15], whole[15])  # the same recipe so far; the evaluation after step 16 is its own
-    later, states = trained(own, (15, common[15]))
+    later, states = trained(own, common[15])
     begun = [row for row in rows if row["step"] <= 15]
     assert begun == [row for row in base_rows if row["step"] <= 15]
     assert [*begun, *later] == rows
@@ -90,8 +69,8 @@ def test_a_fork_goes_on_in_the_window_of_the_run_that_it_leaves(make_config, tra
     plain = forked(make_config(FPROP), parent, 18)
     left, states = trained(plain)
     assert [row for row in left if row["step"] < 18] == [row for row in base_rows if row["step"] < 18]
-    assert not any(name.startswith("deoscillation.") for name in states[18][1])
-    assert_equal(trained(plain, (17, base[17]))[1][31], states[31])
+    assert not any(name.startswith("deoscillation.") for name in states[18].tensors)
+    assert_equal(trained(plain, base[17])[1][31], states[31])
 
 
 def test_a_fork_is_a_phase_that_begins_there(make_config, trained):

@@ -57,14 +57,6 @@ def test_non_finite_training_is_a_divergence_with_its_tokens(make_config, tokens
     assert all(math.isfinite(v) for row in rows for v in row.values() if isinstance(v, float))
 
 
-def test_a_loss_above_the_bound_for_several_evaluations_is_a_divergence(make_config, tokens):
-    config = make_config(divergence_loss=1e-3, divergence_evals=2)
-    result, rows = curve(config, tokens)
-    assert (result.state, result.tokens) == ("diverged", 8192)
-    assert "for 2 evaluations" in result.message
-    assert len(losses(rows)) == 2
-
-
 def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(make_config, tokens):
     train_tokens, validation_tokens = tokens
     short = {"tokens": 1024, "eval_every_tokens": 512, "eval_tokens": 512}
