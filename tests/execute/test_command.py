@@ -172,20 +172,6 @@ def test_markers(tmp_path, options, state, said):
     assert end.seen == (("FP4 e2m1",) if state == "finished" else ())
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"command": ["/no/such/program", "{seed}"]}, "the command does not start"),
-        ({"args": ["--steps", "200"]}, "a row of step 65; the plan ends after 60"),
-        ({"secrets": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY is not set"),
-    ],
-)
-def test_faults_of_the_setup(tmp_path, other, said):
-    with pytest.raises(UserError, match=said):
-        attempt(tmp_path, replace(CONFIG, trainer=replace(config().trainer, **other)))
-    assert not left(tmp_path)
-
-
 def test_inherited_variables_that_change_the_arithmetic_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("NVTE_NVFP4_DISABLE_RHT", "1")
     with pytest.raises(UserError, match="NVTE_NVFP4_DISABLE_RHT"):
@@ -346,6 +332,25 @@ def run_of(folder, given, name="0123456789abcdef"):
 def executed(run, given, **resources):
     """The end of an attempt in a process of its own, as a worker has it."""
     return wait_for(in_child(lambda: execute_run(request_of(run, given, **resources))))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"command": ["/no/such/program", "{seed}"]}, "the command does not start"),
+        ({"args": ["--steps", "200"]}, "a row of step 65; the plan ends after 60"),
+        ({"secrets": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY is not set"),
+    ],
+)
+def test_faults_of_the_setup_are_a_line_in_the_log(tmp_path, other, said):
+    given = replace(CONFIG, trainer=replace(config().trainer, **other))
+    run = run_of(tmp_path, given)
+    assert executed(run, given) == 0
+    status, log = run.status(), run.attempt_log(1).read_text()
+    assert status.state == "failed"
+    assert said in status.message in log
+    assert "Traceback" not in log
+    assert not left(run.path)
 
 
 def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undisturbed, monkeypatch):

@@ -11,7 +11,7 @@ from torchtitan.components.optimizer import OptimizersContainer, default_adamw
 from torchtitan.config import OverrideConfig, apply_overrides
 from torchtitan.models.common.linear import Linear
 
-from ablate.integrations.torchtitan import AblateOptimizers
+from ablate.integrations.torchtitan import AblateOptimizers, apply
 from ablate.layers.linear import QuantLinear
 
 pytestmark = pytest.mark.exhaustive
@@ -28,13 +28,7 @@ def made():
     config = default_adamw(lr=1e-2)
     config.implementation = "for-loop"
     net = model()
-    return net, apply_to(config).build(model_parts=[net])
-
-
-def apply_to(config):
-    from ablate.integrations.torchtitan import apply
-
-    return apply(config)
+    return net, apply(config).build(model_parts=[net])
 
 
 def losses(net, optimizers, steps):
@@ -75,18 +69,9 @@ def test_it_accumulates_compiles_and_resumes_to_the_bit(in_study, tmp_path, comp
     assert first + losses(run(net), optimizers, 3) == whole
 
 
-def test_a_resume_without_the_state_raises(in_study, tmp_path):
-    _, optimizers = made()
-    state = {"optimizer": optimizers.state_dict()}
-    del state["optimizer"]["ablate"]
-    checkpoint.save(state, checkpoint_id=tmp_path, no_dist=True)
-    with pytest.raises(checkpoint.CheckpointException, match=r"Missing key.*optimizer\.ablate"):
-        checkpoint.load({"optimizer": optimizers.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
-
-
 def test_pipeline_stages_are_refused(in_study):
     with pytest.raises(ValueError, match="pipeline stages"):
-        apply_to(default_adamw(lr=1e-2)).build(model_parts=[model(), model()])
+        apply(default_adamw(lr=1e-2)).build(model_parts=[model(), model()])
 
 
 def test_it_is_found_by_its_name_on_the_command_line():

@@ -12,9 +12,6 @@ import torch
 from ablate.base.errors import UserError
 from ablate.layers.linear import QuantLinear
 from ablate.models.custom_models import build, outline
-from ablate.recipes import describe_layer, read_recipe
-from ablate.recipes.place import idle_roles, phases_of
-from ablate.run.architecture import layer_places, linear_layers
 from ablate.run.config import ModelConfig
 from ablate.train import train
 from ablate.train.loop import assemble
@@ -257,7 +254,7 @@ def test_a_resumed_run_with_dropout_goes_on_to_the_same_bits(config, tokens):
     assert first + rest == whole
 
 
-def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function, tmp_path):
+def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function, hf):
     def of(name, **model):
         model = model or {"function": function(name)}
         return outline(ModelConfig(**model), vocab_size=96, seq_len=32)
@@ -272,44 +269,14 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
     for name, said in (("no_linear", "no linear layer"), ("applied", "layers.0 follows a recipe already")):
         with pytest.raises(UserError, match=said):
             of(name)
-    pytest.importorskip("transformers")
-    content = SMALL | {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    mixture = of("", hf=str(tmp_path))
+    content = SMALL | {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    mixture, other = (of("", hf=hf(kind, **content)) for kind in ("mixtral", "gpt_oss"))
     reasons = {one.name: one.out_of_reach for one in mixture.matrices}
     assert "MixtralTopKRouter holds it" in reasons["model.layers.0.mlp.gate.weight"]
     assert reasons["model.layers.0.mlp.experts.gate_up_proj.3"] is None
-    (first,) = (one for one in mixture.layers if one.name == "model.layers.0.mlp.experts.down_proj.0")
-    assert (first.inputs, first.outputs) == (content["intermediate_size"], content["hidden_size"])
-    assert first.token_share == 2 / 4
-
-
-NEMOTRON = [
-    {"last": "15%", "recipe": "bf16"},
-    {"role": ["ffn.down", "experts.down"], "recipe": "fp8"},
-    {"role": ["attention", "embedding"], "recipe": "bf16"},
-    {"role": "mamba.out", "recipe": "mxfp8"},
-]
-
-
-def test_roles_make_one_recipe_of_every_model(tmp_path):
-    pytest.importorskip("transformers")
-    content = SMALL | {"model_type": "gpt_oss", "num_local_experts": 4, "head_dim": 32}
-    (tmp_path / "config.json").write_text(json.dumps(content | {"layer_types": ["full_attention"] * 2}))
-    hf = outline(ModelConfig(hf=str(tmp_path)), vocab_size=96, seq_len=32).layers
-    sizes = {layer.name: (layer.inputs, layer.outputs) for layer in hf}
-    assert sizes["model.layers.0.mlp.experts.down_proj.0"] == (96, 64)  # which it stores as [in, out]
-    asked = read_recipe({"gemms": ALL["gemms"], "layers": NEMOTRON})
-    for layers in (hf, linear_layers(ModelConfig(layers=2, experts=4), 96)):
-        where, found = layer_places(layers), set()
-        assert idle_roles(asked, where)[-1] == "mamba.out"
-        for place in where.values():
-            (phase,) = phases_of(asked, place)
-            found.add((place.block, place.role.split(".")[0], describe_layer(phase.recipe)))
-        assert found == {
-            (None, "head", "bf16"), (0, "attention", "bf16"), (1, "attention", "bf16"),
-            (0, "experts", "mxfp4"), (0, "experts", "fp8"), (1, "experts", "bf16"),
-        }  # fmt: skip
+    for model in (mixture, other):  # of which the other stores [in, out]
+        (first,) = (one for one in model.layers if one.name == "model.layers.0.mlp.experts.down_proj.0")
+        assert (first.inputs, first.outputs, first.token_share) == (96, 64, 2 / 4)
 
 
 def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(config, function):
