@@ -21,7 +21,7 @@ import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.execute.environment import code_digest, fingerprint
 from ablate.run.ids import run_id as id_of
@@ -242,7 +242,7 @@ def share_prefixes(
     kept: dict[str, dict[int, Path]] = {}
     for prefix in found.values():
         kept.setdefault(prefix.holder, {})[prefix.tokens] = folder / prefix.key
-    start = {
+    start: dict[str, Any] = {
         run_id: {"prefix": (folder / own.key, own.step), "holder": own.holder}
         for run_id, own in found.items()
     }

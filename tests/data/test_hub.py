@@ -192,23 +192,16 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
 def test_a_tokenizer_of_the_hub_is_taken_from_its_cache_first(monkeypatch, folder):
     asked = []
 
-    def download(name, *, local_files_only, **_):
+    def download(_name, *, local_files_only, **_):
         asked.append(local_files_only)
-        if name != "someone/some-model" or (local_files_only and not (folder / "cached").exists()):
-            raise ConnectionError("no route\nto host")
+        if asked == [True]:
+            raise ConnectionError("not cached")
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(UserError) as error:
-        find_tokenizer("someone/elsewhere")
-    assert str(error.value) == (
-        "tokenizer 'someone/elsewhere' is neither a path nor cached, nor to be had from the hub: no route "
-        "(check the name and the connection, or give a local path)"
-    )
-    assert find_tokenizer("someone/some-model").identity() == find_tokenizer(str(folder)).identity()
-    (folder / "cached").touch()
-    find_tokenizer("someone/some-model")
-    assert asked == [True, False, True, False, True]
+    for _ in range(2):
+        assert find_tokenizer("someone/some-model").identity() == find_tokenizer(str(folder)).identity()
+    assert asked == [True, False, True]
 
 
 # Models
@@ -256,7 +249,11 @@ def test_a_cached_model_needs_no_network(model, tmp_path, monkeypatch):
         ("{tmp}/nowhere", False, "no such file or folder"),
         ("{tmp}", False, "no config.json in"),
         ("{tmp}/model", True, r"no \*.safetensors in"),
-        ("not/cached-anywhere", False, "'not/cached-anywhere' is neither a path nor cached, nor to be had"),
+        (
+            "not/cached",
+            False,
+            "^model.hf 'not/cached' is neither a path nor cached, nor to be had .*the conn",
+        ),
     ],
 )
 @pytest.mark.usefixtures("model")

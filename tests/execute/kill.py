@@ -121,14 +121,17 @@ def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]
     return work
 
 
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file, times left out."""
+    times = ("time_unix", "tokens_per_sec")
+    rows = map(json.loads, path.read_text().splitlines())
+    return [{key: value for key, value in row.items() if key not in times} for row in rows]
+
+
 def outcome_of(run: RunDir) -> tuple[object, ...]:
-    """Return what must not depend on how often a run was killed: its end and its rows, times left out."""
+    """Return what must not depend on how often a run was killed: its end and its rows."""
     status = run.status()
-    rows = [
-        {key: value for key, value in row.items() if key not in ("time_unix", "tokens_per_sec")}
-        for row in map(json.loads, run.metrics_path.read_text().splitlines())
-    ]
-    return status.state, status.tokens, status.step, status.message, rows
+    return status.state, status.tokens, status.step, status.message, rows_in(run.metrics_path)
 
 
 def make_run(run: RunDir, seed: int, steps: int = 8) -> RunDir:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import pytest
-from kill import data, execute_and_die_at, in_child, tiny_config, wait_for
+from kill import data, execute_and_die_at, in_child, rows_in, tiny_config, wait_for
 
 from ablate.data import prepare
 from ablate.execute.pending_runs import (
@@ -42,11 +42,6 @@ def arms():
     return {"bf16": request(base), "forked": request(forked), "late": request(replace(base, recipe=late))}
 
 
-@pytest.fixture
-def storage(tmp_path_factory):
-    return tmp_path_factory.mktemp("storage")
-
-
 class Here:
     """A store with these runs, executed one by one without Ray."""
 
@@ -70,12 +65,7 @@ class Here:
     def execute(self, run):
         end = execute_run(self.task(run))
         assert end.state == "finished", end
-        return self.rows(run)
-
-    def rows(self, run):
-        changing = ("time_unix", "tokens_per_sec")
-        rows = self.store.run(run.run_id).metrics()
-        return [{key: value for key, value in row.items() if key not in changing} for row in rows]
+        return rows_in(self.store.run(run.run_id).metrics_path)
 
     def began_at(self, run):
         return Leases(self.store.run(run.run_id).attempts).read(1).resumed_from_step
@@ -88,8 +78,8 @@ def apart(arms, tmp_path_factory):
     return {name: Here(storage, name, [run]).execute(run) for name, run in arms.items()}
 
 
-def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(storage, arms, apart):
-    here = Here(storage, "together", list(arms.values()))
+def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(tmp_path, arms, apart):
+    here = Here(tmp_path, "together", list(arms.values()))
     holder = arms["bf16"].run_id
     assert [waits_for(run) for run in here.runs] == [None, holder, holder]
     for name, run in arms.items():
@@ -101,13 +91,13 @@ def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(storage, arms
     clean_prefixes(here.store, here.keys)
     assert not here.store.prefixes.exists()
     diagnosed = [replace(run, diagnostics=Diagnostics()) for run in arms.values()]
-    found, _ = share_prefixes(StudyStore(storage / "diagnosed"), diagnosed)
+    found, _ = share_prefixes(StudyStore(tmp_path / "diagnosed"), diagnosed)
     assert {run.prefix for run in found} == {None}  # they share nothing
 
 
-def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(storage, arms, monkeypatch):
+def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(tmp_path, arms, monkeypatch):
     planned = [(one.run_id, one.config, one.resources) for one in arms.values()]
-    here = Here(storage, "study", [arms["bf16"]], planned)
+    here = Here(tmp_path, "study", [arms["bf16"]], planned)
     here.execute(arms["bf16"])
     clean_prefixes(here.store, here.keys)
     assert here.store.prefixes.exists()
@@ -115,14 +105,14 @@ def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(storage, arms,
         with monkeypatch.context() as patch:
             if code:
                 patch.setattr("ablate.execute.pending_runs.code_digest", lambda code=code: code)
-            here = Here(storage, "study", [arms[name]], planned)
+            here = Here(tmp_path, "study", [arms[name]], planned)
             here.execute(arms[name])
         assert here.began_at(arms[name]) == began
 
 
 @pytest.mark.parametrize("part", ["metrics.jsonl", "safetensors", ".json"])
-def test_a_damaged_prefix_is_trained_again(storage, arms, apart, part):
-    here = Here(storage, "study", [arms["bf16"], arms["forked"]])
+def test_a_damaged_prefix_is_trained_again(tmp_path, arms, apart, part):
+    here = Here(tmp_path, "study", [arms["bf16"], arms["forked"]])
     here.execute(arms["bf16"])
     (damaged,) = (path for path in here.store.prefixes.rglob(f"*{part}") if path.is_file())
     content = bytearray(damaged.read_bytes())
@@ -135,11 +125,11 @@ def test_a_damaged_prefix_is_trained_again(storage, arms, apart, part):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bf16", "forked"])
-def test_killed_at_any_operation_it_ends_with_the_same_rows(storage, arms, apart, name):
+def test_killed_at_any_operation_it_ends_with_the_same_rows(tmp_path, arms, apart, name):
     """Each fourth operation on a file: those of the prefix are among them."""
     kills = 0
     for operation in range(3, 400, 4):
-        here = Here(storage, f"study {operation}", [arms["bf16"], arms["forked"]])
+        here = Here(tmp_path, f"study {operation}", [arms["bf16"], arms["forked"]])
         if name == "forked":
             here.execute(arms["bf16"])
         if wait_for(in_child(execute_and_die_at(here.task(arms[name]), operation))) == 0:
@@ -152,13 +142,13 @@ def test_killed_at_any_operation_it_ends_with_the_same_rows(storage, arms, apart
     assert kills > 5
 
 
-def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(storage, arms):
-    here = Here(storage, "study", [arms["forked"]])
+def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
+    here = Here(tmp_path, "study", [arms["forked"]])
     parent = here.store.run(arms["bf16"].run_id)
     parent.path.mkdir(parents=True, exist_ok=True)
 
     def forked(*names):
-        return Here(storage, "study", [arms[name] for name in names]).task(arms["forked"])
+        return Here(tmp_path, "study", [arms[name] for name in names]).task(arms["forked"])
 
     def reason(*names, **status):
         parent.write_status(Status(**status))
@@ -178,8 +168,8 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(storage, arms):
         assert waits_for(forked(*both)) == holder
 
 
-def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, arms, monkeypatch):
-    here = Here(storage, "study", [arms["bf16"], arms["forked"]])
+def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(tmp_path, arms, monkeypatch):
+    here = Here(tmp_path, "study", [arms["bf16"], arms["forked"]])
     with monkeypatch.context() as patch:
         patch.setattr("ablate.execute.environment.fingerprint", lambda *_: "another")
         here.execute(arms["bf16"])
@@ -193,13 +183,13 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(storage, 
     )
 
 
-def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(storage, arms):
+def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(tmp_path, arms):
     base = replace(arms["bf16"].config, model=replace(arms["bf16"].config.model, experts=4))
     other = replace(base, model=replace(base.model, routing="replay"), replayed=base.recipe)
     learned, replays = replace(request(base), records=True), request(other)
-    whole = Here(storage, "whole", [learned])
+    whole = Here(tmp_path, "whole", [learned])
     losses = whole.execute(learned)
-    here = Here(storage, "study", [replays, learned])
+    here = Here(tmp_path, "study", [replays, learned])
     task, source = here.task(replays), here.store.run(learned.run_id)
     assert waits_for(task) == learned.run_id
     assert why_it_cannot_begin(task) == f"no record of the routes of {learned.run_id}: it is pending"
@@ -212,7 +202,7 @@ def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(s
     assert here.execute(replays) == losses  # its recipe is the same
     source.routes_path.write_bytes(routes[:-9])
     assert "it is damaged" in why_it_cannot_begin(task)
-    without = Here(storage, "without", [learned, replays])
+    without = Here(tmp_path, "without", [learned, replays])
     execute_run(replace(without.task(learned), records=False))
     said = "it is finished before they were asked for; under another study name it is trained again"
     assert said in why_it_cannot_begin(without.task(replays))

@@ -18,13 +18,8 @@ from ablate.store.metrics import MetricsWriter
 from ablate.track.describe import points
 from ablate.train import Snapshot
 from ablate.train.group import ALONE
-from tests.execute.kill import task_of, tiny_config
+from tests.execute.kill import rows_in, task_of, tiny_config
 from tests.waiting import wait_until
-
-
-def rows(path):
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("time_unix", "tokens_per_sec")} for row in found]
 
 
 def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
@@ -97,8 +92,8 @@ def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that
     (plain, task), (whole, diagnosed) = make("plain"), make("whole", **diagnostics)
     assert execute_run(task).state == execute_run(diagnosed).state == "finished"
     assert not plain.diagnostics_path.exists()
-    assert rows(whole.metrics_path) == rows(plain.metrics_path)
-    assert {(row["step"], row["gemm"]) for row in rows(whole.diagnostics_path)} == {
+    assert rows_in(whole.metrics_path) == rows_in(plain.metrics_path)
+    assert {(row["step"], row["gemm"]) for row in rows_in(whole.diagnostics_path)} == {
         (step, gemm) for step in (0, 2, 4) for gemm in ("dgrad", "wgrad")
     }
     broken, task = make("broken", **diagnostics)
@@ -109,5 +104,5 @@ def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that
         file.write('{"kind":"diagnosis","step":5}\n{"cut')
     task.stop_path.unlink()
     assert execute_run(task).state == "finished"
-    assert rows(broken.metrics_path) == rows(plain.metrics_path)
-    assert rows(broken.diagnostics_path) == rows(whole.diagnostics_path)
+    assert rows_in(broken.metrics_path) == rows_in(plain.metrics_path)
+    assert rows_in(broken.diagnostics_path) == rows_in(whole.diagnostics_path)

@@ -50,12 +50,14 @@ def trl_trainer(train_dataset, **options):
     return trl.SFTTrainer(train_dataset=data, processing_class=tokenizer, **options)
 
 
-def trained(out, batches, steps=8, resume=None, recipe=NOISY, by_trl=False, **options):
+def trained(
+    out, batches, steps=8, resume=None, recipe=NOISY, by_trl=False, callback=None, evaluated=None, **options
+):
     data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
-    callback = AblateCallback(recipe, seed=3)
+    callback = callback or AblateCallback(recipe, seed=3)
     trainer, arguments = (trl_trainer, trl.SFTConfig) if by_trl else (Trainer, TrainingArguments)
     trainer = trainer(
-        model=model(), train_dataset=data, callbacks=[callback],
+        model=model(), train_dataset=data, eval_dataset=evaluated and data[:evaluated], callbacks=[callback],
         args=arguments(output_dir=str(out), max_steps=steps, **ARGUMENTS, **options),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume and str(resume))
@@ -106,31 +108,20 @@ def test_compiled_and_in_bf16(tmp_path, batches, by_trl):
     assert all(loss < 5 for loss in losses.values())
 
 
-def test_in_a_study_it_passes_rows_and_saves_when_asked_to_stop(in_study, batches, monkeypatch):
+def test_in_a_study_it_passes_rows_and_saves_when_asked_to_stop(in_study, batches):
     class Asked(AblateCallback):
         def on_optimizer_step(self, *args, **rest):
             super().on_optimizer_step(*args, **rest)
             self.stepper.should_stop = self.stepper.state.step == 2
 
-    data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
-    arguments = TrainingArguments(
-        output_dir=str(in_study / "out"), max_steps=8, eval_strategy="steps", eval_steps=1, **ARGUMENTS
-    )
-    trainer = Trainer(
-        model=model(),
-        train_dataset=data,
-        eval_dataset=data[:4],
-        callbacks=[Asked()],
-        args=arguments,
-    )
-    trainer.train()
+    evaluate = {"evaluated": 4, "eval_strategy": "steps", "eval_steps": 1}
+    _, _, losses = trained(in_study / "out", batches, callback=Asked(), **evaluate)
     assert (in_study / "out/checkpoint-2/trainer_state.json").exists()
     rows = rows_of(in_study)
     assert [(row["step"], *(row.keys() & {"loss", "val_loss"})) for row in rows] == [
         (1, "loss"), (1, "val_loss"), (2, "loss"), (2, "val_loss"),
     ]  # fmt: skip
-    history = {(row["step"], "loss"): row["loss"] for row in trainer.state.log_history if "loss" in row}
-    assert rows[0]["loss"] == history[1, "loss"]
+    assert rows[0]["loss"] == losses[1]
 
 
 def test_a_callback_that_came_too_late_says_so(tmp_path, batches):

@@ -80,19 +80,18 @@ def test_a_resume_needs_the_state_and_an_end_needs_steps():
 def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compiled):
     accelerate = pytest.importorskip("accelerate")
 
-    def made():
+    def trained(batches, start=None, save=None):
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-        model = two_layers()
+        model, found = two_layers(), []
         stepper = Stepper(model, NOISY, seed=3)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         if compiled:
             model = torch.compile(model, backend="aot_eager")
         model, optimizer = accelerator.prepare(model, optimizer)
         accelerator.register_for_checkpointing(stepper)
-        return accelerator, stepper, model, optimizer
-
-    def trained(accelerator, stepper, model, optimizer, batches):
-        found = []
+        if start is not None:
+            accelerator.load_state(start)
+        stepper.check_resumed(batches.start // 2)
         for batch in batches:
             with accelerator.accumulate(model):
                 x = torch.randn(32, 64, generator=torch.Generator().manual_seed(batch))
@@ -103,18 +102,12 @@ def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compil
                 if accelerator.sync_gradients:
                     stepper.step()
             found.append(loss.item())
+        if save is not None:
+            accelerator.save_state(save)
         return found
 
-    one = made()
-    whole = trained(*one, range(8))
-    assert one[1].state.step == 4
-    one = made()
-    first = trained(*one, range(4))
-    one[0].save_state(tmp_path / "state")
-    two = made()
-    two[0].load_state(tmp_path / "state")
-    two[1].check_resumed(2)
-    assert first + trained(*two, range(4, 8)) == whole
+    state = tmp_path / "state"
+    assert trained(range(4), save=state) + trained(range(4, 8), start=state) == trained(range(8))
 
 
 def test_torchao_applies_what_the_stepper_applies():
