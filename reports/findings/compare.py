@@ -159,12 +159,10 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         else:
             found.append(arm)
             own = [
-                None
-                if result is None
-                else {key: _text(value) for key, (_, value) in result.planned.differs.items()}
-                for result in results
+                None if result is None else _settings(result, frame)
+                for result, frame in zip(results, frames, strict=True)
             ]
-            differs |= {f"{name}: {key}": values for key, values in _differing(own).items()}
+            differs |= {f"{name}: {key}": values for key, values in _differing(own, results).items()}
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UserError(
@@ -256,10 +254,7 @@ def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> 
 def study_differences(
     analyses: Sequence[Analysis], frames: Sequence[StudyFrames]
 ) -> dict[str, tuple[str, ...]]:
-    """Find what the studies and their baselines differ in besides the target: key → each study's value.
-
-    Recipes are in words if the words differ as well.
-    """
+    """Find what the studies and their baselines differ in besides the target: key → each study's value."""
     sides = []
     for analysis, frame in zip(analyses, frames, strict=True):
         config = frame.configs.get(analysis.baseline, RecordedConfig())
@@ -277,22 +272,35 @@ def study_differences(
         told |= {f"{name}.{key}": one for name, section in sections.items() for key, one in section.items()}
         told |= {key: config.whole[key] for key in _BESIDE if key in config.whole}
         sides.append({key: _text(value) for key, value in told.items()})
-    found = _differing(sides)
-    recipes = tuple(one.baseline_arm.recipe for one in analyses)
-    if "recipe" in found and len(set(recipes)) == len(set(found["recipe"])):
-        found["recipe"] = recipes
-    return found
+    return _differing(sides, [one.baseline_arm for one in analyses])
 
 
-def _differing(sides: Sequence[Mapping[str, str] | None]) -> dict[str, tuple[str, ...]]:
-    """Keep the keys whose values differ; a side that is None has a dash and no difference."""
+def _settings(arm: ArmResult, frame: StudyFrames) -> dict[str, str]:
+    """Return how an arm differs from its baseline, and its recipe: another version may resolve it otherwise."""
+    told = {key: value for key, (_, value) in arm.planned.differs.items()}
+    whole = frame.configs.get(arm.name, RecordedConfig()).whole
+    told |= {key: whole[key] for key in ("recipe",) if key in whole}
+    return {key: _text(value) for key, value in told.items()}
+
+
+def _differing(
+    sides: Sequence[Mapping[str, str] | None], arms: Sequence[ArmResult | None]
+) -> dict[str, tuple[str, ...]]:
+    """Keep the keys whose values differ; a side that is None has a dash and no difference.
+
+    The recipes of the ``arms`` are in words if the words differ as well.
+    """
     known = [side for side in sides if side is not None]
     keys = dict.fromkeys(itertools.chain(*known))
-    return {
+    found = {
         key: tuple((side or {}).get(key, NOT_TOLD) for side in sides)
         for key in keys
         if len({side.get(key, NOT_TOLD) for side in known}) > 1
     }
+    words = tuple(NOT_TOLD if arm is None else arm.recipe for arm in arms)
+    if "recipe" in found and len(set(words)) == len(set(found["recipe"])):
+        found["recipe"] = words
+    return found
 
 
 def _text(value: Any) -> str:

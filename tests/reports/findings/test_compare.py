@@ -108,6 +108,15 @@ def test_with_seeds_until_settled_intervals_are_repeated_ones(tmp_path):
     check_words("two studies, one with looks", said_of(compared(*stores)))
 
 
+def test_an_arm_whose_recipe_of_one_name_was_another_is_named(tmp_path):
+    """As of two versions of ``ablate``, whose presets differ."""
+    of = {name: asdict(PRESETS[name].recipe) for name in ("amd-fdw", "amd-fdw-sr")}
+    stores = [study(tmp_path, name, FP4, seeds=2, resolved={"fp4": of[name]}) for name in of]
+    assert compared(*stores).differs == {
+        "fp4: recipe": tuple(json.dumps(recipe, sort_keys=True) for recipe in of.values())
+    }
+
+
 def test_of_foreign_models_only_what_makes_them_is_compared(tmp_path):
     built, own, hf = (
         study(tmp_path, name, FP4, seeds=2, model=model)
