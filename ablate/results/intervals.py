@@ -125,6 +125,13 @@ def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
     return Interval(estimate=estimate.value, low=estimate.value - half, high=estimate.value + half)
 
 
+def combined_interval(parts: Sequence[tuple[float, Estimate]], alpha: float = ALPHA) -> Interval:
+    """Return Σ weight · estimate with its t interval, which there is only if each estimate has one."""
+    whole = t_interval(combination(parts), alpha)
+    notes = [note for _, part in parts if (note := t_interval(part, alpha).note)]
+    return whole if whole.note or not notes else Interval(estimate=whole.estimate, note=notes[0])
+
+
 def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
     """Return the mean with its t interval; for paired differences this is the paired t interval."""
     x = np.asarray(values, dtype=float)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
 from ablate.results.cost import Cost
-from ablate.results.intervals import TOO_LARGE, Interval, combination, exponential, t_interval
+from ablate.results.intervals import TOO_LARGE, Interval, combination, combined_interval, exponential
 from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
@@ -237,8 +237,8 @@ def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> 
         return Line(points=tuple(points), change=Interval(note=_NO_LINE))
     middle = statistics.fmean(x for x, _ in known)
     square = sum((x - middle) ** 2 for x, _ in known)
-    slope = combination([((x - middle) / square, figure) for x, figure in known])
-    change = t_interval(slope, alpha)
+    parts = [((x - middle) / square, figure) for x, figure in known]
+    slope, change = combination(parts).value, combined_interval(parts, alpha)
     if are_costs:
         change = exponential(change, minus=1.0)
         if change.note is None and None in (change.estimate, change.low, change.high):
@@ -246,8 +246,8 @@ def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> 
     return Line(
         points=tuple(points),
         change=change,
-        intercept=statistics.fmean(figure.value for _, figure in known) - slope.value * middle,
-        slope=slope.value,
+        intercept=statistics.fmean(figure.value for _, figure in known) - slope * middle,
+        slope=slope,
     )
 
 
@@ -276,7 +276,7 @@ def study_differences(
 
 
 def _settings(arm: ArmResult, frame: StudyFrames) -> dict[str, str]:
-    """Return how an arm differs from its baseline, and its recipe: another version may resolve it otherwise."""
+    """Return how an arm differs from its baseline, and its recipe, which another version may resolve."""
     told = {key: value for key, (_, value) in arm.planned.differs.items()}
     whole = frame.configs.get(arm.name, RecordedConfig()).whole
     told |= {key: whole[key] for key in ("recipe",) if key in whole}

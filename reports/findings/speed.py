@@ -24,6 +24,7 @@ from ablate.results.ends import trained_on
 from ablate.results.intervals import (
     ALPHA,
     Interval,
+    combined_interval,
     contrast,
     difference,
     exponential,
@@ -223,19 +224,19 @@ def alone_speed(
     ``rates``: tokens/s of each repeat. ``tokens``: the arm's mean log tokens to target, None if unknown.
     """
     own, base = (mean_estimate([math.log(rate * _HOUR_SEC) for rate in side]) for side in (rates, base_rates))
-    hours = _NOT_ALL if tokens is None else exponential(t_interval(difference(tokens, own), alpha))
+    hours = _NOT_ALL
+    if tokens is not None:
+        hours = exponential(combined_interval([(1.0, tokens), (-1.0, own)], alpha))
     if cost.kind == "baseline":
         one = Interval(estimate=1.0)
         return Measured(timed="alone", throughput=one, end_to_end=one, hours=hours)
     ratio = difference(own, base)
-    throughput = t_interval(ratio)
     end_to_end = Interval(note=cost.note)
     if cost.log_ratio is not None:
-        end_to_end = exponential(t_interval(difference(ratio, cost.log_ratio), alpha))
-        for part in (throughput, t_interval(cost.log_ratio)):
-            if part.low is None and end_to_end.low is not None:  # no interval if either part has none
-                end_to_end = Interval(estimate=end_to_end.estimate, note=part.note)
-    return Measured(timed="alone", throughput=exponential(throughput), end_to_end=end_to_end, hours=hours)
+        end_to_end = exponential(combined_interval([(1.0, ratio), (-1.0, cost.log_ratio)], alpha))
+    return Measured(
+        timed="alone", throughput=exponential(t_interval(ratio)), end_to_end=end_to_end, hours=hours
+    )
 
 
 def modelled_speed(

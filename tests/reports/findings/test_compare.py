@@ -22,7 +22,7 @@ from ablate.reports.figures.panels import draw_comparison
 from ablate.reports.findings.compare import NOT_TOLD, compare, line_through
 from ablate.reports.read.rebase import target_after
 from ablate.reports.words.compare import comparison_sentences, line_tables, study_tables
-from ablate.results.intervals import difference, exponential, mean_estimate, t_interval
+from ablate.results.intervals import NO_SPREAD, difference, exponential, mean_estimate, t_interval
 from ablate.results.losses import LossDifference
 from ablate.store.plan_file import Settled, StopRule
 
@@ -201,6 +201,9 @@ def test_the_slope_and_its_interval_are_those_reckoned_by_hand():
     told = found.change
     assert (told.estimate, told.low, told.high) == pytest.approx((slope, *ends))
     assert found.intercept + found.slope * x.mean() == pytest.approx(np.mean(values))
+    figures[1] = LossDifference(figure=mean_estimate([0.2] * 5))
+    change = line_through(figures, places, 0.05).change
+    assert (change.low, change.high, change.note) == (None, None, NO_SPREAD)
 
 
 def test_without_targets_loss_gaps_are_compared(tmp_path):

@@ -32,7 +32,7 @@ from ablate.reports.findings.speed import (
     modelled_speed,
     share_in_fp4,
 )
-from ablate.results.cost import Cost
+from ablate.results.cost import Cost, log_tokens
 from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval, difference, exponential, mean_estimate, t_interval
 from ablate.run.config import ModelConfig
@@ -109,11 +109,12 @@ CENSORED = [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)]
     ],
 )
 def test_what_has_no_interval_makes_none(arm, base, estimate, note):
-    found = alone_speed(RATES["fp4"], RATES["fp8"], cost=token_cost(arm, base), tokens=None)
+    cost, tokens = token_cost(arm, base), log_tokens(arm)
+    found = alone_speed(RATES["fp4"], RATES["fp8"], cost=cost, tokens=tokens)
     assert (found.end_to_end.estimate is not None, found.end_to_end.low) == (estimate, None)
     assert found.end_to_end.note.startswith(note)
     assert found.throughput.low is not None
-    assert found.hours.estimate is None
+    assert (found.hours.estimate is not None, found.hours.low) == (estimate, None)
 
 
 def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
