@@ -60,7 +60,8 @@ def write_pages(
 
     The templates get ``values`` and the ``parts`` of the page; tables without rows are left out.
     ``figures``: the drawings' subfolder, with a slash. A page with ``live`` in its values has a script, which
-    the content policy allows by the hash of its text.
+    the content policy allows by the hash of its text. The files of parts that only the page before had are
+    removed.
     """
     parts = [one for one in parts if isinstance(one, Drawing) or (one and one.rows)]
     drawn = [one for one in parts if isinstance(one, Drawing)]
@@ -82,13 +83,21 @@ def write_pages(
         f"{name}.md": plain.get_template(f"{template}.md.j2").render(seen),
         f"{name}.html": html.get_template(f"{template}.html.j2").render(seen),
     }
+    page = folder / f"{name}.html"
+    before = _sections(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else set()
     for one in drawn:
         write_bytes_atomic(folder / figures / f"{one.name}.svg", one.svg)
         write_bytes_atomic(folder / figures / f"{one.name}.png", one.png)
     for file, body in files.items():
         write_bytes_atomic(folder / file, body.encode())
-    data, markdown, page = (folder / file for file in files)
-    return data, markdown, page
+    for gone in before - _sections(files[page.name]):
+        for file in (f"{figures}{gone}.svg", f"{figures}{gone}.png", f"tables/{gone}.tex"):
+            (folder / file).unlink(missing_ok=True)
+    return folder / f"{name}.json", folder / f"{name}.md", page
+
+
+def _sections(page: str) -> set[str]:
+    return set(re.findall(r'<section id="([\w-]+)"', page))
 
 
 def definitions(analysis: Analysis) -> list[tuple[str, str]]:

@@ -147,6 +147,18 @@ def small(make_study):
     return make_study({"a": [line(3, 2, 1)] * 2, "b": [line(3, 2.5, 1.5)] * 2})
 
 
+def test_a_page_on_another_question_leaves_its_own_files_alone(make_study, tmp_path):
+    store = make_study({"a": [line(3, 2, 1), line(3, 2, 1.1)], "b": [line(3, 2.5, 1.5), line(3, 2.4, 1.5)]})
+    asked = write_report(store, tmp_path / "out", target=1.7)
+    (own := asked.figures / "drawn by hand.svg").write_text("kept")
+    never = {"target": 0.5}
+    write_report(store, tmp_path / "out", **never)
+    assert own.read_text() == "kept"
+    own.unlink()
+    write_report(store, tmp_path / "alone", **never)
+    assert files(tmp_path / "out") == files(tmp_path / "alone")
+
+
 def test_a_damaged_run_is_named_in_the_report(small):
     run = small.run(small.plan().arms[0].runs[0].id)
     with run.metrics_path.open("ab") as file:
