@@ -100,8 +100,11 @@ def policies(
 
     def add(name: str, kept: Collection[Cell], rule: LayerRule | None = None) -> None:
         left = harm.keys() - kept
-        high = {layer: tuple(gemm for gemm in GEMMS if (layer, gemm) in kept) for layer in layers}
-        high = {layer: gemms for layer, gemms in high.items() if gemms}
+        high = {
+            layer: gemms
+            for layer in layers
+            if (gemms := tuple(gemm for gemm in GEMMS if (layer, gemm) in kept))
+        }
         rules = [
             LayerRule(
                 match=layer, recipe=replace(layers[layer].recipe_at(0), **dict.fromkeys(gemms, GemmPolicy()))

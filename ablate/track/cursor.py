@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 from ablate.base.files import locked, read_json, write_bytes_atomic
-from ablate.track.describe import SUMMARY, read_points, tail_digest
+from ablate.track.describe import SUMMARY, read_points
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,6 +33,7 @@ FILES = (*REWOUND, "system.jsonl")
 _FORMAT = 4
 _LOCK_PATIENCE_SEC = 30.0
 _CHUNK_BYTES = 1 << 16
+_TAIL_BYTES = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,22 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     if (report / "report.html").exists() and content_digest(report) != sent.get("report"):
         unsent.append("report")
     return MirrorReport(unsent=tuple(unsent), problem=cursor.problem)
+
+
+def tail_digest(path: Path, offset: int) -> str | None:
+    """Hash the bytes just before ``offset``; empty at offset 0, None if the file is shorter.
+
+    A file that was rewound and grew again past the offset has other bytes there, since every row holds its
+    own time.
+    """
+    if offset == 0:
+        return ""
+    if not path.exists() or path.stat().st_size < offset:
+        return None
+    start = max(0, offset - _TAIL_BYTES)
+    with path.open("rb") as file:
+        file.seek(start)
+        return digest(file.read(offset - start))
 
 
 def is_rewound(run: RunDir, entry: RunCursor) -> bool:

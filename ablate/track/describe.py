@@ -10,7 +10,6 @@ MLflow page), are left out. Long texts and names are cut and cleaned to MLflow's
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -44,7 +43,6 @@ _SYSTEM = re.compile(r"(?:cpu|process|system|gpu_\d{1,3})_[a-z_]{1,60}")
 _DIAGNOSED = ("relative_error", "gain", "bias_share", "zeros")
 _LAYER = re.compile(r"[\w.-]{1,150}", re.ASCII)
 _MAX_PERPLEXITY = 1e300
-_TAIL_BYTES = 512
 _MAX_NOTE = 15_000
 _MAX_PARAM = 500
 _MAX_TAG = 5_000
@@ -111,22 +109,6 @@ def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], i
     """
     lines, end = new_lines(path, offset, max_bytes)
     return [point for row in parse_rows(lines) for point in points(row)], end
-
-
-def tail_digest(path: Path, offset: int) -> str | None:
-    """Hash the bytes just before ``offset``; empty at offset 0, None if the file is shorter.
-
-    A file that was rewound and grew again past the offset has other bytes there, since every row holds its
-    own time.
-    """
-    if offset == 0:
-        return ""
-    if not path.exists() or path.stat().st_size < offset:
-        return None
-    start = max(0, offset - _TAIL_BYTES)
-    with path.open("rb") as file:
-        file.seek(start)
-        return hashlib.sha256(file.read(offset - start)).hexdigest()[:16]
 
 
 def text(value: Any) -> str:

@@ -34,6 +34,7 @@ from ablate.track.cursor import (
     pending,
     state_key,
     store_id,
+    tail_digest,
 )
 from ablate.track.describe import SUMMARY
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
@@ -241,9 +242,7 @@ class Mirror:
             if offsets == entry.offsets:
                 break
             entry.offsets = offsets
-            entry.tails = {
-                file: describe.tail_digest(run.path / file, offsets[file]) or "" for file in REWOUND
-            }
+            entry.tails = {file: tail_digest(run.path / file, offsets[file]) or "" for file in REWOUND}
             params, tags = {}, {}
         for path in map(run.path.joinpath, _ARTIFACTS):
             if path.exists():

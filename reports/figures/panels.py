@@ -83,9 +83,8 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
     for curve in curves:
         by_arm[curve.arm].append(curve)
     # An arm that was stopped at a look is compared with the same number of the baseline's seeds.
-    seeds = {arm.name: None if arm.stopped is None else arm.stopped.seeds for arm in analysis.others}
     bands = difference_bands(
-        {name: (by_arm[name], by_arm[analysis.baseline][:most]) for name, most in seeds.items()},
+        {arm.name: (by_arm[arm.name], by_arm[analysis.baseline][: arm.seeds]) for arm in analysis.others},
         alpha=analysis.baseline_arm.alpha,
         paired=analysis.plan.paired_seeds,
         moderated=analysis.plan.is_moderated,
@@ -141,7 +140,7 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
     lines = {arm.name: arm.token_cost for arm in found.arms if known[arm.name]}
     if not lines:
         return None
-    looks = canvas.looks(("", *lines))
+    looks = canvas.looks(lines)
     figure, axes = canvas.small_multiples(
         {
             name: ([*at], map(_ENDS, costs), percents(line.change) + " per tenfold" * bool(found.axis))

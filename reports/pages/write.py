@@ -85,7 +85,7 @@ def write_report(
     faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
     verdict, notices = write_verdict(analysis), tuple(caveats.notices(analysis))
     warnings = caveats.warnings(analysis, faults)
-    matrices = tables.matrix_tables(analysis, verdict.findings)
+    matrices = tuple(tables.matrix_tables(analysis, verdict.findings))
     in_matrix = {text for table in matrices for text in table.sentences}
     findings = tuple(one for one in verdict.findings if one.text not in in_matrix)
     first, *figures = draw_figures(analysis) or [None]

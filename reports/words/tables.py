@@ -32,10 +32,8 @@ from ablate.reports.words.format import (
 from ablate.reports.words.verdict import TONES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.recipes import Gemm
-    from ablate.reports.findings.gemms import Matrix
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.reports.words.format import Table
     from ablate.reports.words.verdict import Finding
@@ -87,19 +85,8 @@ def arms_table(analysis: Analysis) -> Table:
     return make_table("arms", "Arms against the baseline", caption, map(row, analysis.arms), range(2, 9))
 
 
-def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Table, ...]:
-    """Show the verdict for each matrix of arms: GEMMs in FP4 by stabiliser; empty without a target."""
-    if analysis.plan.target is None:  # there is no token cost
-        return ()
-    return tuple(_matrix_table(i, one, analysis, findings) for i, one in enumerate(analysis.matrices, 1))
-
-
-def gemms_text(gemms: Sequence[Gemm]) -> str:
-    """Join GEMMs as ``Fprop + Dgrad``, with a line break only before a plus."""
-    return f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)
-
-
-def _matrix_table(number: int, matrix: Matrix, analysis: Analysis, findings: Sequence[Finding]) -> Table:
+def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[Table]:
+    """Show the verdict for each matrix of arms: GEMMs in FP4 by stabiliser; nothing without a target."""
     arms = {arm.name: arm for arm in analysis.arms}
     tones = {finding.arm: finding.tone for finding in findings}
 
@@ -110,44 +97,45 @@ def _matrix_table(number: int, matrix: Matrix, analysis: Analysis, findings: Seq
         known = arms[name].token_cost.kind != "none" and tones[name] != "diverged"
         return f"{text}:\n{cost(arms[name].token_cost)}" if known else text
 
-    heads = ["no stabiliser" if one == PLAIN else one for one in matrix.stabilisers]
-    # What differs from the baseline in the same way in all arms, besides the recipe.
-    differs = [dict(arms[name].planned.differs) for name in arms if name in matrix.names]
-    common = [
-        f"{key} {setting(pair[1])}"
-        for key, pair in differs[0].items()
-        if not key.startswith("recipe") and all(one.get(key) == pair for one in differs)
-    ]
-    left = [arm.name for arm in analysis.others if arm.name not in matrix.names]
-    caption = (
-        f"Token cost against {analysis.baseline} by what is in {matrix.format.upper()} and how it is "
-        f"stabilised; the arms differ in nothing else. Brackets: {coverage(analysis.plan.stop)} intervals. "
-        "More, fewer: the interval leaves zero out; not settled: it holds zero. SR: stochastic rounding; "
-        "RHT, DHT: random, deterministic Hadamard and its size; *: on a part of the operands. "
-        f"{DASH}: not in the study."
-    )
-    if analysis.plan.margin is not None:
-        caption += f" Margin: {margin(analysis.plan.margin)}."
-    if common:
-        caption += f" All with {', '.join(common)}."
-    if left:
-        caption += f" Not in this table: {', '.join(left)}."
-    return make_table(
-        "matrix" if number == 1 else f"matrix-{number}",
-        f"Token cost by GEMMs and stabiliser {number}",
-        caption,
-        [
-            {"GEMMs in FP4": gemms_text(gemms), **dict(zip(heads, map(cell, names), strict=True))}
-            for gemms, names in zip(matrix.gemms, matrix.arms, strict=True)
-        ],
-        tones={
-            (i, j): tones.get(name or "", "absent")
-            for i, names in enumerate(matrix.arms)
-            for j, name in enumerate(names, 1)
-            if name is None or name in tones
-        },
-        sentences=tuple(finding.text for finding in findings if finding.arm in matrix.names),
-    )
+    # Without a target there is no token cost.
+    for number, matrix in enumerate(analysis.matrices if analysis.plan.target else (), 1):
+        heads = ["no stabiliser" if one == PLAIN else one for one in matrix.stabilisers]
+        # What differs from the baseline in the same way in all arms, besides the recipe.
+        differs = [dict(arms[name].planned.differs) for name in arms if name in matrix.names]
+        common = [
+            f"{key} {setting(pair[1])}"
+            for key, pair in differs[0].items()
+            if not key.startswith("recipe") and all(one.get(key) == pair for one in differs)
+        ]
+        left = [arm.name for arm in analysis.others if arm.name not in matrix.names]
+        caption = (
+            f"Token cost against {analysis.baseline} by what is in {matrix.format.upper()} and how it is "
+            f"stabilised; the arms differ in nothing else. Brackets: {coverage(analysis.plan.stop)} "
+            "intervals. More, fewer: the interval leaves zero out; not settled: it holds zero. SR: "
+            "stochastic rounding; RHT, DHT: random, deterministic Hadamard and its size; *: on a part of "
+            f"the operands. {DASH}: not in the study."
+        )
+        if analysis.plan.margin is not None:
+            caption += f" Margin: {margin(analysis.plan.margin)}."
+        if common:
+            caption += f" All with {', '.join(common)}."
+        if left:
+            caption += f" Not in this table: {', '.join(left)}."
+        rows, shades = [], {}
+        for i, (gemms, names) in enumerate(zip(matrix.gemms, matrix.arms, strict=True)):
+            low = f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)  # a line breaks only before a plus
+            rows.append({"GEMMs in FP4": low, **dict(zip(heads, map(cell, names), strict=True))})
+            for j, name in enumerate(names, 1):
+                if name is None or name in tones:
+                    shades[i, j] = tones.get(name or "", "absent")
+        yield make_table(
+            "matrix" if number == 1 else f"matrix-{number}",
+            f"Token cost by GEMMs and stabiliser {number}",
+            caption,
+            rows,
+            tones=shades,
+            sentences=tuple(finding.text for finding in findings if finding.arm in matrix.names),
+        )
 
 
 def step_table(analysis: Analysis) -> Table:
