@@ -24,8 +24,6 @@ from ablate.train import train
 from tests.cli.command import ablate
 from tests.waiting import is_alive, wait_until
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 STUDY = """\
 name: small
 baseline: bf16

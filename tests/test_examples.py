@@ -22,7 +22,6 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("local_ray")
 def test_a_study_from_python(run, tmp_path):
     names = run("study_from_python.py")

@@ -18,8 +18,6 @@ from ablate.execute import cluster
 from ablate.execute.cluster import Head
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 STUDY = """\
 name: small
 baseline: bf16

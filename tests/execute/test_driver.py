@@ -30,7 +30,6 @@ HERE = Path(__file__).parent
 FINISHED = ["finished"] * 4
 HANG = "no progress for"
 
-pytestmark = pytest.mark.xdist_group("ray")
 LONG = pytest.mark.exhaustive
 local = pytest.mark.usefixtures("local_ray")
 
