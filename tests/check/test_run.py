@@ -11,6 +11,7 @@ from ablate.backends.device import Device
 from ablate.backends.testing import Check, FaultError, Skip, Told, ending
 from ablate.base.errors import UserError
 from ablate.check import Setup, run
+from ablate.check import record as record_of
 from ablate.check.record import read_proof
 
 SETUP = Setup(where="cpu", device=Device(kind="cpu", arch="cpu", name="CPU"), backends={})
@@ -53,7 +54,8 @@ def findings(record):
     return {one.check: (one.result, one.detail) for part in record.parts for one in part.findings}
 
 
-def test_the_record_says_what_was_found_and_how_long_it_took(prove):
+def test_the_record_says_what_was_found_and_how_long_it_took(prove, monkeypatch):
+    monkeypatch.setattr(record_of, "OTHER_WORK", "b")
     record, path, _ = prove(b=lambda: Told("measured", {"clock_MHz": 2000.0}))
     assert states(record) == {"first": PASSED, "second": PASSED}
     assert findings(record)["a"] == ("passed", "as it should be")
@@ -62,6 +64,7 @@ def test_the_record_says_what_was_found_and_how_long_it_took(prove):
     assert read_proof(path) == record
     text = path.with_suffix(".md").read_text()
     assert "Parts: 2 passed." in text
+    assert "\n\nOther work in first: measured. Times may be too long.\n" in text
     assert "| first | b | emulated | told | measured; clock_MHz 2000 |" in text
 
 

@@ -10,19 +10,15 @@ from torch import nn
 from torch.nn.utils import prune
 
 from ablate.layers.apply import apply_recipe
-from ablate.numerics import fake_quantize
+from ablate.numerics import OperandPolicy, fake_quantize
 
 FP4 = {"gemms": ["fprop", "dgrad", "wgrad"]}
 ALWAYS = {"window": 2, "threshold": 1e-9}
 
 
 def mxfp4(w):
-    """Quantise fp32 [N, K] as the forward pass does: bf16, then MXFP4 by 32 with OCP's scale rule."""
-    blocks = w.astype(ml_dtypes.bfloat16).astype(np.float32).reshape(-1, 32)
-    amax = np.abs(blocks).max(axis=1, keepdims=True)
-    scale = np.exp2(np.floor(np.log2(np.where(amax > 0, amax, 1))) - 2)
-    codes = np.clip(blocks / scale, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    return (codes * scale).astype(np.float32).reshape(w.shape)
+    """Quantise fp32 [N, K] as the forward pass does: bf16, then MXFP4."""
+    return fake_quantize(torch.from_numpy(w).bfloat16().float(), OperandPolicy(format="mxfp4")).numpy()
 
 
 class Reference:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from ablate.layers.linear import QuantLinear
-from ablate.numerics import apply_recipe
+from ablate.numerics import apply_recipe, fake_quantize
 
 RECIPE = {"gemms": ["fprop", "dgrad"], "stabiliser": "sr+rht", "rest": "bf16-dequantised"}
 EXPERTS, WIDTH, INNER = 3, 64, 32
@@ -138,19 +138,12 @@ def test_slices_are_as_layers(counts, monkeypatch):
 
 @pytest.mark.parametrize("kind", [Grouped, Transposed])
 def test_other_products_are_as_slices(kind):
-    counts = torch.tensor([64, 0, 32])
     experts, other = Gathered(), kind()
-    models = [in_model(one) for one in (experts, other)]
-    for model in models:
-        apply_recipe(model, RECIPE, seed=3)
-    x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
-    first, second = (model.experts(x, counts) for model in models)
-    assert torch.equal(first, second)
-    first.float().sum().backward()
-    second.float().sum().backward()
-    gradient = other.up.grad.mT if kind is Transposed else other.up.grad
-    torch.testing.assert_close(experts.up.grad, gradient.float(), rtol=0, atol=0)
-    assert models[0].state_dict().keys() == {"experts.up", "experts.down"}
+    (expected, dx), (found, own_dx) = (trained(one, torch.tensor([64, 0, 32])) for one in (experts, other))
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(own_dx, dx)
+    assert torch.equal(other.up.grad.mT if kind is Transposed else other.up.grad, experts.up.grad)
+    assert experts.state_dict().keys() == {"up", "down"}
 
 
 def test_another_product_is_an_error_not_high_precision():
@@ -172,27 +165,24 @@ def test_rules_skips_and_copies():
 
 
 @pytest.mark.parametrize("kind", [Gathered, Transposed])
-def test_weights_are_de_oscillated_as_those_of_layers(kind):
-    experts, apart = kind(), Apart(Gathered())
+def test_weights_are_de_oscillated_to_their_own_grid(kind):
+    experts = kind()
     asked = {"preset": "primus-turbo", "deoscillate": {"window": 2, "threshold": 1e-9}}
-    states = [apply_recipe(in_model(one), asked) for one in (experts, apart)]
+    state = apply_recipe(in_model(experts), asked)
     torch.manual_seed(0)
     for _ in range(3):
-        for name in ("up", "down"):
-            for expert, layer in enumerate(getattr(apart, name)):
-                own = getattr(experts, name)[expert]
-                change = 0.05 * torch.randn(layer.weight.shape)
-                with torch.no_grad():
-                    layer.weight.add_(change)
-                    own.add_(change.mT if kind is Transposed else change)
-        for state in states:
-            state.advance()
-    found = torch.stack([layer.weight for layer in apart.up])
-    assert torch.equal(experts.up.mT if kind is Transposed else experts.up, found)
-    assert (found == found.bfloat16()).float().mean() > 0.5  # those were reset to their grid
+        with torch.no_grad():
+            experts.up.add_(0.05 * torch.randn_like(experts.up))
+        before = experts.up.detach().clone()
+        state.advance()
+    found, before = (one.mT if kind is Transposed else one for one in (experts.up, before))
+    grid = fake_quantize(before.bfloat16().float(), state.recipe.fprop.right)
+    reset = found != before
+    assert reset.float().mean() > 0.5
+    assert torch.equal(found[reset], grid[reset])
 
 
-def of_transformers(kind, depth=1):
+def of_transformers(kind, depth):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -202,25 +192,25 @@ def of_transformers(kind, depth=1):
     return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("primus-gpt-oss-experts", 1), ("humans-nvfp4-experts", 4)])
-def test_presets_of_experts_alone(name, blocks):
-    model = of_transformers("gpt_oss", depth=5)
-    state = apply_recipe(model, name, allow="*.router.weight", total_tokens=1000)
-    assert state.coverage.count("fprop") == blocks * 2 * 4
-    x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
-    model(x, labels=x).loss.backward()
-    state.advance(500)
-    assert all(torch.isfinite(one.grad).all() for one in model.parameters())
-
-
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
-def test_transformers(kind):
-    model = of_transformers(kind)
+@pytest.mark.parametrize(
+    ("kind", "depth", "recipe", "matrices"),
+    [
+        ("mixtral", 1, RECIPE, 4 + 2 * 4),
+        ("gpt_oss", 1, RECIPE, 4 + 2 * 4),
+        ("gpt_oss", 5, "primus-gpt-oss-experts", 2 * 4),  # of experts alone, in one block or four
+        ("gpt_oss", 5, "humans-nvfp4-experts", 4 * 2 * 4),
+    ],
+)
+def test_transformers(kind, depth, recipe, matrices):
+    model = of_transformers(kind, depth)
     config, plain = model.config, copy.deepcopy(model)
-    state = apply_recipe(model, RECIPE, allow=["*.gate.weight", "*.router.weight"][kind == "gpt_oss"])
-    assert state.coverage.count("dgrad") == 4 + 2 * 4
+    allow = "*.gate.weight" if kind == "mixtral" else "*.router.weight"
+    state = apply_recipe(model, recipe, allow=allow, total_tokens=1000)
+    assert state.coverage.count("fprop") == matrices
     x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
     losses = [one(x, labels=x).loss for one in (model, plain)]
     assert losses[0] != losses[1]
     torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
+    losses[0].backward()
+    assert all(torch.isfinite(one.grad).all() for one in model.parameters())
     assert plain.config._experts_implementation == config._experts_implementation

@@ -11,11 +11,10 @@ from ablate.layers.linear import QuantLinear
 from ablate.layers.state import RecipeState
 from ablate.numerics import Key, apply_recipe, round_operand
 from ablate.numerics.formats import ELEMENTS
-from ablate.numerics.rotate import signs_of, unrotate
+from ablate.numerics.rotate import unrotate
 from ablate.recipes import (
     GEMMS,
     PRESETS,
-    OperandPolicy,
     RecipeSpec,
     resolve,
     token_group,
@@ -229,20 +228,6 @@ def test_a_transform_of_functions_is_refused_by_name(transform):
 def test_an_input_that_does_not_fit_is_refused_by_name(x, said):
     with pytest.raises(ValueError, match=r"layer blocks.0.ffn.down: " + said):
         made("none")(x)
-
-
-def test_signs_of_a_backward_pass_are_those_of_both_gemms():
-    layer = made("none")
-
-    def drawn(signs, *, call=0):
-        policy = OperandPolicy(format="nvfp4", hadamard=32, signs=signs)
-        layer.state.call = call
-        keys = [layer.key(gemm, "dy", policy, layer.position()) for gemm in ("dgrad", "wgrad")]
-        return [signs_of(policy, key).tolist() for key in keys]
-
-    shared, apart = drawn("backward"), drawn("call")
-    assert shared[0] == shared[1] != drawn("backward", call=3)[0]
-    assert apart[0] != apart[1]
 
 
 @pytest.mark.parametrize(("name", "frozen"), [("none", True), ("quartet", False)])

@@ -57,6 +57,7 @@ def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantisi
         ("layer", {"seed", "layer", "gemm"}),
         ("step", {"seed", "layer", "gemm", "step"}),
         ("call", {"seed", "layer", "gemm", "step", "call"}),
+        ("backward", {"seed", "layer", "step", "call"}),
     ],
 )
 def test_signs_are_renewed_as_their_policy_says(signs, renewed_by):

@@ -7,10 +7,8 @@ nothing. ``REWRITE=1`` writes what stands under them anew.
 import os
 from pathlib import Path
 
-import pytest
-
-from ablate.recipes import Phase, describe_layer, read_recipe
-from ablate.recipes.place import block_of, idle_roles, phases_of, places, rule_faults
+from ablate.recipes import describe_layer, read_recipe
+from ablate.recipes.place import idle_roles, phases_of, places, rule_faults
 
 TABLE = Path(__file__).with_name("places.txt")
 MODELS = {
@@ -48,14 +46,3 @@ def test_each_layer_follows_what_the_table_says():
     if "REWRITE" in os.environ:
         TABLE.write_text(found)
     assert found == TABLE.read_text()
-
-
-def test_a_block_is_the_first_number_of_the_name():
-    names = ("model.layers.11.q_proj", "encoder.2.block.7.out", "lm_head")
-    assert [block_of(name) for name in names] == [11, 2, None]
-    assert MODELS["12 blocks"]["3.down"].num_blocks == 12
-
-
-def test_a_phase_at_a_share_of_the_budget_needs_the_budget():
-    with pytest.raises(ValueError, match="needs total_tokens"):
-        Phase(from_fraction=0.5, recipe=read_recipe("bf16")).start(None)

@@ -74,9 +74,3 @@ def test_no_two_published_recipes_are_the_same_or_described_alike():
     lines = {describe(preset.recipe) for preset in PRESETS.values()}
     assert len(lines) == len({preset.recipe for preset in PRESETS.values()}) == len(PRESETS)
     assert max(map(len, lines)) < 230
-
-
-def test_de_oscillation_is_part_of_a_recipes_text():
-    plain, asked = recipe({"gemms": ["fprop"]}), recipe({"gemms": ["fprop"], "deoscillate": {}})
-    assert asked.text != plain.text
-    assert read_recipe(dataclasses.asdict(asked)) == asked
