@@ -42,7 +42,6 @@ from ablate.run.command import (
 )
 from ablate.run.log_rows import LogReader
 from ablate.run.schedule import plan_steps
-from ablate.store import RunDir
 from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter, new_lines, parse_rows
 
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from ablate.execute.pending_runs import RunRequest
     from ablate.execute.side_tasks import Watch
     from ablate.run.config import RunConfig
+    from ablate.store import RunDir
 
 MARK = "ABLATE_COMMAND"
 LOOK_SEC = 0.2
@@ -97,7 +97,7 @@ def train_by_command(
     Raises:
         UserError: the command cannot be started as the study has it; see ``run_command``.
     """
-    run, command, attempt = RunDir(task.run_dir), task.config.trainer, lease.record.attempt
+    run, command, attempt = task.folder, task.config.trainer, lease.record.attempt
     assert isinstance(command, Command)
     nodes, gpus = task.resources.nodes, task.resources.gpus
     former = lease.read(attempt - 1)
@@ -120,7 +120,7 @@ def train_by_command(
         task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=max(1, gpus), port=port,
         num_nodes=nodes, master_addr=address,
     )  # fmt: skip
-    group = task.run_dir.parent.parent.name
+    group = run.path.parent.parent.name
     place = Place(config=task.config, values=values, secrets=task.secrets, group=group)
     over = run.attempts / f"{attempt}.over"
     with MetricsWriter(run.metrics_path, whole) as writer:
@@ -169,7 +169,7 @@ def _start_others(task: RunRequest, place: Place, attempt: int) -> list[Callable
             num_cpus=wanted.cpus, num_gpus=wanted.gpus, resources=wanted.custom or None,
             scheduling_strategy=strategy,
         )  # fmt: skip
-        there = remote.remote(place, task.run_dir, attempt, rank)
+        there = remote.remote(place, task.folder, attempt, rank)
 
         def fault(*, last: bool = False, there: Any = there, rank: int = rank) -> str | None:
             done, _ = ray.wait([there], timeout=place.command.grace_sec + 30 if last else 0)
@@ -183,11 +183,11 @@ def _start_others(task: RunRequest, place: Place, attempt: int) -> list[Callable
     return found
 
 
-def start_on_node(place: Place, run_dir: Path, attempt: int, rank: int) -> int:
+def start_on_node(place: Place, run: RunDir, attempt: int, rank: int) -> int:
     """Run the command on one more node until it ends, or the attempt is over; return its exit code."""
     restrict_umask()
     end_with_this_process()
-    run, leases = RunDir(run_dir), Leases(RunDir(run_dir).attempts)
+    leases = Leases(run.attempts)
     process = place.start(run.attempt_log(attempt, rank), rank)
     try:
         while process.poll() is None:

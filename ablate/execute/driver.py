@@ -24,13 +24,13 @@ from ablate.execute.queue import ExecutionEnd, Queue, Workers
 from ablate.execute.worker import on_signal
 from ablate.plan import configured_runs
 from ablate.run.command import secrets_of
+from ablate.store import StudyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
-    from ablate.store import StudyStore
 
 _REQUEST = "cancel"
 
@@ -61,7 +61,6 @@ def execute_study(
     on_poll: Callable[[], None] = lambda: None,
     unneeded: Callable[[], Mapping[str, str]] = dict,
     plan: Plan | None = None,
-    trainer: str | None = None,
 ) -> ExecutionEnd:
     """Execute the runs on a local Ray, or on the cluster at ``address``, and wait for them.
 
@@ -76,19 +75,19 @@ def execute_study(
     """
     if not runs:
         return ExecutionEnd(states={}, interrupted=False)
+    store = StudyStore(store.path.resolve())
     for run in runs:
         store.run(run.run_id).create(asdict(run.config))
     commit = commit_of(Path(__file__).resolve().parents[2])
-    stop_path = store.path.resolve() / f".stop-{uuid.uuid4().hex[:8]}"
+    stop_path = store.path / f".stop-{uuid.uuid4().hex[:8]}"
     runs = [
         replace(
             run,
-            run_dir=store.run(run.run_id).path.resolve(),
+            folder=store.run(run.run_id),
             stop_path=stop_path,
             device="cuda" if run.resources.gpus else "cpu",
             git_commit=commit,
             secrets=secrets_of(run.config.trainer, os.environ),
-            trainer=trainer,
         )
         for run in runs
     ]

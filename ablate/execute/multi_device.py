@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import first_line
 from ablate.base.files import read_json, write_json_atomic
 from ablate.execute.worker import LOST_PEER, TaskEnd, end_of, execute_run, follow_run, lost_run
-from ablate.store import RunDir
 
 if TYPE_CHECKING:
     from ablate.execute.pending_runs import RunRequest
@@ -30,7 +29,7 @@ def execute_together(task: RunRequest) -> TaskEnd:
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    wanted, run = task.resources, RunDir(task.run_dir)
+    wanted, run = task.resources, task.folder
     scratch = run.path / f".ray-train-{uuid.uuid4().hex[:8]}"
     trainer = TorchTrainer(
         _member,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,12 +46,12 @@ _OWN = ("checkpoints", "stop", "weights", ".*")
 class RunRequest:
     """A run to execute. ``tokens_dir``: None for a trainer that reads no tokens.
 
-    ``keep_weights``: leave the final weights in the run's folder. ``records``: and its routes. The driver
-    sets the fields from ``run_dir`` on, for the worker; their paths are on the shared storage. ``given_up``:
-    the attempt whose holder was found dead, or 0. ``secrets``: variables that a command needs, which are
-    written nowhere. ``prefix``: folder and step of the state that a fresh run starts from; ``holder``: the
-    run that trains it. ``prefixes``: the folders for states that other runs start from, by the number of
-    tokens before the state.
+    ``keep_weights``: leave the final weights in the run's folder. ``records``: and its routes. ``trainer``: a
+    function in place of the shared trainer, where the configuration names none. The driver sets the fields
+    from ``folder`` on, for the worker; their paths are on the shared storage. ``given_up``: the attempt whose
+    holder was found dead, or 0. ``secrets``: variables that a command needs, which are written nowhere.
+    ``prefix``: folder and step of the state that a fresh run starts from; ``holder``: the run that trains it.
+    ``prefixes``: the folders for states that other runs start from, by the number of tokens before the state.
     """
 
     run_id: str
@@ -63,12 +62,12 @@ class RunRequest:
     diagnostics: Diagnostics | None = None
     keep_weights: bool = False
     records: bool = False
-    run_dir: Path = Path()
+    trainer: str | None = None
+    folder: RunDir = field(default_factory=lambda: RunDir(Path()))
     stop_path: Path = Path("stop")
     device: str = "cpu"
     git_commit: str | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    trainer: str | None = None
     given_up: int = 0
     prefix: tuple[Path, int] | None = None
     holder: str | None = None
@@ -211,11 +210,6 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     return taken
 
 
-def taken_text(taken: Mapping[str, str]) -> str:
-    """Say how many results come from each other study. ``taken``: run id → study."""
-    return ", ".join(f"{n} taken from {study}" for study, n in Counter(taken.values()).items())
-
-
 def share_prefixes(
     store: StudyStore,
     runs: Sequence[RunRequest],
@@ -225,7 +219,7 @@ def share_prefixes(
 
     ``planned``: runs that may follow later, with configuration and resources.
     """
-    folder, here = store.prefixes.resolve(), {run.run_id for run in runs}
+    folder, here = store.prefixes, {run.run_id for run in runs}
     everyone = [(run.run_id, run.config, run.resources) for run in runs]
     everyone += [one for one in planned if one[0] not in here]
     # Which layers are diagnosed depends on the whole recipe, even before its later phases begin; a record of
@@ -264,8 +258,8 @@ def _is_open(store: StudyStore, run_id: str) -> bool:
 
 def _has_state(run: RunRequest) -> bool:
     """Whether the run can go on, from its prefix or its own checkpoint."""
-    checkpoints = RunDir(run.run_dir).checkpoints
-    return (run.prefix is not None and run.prefix[0].exists()) or newest_step(checkpoints) > 0
+    has_prefix = run.prefix is not None and run.prefix[0].exists()
+    return has_prefix or newest_step(run.folder.checkpoints) > 0
 
 
 def waits_for(run: RunRequest) -> str | None:
@@ -278,7 +272,7 @@ def waits_for(run: RunRequest) -> str | None:
 def why_it_cannot_begin(run: RunRequest) -> str | None:
     """Say why a run cannot begin: what it forks from or replays did not come so far. None if it can."""
     if (original := run.config.original) is not None:
-        source = RunDir(run.run_dir.with_name(id_of(original)))
+        source = RunDir(run.folder.path.with_name(id_of(original)))
         said: str = source.examined().state
         if said == "finished" and not source.routes_path.exists():
             said += " before they were asked for; under another study name it is trained again"
@@ -286,7 +280,7 @@ def why_it_cannot_begin(run: RunRequest) -> str | None:
     fork, parent = run.config.fork, run.config.parent
     if fork is None or parent is None or _has_state(run):
         return None
-    forked = RunDir(run.run_dir.with_name(id_of(parent)))
+    forked = RunDir(run.folder.path.with_name(id_of(parent)))
     status = forked.status()
     tokens = (
         max(status.step, newest_step(forked.checkpoints)) * plan_steps(run.config.training).tokens_per_step

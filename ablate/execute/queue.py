@@ -164,8 +164,8 @@ class Queue:
         """
         self._places: dict[str, _Place] = {}
         for run in runs:
-            folder = RunDir(run.run_dir)
-            self._places[run.run_id] = _Place(request=run, folder=folder, leases=Leases(folder.attempts))
+            leases = Leases(run.folder.attempts)
+            self._places[run.run_id] = _Place(request=run, folder=run.folder, leases=leases)
         self._workers, self._gangs_at_once = workers, gangs_at_once
         self._is_stopping = False
 

@@ -72,7 +72,7 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     """
     restrict_umask()
     end_with_this_process()
-    run = RunDir(task.run_dir)
+    run = task.folder
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
         shutil.rmtree(run.checkpoints, ignore_errors=True)
         return TaskEnd(state=state)
@@ -233,7 +233,7 @@ def follow_run(task: RunRequest, group: Group, step: int) -> None:
     restrict_umask()
     end_with_this_process()
     torch.set_num_threads(task.resources.cpus)
-    start = load_step(RunDir(task.run_dir).checkpoints, step) if step else None
+    start = load_step(task.folder.checkpoints, step) if step else None
     _call_trainer(task, group, start, on_metrics=lambda _: None, should_stop=lambda: False)
 
 
@@ -242,7 +242,7 @@ def lost_run(task: RunRequest, fault: str) -> TaskEnd:
 
     A process that hung has written its stacks into its log, and no more.
     """
-    run = RunDir(task.run_dir)
+    run = task.folder
     if (state := run.state()) in END_STATES:
         return TaskEnd(state=state)
     leases, message = Leases(run.attempts), f"worker lost: {fault}"
@@ -273,7 +273,7 @@ def _call_trainer(
     from ablate.train import train
     from ablate.train.routes import record, replay
 
-    name, resources, run = task.config.trainer or task.trainer, task.resources, RunDir(task.run_dir)
+    name, resources, run = task.config.trainer or task.trainer, task.resources, task.folder
     options |= {
         "tokens": open_tokens(load(task.tokens_dir)) if task.tokens_dir else None,
         "device": task.device,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -174,7 +175,6 @@ def _execute(
     """Execute what ``find`` says that the requested runs lack: all at once, or in waves of seeds."""
     from ablate.execute.cluster import connection
     from ablate.execute.driver import execute_study, stop_request
-    from ablate.execute.pending_runs import taken_text
     from ablate.execute.queue import ExecutionEnd
 
     states: dict[str, State] = {}
@@ -185,7 +185,7 @@ def _execute(
             if todo.runs or not wave:
                 said = [f"{len(todo.runs)} to run", f"{todo.num_ended} of those asked for have ended before"]
                 said += [f"{todo.num_unneeded} are not needed"] if todo.num_unneeded else []
-                said += [taken_text(todo.taken)] if todo.taken else []
+                said += [f"{n} taken from {study}" for study, n in Counter(todo.taken.values()).items()]
                 listener.say(f"{', '.join(said)}.")
             if not todo.runs:
                 continue

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def requests_of(folder: Path) -> tuple[StudyStore, list[RunRequest]]:
+def requests_of(folder: Path, trainer: str | None = None) -> tuple[StudyStore, list[RunRequest]]:
     """Return a store with a plan of one arm and four seeds, and the requests to run them."""
     store = StudyStore(folder)
     configs = [
@@ -26,7 +26,12 @@ def requests_of(folder: Path) -> tuple[StudyStore, list[RunRequest]]:
     ]  # fmt: skip
     requests = [
         RunRequest(
-            run_id=f"{one.seed:016x}", arm="only", config=one, tokens_dir=None, resources=ResourcesConfig()
+            run_id=f"{one.seed:016x}",
+            arm="only",
+            config=one,
+            tokens_dir=None,
+            resources=ResourcesConfig(),
+            trainer=trainer,
         )
         for one in configs
     ]

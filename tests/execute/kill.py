@@ -60,7 +60,7 @@ def request_of(
     run: RunDir, config: RunConfig, tokens_dir: Path | None = None, **resources: Any
 ) -> RunRequest:
     return RunRequest(
-        run_id=run.run_id, arm="only", run_dir=run.path, stop_path=run.path.parent / "stop", config=config,
+        run_id=run.run_id, arm="only", folder=run, stop_path=run.path.parent / "stop", config=config,
         tokens_dir=tokens_dir, resources=ResourcesConfig(**resources),
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]
             writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)  # type: ignore[call-overload]
             if (writes or event in ("os.rename", "os.link", "os.remove", "os.truncate")) and str(
                 arguments[0]
-            ).startswith(str(task.run_dir)):
+            ).startswith(str(task.folder.path)):
                 count()
 
         sys.addaudithook(audit)

@@ -41,7 +41,8 @@ def no_pauses(monkeypatch):
 
 def execute(study, trainer, requests=None, **options):
     requests = study[1] if requests is None else requests
-    return execute_study(study[0], requests, trainer=f"fake_trainers:{trainer}", **options)
+    trained = [replace(request, trainer=f"fake_trainers:{trainer}") for request in requests]
+    return execute_study(study[0], trained, **options)
 
 
 def runs_of(study):
@@ -192,8 +193,8 @@ DRIVER = """
         if not begun:
             begun.append(print("begun", flush=True))
 
-    store, requests = requests_of(Path({{storage!r}}))
-    outcome = execute_study(store, requests, trainer="fake_trainers:{trainer}", on_poll=say_so)
+    store, requests = requests_of(Path({{storage!r}}), "fake_trainers:{trainer}")
+    outcome = execute_study(store, requests, on_poll=say_so)
     print(sorted(outcome.states.values()), flush=True)
 """
 
@@ -250,7 +251,7 @@ NODES = """
     from ablate.execute.driver import execute_study
 
     queue.PAUSES_SEC = (0.5, 0.5, 0.5)
-    store, requests = requests_of(Path({storage!r}))
+    store, requests = requests_of(Path({storage!r}), "fake_trainers:waits_for_another_node")
     cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0, "include_dashboard": False}})
     first = cluster.add_node(num_cpus=2, resources={{"mi355x": 2}})
     own = ResourcesConfig(custom={{"mi355x": 1.0}})
@@ -265,7 +266,7 @@ NODES = """
 
     outcome = execute_study(
         store, [dataclasses.replace(request, resources=own) for request in requests],
-        address=cluster.address, on_poll=watch, trainer="fake_trainers:waits_for_another_node",
+        address=cluster.address, on_poll=watch,
     )
     print(sorted(outcome.states.values()), len(done))
     cluster.shutdown()

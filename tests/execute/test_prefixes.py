@@ -50,7 +50,7 @@ class Here:
         tokens = prepare(data(), storage / "tokens").folder
         runs = [
             replace(
-                run, tokens_dir=tokens, run_dir=self.store.run(run.run_id).path.resolve(),
+                run, tokens_dir=tokens, folder=self.store.run(run.run_id),
                 stop_path=storage / "stop",
             )
             for run in runs

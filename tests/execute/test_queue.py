@@ -39,7 +39,7 @@ class Fake:
         runs = [
             replace(
                 run,
-                run_dir=self.dirs[name].path,
+                folder=self.dirs[name],
                 stop_path=self.stop_path,
                 resources=GANG if name in gangs else run.resources,
                 prefix=(self.stop_path, 1) if name in holders else None,
