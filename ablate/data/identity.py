@@ -30,7 +30,7 @@ from ablate.data.sources import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ablate.run.config import DataConfig
 
@@ -97,20 +97,20 @@ def resolve(data: DataConfig) -> Corpus:
     else:
         suffixes = {"text": TEXT_SUFFIXES, "jsonl": JSON_SUFFIXES, "tokens": TOKEN_SUFFIXES}[data.source]
         train, validation = (find_files(paths, suffixes) for paths in (data.paths, data.validation_paths))
-    files = [*train, *validation]
+    files = (*train, *validation)
     places = [*data.paths, "", *data.validation_paths] if data.paths else [sysconfig.get_path("stdlib")]
     hashes = content_hashes(files, "\n".join([data.source, *map(os.path.abspath, places)]))
+    hash_at = {file.path: content_hash for file, content_hash in zip(files, hashes, strict=True)}
     if data.source == "tokens":
-        _check_token_files(data.token_dtype, files, hashes, len(train))
+        _check_token_files(data.token_dtype, train, validation, hash_at)
     # By name and content: the location of the files does not count, even if names are equal.
-    sides = (zip(train, hashes, strict=False), zip(validation, hashes[len(train) :], strict=True))
-    by_name = [sorted(side, key=lambda pair: (pair[0].name, pair[1])) for side in sides]
+    by_name = [sorted(side, key=lambda file: (file.name, hash_at[file.path])) for side in (train, validation)]
     vocab_size = hf.vocab_size if hf else (data.vocab_size or BYTES_VOCABULARY)
     content = {
         "rules": RULES_VERSION,
         "source": data.source,
-        "train": [(file.name, content_hash) for file, content_hash in by_name[0]],
-        "validation": [(file.name, content_hash) for file, content_hash in by_name[1]],
+        "train": [(file.name, hash_at[file.path]) for file in by_name[0]],
+        "validation": [(file.name, hash_at[file.path]) for file in by_name[1]],
         "hub": hub.identity() if hub else None,
         "text_field": data.text_field if data.source in ("jsonl", "hub") else None,
         "max_bytes": data.max_bytes,
@@ -123,29 +123,29 @@ def resolve(data: DataConfig) -> Corpus:
     num_bytes = min(stored or data.max_bytes or 0, data.max_bytes or stored)
     return Corpus(
         identity=DataIdentity(digest=digest, vocab_size=vocab_size, num_bytes=num_bytes),
-        train=tuple(file for file, _ in by_name[0]),
-        validation=tuple(file for file, _ in by_name[1]),
+        train=tuple(by_name[0]),
+        validation=tuple(by_name[1]),
         hub=hub,
         hf=hf,
     )
 
 
 def _check_token_files(
-    dtype: str, files: Sequence[SourceFile], hashes: Sequence[str], num_train: int
+    dtype: str, train: Sequence[SourceFile], validation: Sequence[SourceFile], hash_at: Mapping[str, str]
 ) -> None:
     """Reject files of another type, and a whole file on both sides: tokens have no documents to compare."""
     what = f"bytes are no whole number of {dtype} tokens"
     hint = "set data.token_dtype to the type it was written with"
     if wrong := [
         Problem(file=file.path, what=f"{file.size} {what}", hint=hint)
-        for file in files
+        for file in (*train, *validation)
         if file.size % {"uint16": 2, "uint32": 4}[dtype]
     ]:
         raise UserError(*wrong)
-    in_training = dict(zip(hashes[:num_train], files, strict=False))
-    for file, digest in zip(files[num_train:], hashes[num_train:], strict=True):
-        if digest in in_training:
-            what = f"has the same content as the training file {in_training[digest].path}"
+    in_training = {hash_at[file.path]: file.path for file in train}
+    for file in validation:
+        if same := in_training.get(hash_at[file.path]):
+            what = f"has the same content as the training file {same}"
             raise UserError(what, file=file.path, hint="validate on other tokens")
 
 

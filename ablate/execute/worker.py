@@ -191,9 +191,9 @@ def _train(
             write_record(run.environment_path, environment)
             kept = start.rows if start else {}
             paths = [run.metrics_path, *[run.diagnostics_path] * bool(task.diagnostics)]
+            paths += [run.routes_path] * task.records
             writers = {
-                path: files.enter_context(MetricsWriter(path, kept.get(path.name, 0)))
-                for path in (*paths, *[run.routes_path] * task.records)
+                path: files.enter_context(MetricsWriter(path, kept.get(path.name, 0))) for path in paths
             }
             result = _call_trainer(
                 task,

@@ -40,6 +40,12 @@ def write_texts(texts):
 
 
 @pytest.fixture
+def corpus(tmp_path, write_texts):
+    """A folder of these text files."""
+    return write_texts(tmp_path / "corpus")
+
+
+@pytest.fixture
 def write_json():
     """Return a function that writes documents as JSON lines, compressed if the name says so."""
 

@@ -150,12 +150,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def add_token(folder, token):
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens([token])
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
 def test_a_tokenizer_is_its_content_and_its_end_token(folder, tmp_path):
     found = find_tokenizer(str(folder))
     assert (found.vocab_size, found.end_of_text) == (4, "<|fin|>")
@@ -165,7 +159,9 @@ def test_a_tokenizer_is_its_content_and_its_end_token(folder, tmp_path):
     (other / "tokenizer_config.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json: the tokenizer has no end-of-text token"):
         find_tokenizer(str(other))
-    add_token(other, "</s>")
+    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(other / "tokenizer.json"))
     again = find_tokenizer(str(other))
     assert (again.end_of_text, again.content_hash == found.content_hash) == ("</s>", False)
 

@@ -11,11 +11,6 @@ from ablate.data import identify
 from ablate.run.config import DataConfig
 
 
-@pytest.fixture
-def corpus(tmp_path, write_texts):
-    return write_texts(tmp_path / "corpus")
-
-
 def digest(path, **fields):
     return identify(DataConfig(**{"source": "text", "paths": [str(path)], **fields})).digest
 

@@ -98,11 +98,6 @@ def test_the_stdlib_has_its_modules_and_nothing_of_this_machine(tmp_path, monkey
 
 
 @pytest.fixture
-def corpus(tmp_path, write_texts):
-    return write_texts(tmp_path / "corpus")
-
-
-@pytest.fixture
 def no_racy_window(monkeypatch):
     """Remember new files too: the change time of a test's file cannot be set back."""
     monkeypatch.setattr(sources, "_RACY_NS", -(1 << 62))

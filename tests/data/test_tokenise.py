@@ -56,8 +56,8 @@ def test_validation_paths_are_kept_whole_and_left_out_of_training(jsonl, tmp_pat
         prepare(data, tmp_path / "cache")
 
 
-def test_max_bytes_of_a_folder_is_a_mixture_and_of_whole_documents(tmp_path, write_texts, texts):
-    data = DataConfig(source="text", paths=[str(write_texts(tmp_path / "corpus"))], max_bytes=20_000)
+def test_max_bytes_of_a_folder_is_a_mixture_and_of_whole_documents(tmp_path, corpus, texts):
+    data = DataConfig(source="text", paths=[str(corpus)], max_bytes=20_000)
     train, validation, _ = sides(data, tmp_path / "cache")
     taken = [texts.index(text) for text in train + validation]
     assert 20_000 <= sum(len(text) for text in train + validation) < 22_000

@@ -320,7 +320,6 @@ def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
         'sys.stdout.buffer.write(b\'{"step": 60, "val_loss": 2.5}\')'  # no line end
     )
     assert rows_of(tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}) == [(60, 2.5)]
-    wait_until(lambda: not left(tmp_path))
 
 
 def run_of(folder, given, name="0123456789abcdef"):

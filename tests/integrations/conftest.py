@@ -14,7 +14,7 @@ NOISY = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 """Everything that must move with the optimizer's steps: signs per step, noise per pass."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def batches():
     """32 batches of 4 sequences × 32 tokens."""
     generator = torch.Generator().manual_seed(1)

@@ -65,8 +65,7 @@ def trained(
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["Trainer", "TRL"])
-def whole(tmp_path_factory, request):
-    batches = torch.randint(0, 64, (32, 4, 32), generator=torch.Generator().manual_seed(1))
+def whole(tmp_path_factory, request, batches):
     out, by_trl = tmp_path_factory.mktemp("hf"), request.param
     train = functools.partial(trained, batches=batches, by_trl=by_trl)
     return out, train, *train(out)
