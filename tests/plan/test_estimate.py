@@ -118,14 +118,6 @@ def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the
     assert costs.wall_seconds == pytest.approx(7 * WORK / 2000 + START_SEC)
 
 
-def test_a_damaged_run_is_one_to_be_run_again_and_measures_nothing(planned, store):
-    run = planned.arms[0].runs[0]
-    finish(store, run, [1000.0])
-    store.run(run.id).metrics_path.write_text('{"kind": "train", "tokens_per_sec": null}\n')
-    progress = read_progress(planned, store)
-    assert (progress.states, progress.tokens_per_sec) == ({run.id: "damaged"}, {})
-
-
 @pytest.mark.parametrize("arms", [1, 6])
 @pytest.mark.parametrize("seeds", [1, 2, 3, 8, 30])
 @pytest.mark.parametrize("moderated", [True, False])

@@ -7,11 +7,11 @@ import math
 
 import optuna
 import pytest
-from made_up import SEARCHES, go_grid, go_rates, groups, train_all
 
 from ablate.base.errors import UserError
 from ablate.search.engine import JOURNAL, TrialResult, open_storage, search
 from tests.exhaustive import rest_exhaustive
+from tests.search.made_up import SEARCHES, go_grid, go_rates, groups, train_all
 
 BOTH = pytest.mark.parametrize("go", SEARCHES.values(), ids=SEARCHES)
 in_memory = optuna.storages.InMemoryStorage

@@ -6,6 +6,7 @@ from optuna.trial import TrialState, create_trial
 
 from ablate.search.engine import VIOLATION
 from ablate.search.halving import DIVERGED, fronts, promoted
+from ablate.search.tune import best_trial
 
 
 def trials_of(*values):
@@ -27,6 +28,11 @@ def test_the_front_is_what_nothing_dominates():
     trials = trials_of((1.0, 1.0), (2.0, 0.5), (2.0, 1.0), (0.5, 0.1, 1.0), None, (1.0, 1.0))
     assert [numbers(one) for one in fronts(trials)] == [[0, 1, 5], [2]]
     assert [*fronts([]), *fronts(trials_of(None))] == []
+
+
+def test_what_diverged_is_never_chosen():
+    assert best_trial(trials_of((1.0, 1.0, 1.0), (3.0, 1.0), (2.0, 1.0), None)).number == 2
+    assert best_trial(trials_of((1.0, 1.0, 1.0))) is None
 
 
 def test_promotion_keeps_the_whole_front_and_the_share_and_misses_last():

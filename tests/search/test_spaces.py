@@ -6,12 +6,11 @@ import itertools
 
 import optuna
 import pytest
-from made_up import RATE, grid_space, groups, train_all, truth
 
-from ablate.search.engine import TrialResult, search, violation
+from ablate.search.engine import search
 from ablate.search.halving import candidate_of, search_grid, short_tokens
-from ablate.search.tune import best_trial
 from ablate.study.search_space import Choices, combinations
+from tests.search.made_up import RATE, grid_space, groups, train_all, truth
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -63,24 +62,6 @@ def test_budgets_have_exact_names(tokens, text):
 # Rates
 
 
-def searched(run=train_all, **changes):
-    found = groups(optuna.storages.InMemoryStorage(), **changes)
-    assert search(found, 2, run)
-    return [group.study.get_trials() for group in found]
-
-
-def test_a_trial_that_diverged_is_never_chosen():
-    def run(asked):
-        return [
-            TrialResult(values=(1.0,), violation=1.0) if one.trial.params["learning_rate"] > 4e-3 else end
-            for one, end in zip(asked, train_all(asked), strict=True)
-        ]
-
-    (trials,) = searched(run, names=["fp4"])
-    assert best_trial(trials).params["learning_rate"] <= 4e-3
-    assert best_trial([trial for trial in trials if violation(trial)]) is None
-
-
 RATES = Choices(values=(1e-3, 2e-3, 4e-3))
 DECAY = {"weight_decay": Choices(values=(0.0, 0.1))}
 
@@ -96,7 +77,9 @@ DECAY = {"weight_decay": Choices(values=(0.0, 0.1))}
 def test_nothing_is_tried_twice_and_without_pruning_all_is_complete(fields, sampler, trials):
     shared = {name: {"learning_rate": 2e-3, "weight_decay": 0.1}[name] for name in fields}
     changes = {"fields": fields, "shared": shared, "sampler": sampler, "trials": trials, "prune": False}
-    (found,) = searched(names=["fp4"], **changes)
+    (group,) = groups(optuna.storages.InMemoryStorage(), names=["fp4"], **changes)
+    assert search([group], 2, train_all)
+    found = group.study.get_trials()
     tried = [trial.params for trial in found]
     assert tried[0] == shared
     assert len(set(map(repr, tried))) == trials

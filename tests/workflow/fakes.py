@@ -29,18 +29,31 @@ arms:
 TEXT = "\n\n".join(f"Paragraph {n} has its words. " * 8 for n in range(300))
 
 
+BEST = {"bf16": 2e-3, "fp4": 8e-3}
+"""The best rate of each arm, where the loss is that of a rate."""
+
+
 def loss_at(run, tokens):
     """A straight line in ln tokens."""
     return 6 - 0.3 * math.log(tokens / (1 + 0.05 * run.config.seed))
 
 
+def loss_of_a_rate(run, tokens):
+    """The further from its arm's best rate, the higher."""
+    rate = run.config.training.learning_rate
+    return 9 - 0.3 * math.log(tokens) + math.log(rate / BEST[run.arm.partition(" ")[0]]) ** 2
+
+
 class Executor:
-    """Runs in the place of Ray: (arm, seed) of what ran in each call, and what may go wrong."""
+    """Runs in the place of Ray: (arm, seed) of what ran in each call, and what may go wrong.
+
+    ``looks``: whether it asks after each evaluation which runs are needed.
+    """
 
     def __init__(self):
         self.calls = []
         self.stops_after = 1_000_000
-        self.problem = None
+        self.problem, self.looks = None, False
         self.loss = loss_at
         self.end = lambda run: "failed" if run.config.seed == 7 else "finished"
         self.begins = lambda _store: None
@@ -49,7 +62,7 @@ class Executor:
     def ran(self):
         return [run for call in self.calls for run in call]
 
-    def __call__(self, store, todo, **_):
+    def __call__(self, store, todo, unneeded=dict, **_):
         self.begins(store)
         self.calls.append([])
         states = {}
@@ -59,13 +72,17 @@ class Executor:
                 return ExecutionEnd(states=states, interrupted=interrupted, problem=self.problem)
             run, every = store.run(request.run_id), request.config.training.tokens // 20
             run.create(asdict(request.config))
+            state = self.end(request)
             for step in range(1, 21):
                 row = {"tokens": every * step, "step": step, "time_unix": 1.7e9}
                 loss = self.loss(request, every * step)
                 append_line(run.metrics_path, row | {"kind": "eval", "val_loss": loss})
                 append_line(run.metrics_path, row | {"kind": "train", "tokens_per_sec": 5000.0})
-            states[request.run_id] = self.end(request)
-            run.write_status(Status(state=states[request.run_id], attempt=1, message="no such luck"))
+                if self.looks and request.run_id in unneeded():
+                    state = "stopped"
+                    break
+            states[request.run_id] = state
+            run.write_status(Status(state=state, attempt=1, tokens=every * step, message="no such luck"))
             self.calls[-1].append((request.arm, request.config.seed))
         return ExecutionEnd(states=states, interrupted=False)
 

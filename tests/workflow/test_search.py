@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ablate.base.errors import UserError
 from ablate.execute.driver import request_stop
 from ablate.search.engine import open_storage, open_study, seed_of
 from ablate.search.recipes import plan_search
@@ -13,6 +12,7 @@ from ablate.study import load_study
 from ablate.workflow import Listener, Where
 from ablate.workflow.search import search_study
 from tests.cli.searched import SEARCH
+from tests.search.made_up import facts
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def call(executor, tmp_path):
     """Return a function that searches in a storage; it returns the end and the sentences."""
     executor.loss = lambda run, _tokens: 3 + seed_of(run.arm.partition(" @ ")[0]) % 1000 / 1000
 
-    def search(name="runs", text=SEARCH):
-        (tmp_path / "s.yaml").write_text(text)
+    def search(name="runs"):
+        (tmp_path / "s.yaml").write_text(SEARCH)
         listener = Listener()
         listener.say = (said := []).append
         planned = plan_search(load_study(tmp_path / "s.yaml"))
@@ -32,50 +32,30 @@ def call(executor, tmp_path):
 
 def ledgers(end):
     """Return all of the trials but the times at which they were asked and told."""
-    storage = open_storage(end.pages.parent)
-    return [
-        [
-            (t.number, t.params, t.user_attrs, t.state.name, t.values, t.constraints, t.intermediate_values)
-            for t in open_study(storage, f"s @ {budget} tokens", ("loss", "step time")).get_trials()
-        ]
-        for budget in ("40k", "80k")
-    ]
+    storage, names = open_storage(end.pages.parent), (f"s @ {budget} tokens" for budget in ("40k", "80k"))
+    return [facts(open_study(storage, name, ("loss", "step time")).get_trials()) for name in names]
 
 
 def states(end):
     return {trial[3] for trials in ledgers(end) for trial in trials}
 
 
-def test_a_search_to_its_end_and_again(call, executor):
-    end, said = call()
-    assert end.exit_code == 0
-    for sentence in (
-        "Search s: 8 recipes, 8 to try at the first budget; 0 trials have ended before.",
-        "Starting Ray on this machine …",
-        "Round 1 at 40k tokens: trials 1–3 of 8",
-        "Round 3 at 40k tokens: trials 7–8 of 8",
-    ):
-        assert sentence in said
-    assert (end.pages / "confirm.yaml").exists()
-    count, before = len(executor.ran), ledgers(end)
-    again, said = call()
-    assert again.found == end.found
-    assert (len(executor.ran), ledgers(again)) == (count, before)
-    assert "Starting Ray on this machine …" not in said
-    with pytest.raises(UserError, match="holds a search of this name with other seed"):
-        call(text=SEARCH.replace("at_once: 3", "at_once: 3, seed: 4"))
-
-
 def test_a_cancelled_search_ends_between_two_rounds_and_goes_on(call, executor):
     executor.begins = lambda store: request_stop(store.path)
     end, said = call()
     assert (end.exit_code, len(executor.ran)) == (130, 3)
+    assert said[0] == "Search s: 8 recipes, 8 to try at the first budget; 0 trials have ended before."
+    assert said[-4:-2] == ["Starting Ray on this machine …", "Round 1 at 40k tokens: trials 1–3 of 8"]
     again = f"ablate search s.yaml --storage {end.pages.parents[1]}"
     assert said[-2] == f"\nStopped. Trials that have ended are kept; go on with: {again}"
     assert (end.pages / "search.html").exists()
     assert not (end.pages / "confirm.yaml").exists()
     executor.begins = lambda _store: None
     end, _ = call()
+    assert (end.exit_code, (end.pages / "confirm.yaml").exists()) == (0, True)
+    again, said = call()
+    assert again.found == end.found
+    assert "Starting Ray on this machine …" not in said
     assert len(set(executor.ran)) == len(executor.ran)
     assert [arm.name for arm in StudyStore(end.pages.parent).plan().arms] == [arm for arm, _ in executor.ran]
     assert ledgers(end) == ledgers(call("whole")[0])

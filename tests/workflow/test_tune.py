@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 
 from ablate.store import StudyStore
 from tests.cli.command import ablate
 from tests.exhaustive import rest_exhaustive
-from tests.workflow.fakes import STUDY
+from tests.workflow.fakes import STUDY, loss_of_a_rate
 
 TUNE = """\
 tune:
@@ -18,13 +17,6 @@ tune:
   tokens: 2048
   trials: 4
 """
-BEST = {"bf16": 2e-3, "fp4": 8e-3}
-
-
-def loss_of_a_rate(run, tokens):
-    """The further from its arm's best rate, the higher."""
-    rate = run.config.training.learning_rate
-    return 9 - 0.3 * math.log(tokens) + math.log(rate / BEST[run.arm.partition(" ")[0]]) ** 2
 
 
 @pytest.fixture
