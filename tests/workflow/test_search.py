@@ -45,7 +45,7 @@ def test_a_cancelled_search_ends_between_two_rounds_and_goes_on(call, executor):
     end, said = call()
     assert (end.exit_code, len(executor.ran)) == (130, 3)
     assert said[0] == "Search s: 8 recipes, 8 to try at the first budget; 0 trials have ended before."
-    assert said[-4:-2] == ["Starting Ray on this machine …", "Round 1 at 40k tokens: trials 1–3 of 8"]
+    assert said[-5:-3] == ["Starting Ray on this machine …", "Round 1 at 40k tokens: trials 1–3 of 8"]
     again = f"ablate search s.yaml --storage {end.pages.parents[1]}"
     assert said[-2] == f"\nStopped. Trials that have ended are kept; go on with: {again}"
     assert (end.pages / "search.html").exists()
