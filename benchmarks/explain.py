@@ -80,7 +80,7 @@ def read(store: StudyStore) -> dict[str, Point]:
     diagnosed = {arm.arm: arm for arm in diagnose_study(store, analysis)[0]}
     found = {}
     for arm in analysis.others:
-        if arm.name not in diagnosed or arm.token_cost.log_ratio is None:
+        if arm.name not in diagnosed or arm.token_cost.figure is None:
             continue
         fixed, drawn = dict.fromkeys(GEMMS, 0.0), dict.fromkeys(GEMMS, 0.0)
         for one in diagnosed[arm.name].gemms:
@@ -90,7 +90,7 @@ def read(store: StudyStore) -> dict[str, Point]:
             fixed[one.gemm] = max(energy * share - shrunk, 0.0)  # type: ignore[index]
             drawn[one.gemm] = energy * (1 - share)  # type: ignore[index]
         found[arm.runs[0].run_id] = Point(
-            arm.name, arm.token_cost.log_ratio.value, tuple(fixed.values()), tuple(drawn.values())
+            arm.name, arm.token_cost.figure.value, tuple(fixed.values()), tuple(drawn.values())
         )
     return found
 

@@ -21,7 +21,7 @@ from findings import rebuild
 from ablate.reports import load_frames
 from ablate.reports.read.mllog import read_mllog
 from ablate.results.ends import run_ends
-from ablate.results.intervals import contrasts, t_interval
+from ablate.results.intervals import Method, contrasts, t_interval
 from ablate.run.outcome import find_crossing
 from ablate.store import StudyStore
 
@@ -73,7 +73,7 @@ def tally(
                 for arm in arms
             }
             wider = (1 + n / len(rest)) ** 0.5
-            for arm, found in contrasts(sides, paired=paired, moderated=moderated).items():
+            for arm, found in contrasts(sides, Method(paired=paired, moderated=moderated)).items():
                 interval = t_interval(found.estimate)
                 truth = np.mean([logs[arm][seed] - logs[baseline][seed] for seed in rest])
                 if interval.low is None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ablate.reports.findings.speed import alone_speed
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
-from ablate.results.intervals import contrasts, difference, exponential, mean_estimate, t_interval
+from ablate.results.intervals import Method, contrasts, difference, exponential, mean_estimate, t_interval
 from ablate.results.stop_rule import level_of
 from ablate.run.outcome import LocalFit, Outcome, outcome
 from ablate.store.plan_file import Settled, StopRule
@@ -65,7 +65,7 @@ def token_cost(
     arm: Sequence[Outcome], base: Sequence[Outcome], *, moderated: bool = True, **more: Any
 ) -> Cost:
     """Compute the report's token cost of a study of two arms."""
-    return token_costs({"arm": (arm, base)}, moderated=moderated, **more)["arm"]
+    return token_costs({"arm": (arm, base)}, Method(moderated=moderated, **more))["arm"]
 
 
 def studies(
@@ -174,7 +174,7 @@ def by_arms(
     for _ in range(repeats):
         own, base = own_runs(rng, n, paired=paired, **runs)
         sides = {arm: (list(enumerate(values)), list(enumerate(base))) for arm, values in enumerate(own)}
-        found = contrasts(sides, paired=paired, moderated=moderated).values()
+        found = contrasts(sides, Method(paired=paired, moderated=moderated)).values()
         ends.append(
             [(interval.low, interval.high) for interval in (t_interval(one.estimate) for one in found)]
         )
@@ -204,7 +204,7 @@ def by_settled(
         runs = {arm: hits(values) for arm, values in enumerate(own)}
         for n in looks:
             sides = {arm: (outcomes[:n], hits(base)[:n]) for arm, outcomes in runs.items()}
-            costs = token_costs(sides, paired=paired, alpha=alpha, moderated=moderated)
+            costs = token_costs(sides, Method(paired=paired, alpha=alpha, moderated=moderated))
             for arm, found in costs.items():
                 if is_settled(found) or n == most:
                     held.append(found.low <= cost <= found.high)

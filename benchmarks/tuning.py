@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import optuna
 
 from ablate.results.cost import Cost, token_costs
+from ablate.results.intervals import Method
 from ablate.run.outcome import Outcome, outcome
 from ablate.search.engine import Asked, TrialGroup, TrialResult, open_study, search
 from ablate.search.tune import Rates, best_trial
@@ -121,7 +122,7 @@ def compare(arm: Arm, rates: dict[str, float], seeds: int, repeat: int) -> Cost:
             )
         return ends
 
-    return token_costs({arm: (outcomes(arm), outcomes(BASELINE))}, moderated=False)[arm]
+    return token_costs({arm: (outcomes(arm), outcomes(BASELINE))}, Method(moderated=False))[arm]
 
 
 def holds(cost: Cost, truth: float) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from ablate.results.intervals import (
     ALPHA,
     NO_PAIRS,
+    Compared,
     Estimate,
     Interval,
     contrast,
@@ -33,7 +34,7 @@ from ablate.results.intervals import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ablate.results.intervals import Contrast, Values
+    from ablate.results.intervals import Contrast, Method, Values
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import Margin
 
@@ -47,13 +48,13 @@ NEAR_BUDGET = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost(Interval):
+class Cost(Compared):
     """A token cost as a fraction (0.18 is 18 % more tokens).
 
     ``kind``: ``interval``, an estimate with its interval; ``point``, an estimate without one; ``bound``, no
     estimate: ``low`` or ``high`` bounds the cost of *these runs* without a sampling error, and ``restricted``
     is the cost with every run cut at the budget, with its interval; ``none``, nothing.
-    ``log_ratio``: log (1 + cost).
+    ``figure``: log (1 + cost).
     ``own``: the interval from these runs' variance alone, where ``low`` and ``high`` are moderated;
     ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is safer;
     ``baseline_stands_out``: unpaired, and the baseline's runs spread that much more than the arms'.
@@ -62,12 +63,9 @@ class Cost(Interval):
     """
 
     kind: Literal["interval", "point", "bound", "none", "baseline"]
-    n: int = 0
-    n_baseline: int = 0
     pairs: int | None = None
     pairing_variance_ratio: float | None = None
     restricted: Interval | None = None
-    log_ratio: Estimate | None = None
     own: Interval | None = None
     stands_out: bool = False
     baseline_stands_out: bool = False
@@ -101,13 +99,7 @@ def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
     return mean_estimate([math.log(run.high) for run in runs]) if known else None
 
 
-def token_costs(
-    sides: Mapping[Arm, Sides],
-    *,
-    paired: bool = False,
-    alpha: float = ALPHA,
-    moderated: bool = True,
-) -> dict[Arm, Cost]:
+def token_costs(sides: Mapping[Arm, Sides], how: Method) -> dict[Arm, Cost]:
     """Compute the token cost of each arm over one baseline; the arms' variances moderate each other."""
     results = {arm: (_results(left), _results(right)) for arm, (left, right) in sides.items()}
     known = {
@@ -115,13 +107,13 @@ def token_costs(
         for arm, (left, right) in results.items()
         if left and right and all(run.exact for run in (*left, *right))
     }
-    compared = contrasts(known, paired=paired, moderated=moderated)
+    compared = contrasts(known, how)
     found = {}
     for arm, (left, right) in results.items():
         if arm in compared:
-            cost = _exact(compared[arm], *known[arm], alpha, paired=paired)
+            cost = _exact(compared[arm], *known[arm], how)
         elif left and right:
-            cost = _bound(left, right, alpha, paired=paired)
+            cost = _bound(left, right, how)
         else:
             whose = "the baseline" if left else "this arm"
             cost = Cost(kind="none", note=f"no result of {whose} yet")
@@ -137,9 +129,11 @@ def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
     return [(run.seed, math.log(run.high)) for run in runs]
 
 
-def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, paired: bool) -> Cost:
-    cost, own = (exponential(t_interval(one, alpha), minus=1.0) for one in (compared.estimate, compared.own))
-    if paired and not compared.pairs and cost.note is None:
+def _exact(compared: Contrast, left: Values, right: Values, how: Method) -> Cost:
+    cost, own = (
+        exponential(t_interval(one, how.alpha), minus=1.0) for one in (compared.estimate, compared.own)
+    )
+    if how.paired and not compared.pairs and cost.note is None:
         cost = replace(cost, note=NO_PAIRS)
     ratio = None
     if compared.pairs:
@@ -151,14 +145,14 @@ def _exact(compared: Contrast, left: Values, right: Values, alpha: float, *, pai
         **vars(cost),
         pairs=len(compared.pairs) or None,
         pairing_variance_ratio=ratio,
-        log_ratio=compared.estimate,
+        figure=compared.estimate,
         own=None if compared.estimate == compared.own else own,
         stands_out=compared.stands_out,
         baseline_stands_out=compared.baseline_stands_out,
     )
 
 
-def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, paired: bool) -> Cost:
+def _bound(left: Sequence[Outcome], right: Sequence[Outcome], how: Method) -> Cost:
     """Bound the cost: each unknown T may be anywhere in its range."""
     (left_low, left_high), (right_low, right_high) = _log_range(left), _log_range(right)
     reasons = [
@@ -171,8 +165,8 @@ def _bound(left: Sequence[Outcome], right: Sequence[Outcome], alpha: float, *, p
     restricted = None
     if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
         cut = [(run.seed, math.log(run.low)) for run in left]
-        found = contrast(cut, _logs(right), paired=paired).estimate
-        restricted = exponential(t_interval(found, alpha), minus=1.0)
+        found = contrast(cut, _logs(right), paired=how.paired).estimate
+        restricted = exponential(t_interval(found, how.alpha), minus=1.0)
     return Cost(
         kind="none" if bounds.low is None and bounds.high is None else "bound",
         **vars(bounds),
@@ -219,7 +213,7 @@ def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = A
 
 def asked(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
     """Return the figure that the margin limits, None if unknown, and the limit on either side of zero."""
-    return (cost.log_ratio, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
+    return (cost.figure, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
 
 
 def stands(figure: Estimate, limit: float, alpha: float = ALPHA) -> Standing:

@@ -137,11 +137,6 @@ def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
     return {origin: frozenset(names) for origin, names in found.items()}
 
 
-def is_paired(plan: LockedPlan, origin: int) -> bool:
-    """Whether arms are compared seed by seed: as declared, and always if runs share their beginning."""
-    return plan.paired_seeds or origin > 0
-
-
 def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
     """Return the study itself; a tuned study twice: at its own values, then at those found."""
     tuning = frames.plan.tuning

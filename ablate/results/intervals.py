@@ -65,6 +65,19 @@ class Interval:
         return Interval(estimate=middle, low=low, high=high, note=self.note)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How arms are compared with a baseline.
+
+    ``paired``: by the differences of seeds in common; ``moderated``: each variance by those of the other
+    arms; ``alpha``: the chance that an interval misses.
+    """
+
+    paired: bool = False
+    moderated: bool = True
+    alpha: float = ALPHA
+
+
 def quantile(degrees: float, alpha: float = ALPHA) -> float:
     """Return the value that |t| exceeds with probability ``alpha``, for Student's t."""
     return -float(stdtrit(degrees, alpha / 2))
@@ -149,6 +162,18 @@ def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compared(Interval):
+    """What an arm differs in from the baseline, with the results on both sides.
+
+    ``figure``: the same with its variance, for intervals at other levels.
+    """
+
+    n: int = 0
+    n_baseline: int = 0
+    figure: Estimate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contrast:
     """Mean of an arm minus mean of the baseline: moderated, and from its ``own`` variance alone.
 
@@ -185,15 +210,13 @@ def contrast(left: Values, right: Values, *, paired: bool) -> Contrast:
     return Contrast(estimate=found, own=found, pairs=seeds)
 
 
-def contrasts(
-    sides: Mapping[Arm, tuple[Values, Values]], *, paired: bool, moderated: bool = True
-) -> dict[Arm, Contrast]:
+def contrasts(sides: Mapping[Arm, tuple[Values, Values]], how: Method) -> dict[Arm, Contrast]:
     """Compare each arm with the baseline.
 
     ``sides``: the arm's runs, and the runs of the baseline that it is compared with.
     """
-    found = {arm: contrast(*both, paired=paired) for arm, both in sides.items()}
-    if moderated:
+    found = {arm: contrast(*both, paired=how.paired) for arm, both in sides.items()}
+    if how.moderated:
         pool = _Pool({arm: one.own for arm, one in found.items() if one.pairs})
         for arm in pool.variances:
             if d0 := moderating_degrees(len(pool.variances), pool.others(arm)):

@@ -15,7 +15,7 @@ import numpy as np
 from ablate.results.intervals import (
     ALPHA,
     NO_PAIRS,
-    Estimate,
+    Compared,
     Interval,
     contrasts,
     mean_interval,
@@ -26,6 +26,7 @@ from ablate.run.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ablate.results.intervals import Method, Values
     from ablate.run.outcome import LocalFit
 
     Sides = tuple[Sequence["Curve"], Sequence["Curve"]]
@@ -76,35 +77,32 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossDifference(Interval):
+class LossDifference(Compared):
     """The difference to the baseline at the last evaluation common to all runs of both, after ``tokens``.
 
-    ``figure``: the same with its variance, for intervals at other levels. ``moderated``: whether other arms'
-    spread is in that variance.
+    ``moderated``: whether other arms' spread is in the figure's variance.
     """
 
     tokens: int | None = None
-    n: int = 0
-    n_baseline: int = 0
-    figure: Estimate | None = None
     moderated: bool = False
 
 
-def common_grid(curves: Sequence[Curve], others: Sequence[Curve] | None = None) -> CurveGrid:
-    """Restrict the curves of runs with a result to the tokens at which all of them were evaluated.
+def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
+    """Restrict runs with a result to the tokens at which all of them were evaluated: a grid for each side.
 
-    ``others``: of further runs, which must have been evaluated there, too; if none has a result the grid is
-    empty.
+    If a side has no result all grids are empty.
     """
-    sides = [
-        [curve for curve in side if curve.end != "missing"] for side in (curves, others) if side is not None
+    results = [[curve for curve in side if curve.end != "missing"] for side in sides]
+    evaluated = [curve.tokens for side in results for curve in side]
+    tokens = reduce(np.intersect1d, evaluated) if all(results) else np.empty(0, dtype=np.int64)
+    return [
+        CurveGrid(
+            tokens=tokens,
+            loss=np.array([curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in side]),
+            seeds=tuple(curve.seed for curve in side),
+        )
+        for side in results
     ]
-    if not all(sides):
-        return CurveGrid(tokens=np.empty(0, dtype=np.int64), loss=np.empty((0, 0)), seeds=())
-    results = sides[0]
-    tokens = reduce(np.intersect1d, [curve.tokens for side in sides for curve in side])
-    rows = [curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in results]
-    return CurveGrid(tokens=tokens, loss=np.array(rows), seeds=tuple(curve.seed for curve in results))
 
 
 def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
@@ -118,27 +116,21 @@ def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     return mean_interval([curve.loss[-1] for curve in results], alpha)
 
 
-def final_differences(
-    sides: Mapping[Arm, Sides], *, alpha: float = ALPHA, paired: bool = False, moderated: bool = True
-) -> dict[Arm, LossDifference]:
-    """Compute each arm's mean difference to the baseline at the last evaluation common to all runs of both.
-
-    ``paired``, ``moderated``: as in ``contrasts``.
-    """
+def final_differences(sides: Mapping[Arm, Sides], how: Method) -> dict[Arm, LossDifference]:
+    """Compute each arm's mean difference to the baseline at the last evaluation common to all their runs."""
     found: dict[Arm, LossDifference] = {}
-    at: dict[Arm, tuple[CurveGrid, CurveGrid]] = {}
-    for arm, (own, base) in sides.items():
-        note = next((mean.note for mean in map(final_loss, (own, base)) if mean.estimate is None), None)
-        grids = common_grid(own, base), common_grid(base, own)
+    at: dict[Arm, list[CurveGrid]] = {}
+    for arm, both in sides.items():
+        note = next((mean.note for mean in map(final_loss, both) if mean.estimate is None), None)
+        grids = common_grids(*both)
         if note is not None or not len(grids[0].tokens):
             found[arm] = LossDifference(note=note or "no evaluation at equal tokens")
         else:
             at[arm] = grids
-    values = {arm: (_values(left, -1), _values(right, -1)) for arm, (left, right) in at.items()}
-    for arm, one in contrasts(values, paired=paired, moderated=moderated).items():
+    for arm, one in contrasts({arm: _values(grids, -1) for arm, grids in at.items()}, how).items():
         left, right = at[arm]
-        interval = t_interval(one.estimate, alpha)
-        if paired and not one.pairs and interval.note is None:
+        interval = t_interval(one.estimate, how.alpha)
+        if how.paired and not one.pairs and interval.note is None:
             interval = replace(interval, note=NO_PAIRS)
         found[arm] = LossDifference(
             **vars(interval),
@@ -151,24 +143,21 @@ def final_differences(
     return found
 
 
-def difference_bands(
-    sides: Mapping[Arm, Sides], *, alpha: float = ALPHA, paired: bool = False, moderated: bool = True
-) -> dict[Arm, Band]:
+def difference_bands(sides: Mapping[Arm, Sides], how: Method) -> dict[Arm, Band]:
     """Compute each arm's difference to the baseline at every common evaluation, with pointwise intervals.
 
-    ``paired``, ``moderated``: as in ``contrasts``, at each token count separately.
+    Arms moderate each other at each token count separately.
     """
-    grids = {arm: (common_grid(own, base), common_grid(base, own)) for arm, (own, base) in sides.items()}
+    grids = {arm: common_grids(*both) for arm, both in sides.items()}
     rows: dict[Arm, list[Interval]] = {arm: [] for arm in sides}
     for tokens in sorted({int(at) for left, _ in grids.values() for at in left.tokens}):
         there = {
-            arm: (_values(left, place), _values(right, place))
-            for arm, (left, right) in grids.items()
-            if (place := int(np.searchsorted(left.tokens, tokens))) < len(left.tokens)
-            and left.tokens[place] == tokens
+            arm: _values(both, int(np.searchsorted(both[0].tokens, tokens)))
+            for arm, both in grids.items()
+            if tokens in both[0].tokens
         }
-        for arm, one in contrasts(there, paired=paired, moderated=moderated).items():
-            rows[arm].append(t_interval(one.estimate, alpha))
+        for arm, one in contrasts(there, how).items():
+            rows[arm].append(t_interval(one.estimate, how.alpha))
     found = {}
     for arm, (own, base) in grids.items():
         parts = [(one.estimate, one.low, one.high) for one in rows[arm]]
@@ -184,6 +173,10 @@ def difference_bands(
     return found
 
 
-def _values(grid: CurveGrid, place: int) -> list[tuple[int, float]]:
-    """Return seed and loss of each run at the grid's ``place``."""
-    return [(seed, float(loss)) for seed, loss in zip(grid.seeds, grid.loss[:, place], strict=True)]
+def _values(grids: Sequence[CurveGrid], place: int) -> tuple[Values, Values]:
+    """Return seed and loss of each run on either side at the grids' ``place``."""
+    left, right = (
+        [(seed, float(loss)) for seed, loss in zip(grid.seeds, grid.loss[:, place], strict=True)]
+        for grid in grids
+    )
+    return left, right

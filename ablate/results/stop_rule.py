@@ -22,15 +22,17 @@ import numpy as np
 from scipy.special import stdtr
 
 from ablate.results.cost import is_settled, standing, token_costs
-from ablate.results.intervals import ALPHA
+from ablate.results.intervals import ALPHA, Method
+from ablate.results.losses import final_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ablate.results.cost import Cost
     from ablate.results.intervals import Estimate
+    from ablate.results.losses import Curve
     from ablate.run.outcome import Outcome
-    from ablate.store.plan_file import Margin, Settled, StopRule
+    from ablate.store.plan_file import LockedPlan, Margin, Settled, StopRule
 
 _PATHS = 100_000
 
@@ -62,6 +64,13 @@ def level_of(rule: StopRule | None) -> float:
     return ALPHA if rule is None or rule.settled is None else _level_of_looks(rule.settled.looks)
 
 
+def method_of(plan: LockedPlan, origin: int = 0) -> Method:
+    """Return how arms counted from ``origin`` are compared: always by seeds if runs share their beginning."""
+    return Method(
+        paired=plan.paired_seeds or origin > 0, moderated=plan.is_moderated, alpha=level_of(plan.stop)
+    )
+
+
 @cache
 def _level_of_looks(looks: tuple[int, ...]) -> float:
     """Simulate paired t intervals of an arm without a cost: 5 % of such arms are found to have one."""
@@ -82,39 +91,36 @@ def _level_of_looks(looks: tuple[int, ...]) -> float:
 
 
 def decide(
-    outcomes: Mapping[str, Sequence[Outcome]],
+    outcomes: Mapping[str, Sequence[Curve]],
     rule: StopRule,
+    how: Method,
     *,
     baseline: str,
     never: frozenset[str] = frozenset(),
-    paired: bool = False,
-    moderated: bool = True,
     margin: Margin | None = None,
-    differences: Callable[[int, Sequence[str]], Mapping[str, Estimate]] | None = None,
 ) -> Decision:
     """Choose the arms that stop, with the reason; an arm that has all its results is not among them.
 
     ``outcomes``: of every run of each arm, in the order of the study's seeds, ``missing`` where there is no
     result (yet). The baseline and the arms in ``never`` continue as long as any other arm does.
-    ``differences``: the loss differences of some arms over their first n seeds, for a margin in loss.
     """
     stopped: dict[str, Stopped] = {}
     going = [arm for arm in outcomes if arm != baseline]
     allowed = None
     if (settled := rule.settled) is not None:
-        alpha = level_of(rule)
         for n, more in pairwise(settled.looks):
             allowed = n
             first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
             if any(len(own) < n or not _is_complete(own, lost=True) for own in first.values()):
                 break  # one of these runs may still give a result
             sides = {arm: (first[arm], first[baseline]) for arm in going if _is_complete(first[arm])}
-            costs = token_costs(sides, paired=paired, alpha=alpha, moderated=moderated)
-            losses = {} if differences is None else differences(n, list(sides))
-            for arm, cost in costs.items():
+            of_loss = margin is not None and margin.kind == "loss"
+            losses = final_differences(sides, how) if of_loss else {}
+            for arm, cost in token_costs(sides, how).items():
                 if arm in never or _is_complete(outcomes[arm]):
                     continue
-                reason = _settled(cost, losses.get(arm), settled, margin, alpha, n)
+                loss = losses[arm].figure if of_loss else None
+                reason = _settled(cost, loss, settled, margin, how.alpha, n)
                 if reason is not None:
                     stopped[arm] = Stopped(kind="settled", seeds=n, reason=reason)
             going = [arm for arm in going if arm not in stopped]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ablate.results.ends import comparisons, find_set_apart, is_paired, origins, run_ends
+from ablate.results.ends import comparisons, find_set_apart, origins, run_ends
 from ablate.results.frames import load_frames
-from ablate.results.losses import final_differences
-from ablate.results.stop_rule import Decision, Stopped, decide
+from ablate.results.stop_rule import Decision, Stopped, decide, method_of
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
-    from ablate.results.intervals import Estimate
     from ablate.store import State, StudyStore
     from ablate.store.plan_file import LockedPlan
 
@@ -30,24 +28,13 @@ def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], orig
     """Apply the plan's stop rule to the baseline and the arms whose tokens are counted from ``origin``."""
     if plan.stop is None:
         return Decision(stopped={})
-
-    def differences(n: int, arms: Sequence[str]) -> dict[str, Estimate]:
-        found = final_differences(
-            {arm: (runs[arm][:n], runs[plan.baseline][:n]) for arm in arms},
-            paired=is_paired(plan, origin),
-            moderated=plan.is_moderated,
-        )
-        return {arm: one.figure for arm, one in found.items() if one.figure is not None}
-
     return decide(
         runs,
         plan.stop,
+        method_of(plan, origin),
         baseline=plan.baseline,
         never=frozenset(arm.name for arm in plan.arms if arm.again),
-        paired=is_paired(plan, origin),
-        moderated=plan.is_moderated,
         margin=plan.margin,
-        differences=differences if plan.margin is not None and plan.margin.kind == "loss" else None,
     )
 
 

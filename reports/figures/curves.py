@@ -15,7 +15,7 @@ import numpy as np
 from ablate.reports.figures import canvas
 from ablate.reports.findings.tuning import RATE
 from ablate.reports.words.format import DASH, loss, plural, tokens
-from ablate.results.losses import common_grid
+from ablate.results.losses import common_grids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ def _draw(
             gid=f"{places[curve.arm]}-{next(parts)}",
         )  # fmt: skip
     for name, look in reversed(style.items()):  # the baseline on top
-        grid = common_grid([curve for curve in curves if curve.arm == name])
+        (grid,) = common_grids([curve for curve in curves if curve.arm == name])
         if len(grid.tokens):
             every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
             thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3}

@@ -14,7 +14,7 @@ import numpy as np
 from ablate.reports.figures import canvas
 from ablate.reports.findings.compare import target_text
 from ablate.reports.words.format import NBSP, cost, coverage, ends, forked, share
-from ablate.results.ends import is_paired
+from ablate.results.stop_rule import method_of
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
@@ -102,6 +102,6 @@ def _seeds(arm: ArmResult, analysis: Analysis) -> list[float]:
     base = analysis.baseline_arm
     fork, mean = arm.counted_from - base.counted_from, base.tokens_to_target.estimate
     same = {run.seed: run.high - fork for run in base.used if run.exact}
-    paired = is_paired(analysis.plan, arm.counted_from)
+    paired = method_of(analysis.plan, arm.counted_from).paired
     sides = [(run.high, same.get(run.seed) if paired else mean) for run in arm.used if run.exact]
     return [tokens / other - 1 for tokens, other in sides if other and other > 0]

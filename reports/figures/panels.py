@@ -18,6 +18,7 @@ from ablate.reports.words.format import (
     tokens,
 )
 from ablate.results.losses import difference_bands
+from ablate.results.stop_rule import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,9 +86,7 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
     # An arm that was stopped at a look is compared with the same number of the baseline's seeds.
     bands = difference_bands(
         {arm.name: (by_arm[arm.name], by_arm[analysis.baseline][: arm.seeds]) for arm in analysis.others},
-        alpha=analysis.baseline_arm.alpha,
-        paired=analysis.plan.paired_seeds,
-        moderated=analysis.plan.is_moderated,
+        method_of(analysis.plan),
     )
     return {name: band for name, band in bands.items() if band.tokens.any()}
 

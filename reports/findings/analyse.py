@@ -31,9 +31,10 @@ from ablate.reports.findings.speed import (
 )
 from ablate.reports.findings.tuning import tuned
 from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
-from ablate.results.ends import comparisons, find_set_apart, is_paired, origins
+from ablate.results.ends import comparisons, find_set_apart, origins
 from ablate.results.intervals import Interval
 from ablate.results.losses import final_loss
+from ablate.results.stop_rule import method_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,12 +170,7 @@ def _with_figures(
             rates[arm.name], rates[plan.baseline], cost=cost, tokens=log_tokens(arm.used), alpha=arm.alpha
         )
     elif timing.kind in ("logged", "command") and arm.name not in timing.untold:
-        found = measured_speed(
-            arm.runs,
-            base.runs,
-            paired=is_paired(plan, arm.counted_from),
-            alpha=arm.alpha,
-        )
+        found = measured_speed(arm.used, base.used, method_of(plan, arm.counted_from))
         # Logs may have no times.
         if found.throughput.estimate is not None:
             figures["measured"] = found
@@ -200,13 +196,9 @@ def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resol
     steps = []
     for run in (run for arm in arms for run in arm.used if len(run.tokens) > 1):
         # The interval in which the run crossed the target; the last one if it did not.
-        place = last = len(run.tokens) - 2
-        if run.interpolated is not None:
-            at = run.interpolated + run.origin
-            place = min(max(int(np.searchsorted(run.tokens, at, side="left")) - 1, 0), last)
-        elif run.end == "hit":
-            place = 0
-        steps.append(float(np.diff(run.tokens)[place]))
+        crossing = run.high if run.interpolated is None else run.interpolated
+        place = np.searchsorted(run.tokens, crossing + run.origin) - 1
+        steps.append(float(np.diff(run.tokens)[np.clip(place, 0, len(run.tokens) - 2)]))
     interval = max(steps, default=None)
     mean = mean_tokens(baseline).estimate
     share = interval / mean if interval is not None and mean else math.inf

@@ -16,10 +16,10 @@ from ablate.reports.findings.results import ArmResult, InBf16
 from ablate.reports.findings.speed import read_configs
 from ablate.reports.findings.targets import move_target
 from ablate.results.cost import is_settled, token_costs
-from ablate.results.ends import is_paired, origins, run_ends
+from ablate.results.ends import origins, run_ends
 from ablate.results.intervals import Interval, contrast, exponential, t_interval
 from ablate.results.losses import final_differences, final_loss
-from ablate.results.stop_rule import level_of
+from ablate.results.stop_rule import method_of
 from ablate.results.stops import decide_stops, is_unused
 from ablate.run.outcome import Outcome
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
+    from ablate.results.intervals import Method
     from ablate.store.plan_file import LockedPlan
 
 SECOND = "val_loss_bf16"
@@ -56,7 +57,7 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
                 for i, run in enumerate(own)
             ),
             config=configs.get(entry.name),
-            alpha=level_of(plan.stop),
+            alpha=method_of(plan).alpha,
             stopped=stop,
             counted_from=origin,
         )
@@ -70,7 +71,7 @@ def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) ->
     at a look has the interval of that look: from the first runs of all arms that reached the look, which
     moderate each other.
     """
-    paired, moderated = is_paired(plan, base.counted_from), plan.is_moderated
+    how = method_of(plan, base.counted_from)
     counts = {
         name: min((one.seeds for one in (arm, base) if one.seeds is not None), default=None)
         for name, arm in arms.items()
@@ -88,19 +89,8 @@ def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) ->
             for name, count in counts.items()
             if n in (None, count) or went_on(arms[name], n)
         }
-        sides = {name: (arms[name].first(m), base.first(m)) for name, m in pool.items()}
-        costs = token_costs(
-            {name: (own.used, other.used) for name, (own, other) in sides.items()},
-            alpha=base.alpha,
-            paired=paired,
-            moderated=moderated,
-        )
-        differences = final_differences(
-            {name: (own.used, other.used) for name, (own, other) in sides.items()},
-            alpha=base.alpha,
-            paired=paired,
-            moderated=moderated,
-        )
+        sides = {name: (arms[name].first(m).used, base.first(m).used) for name, m in pool.items()}
+        costs, differences = token_costs(sides, how), final_differences(sides, how)
         for name in (name for name, count in counts.items() if count == n):
             cost = replace(costs[name], counted_from=base.counted_from)
             # The runs that ended before a divergence stopped the arm are a selection.
@@ -125,11 +115,8 @@ def compare_arms(
         moved = move_target(
             {name: (arm.used, base.first(arm.seeds).used) for name, arm in found.items()},
             plan.target.val_loss,
-            alpha=base.alpha,
-            lost={name: [run for run in arm.used if run.end == "diverged"] for name, arm in found.items()},
-            rule=plan.target.crossing,
-            paired=is_paired(plan, base.counted_from),
-            moderated=plan.is_moderated,
+            method_of(plan, base.counted_from),
+            plan.target.crossing,
         )
     return {
         name: replace(arm, moved=moved.get(name), in_bf16=in_bf16.get(name)) for name, arm in found.items()
@@ -160,18 +147,16 @@ def _evaluate_in_bf16(
     if base.name not in by_bf16:
         return {}
     by_bf16 = against(by_bf16[base.name], by_bf16, plan)
-    paired = is_paired(plan, base.counted_from)
+    how = method_of(plan, base.counted_from)
     sides = {name: (arms[name], base.first(arms[name].seeds)) for name in by_bf16}
     alone = final_differences(
         {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()},
-        alpha=base.alpha,
-        paired=paired,
-        moderated=False,
+        replace(how, moderated=False),
     )
     found = {}
     for name, (own, other) in sides.items():
-        tokens = _tokens_alone(own, other, second, paired=paired)
-        whole, share = own.token_cost.log_ratio, None
+        tokens = _tokens_alone(own, other, second, how)
+        whole, share = own.token_cost.figure, None
         if whole is not None and tokens.estimate is not None and is_settled(own.token_cost):
             share = math.log1p(tokens.estimate) / whole.value
         found[name] = InBf16(
@@ -195,9 +180,7 @@ def _gaps(arm: ArmResult, second: Mapping[str, RunResult]) -> list[RunResult]:
     return found
 
 
-def _tokens_alone(
-    arm: ArmResult, base: ArmResult, second: Mapping[str, RunResult], *, paired: bool
-) -> Interval:
+def _tokens_alone(arm: ArmResult, base: ArmResult, second: Mapping[str, RunResult], how: Method) -> Interval:
     """Compute (1 + cost by the arm's own evaluation) / (1 + cost by bf16) − 1."""
     sides = []
     for one in (arm, base):
@@ -209,4 +192,4 @@ def _tokens_alone(
         if not all(own.exact and other.exact for own, other in pairs):
             return Interval(note="not every run reached the target by both evaluations")
         sides.append([(own.seed, math.log(own.high) - math.log(other.high)) for own, other in pairs])
-    return exponential(t_interval(contrast(*sides, paired=paired).estimate, arm.alpha), minus=1.0)
+    return exponential(t_interval(contrast(*sides, paired=how.paired).estimate, how.alpha), minus=1.0)

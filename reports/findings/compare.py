@@ -231,7 +231,7 @@ def _model(arm: ArmResult) -> object:
 def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> Line:
     """Fit the line by unweighted least squares, where there are figures at two places."""
     are_costs = any(isinstance(point, Cost) for point in points)
-    figures = [point and (point.log_ratio if are_costs else point.figure) for point in points]
+    figures = [point and point.figure for point in points]
     known = [(math.log10(x), y) for x, y in zip(places, figures, strict=True) if y is not None]
     if len({x for x, _ in known}) < 2:
         return Line(points=tuple(points), change=Interval(note=_NO_LINE))

@@ -11,6 +11,7 @@ leave out the slow ones.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def power_of(
     ``margin``: the figure that it limits, and the limit on either side of zero; ``alpha``: the chance that
     each of its two tests errs.
     """
-    found = cost.log_ratio
+    found = cost.figure
     if cost.kind != "interval" or found is None:
         return None
     logs = [[math.log(run.high) for run in runs if run.exact] for runs in (arm, baseline)]
@@ -122,8 +123,6 @@ def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
         chance = _chance_of_margin(effect, limit / error, degrees) if limit else _chance(effect, degrees)
         return chance >= POWER
 
-    low, high = n, MOST_SEEDS + 1  # the chance rises with the seeds
-    while low < high:
-        seeds = (low + high) // 2
-        low, high = (low, seeds) if shown(seeds) else (seeds + 1, high)
-    return None if low > MOST_SEEDS else max(1, low - n)
+    # The chance rises with the seeds.
+    more = bisect_left(range(n, MOST_SEEDS + 1), x=True, key=shown)
+    return None if n + more > MOST_SEEDS else max(1, more)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ablate.results.cost import Cost
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
-    from ablate.results.intervals import Estimate
+    from ablate.results.intervals import Estimate, Method
     from ablate.run.config import RunConfig
     from ablate.store.plan_file import LockedPlan
     from ablate.store.records import Environment, RecordedConfig
@@ -185,27 +185,21 @@ def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throu
     )
 
 
-def measured_speed(
-    arm: Sequence[RunResult],
-    baseline: Sequence[RunResult],
-    *,
-    paired: bool,
-    alpha: float = ALPHA,
-) -> Measured:
+def measured_speed(arm: Sequence[RunResult], baseline: Sequence[RunResult], how: Method) -> Measured:
     """Compute the speed as logged; no figure if any run lacks a throughput."""
 
     def ratio(figure: Callable[[RunResult], float | None]) -> Interval:
         own, base = _of_all(arm, figure), _of_all(baseline, figure)
         if not own or not base:
             return _NOT_ALL
-        return exponential(t_interval(contrast(own, base, paired=paired).estimate, alpha))
+        return exponential(t_interval(contrast(own, base, paired=how.paired).estimate, how.alpha))
 
     hours = _of_all(arm, lambda run: None if (pace := _pace(run)) is None else -pace + math.log(run.devices))
     return Measured(
         timed="as logged",
         throughput=ratio(_speed),
         end_to_end=ratio(_pace),
-        hours=exponential(mean_interval([one - math.log(_HOUR_SEC) for _, one in hours], alpha))
+        hours=exponential(mean_interval([one - math.log(_HOUR_SEC) for _, one in hours], how.alpha))
         if hours
         else _NOT_ALL,
     )
@@ -232,8 +226,8 @@ def alone_speed(
         return Measured(timed="alone", throughput=one, end_to_end=one, hours=hours)
     ratio = difference(own, base)
     end_to_end = Interval(note=cost.note)
-    if cost.log_ratio is not None:
-        end_to_end = exponential(combined_interval([(1.0, ratio), (-1.0, cost.log_ratio)], alpha))
+    if cost.figure is not None:
+        end_to_end = exponential(combined_interval([(1.0, ratio), (-1.0, cost.figure)], alpha))
     return Measured(
         timed="alone", throughput=exponential(t_interval(ratio)), end_to_end=end_to_end, hours=hours
     )
@@ -300,7 +294,7 @@ def _of_all(
     runs: Sequence[RunResult], figure: Callable[[RunResult], float | None]
 ) -> list[tuple[int, float]]:
     """Return seed and figure of each result; empty unless every result has a figure."""
-    results = [run for run in runs if run.end not in ("missing", "unused")]
+    results = [run for run in runs if run.end != "missing"]
     found = [(run.seed, value) for run in results if (value := figure(run)) is not None]
     return found if len(found) == len(results) else []
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ablate.results.cost import Cost, token_costs
-from ablate.results.intervals import ALPHA
-from ablate.results.losses import common_grid
+from ablate.results.losses import common_grids
 from ablate.run.outcome import outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ablate.results.intervals import Method
     from ablate.results.losses import Curve, Sides
     from ablate.run.outcome import Outcome, Rule
 
@@ -48,19 +48,12 @@ class Moved:
 
 
 def move_target(
-    sides: Mapping[Arm, Sides],
-    own: float | None = None,
-    *,
-    alpha: float = ALPHA,
-    lost: Mapping[Arm, Sequence[Outcome]] | None = None,
-    rule: Rule = "confirmed",
-    paired: bool = False,
-    moderated: bool = True,
+    sides: Mapping[Arm, Sides], own: float, how: Method, rule: Rule = "confirmed"
 ) -> dict[Arm, Moved]:
     """Compute each arm's token cost at losses of the baseline's mean curve and at the study's ``own`` target.
 
-    ``lost``: the outcomes of diverged runs, which hit no target. An arm is left out if the baseline has no
-    result beside it, or a diverged one.
+    A diverged run hits no target. An arm is left out if the baseline has no result beside it, or a diverged
+    one.
     """
     whole = {}
     for arm, both in sides.items():
@@ -87,16 +80,11 @@ def move_target(
     ended = {}
     for arm, (left, right) in whole.items():
         mine = [ends(curve) for curve in left if curve.end != "diverged"]
-        mine += [[run] * len(targets) for run in (lost or {}).get(arm, ())]
+        mine += [[curve] * len(targets) for curve in left if curve.end == "diverged"]
         if mine:
             ended[arm] = tuple(tuple(zip(*one, strict=True)) for one in (mine, base_ends[: len(right)]))
     costs = [
-        token_costs(
-            {arm: (mine[i], theirs[i]) for arm, (mine, theirs) in ended.items()},
-            paired=paired,
-            alpha=alpha,
-            moderated=moderated,
-        )
+        token_costs({arm: (mine[i], theirs[i]) for arm, (mine, theirs) in ended.items()}, how)
         for i in range(len(targets))
     ]
     return {
@@ -107,18 +95,18 @@ def move_target(
     }
 
 
-def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float | None) -> list[float]:
+def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float) -> list[float]:
     """Choose losses of the baseline's mean curve, falling, evenly spaced over its evaluations.
 
     They range from the lowest first evaluation of all runs to the lowest loss that all runs of the baseline
     reach.
     """
-    along = np.unique(np.minimum.accumulate(common_grid(base).mean))
+    along = np.unique(np.minimum.accumulate(common_grids(base)[0].mean))
     low = max(float(curve.loss.min()) for curve in base)
     high = min(float(curve.loss[0]) for curve in (*base, *others) if len(curve.loss))
     within = along[(along >= low) & (along < high)]
     if len(within) > MOST_TARGETS:
         within = within[np.linspace(0, len(within) - 1, MOST_TARGETS).round().astype(int)]
-    if own is not None and low <= own < high:
+    if low <= own < high:
         within = np.union1d(within, [own])
     return [float(target) for target in within[::-1]]

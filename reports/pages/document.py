@@ -135,7 +135,7 @@ _KEYS = {
 }
 """Fields that have another key in the files."""
 _LEFT_OUT = {
-    "budget", "config", "devices", "fingerprint", "log_ratio", "moderated", "moved",
+    "budget", "config", "devices", "fingerprint", "moderated", "moved",
     "planned", "unused",
 }  # fmt: skip
 """Fields that are left out, or written in another form."""

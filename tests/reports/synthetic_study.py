@@ -14,7 +14,10 @@ from ablate.backends.device import Device
 from ablate.base.files import append_line, hash_of, read_record, write_record
 from ablate.execute.environment import code_digest
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
+from ablate.reports.findings.analyse import analyse
 from ablate.results.cost import token_costs
+from ablate.results.frames import load_frames
+from ablate.results.intervals import Method
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.outcome import Outcome
 from ablate.store import END_STATES, Status, StudyStore
@@ -155,6 +158,14 @@ def make_study(tmp_path):
     return make
 
 
+def analysed(store):
+    return analyse(load_frames(store))
+
+
+def arms_of(store):
+    return {arm.name: arm for arm in analysed(store).arms}
+
+
 def hits(*tokens):
     """Runs of the seeds 0, 1, … that hit after so many tokens."""
     return [Outcome(seed=seed, end="hit", low=float(t), high=float(t)) for seed, t in enumerate(tokens)]
@@ -162,7 +173,7 @@ def hits(*tokens):
 
 def token_cost(arm, baseline, **more):
     """Return the token cost of one arm over the baseline, by their own variance."""
-    return token_costs({"": (arm, baseline)}, moderated=False, **more)[""]
+    return token_costs({"": (arm, baseline)}, Method(moderated=False, **more))[""]
 
 
 def line(*losses, every=100):

@@ -127,7 +127,7 @@ def test_a_margin_is_two_one_sided_tests():
         (Cost(kind="none"), [0.021, 0.022, 0.020], Margin(kind="loss", value=0.01), "outside"),
         (Cost(kind="none"), [0.001, 0.030, 0.0], Margin(kind="loss", value=0.01), "open"),
         (Cost(kind="none"), None, Margin(kind="loss", value=0.01), "open"),
-        (Cost(kind="point", log_ratio=Estimate(value=0.0, variance=0.0, degrees=0)), None, FIVE, "open"),
+        (Cost(kind="point", figure=Estimate(value=0.0, variance=0.0, degrees=0)), None, FIVE, "open"),
         (Cost(kind="bound", restricted=Interval(estimate=0.2, low=0.1, high=0.3)), None, FIVE, "outside"),
         (Cost(kind="bound", low=0.2), None, FIVE, "open"),
     ],

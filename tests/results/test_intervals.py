@@ -14,6 +14,7 @@ from ablate.results.intervals import (
     NO_SPREAD,
     ONE_RUN,
     TOO_LARGE,
+    Method,
     contrasts,
     difference,
     mean_estimate,
@@ -61,7 +62,7 @@ def test_no_interval_where_a_side_has_none_or_figures_are_beyond_all_reckoning()
 
 def compare(arms, base, *, paired):
     sides = {name: (list(enumerate(arm)), list(enumerate(base))) for name, arm in enumerate(arms)}
-    return contrasts(sides, paired=paired)
+    return contrasts(sides, Method(paired=paired))
 
 
 def drawn(seed, m, n, spreads=None):
@@ -143,7 +144,7 @@ def test_arms_without_seeds_in_common_are_compared_unpaired_beside_pairs():
     arms, base = drawn(6, 3, 4)
     sides = {name: (list(enumerate(arm, 10 * (name == 2))), list(enumerate(base)))
              for name, arm in enumerate(arms)}  # fmt: skip
-    found = contrasts(sides, paired=True)
+    found = contrasts(sides, Method(paired=True))
     assert (found[0].pairs, found[2].pairs) == ((0, 1, 2, 3), ())
     expected = stats.ttest_ind(arms[2], base, equal_var=False).confidence_interval()
     assert ends(found[2].own) == pytest.approx(tuple(expected))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ablate.results.intervals import NO_PAIRS
-from ablate.results.losses import Curve, common_grid, difference_bands, final_differences, final_loss
+from ablate.results.intervals import NO_PAIRS, Method
+from ablate.results.losses import Curve, common_grids, difference_bands, final_differences, final_loss
 
 
 def curve(losses, *, seed=0, end="hit"):
@@ -30,10 +30,8 @@ def curves(*losses):
 
 def differences(arm, base, **more):
     """Return the final difference, and the band."""
-    sides = {"a": (arm, base)}
-    return tuple(
-        found(sides, **more, moderated=False)["a"] for found in (final_differences, difference_bands)
-    )
+    sides, how = {"a": (arm, base)}, Method(moderated=False, **more)
+    return tuple(found(sides, how)["a"] for found in (final_differences, difference_bands))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def differences(arm, base, **more):
     ],
 )
 def test_the_mean_goes_over_evaluations_that_all_runs_have_and_ends_where_one_diverges(own, tokens, mean):
-    grid = common_grid(own)
+    (grid,) = common_grids(own)
     assert (grid.tokens.tolist(), grid.mean.tolist()) == (tokens, mean)
 
 

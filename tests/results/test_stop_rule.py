@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 from runs_in_words import runs_of
 from scipy import stats
-from synthetic_study import line, resolved_recipe, smooth_curve
+from synthetic_study import analysed, arms_of, line, resolved_recipe, smooth_curve
 from texts import check_words, said_of
 
 from ablate.base.files import append_line
-from ablate.reports import write_report
-from ablate.reports.findings.analyse import analyse
 from ablate.results.cost import token_costs
 from ablate.results.frames import load_frames
+from ablate.results.intervals import Method
 from ablate.results.stop_rule import decide, level_of
 from ablate.results.stops import Unneeded, seeds_to_begin
 from ablate.store.plan_file import Margin, Settled, StopRule
@@ -49,17 +47,19 @@ NARROW = StopRule(settled=Settled(looks=(2, 3, 4, 5), narrower_than=0.2))
 LEVEL = level_of(SETTLED)
 
 
-PAIRED = {"paired": True}
+UNPAIRED = Method(moderated=False, alpha=LEVEL)
+PAIRED = replace(UNPAIRED, paired=True)
+MODERATED = replace(PAIRED, moderated=True)
 RULES = {
-    "both": (BOTH, {}),
-    "first diverged": (replace(BOTH, diverged=1), {}),
-    "diverged": (DIVERGED, {}),
-    "never": (DIVERGED, {"never": frozenset({"arm"})}),
-    "settled": (SETTLED, {}),
-    "paired": (SETTLED, PAIRED),
-    "narrow": (NARROW, PAIRED),
-    "within 5 %": (SETTLED, PAIRED | {"margin": Margin(kind="cost", value=0.05)}),
-    "within 3 %": (SETTLED, PAIRED | {"margin": Margin(kind="cost", value=0.03)}),
+    "both": (BOTH, UNPAIRED, {}),
+    "first diverged": (replace(BOTH, diverged=1), UNPAIRED, {}),
+    "diverged": (DIVERGED, UNPAIRED, {}),
+    "never": (DIVERGED, UNPAIRED, {"never": frozenset({"arm"})}),
+    "settled": (SETTLED, UNPAIRED, {}),
+    "paired": (SETTLED, PAIRED, {}),
+    "narrow": (NARROW, PAIRED, {}),
+    "within 5 %": (SETTLED, PAIRED, {"margin": Margin(kind="cost", value=0.05)}),
+    "within 3 %": (SETTLED, PAIRED, {"margin": Margin(kind="cost", value=0.03)}),
 }
 DECISIONS = """
 145 155 150 - -            | 100 101 99 100.5 99.5 | both           | 3 | settled after 3 of at most 5 seeds
@@ -90,9 +90,9 @@ x200 x200 145 155 150      | 100 101 99 100.5 99.5 | diverged       |   |
 
 @pytest.mark.parametrize(("arm", "base", "rule", "seeds", "reason"), rows_of(DECISIONS))
 def test_an_arm_is_stopped_for_a_reason_or_goes_on(arm, base, rule, seeds, reason):
-    rule, more = RULES[rule]
+    rule, how, more = RULES[rule]
     arms = {"base": runs_of(base), "arm": runs_of(arm)}
-    found = decide(arms, rule, baseline="base", moderated=False, **more).stopped
+    found = decide(arms, rule, how, baseline="base", **more).stopped
     assert set(found) <= {"arm", "base"}
     assert ("arm" in found) == bool(reason)
     if reason:
@@ -104,23 +104,23 @@ def test_an_arm_is_stopped_for_a_reason_or_goes_on(arm, base, rule, seeds, reaso
 
 def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first():
     runs = {"base": BASE, "a": runs_of("150 152 - - -"), "b": runs_of("100 - - - -")}
-    found = decide(runs, SETTLED, baseline="base")
+    found = decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base")
     assert (found.seeds, found.stopped) == (2, {})
     runs["b"][1] = replace(runs["b"][1], lost=True)  # a run that failed is not waited for
-    assert set(decide(runs, SETTLED, baseline="base").stopped) == {"a"}
+    assert set(decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base").stopped) == {"a"}
     # Two results of three seeds are no third look.
     runs["b"] = [*runs_of("120"), runs["b"][1], *runs_of("- - 119 - -")[2:]]
-    assert set(decide(runs, SETTLED, baseline="base", paired=True).stopped) == {"a"}
+    assert set(decide(runs, SETTLED, MODERATED, baseline="base").stopped) == {"a"}
 
 
 def test_settled_arms_stay_so_and_when_no_arm_needs_another_run_the_baseline_needs_none():
     for going, seeds in (("98 108 - - -", 3), ("98 108 101 99 -", 5)):
         arms = {"base": BASE, "costly": runs_of("150 152 149 - -"), "open": runs_of(going)}
-        found = decide(arms, SETTLED, baseline="base", paired=True)
+        found = decide(arms, SETTLED, MODERATED, baseline="base")
         assert (set(found.stopped), found.seeds) == ({"costly"}, seeds)
     few = runs_of("100 101 - - -")
     alone = {"base": few, "costly": runs_of("150 152 - - -"), "base again": few}
-    done = decide(alone, SETTLED, baseline="base", paired=True, never=frozenset({"base again"}))
+    done = decide(alone, SETTLED, MODERATED, baseline="base", never=frozenset({"base again"}))
     assert {arm: stop.seeds for arm, stop in done.stopped.items()} == dict.fromkeys(alone, 2)
     assert done.seeds == 2
 
@@ -145,10 +145,6 @@ def stopped(make_study):
     return make_study(curves, states=states, target={"value": 2.14}, stop=STOP, intervals="own")
 
 
-def arms_of(store):
-    return {arm.name: arm for arm in analyse(load_frames(store)).arms}
-
-
 def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     arms = arms_of(stopped)
     bad, wild, fair = arms["bad"], arms["wild"], arms["fair"]
@@ -171,10 +167,8 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     assert (after.token_cost, after.runs[3].end) == (bad.token_cost, "unused")
 
 
-def test_the_report_names_the_level_and_the_stops(stopped, tmp_path):
-    check_words("arms are stopped early", said_of(analyse(load_frames(stopped))))
-    document = json.loads(write_report(stopped, tmp_path / "out").json.read_text())
-    assert document["stop"]["settled"]["looks"] == [2, 3, 4, 5]
+def test_the_report_names_the_level_and_the_stops(stopped):
+    check_words("arms are stopped early", said_of(analysed(stopped)))
 
 
 def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
@@ -211,7 +205,7 @@ def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
     assert found["quick"].stopped.seeds == 2
     first = {name: runs_of(own)[:2] for name, own in arms.items()}
     sides = {name: (own, first["base"]) for name, own in first.items() if name != "base"}
-    at_look = token_costs(sides, paired=True, alpha=LEVEL)["quick"]
+    at_look = token_costs(sides, MODERATED)["quick"]
     cost = found["quick"].token_cost
     assert (cost.low, cost.high) == pytest.approx((at_look.low, at_look.high), rel=1e-3)
     assert cost.low > 0
@@ -221,7 +215,7 @@ def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
     arms = {"bf16": "200 202 199 201 200", "fprop": "300 306", "both": "320 322 330 318 325"}
     gemms = {"bf16": (), "fprop": ("fprop",), "both": ("fprop", "dgrad")}
     resolved = {name: resolved_recipe(*own) for name, own in gemms.items()}
-    analysis = analyse(load_frames(settled_study(make_study, arms, resolved=resolved)))
+    analysis = analysed(settled_study(make_study, arms, resolved=resolved))
     first, second = analysis.steps
     arm = analysis.others[0]
     assert arm.stopped is not None

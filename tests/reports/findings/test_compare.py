@@ -96,7 +96,7 @@ def test_of_two_studies_the_change_is_that_of_their_ratio_with_the_errors_of_bot
     found = compared(left, right)
     (a, b), ratio = found.arms[0].token_cost.points, found.arms[0].token_cost.change
     assert ratio.estimate == pytest.approx((1 + b.estimate) / (1 + a.estimate) - 1)
-    assert ratio == exponential(t_interval(difference(b.log_ratio, a.log_ratio)), minus=1.0)
+    assert ratio == exponential(t_interval(difference(b.figure, a.figure)), minus=1.0)
     assert found.left_out == {"only here": "in one study only"}
     never = build_study(tmp_path, {"bf16": [line(3, 2, 1)] * 2, "fp4": [line(3, 2.9, 2.8)] * 2}, study="c")
     check_words("an arm that does not reach one target", said_of(compared(left, never)))

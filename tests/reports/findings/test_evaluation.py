@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy import stats
+from synthetic_study import arms_of
 
 from ablate.cli import cli
-from ablate.reports import analyse, load_frames, write_report
+from ablate.reports import write_report
 from ablate.store import StudyStore
 
 TARGET = 1.1
@@ -48,10 +49,6 @@ def study(make_study):
     return lambda curves, **more: make_study(
         CURVES | curves, **usual | {"paired_seeds": True, "intervals": "own"} | more
     )
-
-
-def arms_of(store):
-    return {arm.name: arm for arm in analyse(load_frames(store)).arms}
 
 
 def crossings(runs, column, target=TARGET):

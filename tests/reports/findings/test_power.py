@@ -22,7 +22,7 @@ def of(logs):
 
 def power(arm, baseline, *, paired=False, limit=None):
     cost = token_cost(arm, baseline, paired=paired)
-    return power_of(cost, arm, baseline, None if limit is None else (cost.log_ratio, limit))
+    return power_of(cost, arm, baseline, None if limit is None else (cost.figure, limit))
 
 
 def moved(values, mean, spread=SPREAD):

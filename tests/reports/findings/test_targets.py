@@ -9,10 +9,9 @@ import pytest
 from synthetic_study import token_cost
 
 from ablate.reports.findings.targets import move_target
+from ablate.results.intervals import Method
 from ablate.results.losses import Curve
-from ablate.run.outcome import Outcome, outcome
-
-DIVERGED = Outcome(seed=4, end="diverged", low=40_000)
+from ablate.run.outcome import outcome
 
 
 def curve(seed, stretch=1.0, *, points=40, noise=0.0, end="hit"):
@@ -23,7 +22,7 @@ def curve(seed, stretch=1.0, *, points=40, noise=0.0, end="hit"):
 
 
 def target_sweep(arm, base):
-    found = move_target({"a": (arm, base)}, moderated=False).get("a")
+    found = move_target({"a": (arm, base)}, 0.0, Method(moderated=False)).get("a")
     return found and found.sweep
 
 
@@ -78,13 +77,13 @@ def test_no_sweep(arm, base):
 
 
 def test_runs_that_diverged_bound_the_cost_at_every_target():
-    base, arm = [curve(seed) for seed in range(3)], [curve(3, 1.1), curve(4, 1.1, end="diverged")]
+    base, diverged = [curve(seed) for seed in range(3)], replace(curve(4), end="diverged", low=40_000)
     own = float(base[0].loss[20]) + 1e-3
-    sides = {"a": (arm, base), "b": (base, base)}
-    found = move_target(sides, own, lost={"a": [DIVERGED]})
+    sides = {"a": ([diverged, curve(3, 1.1)], base), "b": (base, base)}
+    found = move_target(sides, own, Method())
     assert own in found["a"].targets == found["b"].targets
     assert found["a"].sweep is None
     for ends, base_ends, cost in zip(found["a"].ends, found["a"].base_ends, found["a"].costs, strict=True):
-        assert DIVERGED in ends
+        assert diverged in ends
         assert cost == token_cost(ends, base_ends)
         assert cost.kind == "bound"

