@@ -262,7 +262,7 @@ def read_recipe(given: Any) -> Recipe:
     try:
         if "rules" in given:
             return TypeAdapter(Recipe).validate_python(given)
-        return resolve(TypeAdapter(AnyRecipe).validate_python(given))
+        found = resolve(TypeAdapter(AnyRecipe).validate_python(given))
     except ValidationError as error:
         fault = error.errors()[0]
         what, asked, known = fault["msg"], fault["input"], fault.get("ctx", {}).get("words", ())
@@ -273,6 +273,11 @@ def read_recipe(given: Any) -> Recipe:
         hint = f" ({likely(str(asked), known, f'expected {one_of(list(known))}')})" if known else ""
         at = ".".join(map(str, fault["loc"]))
         raise ValueError(f"{at}: {what}{hint}" if at else f"{what}{hint}") from None
+    # Not in ``resolve``: another cell of a study's grid may have a rotation.
+    if "hadamard_size" in given and not any(policy.hadamard for *_, policy in found.operands()):
+        hint = "write stabiliser: rht or dht beside it, or leave it out"
+        raise ValueError(f"hadamard_size: expected a Hadamard of this size, got none ({hint})")
+    return found
 
 
 def resolve(spec: RecipeSpec) -> Recipe:

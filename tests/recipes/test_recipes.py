@@ -54,6 +54,10 @@ def test_a_recipe_is_read_from_text():
     assert read_recipe(" {gemms: [wgrad]}") == recipe({"gemms": ["wgrad"]})
     with pytest.raises(ValueError, match=r"^a recipe cannot be '\{gemms: \[': not valid YAML$"):
         read_recipe("{gemms: [")
+    with pytest.raises(
+        ValueError, match=r"^hadamard_size: expected a Hadamard of this size, got none \(write"
+    ):
+        read_recipe({"gemms": ["wgrad"], "stabiliser": "sr", "hadamard_size": 32})
 
 
 @pytest.mark.parametrize("name", PRESETS)
