@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ablate._version import __version__
 from ablate.base.errors import safe_text
@@ -127,6 +127,11 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]#|~$]|^>)", r"\\\1", flat)
 
 
+def with_code(text: str) -> Markup:
+    """Escape a text for HTML, with what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704  escaped before
+
+
 def _environment(*, autoescape: bool) -> Environment:
     # Markdown is not HTML: there every user string has its own filter, as the tests check.
     environment = Environment(
@@ -137,7 +142,7 @@ def _environment(*, autoescape: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"md": escape_markdown, "tex": words.escape_latex}
+    environment.filters |= {"md": escape_markdown, "tex": words.escape_latex, "code": with_code}
     return environment
 
 
