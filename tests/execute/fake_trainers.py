@@ -6,12 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import torch
 
 from ablate.base.files import write_json_atomic
+from ablate.execute import side_tasks
 from ablate.train.loop import TrainResult
+
+HANG_AFTER_SEC = 3600.0
 
 
 def train_row(tokens, step, loss):
@@ -57,16 +62,29 @@ def first_time(checkpoints):
     return True
 
 
-def _once(fault):
+def _once(fault, *, hangs=False):
     """Return a trainer that has a fault after its first row, if the run was never here before."""
 
-    def trainer(config, on_metrics, **options):
-        if first_time(options["checkpoints"]):
+    def trainer(config, on_metrics, *, checkpoints, **options):
+        options["checkpoints"] = checkpoints
+        if first_time(checkpoints):
             on_metrics(train_row(1, 1, 9.0))
+            if hangs:
+                _almost_too_long(checkpoints.lease)
             fault(options["should_stop"])
         return quick(config, on_metrics, **options)
 
     return trainer
+
+
+def _almost_too_long(lease):
+    """Put the clock on, so that 10 s are left of ``HANG_AFTER_SEC``: they cannot pass while a run starts."""
+    beats, own = threading.Semaphore(0), lease.beat
+    lease.beat = lambda: (own(), beats.release())
+    later = HANG_AFTER_SEC - 10
+    side_tasks.time = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + later)
+    for _ in range(2):  # between two beats it reads the clock
+        beats.acquire()
 
 
 def _ask_on(should_stop):
@@ -79,9 +97,10 @@ def _raise(error):
 
 
 dies_once = _once(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-hangs_once = _once(lambda _: time.sleep(600))
-asks_on_once = _once(_ask_on)
-never_returns_to_python_once = _once(lambda _: ctypes.PyDLL(None).sleep(600))  # it keeps Python's lock
+hangs_once = _once(lambda _: time.sleep(3600), hangs=True)
+asks_on_once = _once(_ask_on, hangs=True)
+# It keeps Python's lock.
+never_returns_to_python_once = _once(lambda _: ctypes.PyDLL(None).sleep(3600), hangs=True)
 gpu_fails_once = _once(lambda _: _raise(RuntimeError("CUDA error: an illegal memory access was encountered")))
 disk_is_full_once = _once(lambda _: _raise(OSError(errno.ENOSPC, "No space left on device")))
 

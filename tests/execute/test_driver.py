@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_trainers import HANG_AFTER_SEC
 
 from ablate.base.errors import UserError
 from ablate.execute import queue
@@ -144,21 +145,16 @@ def test_resources_that_no_node_has_are_refused_before_anything_runs(study):
     ],
 )
 @pytest.mark.usefixtures("local_ray", "no_pauses")
-def test_what_may_pass_is_tried_again(study, trainer, outcome, message, monkeypatch):
-    hangs = message == HANG
-    if hangs:  # a busy machine's start of a run may be taken for a hang, again and again
-        monkeypatch.setattr(queue, "PAUSES_SEC", (0.1,) * 30)
-    resources = ResourcesConfig(hang_after_sec=20.0 if hangs else 600.0)
+def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
+    resources = ResourcesConfig(hang_after_sec=HANG_AFTER_SEC)
     todo = [replace(request, resources=resources) for request in study[1][:2]]
     assert set(execute(study, trainer, todo).states.values()) == {"finished"}
     for run in runs_of(study)[:2]:
-        *faults, last = ledger(run)
-        assert {lease.outcome for lease in faults} == {outcome}
-        assert last.outcome == "finished"
-        assert any((message or "") in (lease.message or "") for lease in faults)
-        assert hangs or len(faults) == 1
-        logs = [run.attempt_log(lease.attempt).read_text() for lease in faults]
-        assert not hangs or any("fake_trainers.py" in log for log in logs)  # the stack says where
+        fault, last = ledger(run)
+        assert (fault.outcome, last.outcome) == (outcome, "finished")
+        assert (message or "") in (fault.message or "")
+        log = run.attempt_log(fault.attempt).read_text()
+        assert message != HANG or "fake_trainers.py" in log  # the stack says where
         assert steps(run) == [1, 2, 3]
 
 
