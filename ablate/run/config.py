@@ -184,7 +184,7 @@ class TrainingConfig(Section):
     divergence_evals: PositiveInt = key(3, "for so many evaluations in a row")
     master_weights: Literal["fp32", "bf16"] = key("fp32", "weights and AdamW's moments; computing is in bf16")
     reduction: Literal["fp32", "bf16"] = key("fp32", "of gradients between the devices of a run")
-    compile: StrictBool = key(False, "torch.compile the model's blocks")
+    compile: StrictBool = key(False, "torch.compile the model's blocks, but for a mixture's experts")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)

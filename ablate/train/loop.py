@@ -257,8 +257,17 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         for block in blocks(module, needed_by="resources.activation_checkpointing"):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if settings.compile:
+        # A step's kernels must not depend on what was compiled before, here or by an earlier attempt: other
+        # runs leave nothing, no block falls back to eager because there are others, and each shape has its
+        # own kernels. The rows of experts differ with each step, and so may the shapes of foreign models.
+        torch.compiler.reset()
+        limits = torch._dynamo.config  # noqa: SLF001  there is no public way
+        limits.cache_size_limit = limits.accumulated_cache_size_limit
+        mixtures: list[Any] = module.mixtures if isinstance(module, Decoder) else []
+        for mixture in mixtures:
+            mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[no-untyped-call]
         for block in blocks(module, needed_by="training.compile"):
-            block.compile()
+            block.compile(dynamic=False if config.model.is_built_in else None)
     if group.size > 1:
         dense = config.model.is_built_in and config.model.experts is None
         shard(module, group, settings, gather_bf16=dense)
