@@ -206,6 +206,20 @@ def test_the_head_is_what_the_model_says_or_a_name_outside_of_the_blocks():
     apply_recipe(model, FP4)
 
 
+def test_hooks_buffers_and_attributes_stay():
+    linear, seen = nn.Linear(64, 64), []
+    linear.register_forward_hook(lambda *_: seen.append("forward"))
+    linear.register_full_backward_hook(lambda *_: seen.append("backward"))
+    linear.register_buffer("scale", torch.ones(3))
+    linear.note = "mine"
+    linear.requires_grad_(False).eval()
+    apply_recipe(nn.Sequential(linear), FP4)
+    kept = (type(linear), linear.note, linear.training, linear.weight.requires_grad)
+    assert kept == (QuantLinear, "mine", False, False)
+    linear(X.clone().requires_grad_()).sum().backward()
+    assert (seen, list(linear.state_dict())) == (["forward", "backward"], ["weight", "bias", "scale"])
+
+
 class Past(nn.Module):
     """Reads the weight of its second layer past that layer."""
 
