@@ -266,8 +266,7 @@ class RecipeState:
         """Name an operand's stream of noise in this replica; all replicas share that of weights."""
         replica = self.replica
         if replica is None:
-            is_one = not (distributed.is_available() and distributed.is_initialized())
-            replica = 0 if is_one else distributed.get_rank()
+            replica = distributed.get_rank() if distributed.is_initialized() else 0
         return operand if operand == "w" or not replica else f"{operand} of replica {replica}"
 
     def state_dict(self) -> dict[str, Any]:

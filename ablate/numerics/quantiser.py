@@ -312,8 +312,9 @@ def quantize(
         whole = done.outer.ne(1)
         codes = torch.where(whole, formats.encode(done.values, INT4), codes)
     codes = from_blocks(codes, done.v.shape)
+    grid = [len(codes) // done.shape[0], codes.shape[1] // done.shape[1]]
     if found is None:
-        found = done.v.new_empty(0)
+        found, grid = done.v.new_empty(0), [len(codes), 0]
     elif policy.format in TWO_LEVEL:
         element = UE5M3 if policy.scale.endswith("ue5m3") else E4M3
         found = formats.encode(found, element, formats.encode_max(element))
@@ -321,12 +322,8 @@ def quantize(
             found = found | whole.to(torch.uint8) << 7
     elif policy.block != "none":
         found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
-    columns = 0 if done.up is None else codes.shape[1] // done.shape[1]  # -1 cannot tell of no rows
-    grid = (
-        found.view(len(codes) // done.shape[0], -1) if found.numel() else found.new_empty(len(codes), columns)
-    )
     return Codes(
-        codes=codes, scales=grid, tensor_scale=done.decode, descale=done.descale, mask=done.mask
+        codes=codes, scales=found.view(grid), tensor_scale=done.decode, descale=done.descale, mask=done.mask
     )  # fmt: skip
 
 

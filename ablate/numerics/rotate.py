@@ -43,8 +43,7 @@ def hadamard_last(x: Tensor, group: int, signs: Tensor | None = None) -> Tensor:
         upper, lower = pairs[:, :, 0], pairs[:, :, 1]
         blocks = torch.stack((upper + lower, upper - lower), dim=2).view(-1, group)
         half *= 2
-    scale = torch.tensor(1.0 / math.sqrt(group), dtype=torch.float32)
-    return (blocks * scale.to(x.device)).view(x.shape)
+    return (blocks * (1.0 / math.sqrt(group))).view(x.shape)
 
 
 def hadamard_matrix(group: int) -> Tensor:

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
         Recipe,
     )
 
-_HADAMARD = {
-    "none": "DHT", "fixed": "RHT(fixed)", "layer": "RHT(layer)", "step": "RHT", "call": "RHT(call)",
-    "backward": "RHT(backward)",
-}  # fmt: skip
+_HADAMARD = {"none": "DHT", "step": "RHT"}
 _ROUNDING = {
     "nearest": "", "nearest_away": " ties away", "nearest_toward_zero": " ties to 0",
     "stochastic": " SR", "stochastic_8bit": " SR8", "stochastic_rocm": " SR(rocm)",
@@ -42,7 +39,8 @@ def _operand(policy: OperandPolicy) -> str:
     if policy.undo == "operand":
         label += " undone on operand"
     if policy.hadamard:
-        label += f" {_HADAMARD[policy.signs]}{policy.hadamard}"
+        rotation = _HADAMARD.get(policy.signs, f"RHT({policy.signs})")
+        label += f" {rotation}{policy.hadamard}"
     parts = {"+perm": policy.permute, "+bf16": policy.rotated_bf16}
     parts |= {_SOURCE[policy.source]: True, " masked": policy.mask}
     return label + "".join(word for word, holds in parts.items() if holds)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ablate.recipes.policy import CONTRACTED, LayerRecipe, LayerRule, Phase, Recipe, other_dimension
+from ablate.recipes.policy import CONTRACTED, STORED, LayerRecipe, LayerRule, Phase, Recipe
 from ablate.recipes.roles import role_of, words_of
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ def features_fault(
     """
     sizes = {"K": (inputs, "in-features"), "N": (outputs, "out-features")}
     for gemm, operand, policy in recipe.operands():
-        needs = {CONTRACTED[gemm]: group_size(policy), other_dimension(gemm, operand): block_shape(policy)[0]}
+        kept = STORED[operand].replace(CONTRACTED[gemm], "")
+        needs = {CONTRACTED[gemm]: group_size(policy), kept: block_shape(policy)[0]}
         for letter, (size, side) in sizes.items():
             if size % (divisor := needs.get(letter, 1)):
                 what = f"{side} {size} of layer {name} is not a multiple of {divisor}"

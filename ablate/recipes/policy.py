@@ -38,11 +38,6 @@ def contracted_axis(gemm: Gemm, operand: str) -> int:
     return STORED[operand].index(CONTRACTED[gemm])
 
 
-def other_dimension(gemm: Gemm, operand: str) -> str:
-    """Return the dimension (M, N or K) of a stored operand that its GEMM keeps."""
-    return STORED[operand][1 - contracted_axis(gemm, operand)]
-
-
 Format = Literal[
     "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_e3m0",
     "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
