@@ -19,13 +19,9 @@ from ablate.recipes import OperandPolicy
 BACKEND = load_backend("torch")
 
 
-def bytes_of(shape, seed=0):
-    return torch.randint(0, 255, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("shape", [(128, 4), (1, 1), (130, 5), (256, 12), (33, 9)])
 def test_the_swizzle_is_cublas_definition(shape):
-    scales = bytes_of(shape)
+    scales = torch.randint(255, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     rows, columns = shape
     tiles_across = -(-columns // 4)
     out = torch.zeros(-(-rows // 128) * tiles_across * 512, dtype=torch.uint8)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ablate.backends.select import load_backend
 from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
@@ -49,19 +48,6 @@ def make(recipe=SR_RHT, dtype=torch.bfloat16, **fields):
     return model, apply_recipe(model, recipe, seed=3)
 
 
-@pytest.fixture
-def quantised(monkeypatch):
-    """Collect what the back end is asked to quantise: (tensor, draw, axis)."""
-    seen, backend = [], load_backend("emulated")
-    own = backend.quantize
-    monkeypatch.setattr(
-        backend,
-        "quantize",
-        lambda x, draw, *, axis: seen.append((x, draw, axis)) or own(x, draw, axis=axis),
-    )
-    return seen
-
-
 TOKENS = torch.randint(0, 32, (4, 16), generator=torch.Generator().manual_seed(1))
 
 
@@ -87,14 +73,16 @@ def test_phases_move_on_with_the_tokens():
         assert torch.equal(model(TOKENS), plain) == same
 
 
-def test_every_pass_and_step_draws_anew_and_evaluation_apart(quantised):
+def test_every_pass_and_step_draws_anew_and_evaluation_apart(monkeypatch):
+    keys, own = [], QuantLinear.key
+    monkeypatch.setattr(QuantLinear, "key", lambda *args: keys.append(own(*args)) or keys[-1])
     model, state = make()
     model(TOKENS)
     model(TOKENS)
     state.advance(64)
     model(TOKENS)
     model.eval()(TOKENS)
-    calls = [(draw.key.step, draw.key.call) for _, draw, _ in quantised if draw.key]
+    calls = [(key.step, key.call) for key in keys if key]
     assert [call for call, _ in itertools.groupby(calls)] == [(0, 0), (0, 1), (1, 0), (1, EVAL_CALL)]
 
 

@@ -10,11 +10,13 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-def run(*options):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("which", ["conformance", "dequantised", "not conformance and not dequantised"])
+def test_kernels_in_the_interpreter_with_every_policy(which):
     folder = Path(__file__).parent / "interpreted"
-    command = [sys.executable, "-m", "pytest", str(folder), "-q", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", str(folder), "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        command,
+        [*command, "-m", "", "-k", which],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
@@ -22,9 +24,3 @@ def run(*options):
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout or "[100%]" in done.stdout
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("which", ["conformance", "dequantised", "not conformance and not dequantised"])
-def test_kernels_in_the_interpreter_with_every_policy(which):
-    run("-m", "", "-k", which)
