@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ablate.backends.protocol import dequantised
+from ablate.diagnose.measure import data_noise
 from ablate.diagnose.recorder import MAX_ROWS, Recorder, Tapped, diagnose_gemm, draws_of, sampled_rows
 from ablate.layers.linear import product
 from ablate.layers.state import EVAL_CALL, Position
@@ -145,12 +146,10 @@ def test_the_noise_of_the_data_is_that_of_the_exact_weight_gradient(sequences):
     noise = diagnosed(tapped)["wgrad"]["data_noise"]
     assert (noise is None) == (sequences != 8)  # too few parts
     if noise is not None:
-        dy, x = tapped.dy.double(), tapped.x.double()
-        parts = [a.t() @ b for a, b in zip(dy.chunk(4), x.chunk(4), strict=True)]
-        energy = sum(parts).square().sum().item()
-        assert (noise["sequences"], noise["gradient_energy"]) == (8, pytest.approx(energy, rel=1e-4))
-        expected = (4 * sum(part.square().sum().item() for part in parts) - energy) / 3
-        assert noise["noise_energy"] == pytest.approx(expected, rel=1e-4)
+        dy, x = (whole.double().chunk(4) for whole in (tapped.dy, tapped.x))
+        parts = [a.t() @ b for a, b in zip(dy, x, strict=True)]
+        energies = [part.square().sum().item() for part in (*parts, sum(parts))]
+        assert noise == pytest.approx(data_noise(energies[:-1], energies[-1], 8), rel=1e-4)
 
 
 STEP = 32 * 16  # tokens

@@ -114,6 +114,8 @@ def test_the_page_is_whole_by_itself_and_well_formed(written):
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
+    for table in re.findall(r"<table.*?</table>", text, flags=re.DOTALL):
+        assert re.search(r'<caption>.*<th scope="col".*<th scope="row"', table, flags=re.DOTALL), table
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ET.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
     for color in ("#1b1f24", "#0072b2", "#d55e00"):

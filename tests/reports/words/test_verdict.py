@@ -13,7 +13,6 @@ from texts import check_words, said_of
 from ablate.base.files import read_record, write_record
 from ablate.cli import cli
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.words import caveats
 from ablate.results.frames import load_frames
 
 
@@ -152,13 +151,3 @@ def test_the_matrix_says_what_no_sentence_repeats_on_the_terminal(make_study):
     assert "\nFprop         cannot be judged  cannot be judged\nWgrad " in shown
     assert "For fp8 no token cost can be given" in shown
     assert "For fprop 16" not in shown, "the matrix says it"
-
-
-def test_warnings_that_do_not_apply_are_silent(make_study):
-    rng = np.random.default_rng(1)
-    costs = {"a": 0.0, "b": 0.2}
-    store = make_study(
-        {name: [smooth_curve(rng, cost=cost, every=5_000) for _ in range(3)] for name, cost in costs.items()},
-        target=TARGET,
-    )
-    assert caveats.warnings(analyse(load_frames(store)), ()) == ()
