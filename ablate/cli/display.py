@@ -94,8 +94,8 @@ class ConsoleListener(Listener):
             nonlocal looked, told
             looked = time.monotonic()
             runs = read_progress(store, plan, run_ids)
-            in_waves = plan.stop is not None and plan.stop.settled is not None
-            whole = read_progress(store, plan) if in_waves else runs  # the next wave is not asked for yet
+            # The next wave is not asked for yet.
+            whole = runs if plan.settled is None else read_progress(store, plan)
             clock = f"[{timedelta(seconds=round(looked - started))}]"
             end = end_text(whole, at_most=plan.stop is not None)
             line = " · ".join(filter(None, (f"{clock} {summary(runs)}", end)))

@@ -214,6 +214,11 @@ class Question:
     dropped: tuple[DroppedCell, ...] = ()
     settings: tuple[Text, ...] = ()
 
+    @property
+    def settled(self) -> Settled | None:
+        """When an arm counts as settled; None: its seeds are not cut short so."""
+        return None if self.stop is None else self.stop.settled
+
     def differs_from(self, other: Question) -> list[str]:
         """List the keys by which the other question asks something else of the same runs."""
         return [name for name in _ASKED if getattr(self, name) != getattr(other, name)]

@@ -80,9 +80,8 @@ def run_study(
     is_new = not folder.exists()
     for warning in warnings_of(loaded, is_new=is_new):
         listener.say(warning)
-    plan, store = build_plan(loaded), StudyStore(folder)
-    if plan.tuning is not None:
-        plan = known_plan(plan, store)
+    store = StudyStore(folder)
+    plan = known_plan(build_plan(loaded), store)
     chosen = _choose_runs(plan, only, seeds)
     runs = sum(len(arm.runs) for arm in plan.arms)
     listener.say(f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs. Loading torch …")
@@ -115,7 +114,7 @@ def run_study(
             with mirrored(store, named, where, listener):
                 requests = requests_of(plan, chosen, corpora)
                 outcome = _execute(store, plan, requests, find, where, listener, unneeded)
-                if _is_settled_by_looks(plan):
+                if plan.settled is not None:
                     stop_unneeded(store, requests, unneeded())
                 if not outcome.interrupted and not as_pilot:
                     written = write_report(store)
@@ -209,7 +208,7 @@ def _execute(
 
 def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
     """Yield how many seeds of each arm may begin, after each look until it changes nothing; None: all."""
-    if not _is_settled_by_looks(plan):
+    if plan.settled is None:
         yield None
         return
     from ablate.results.frames import load_frames
@@ -219,10 +218,6 @@ def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
     while (seeds := seeds_to_begin(load_frames(store))) != before:
         yield seeds
         before = seeds
-
-
-def _is_settled_by_looks(plan: Plan) -> bool:
-    return plan.stop is not None and plan.stop.settled is not None
 
 
 def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:

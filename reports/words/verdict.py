@@ -314,7 +314,7 @@ def _notes(analysis: Analysis) -> Iterator[str]:
         f"Brackets are {coverage(analysis.plan.stop)} intervals{moderated}, each for its own comparison, not "
         "adjusted for how many there are."
     )
-    looked = None if analysis.plan.stop is None else analysis.plan.stop.settled
+    looked = analysis.plan.settled
     if looked is not None:
         yield (
             f"The study could stop arms at looks after {listed([str(n) for n in looked.looks])} seeds. "

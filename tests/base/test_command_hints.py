@@ -20,9 +20,8 @@ def test_a_default_is_not_said(default):
 
 def test_the_default_of_this_shell_is_not_said_either(monkeypatch, tmp_path):
     monkeypatch.setenv("ABLATE_STORAGE", str(tmp_path / "there"))
-    assert command_line("status", "a", storage=tmp_path / "there") == "ablate status a"
-    other = command_line("status", "a", storage=Path("ablate-runs"))
-    assert other == "ablate status a --storage ablate-runs"
+    assert command_line("status", storage=tmp_path / "there") == "ablate status"
+    assert command_line("status", storage=Path("ablate-runs")) == "ablate status --storage ablate-runs"
 
 
 def test_what_is_not_the_default_is_said_as_a_shell_takes_it():

@@ -132,9 +132,8 @@ def test_a_budget_proposes_what_stays_in_bf16_and_its_study_can_be_planned(call,
     shown = call(*asked, "30%", "--write", "which.yaml").out
     assert "BF16 in the last 15% of the blocks" in shown
     planned = ablate("plan", "which.yaml", "--json", cwd=tmp_path, storage=tmp_path)
-    arms = {arm["name"]: arm["recipe"] for arm in json.loads(planned.out)["arms"]}
-    assert list(arms)[:2] == ["bf16", "all in FP4"]
-    assert set(arms) - {"bf16"} == set(re.findall(r"^(\S.*?)  +\d+\.\d%", shown, re.MULTILINE)) & set(arms)
+    arms = [arm["name"] for arm in json.loads(planned.out)["arms"]]
+    assert arms[:2] == ["bf16", "all in FP4"]
     assert (
         call(*asked, "30%", "--write", "which.yaml").line == "--write: cannot write which.yaml: File exists"
     )

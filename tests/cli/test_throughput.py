@@ -44,10 +44,6 @@ def test_every_arm_is_timed_and_emulation_is_called_that(call, tmp_path):
     assert "Kept for the report in" in done.err
     plain, fp4 = content["arms"]
     assert all(len(arm["tokens_per_sec"]) == 4 and min(arm["tokens_per_sec"]) > 0 for arm in (plain, fp4))
-    assert (plain["over_baseline"], fp4["over_baseline"]) == (
-        1.0,
-        pytest.approx(fp4["median"] / plain["median"]),
-    )
     assert (fp4["timing_valid"], fp4["why_not"]) == (False, "emulated arithmetic")
     assert content["settings"] == {"steps": 2, "warmup": 3, "repeats": 2}
     assert plain["threads"] == 1  # as a run of the arm has

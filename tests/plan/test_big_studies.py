@@ -50,10 +50,8 @@ def plans(folder):
 
 @pytest.mark.parametrize("name", BIG)
 def test_without_the_data_all_but_the_ids_is_the_same(plans, name):
-    full_plan = plans[name]
-    assert len({run.id for _, run in full_plan.runs()}) == len(full_plan.arms) * 5
-    assert (full_plan.missing, full_plan.dropped, full_plan.folded) == ((), (), {})
-    shipped = load_study(name)
+    full_plan, shipped = plans[name], load_study(name)
+    assert (full_plan.missing, full_plan.folded) == ((), {})
     with pytest.raises(UserError, match="tokenizer: no such file or folder"):
         build_plan(shipped)
     planned = build_plan(shipped, without_data=True)

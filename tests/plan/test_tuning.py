@@ -69,9 +69,7 @@ def test_trials_are_short_runs_at_seeds_of_their_own(plan):
     trials = trial_plan(
         planned, planned.tuning, [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})]
     )
-    assert trials.study == "s tune"
-    assert planned.diagnostics is not None
-    assert trials.diagnostics is None
+    assert (trials.study, trials.diagnostics) == ("s tune", None)
     assert [arm.name for arm in trials.arms] == ["a trial 0", "b trial 1"]
     assert trials.arms[1].config.training.tokens == 100_000
     assert trials.arms[1].differs["training.learning_rate"] == (2e-3, 9e-3)

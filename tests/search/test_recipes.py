@@ -52,7 +52,6 @@ def test_the_budgets_differ_in_tokens_alone(planned):
     found = planned()
     tokens = [arm.config.training.tokens for plan in found.plans for arm in plan.arms]
     assert tokens == [100_000] * 7 + [200_000] * 7
-    assert len({arm.runs[0].id for plan in found.plans for arm in plan.arms}) == 14
     assert {run.seed for plan in found.plans for _, run in plan.runs()} == {3}
     assert found.arm(200_000, "tseng").config.training.tokens == 200_000
     assert found.first == ("bf16", "tseng", "nvfp4")

@@ -46,12 +46,8 @@ def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, cap
     ("words", "line"),
     [
         ({"lerning_rate": 1}, "base.training.lerning_rate: unknown key (did you mean 'learning_rate'?)"),
-        ({"recipe": "mxfp5"}, "base.recipe: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)"),
         ({"model": "llam-tiny"}, "no model 'llam-tiny' (did you mean 'llama-tiny'?)"),
-        (
-            {"model": {"width": 31}},
-            "base.model.width: width 31 is not a multiple of heads 4 (the nearest width is 24 or 32; ",
-        ),
+        ({"model": {"width": 31}}, "base.model.width: width 31 is not a multiple of heads 4 "),
         (
             {"recipe": object()},
             "train_run: 'object' object is not iterable (expected the plain values of a study",
