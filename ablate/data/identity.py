@@ -2,7 +2,7 @@
 
 The digest is part of every run's id. It covers the content of the files, their relative names, the rule
 that splits training from validation text, and the tokeniser with its parameters, but not the location of
-the files. ``resolve`` also returns the files it found, so that ``prepare`` reads exactly what was hashed.
+the files. It comes with the files that were found, so that ``prepare`` reads exactly what was hashed.
 
 How it fails: ``UserError`` for contradictory fields, missing or unreadable files, or an unreachable hub
 data set or tokeniser.
@@ -50,7 +50,7 @@ AT_LEAST_TOKENS = 98_304
 
 @dataclass(frozen=True, kw_only=True)
 class DataIdentity:
-    """The identity of a corpus and its tokens.
+    """The identity of a corpus and its tokens, and the sources that were hashed.
 
     ``num_bytes`` is the stored size of the source, or ``max_bytes`` if that is smaller.
     """
@@ -58,13 +58,6 @@ class DataIdentity:
     digest: str
     vocab_size: int
     num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """An identity and its sources, for ``prepare``."""
-
-    identity: DataIdentity
     train: tuple[SourceFile, ...] = ()
     validation: tuple[SourceFile, ...] = ()
     hub: HubSource | None = None
@@ -77,11 +70,6 @@ def identify(data: DataConfig) -> DataIdentity:
     Raises:
         UserError: the corpus cannot be used as configured; lists every problem, one line each.
     """
-    return resolve(data).identity
-
-
-def resolve(data: DataConfig) -> Corpus:
-    """Identify a corpus as ``identify``, with the files, hub revision and tokeniser that were hashed."""
     if wrong := [Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)]:
         raise UserError(*wrong)
     hub = find_data_set(data) if data.source == "hub" else None
@@ -121,8 +109,10 @@ def resolve(data: DataConfig) -> Corpus:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     stored = sum(file.size for file in files)
     num_bytes = min(stored or data.max_bytes or 0, data.max_bytes or stored)
-    return Corpus(
-        identity=DataIdentity(digest=digest, vocab_size=vocab_size, num_bytes=num_bytes),
+    return DataIdentity(
+        digest=digest,
+        vocab_size=vocab_size,
+        num_bytes=num_bytes,
         train=tuple(by_name[0]),
         validation=tuple(by_name[1]),
         hub=hub,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
 from ablate.base.files import locked, read_record, write_record
-from ablate.data.identity import Corpus, resolve
+from ablate.data.identity import DataIdentity, identify
 from ablate.data.sources import content_hashes, hash_file, stat_file
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ _META = "meta.json"
 _FORMAT = 2
 _DIGEST_CHARACTERS = 16
 
-TokenType = Literal["uint16", "uint32"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles:
@@ -60,7 +58,7 @@ class TokenFiles:
     folder: Path
     train: Path
     validation: Path
-    dtype: TokenType
+    dtype: Literal["uint16", "uint32"]
     vocab_size: int
     train_tokens: int
     validation_tokens: int
@@ -84,8 +82,8 @@ def prepare(
     Raises:
         UserError: the corpus cannot be used, or the cache cannot be written.
     """
-    corpus = resolve(data)
-    folder = cache_dir / corpus.identity.digest[:_DIGEST_CHARACTERS]
+    corpus = identify(data)
+    folder = cache_dir / corpus.digest[:_DIGEST_CHARACTERS]
     files = _ready(folder, corpus, notice)
     if files is None:
         try:
@@ -164,7 +162,9 @@ def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
     return num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
 
 
-def _ready(folder: Path, corpus: Corpus, notice: Callable[[str], None] = lambda _: None) -> TokenFiles | None:
+def _ready(
+    folder: Path, corpus: DataIdentity, notice: Callable[[str], None] = lambda _: None
+) -> TokenFiles | None:
     """Load the folder's token files; None unless they are complete and belong to this corpus."""
     try:
         files = load(folder)
@@ -173,10 +173,12 @@ def _ready(folder: Path, corpus: Corpus, notice: Callable[[str], None] = lambda 
             notice(f"{folder}: {error.problems[0].what}; the tokens are prepared anew.")
         return None
     is_moved = files.train.parent != folder and str(files.train) != corpus.train[0].path
-    return None if is_moved or files.digest != corpus.identity.digest else files
+    return None if is_moved or files.digest != corpus.digest else files
 
 
-def _make(data: DataConfig, corpus: Corpus, partial: Path, folder: Path, progress: OnProgress) -> TokenFiles:
+def _make(
+    data: DataConfig, corpus: DataIdentity, partial: Path, folder: Path, progress: OnProgress
+) -> TokenFiles:
     """Make the folder, first under the name ``partial``."""
     from ablate.data import tokenise
 
@@ -185,13 +187,13 @@ def _make(data: DataConfig, corpus: Corpus, partial: Path, folder: Path, progres
     try:
         write = tokenise.prepare_tokens if data.source == "tokens" else tokenise.prepare_text
         meta = write(data, corpus, partial, progress)
-        if not (corpus.hub and corpus.hub.commit) and resolve(data).identity != corpus.identity:
+        if not (corpus.hub and corpus.hub.commit) and identify(data).digest != corpus.digest:
             raise UserError("the corpus changed while it was read (run again when nothing writes to it)")
         for path in partial.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         hashes = {path.name: hash_file(str(path)) for path in sorted(partial.iterdir())}
-        identity = {"digest": corpus.identity.digest, "vocab_size": corpus.identity.vocab_size}
+        identity = {"digest": corpus.digest, "vocab_size": corpus.vocab_size}
         meta |= {"format": _FORMAT, "hashes": hashes, "validation": "validation.bin", **identity}
         write_record(partial / _META, meta)
         if folder.exists() and _ready(folder, corpus) is None:  # damaged

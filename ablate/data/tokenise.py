@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ablate.data.identity import Corpus
+    from ablate.data.identity import DataIdentity
     from ablate.data.sources import SourceFile
     from ablate.run.config import DataConfig
 
@@ -122,7 +122,9 @@ def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
     return JsonTokenizer(Tokenizer.from_file(str(path)), end_of_text)
 
 
-def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress) -> dict[str, Any]:
+def prepare_text(
+    data: DataConfig, corpus: DataIdentity, folder: Path, progress: OnProgress
+) -> dict[str, Any]:
     """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``."""
 
     def documents(files: Iterable[SourceFile], split: str) -> Iterator[bytes]:
@@ -161,13 +163,13 @@ def prepare_text(data: DataConfig, corpus: Corpus, folder: Path, progress: OnPro
         description = f"{hf.name}, {hf.vocab_size} tokens"
     elif data.tokenizer == "bpe":
         progress(0.0, "learning the BPE")
-        tokenizer = _learn_bpe(training_text(), side, corpus.identity.vocab_size)
+        tokenizer = _learn_bpe(training_text(), side, corpus.vocab_size)
         description = f"byte-level BPE, {tokenizer.vocab_size} tokens"
     if tokenizer is not None:
         tokenizer.save(folder)
     encode: Encode = encode_bytes if tokenizer is None else tokenizer.encode
 
-    dtype = np.dtype("<u2" if corpus.identity.vocab_size <= 1 << 16 else "<u4")
+    dtype = np.dtype("<u2" if corpus.vocab_size <= 1 << 16 else "<u4")
 
     def write(name: str, texts: Iterable[bytes], num_bytes: int, *, leave_out: bool) -> Counter[str]:
         """Write the tokens of a side in the order of its texts; count them and what was left out."""
@@ -255,10 +257,12 @@ def _learn_bpe(texts: Iterator[bytes], side: ValidationSide, vocab_size: int) ->
     return learnt.result()
 
 
-def prepare_tokens(data: DataConfig, corpus: Corpus, folder: Path, progress: OnProgress) -> dict[str, Any]:
+def prepare_tokens(
+    data: DataConfig, corpus: DataIdentity, folder: Path, progress: OnProgress
+) -> dict[str, Any]:
     """Check the user's token files, write the files that are needed, return their part of ``meta.json``."""
     dtype = np.dtype(data.token_dtype).newbyteorder("<")
-    vocab_size = corpus.identity.vocab_size
+    vocab_size = corpus.vocab_size
     total = sum(file.size for file in corpus.train) // dtype.itemsize
     if data.max_bytes is not None:
         total = min(total, max(1, data.max_bytes // dtype.itemsize))

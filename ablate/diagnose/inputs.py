@@ -28,7 +28,7 @@ from ablate.run.architecture import PRESETS
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
-from ablate.store.checkpoints import load_newest
+from ablate.store.checkpoints import Snapshot, load_newest
 from ablate.study.faults import Faults
 from ablate.study.source import follow, parse
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ablate.store.checkpoints import StoredTensor
     from ablate.train.loop import Trainee
-    from ablate.train.snapshot import Rows
 
 _SEQ_LEN = 512
 
@@ -55,7 +55,7 @@ class Subject:
 
     config: RunConfig
     weights: str
-    tensors: Mapping[str, Tensor | Rows] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor | StoredTensor] = field(default_factory=dict)
     prepared: Path | None = None
     trained_tokens: int = 0
     run: RunConfig | None = None
@@ -157,13 +157,13 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     raise UserError(f"--data: {what} (lower --seq-len or --sequences, or name more text)")
 
 
-def load_weights(trainee: Trainee, found: Mapping[str, Tensor | Rows]) -> None:
+def load_weights(trainee: Trainee, found: Mapping[str, Tensor | StoredTensor]) -> None:
     """Put a run's weights into the model; past magnitudes of another recipe's scales are left out.
 
     Raises:
         ValueError: they belong to another model.
     """
-    from ablate.train.snapshot import Snapshot, restore_model
+    from ablate.train.snapshot import restore_model
 
     buffers = trainee.module.named_buffers()
     tensors: dict[str, Any] = {f"model.{name}": buffer for name, buffer in buffers if "amax_" in name}
@@ -185,7 +185,7 @@ def _of_run(
         raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
     trained, model, plan = config, config.model, plan_steps(config.training)
     words, done = "the weights at its end", plan.tokens
-    tensors: Mapping[str, Tensor | Rows] = {}
+    tensors: Mapping[str, Tensor | StoredTensor] = {}
     checkpoint, passed_over = load_newest(run.checkpoints)
     if checkpoint is not None:
         words, tensors = f"the checkpoint after step {checkpoint.step:,}", checkpoint.tensors

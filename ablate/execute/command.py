@@ -124,11 +124,6 @@ def train_by_command(
     place = Place(config=task.config, values=values, secrets=task.secrets, group=group)
     over = run.attempts / f"{attempt}.over"
     with MetricsWriter(run.metrics_path, whole) as writer:
-
-        def write(row: dict[str, Any]) -> None:
-            watch.progress(row["tokens"])
-            writer.append({**row, "time_unix": time.time()})
-
         others = _start_others(task, place, attempt)
         try:
             end = run_command(
@@ -138,7 +133,7 @@ def train_by_command(
                     for number in range(1, attempt + 1)
                 ],
                 before=parse_rows(lines),
-                on_row=write,
+                on_row=watch.writing(writer),
                 alive=watch.progress,
                 should_stop=should_stop,
                 others_fault=lambda: next(filter(None, (fault() for fault in others)), None),

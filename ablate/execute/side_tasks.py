@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ablate.store.checkpoints import Checkpoint
+    from ablate.store.checkpoints import Checkpoint, Snapshot
     from ablate.store.leases import Leases
     from ablate.store.metrics import MetricsWriter
-    from ablate.train import Snapshot
     from ablate.train.group import Group
 
 BEAT_SEC = 5.0
@@ -74,6 +73,15 @@ class Watch(contextlib.ExitStack):
         """Record that the run made progress. ``tokens``: seen so far; None: the number is unchanged."""
         self._progress_sec = time.monotonic()
         self.tokens = self.tokens if tokens is None else tokens
+
+    def writing(self, writer: MetricsWriter) -> Callable[[dict[str, Any]], None]:
+        """Return a function that appends a row with the time, which is progress."""
+
+        def write(row: dict[str, Any]) -> None:
+            self.progress(row.get("tokens"))
+            writer.append({**row, "time_unix": time.time()})
+
+        return write
 
     def _watch(self, done: threading.Event) -> None:
         every_sec = min(BEAT_SEC, self._hang_after_sec / 4)
@@ -162,11 +170,7 @@ class Keeper:
 
     def load(self) -> Snapshot | None:
         """Return the snapshot to resume from, None for a run that starts at step 0."""
-        from ablate.train import Snapshot
-
-        if (start := self.start) is None:
-            return None
-        return Snapshot(step=start.step, tensors=start.tensors, numbers=start.numbers)
+        return self.start
 
     def due(self, tokens: int) -> bool:
         """Whether the interval has passed, or other runs start from the state after so many tokens.

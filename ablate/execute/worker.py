@@ -20,7 +20,6 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -137,10 +136,6 @@ def _train(
 
     resources, terminated = task.resources, threading.Event()
 
-    def write(writer: MetricsWriter, row: dict[str, Any]) -> None:
-        watch.progress(row.get("tokens"))
-        writer.append({**row, "time_unix": time.time()})
-
     is_ours = task.config.trainer is task.trainer is None
 
     def should_stop() -> bool:
@@ -202,9 +197,9 @@ def _train(
                 writers=writers,
                 lease=lease,
                 fingerprints=fingerprints,
-                on_metrics=partial(write, writers[run.metrics_path]),
+                on_metrics=watch.writing(writers[run.metrics_path]),
                 should_stop=should_stop,
-                diagnosed=partial(write, writers[run.diagnostics_path]) if task.diagnostics else None,
+                diagnosed=watch.writing(writers[run.diagnostics_path]) if task.diagnostics else None,
             )
             hashes = {writer.name: writer.sync()[1] for writer in writers.values()}
             transient = False

@@ -92,8 +92,8 @@ def find_crossing(
     a finite loss are ignored.
     """
     at, value = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)
-    if not (known := np.isfinite(value)).all():
-        at, value = at[known], value[known]
+    known = np.isfinite(value)
+    at, value = at[known], value[known]
     if len(at) > 1 and not np.all(np.diff(at) > 0):
         # np.unique takes the first of the reversed rows, which is the last row.
         at, index = np.unique(at[::-1], return_index=True)
@@ -134,7 +134,7 @@ def outcome(
     """
     if state == "diverged":
         return Outcome(seed=seed, end="diverged", low=budget_tokens)
-    if state != "finished" or not np.size(np.asarray(tokens)):
+    if state != "finished" or not np.size(tokens):
         return Outcome(seed=seed, end="missing", lost=state in ("failed", "set apart"))
     if target is None:
         return Outcome(seed=seed, end="ended", low=budget_tokens)
@@ -156,7 +156,7 @@ def outcomes(
     if fit is not None and rule == "confirmed":
         near = [np.nan if one is None or one[0] <= 0 else one[1] for one in crossings]
         fitted = fit.crossings(near, targets)
-    last = float(np.max(np.asarray(tokens, dtype=float)))
+    last = float(np.max(tokens))
     found = []
     for crossing, value in zip(crossings, map(float, fitted), strict=True):
         if crossing is None:  # censored at the last evaluation: the rest was not observed

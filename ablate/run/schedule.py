@@ -222,7 +222,7 @@ def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
     parts = [replace(one, from_tokens=one.start(total_tokens), from_fraction=None) for one in begun]
     phases = tuple(part for part in parts if isinstance(part, Phase))
     deoscillate = next((part for part in parts if isinstance(part, Deoscillate)), None)
-    return replace(recipe, phases=phases, deoscillate=deoscillate) if recipe.later else recipe
+    return replace(recipe, phases=phases, deoscillate=deoscillate)
 
 
 def schedule_text(training: TrainingConfig) -> str:

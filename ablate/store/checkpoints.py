@@ -72,17 +72,42 @@ class StoredTensor:
         return found[0] if len(found) == 1 else torch.cat(found)
 
 
+def read_rows(source: Tensor | StoredTensor, rows: slice) -> Tensor:
+    """Read the given rows of a tensor; one without dimensions is read whole."""
+    if isinstance(source, StoredTensor):
+        return source.read(rows)
+    return source[rows] if source.dim() else source
+
+
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A trainer's state: tensors by name, and plain numbers.
+class Snapshot:
+    """A trainer's state after ``step`` optimizer steps: tensors by name, and plain numbers.
+
+    ``sharded``: names of tensors of which this snapshot only holds one process's rows.
+    """
+
+    step: int
+    tensors: Mapping[str, Tensor | StoredTensor]
+    numbers: dict[str, Any]
+    sharded: frozenset[str] = frozenset()
+
+    def whole(self, prefix: str = "") -> dict[str, Tensor]:
+        """Read the whole tensors whose names begin with ``prefix``, named without it, in CPU memory."""
+        return {
+            name.removeprefix(prefix): read_rows(tensor, slice(None))
+            for name, tensor in self.tensors.items()
+            if name.startswith(prefix)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Snapshot):
+    """A snapshot in files, whose tensors are read on demand.
 
     ``rows``: how many bytes of each file of rows were written before it. ``fingerprints``: of the arithmetic
     of the attempts that trained it, in their order.
     """
 
-    step: int
-    tensors: Mapping[str, StoredTensor]
-    numbers: dict[str, Any]
     rows: dict[str, int]
     fingerprints: tuple[str, ...] = ()
 

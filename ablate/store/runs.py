@@ -25,7 +25,7 @@ from pydantic import Field
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, likely
-from ablate.base.files import hash_of, read_record, record_text, write_bytes_atomic, write_record
+from ablate.base.files import hash_of, read_record, record_text, write_record
 from ablate.store.checkpoints import checkpointed_rows
 from ablate.store.metrics import new_lines, parse_rows, rows_of
 from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
@@ -228,10 +228,6 @@ class StudyStore:
     """The last measurement of ``ablate check STUDY --steps``."""
     prefixes = _Inside("prefixes")
     """States that runs have in common, for those that still begin with them."""
-
-    def write_source(self, file: Path) -> None:
-        """Keep the path of the study's file, by which ``ablate run NAME`` finds it."""
-        write_bytes_atomic(self.path / "source", str(file.absolute()).encode())
 
     def write_plan(self, plan: LockedPlan) -> None:
         """Replace the plan."""

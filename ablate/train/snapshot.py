@@ -14,59 +14,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ablate.base.files import write_json_atomic
 from ablate.layers.linear import BUFFERS_OF_SCALES, is_sharded, local_rows
-from ablate.store.checkpoints import as_os_error, write_tensors
+from ablate.store.checkpoints import Snapshot, as_os_error, read_rows, write_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from torch import Tensor, nn
 
     from ablate.layers.deoscillation import Deoscillation
     from ablate.run.config import RunConfig
+    from ablate.store.checkpoints import StoredTensor
     from ablate.train.group import Group
 
 _MODEL, _SUMS = "model.", "deoscillation."
 _FILE = "model.safetensors"
-
-
-class Rows(Protocol):
-    """A tensor of a snapshot that is not loaded yet."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
-
-    def read(self, rows: slice) -> Tensor:
-        """Read the given rows, or the whole tensor if it has no dimensions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A trainer's state after ``step`` optimizer steps.
-
-    ``sharded``: names of tensors of which this snapshot only holds one process's rows.
-    """
-
-    step: int
-    tensors: Mapping[str, Tensor | Rows]
-    numbers: dict[str, Any]
-    sharded: frozenset[str] = field(default=frozenset())
-
-    def whole(self, prefix: str = "") -> dict[str, Tensor]:
-        """Read the whole tensors whose names begin with ``prefix``, named without it, in CPU memory."""
-        return {
-            name.removeprefix(prefix): _read(tensor, slice(None))
-            for name, tensor in self.tensors.items()
-            if name.startswith(prefix)
-        }
 
 
 class Checkpoints(Protocol):
@@ -127,7 +95,7 @@ def restore_snapshot(
                 restored = torch.empty_like(target)
                 _copy(source, restored, name)
             else:
-                restored = _read(source, slice(None))
+                restored = read_rows(source, slice(None))
             state.setdefault(int(index), {})[key] = restored
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     steps = snapshot.numbers.get("deoscillation_steps", 0)
@@ -151,18 +119,12 @@ def _fill(snapshot: Snapshot, prefix: str, targets: Iterable[tuple[str, Tensor]]
         _copy(snapshot.tensors[name], tensor, name)
 
 
-def _copy(source: Tensor | Rows, target: Tensor, name: str) -> None:
+def _copy(source: Tensor | StoredTensor, target: Tensor, name: str) -> None:
     local, rows = local_rows(target)
-    values = _read(source, rows)
+    values = read_rows(source, rows)
     if values.dtype != local.dtype:
         raise ValueError(f"a snapshot of another model: {name} differs in type")
     local.copy_(values)
-
-
-def _read(source: Tensor | Rows, rows: slice) -> Tensor:
-    if isinstance(source, torch.Tensor):
-        return source[rows] if source.dim() else source
-    return source.read(rows)
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, likely
+from ablate.base.files import write_bytes_atomic
 from ablate.plan import Plan, build_plan, known_plan, warnings_of
 from ablate.store import StudyStore
 from ablate.store.runs import kept_still, running
@@ -96,7 +97,7 @@ def run_study(
 
     try:
         with running(store, plan) as shared:
-            store.write_source(file)
+            write_bytes_atomic(folder / "source", str(file.absolute()).encode())  # for `ablate run NAME`
             if shared:
                 listener.say("Somebody else runs this study, too: its runs are shared.")
             if plan.tuning is not None and not plan.tuning.done and not as_pilot:
