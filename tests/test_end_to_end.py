@@ -215,9 +215,8 @@ def test_another_study_takes_the_runs_that_are_its_own_too(life):
 
 def test_status_and_logs_tell_what_became_of_the_runs(life):
     answer = json.loads(ablate("status", "small", "--json", cwd=life.folder).out)
-    assert (answer["states"], answer["running"]) == ({"finished": 6}, False)
     (held,) = [run["run_id"] for run in answer["runs"] if (run["arm"], run["seed"]) == ("held", 0)]
-    first, second, third, *printed = ablate("logs", held[:8], cwd=life.folder).out.splitlines()
+    first, second, third, *printed = ablate("logs", held, cwd=life.folder).out.splitlines()
     # Killed with the driver, or asked to end by Ray just before.
     assert first.startswith(("attempt 1: running, or lost", "attempt 1: interrupted"))
     assert second.startswith("attempt 2: interrupted")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
@@ -107,7 +107,6 @@ class Tune(LockedTuning):
     """The search for values before the seeds run. ``budget``: ``tokens`` of a trial's run, as written."""
 
     fields: Space
-    sampler: Literal["tpe", "grid"]
     budget: int
 
 

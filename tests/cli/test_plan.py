@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ablate.base.files import append_line
 from ablate.cli import VERBS, cli
 from ablate.cli.common import format_table
-from ablate.store import Status, StudyStore
 from ablate.study.schema import json_schema
 from tests.cli.command import ablate
 
@@ -25,20 +23,6 @@ STUDIES = Path(__file__).parent / "transcripts" / "plan"
 def here(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     return Path(shutil.copytree(STUDIES, tmp_path / "here"))
-
-
-def test_runs_that_are_done_are_shown_so(here):
-    arms = json.loads(ablate("plan", "study.yaml", "--json", cwd=here).out)["arms"]
-    store = StudyStore(here / "elsewhere" / "mine")
-    ids = [run["id"] for arm in arms for run in arm["runs"]]
-    for state, run_id in zip(("finished", "diverged", "running"), ids, strict=False):
-        store.run(run_id).create({})
-        append_line(store.run(run_id).metrics_path, {"kind": "train", "tokens": 1, "tokens_per_sec": 9e3})
-        store.run(run_id).write_status(Status(state=state))
-    text = ablate("plan", "study.yaml", "--storage", "elsewhere", "--runs", cwd=here).out
-    assert "10 (1 finished, 1 diverged, 1 running, 7 pending)" in text
-    assert f"{ids[1]}  bf16     4     diverged\n" in text
-    assert "time      at least " in text  # emulated arms have not run
 
 
 COMMAND = """

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import pytest
 
+from ablate.data import DataIdentity
 from ablate.plan import build_plan
 from ablate.study import load_study
 from tests.golden import settings_of
@@ -25,17 +25,11 @@ def build(*, vocab_size, seq_len, width=64):
 HIDDEN = MODEL.replace("(nn.Linear(width, width) for", "(nn.TransformerEncoderLayer(width, 2, 128) for")
 
 
-@dataclass(frozen=True)
-class FakeIdentity:
-    digest: str
-    vocab_size: int
-    validation_tokens: None = None
-
-
 def identify(data):
     """Stand in for the corpus: its content is the file names without their folders."""
     names = [path.rsplit("/", 1)[-1] for path in [*data.paths, "", *data.validation_paths]]
-    return FakeIdentity(digest=hashlib.sha256(repr(names).encode()).hexdigest(), vocab_size=256)
+    digest = hashlib.sha256(repr(names).encode()).hexdigest()
+    return DataIdentity(digest=digest, vocab_size=256, num_bytes=1)
 
 
 @pytest.fixture

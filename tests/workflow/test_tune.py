@@ -56,7 +56,3 @@ def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(executor, t
     assert "Tuning" not in again  # found before
     assert "0 to run" in again
     assert "tiny tune: " in ablate("status", "tiny", cwd=tmp_path).out
-    assert (
-        "4 trials of 2,048 tokens for each of 2 groups, by tpe"
-        in ablate("plan", "tiny.yaml", cwd=tmp_path).out
-    )
