@@ -165,7 +165,6 @@ def _from_hub(name: str, key: str, needed: Sequence[str], optional: Sequence[str
 class HfTokenizer:
     """A tokeniser's file and the data that planning needs."""
 
-    name: str
     json_path: Path
     vocab_size: int
     end_of_text: str
@@ -213,7 +212,6 @@ def find_tokenizer(name: str) -> HfTokenizer:
         hint = "put a tokenizer_config.json with eos_token beside it"
         raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)
     return HfTokenizer(
-        name=name,
         json_path=json_path,
         vocab_size=vocab_size,
         end_of_text=end_of_text,

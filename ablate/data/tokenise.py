@@ -160,7 +160,7 @@ def prepare_text(
     description = "bytes"
     if hf := corpus.hf:
         tokenizer = open_json(hf.json_path, hf.end_of_text)
-        description = f"{hf.name}, {hf.vocab_size} tokens"
+        description = f"{data.tokenizer_path}, {hf.vocab_size} tokens"
     elif data.tokenizer == "bpe":
         progress(0.0, "learning the BPE")
         tokenizer = _learn_bpe(training_text(), side, corpus.vocab_size)

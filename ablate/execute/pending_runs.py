@@ -55,7 +55,6 @@ class RunRequest:
     """
 
     run_id: str
-    arm: str
     config: RunConfig
     tokens_dir: Path | None
     resources: ResourcesConfig
@@ -97,7 +96,6 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
     return [
         RunRequest(
             run_id=run.id,
-            arm=arm.name,
             config=arm.config.with_seed(run.seed),
             tokens_dir=files.folder.resolve() if (files := corpora.get(arm.config.data_digest)) else None,
             resources=arm.resources,

@@ -57,12 +57,12 @@ class Stepper:
     ) -> None:
         from ablate.layers.apply import apply_recipe
 
-        folder, given = os.environ.get("ABLATE_RUN_DIR"), recipe
+        folder = os.environ.get("ABLATE_RUN_DIR")
         if recipe is None:
             recipe = recipe_of_environment()
         elif not isinstance(recipe, Recipe):
             recipe = read_recipe(recipe)
-        if folder is not None and given is not None and recipe != recipe_of_environment():
+        if folder is not None and recipe != recipe_of_environment():
             raise ValueError("the study's arm has another recipe than this script (leave the script's out)")
         self.tokens_per_step = int(tokens_per_step or os.environ.get("ABLATE_TOKENS_PER_STEP", "0"))
         if "ABLATE_TOKENS" in os.environ:

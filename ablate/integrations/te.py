@@ -11,6 +11,7 @@ How it fails: a missing variable or a recipe that TransformerEngine cannot expre
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from ablate.integrations import recipe_of_environment
@@ -32,7 +33,7 @@ def quantizer_factory(role: Any) -> Any:
     if both is None:
         return _build(Quantizer())
     rows, columns = both.rows, both.columns
-    if not both.from_rows and _shared(rows) == _shared(columns):
+    if not both.from_rows and replace(rows, rht=columns.rht) == columns:
         return _build(columns)  # RHT is of the columns alone in TransformerEngine's own quantiser, too
     from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
 
@@ -41,10 +42,6 @@ def quantizer_factory(role: Any) -> Any:
         columnwise_quantizer=_build(columns),
         columnwise_source="rowwise_dequantized" if both.from_rows else "original",
     )
-
-
-def _shared(one: Quantizer) -> tuple[object, ...]:
-    return one.kind, one.two_dimensional, one.stochastic, one.row_scaled, one.four_six
 
 
 def _build(one: Quantizer) -> Any:

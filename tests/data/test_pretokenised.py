@@ -11,7 +11,7 @@ def made(tmp_path, monkeypatch):
     """Return a function that writes and prepares files of tokens; it returns both sides and the files."""
     monkeypatch.setattr(tokenise, "_CHUNK_TOKENS", 100)
 
-    def make(*parts, own=None, cache="cache", **fields):
+    def make(*parts, own=None, **fields):
         dtype = fields.get("token_dtype", "uint16")
         paths = {}
         for name, values in [*((f"{n}.bin", part) for n, part in enumerate(parts)), ("v.bin", own)]:
@@ -21,7 +21,7 @@ def made(tmp_path, monkeypatch):
                     str(tmp_path / name)
                 )
         data = DataConfig(source="tokens", **{"vocab_size": 1000, **paths, **fields})
-        files = prepare(data, tmp_path / cache)
+        files = prepare(data, tmp_path / "cache")
         return *(tokens.tolist() for tokens in open_tokens(files)), files
 
     return make

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -150,43 +151,30 @@ def waits_for_another_node(config, on_metrics, **options):
     return slow(config, row, **options)
 
 
-def _in_group(config, on_metrics, group, checkpoints, options):
+def together(config, on_metrics, **options):
     """Train made-up tokens with the shared trainer in a group."""
     import numpy as np
 
     from ablate.train import train
-    from ablate.train.group import Layout
+    from ablate.train.group import Layout, join_group
 
-    options = options | {"checkpoints": checkpoints, "layout": Layout(group=group)}
-    return train(config, on_metrics, **options | {"tokens": (np.arange(60_000) % 61, np.arange(10_000) % 61)})
-
-
-def together(config, on_metrics, **options):
-    from ablate.train.group import join_group
-
-    group = join_group(options["device"])
-    return _in_group(config, on_metrics, group, options["checkpoints"], options)
+    tokens = np.arange(60_000) % 61, np.arange(10_000) % 61
+    layout = Layout(group=join_group(options["device"]))
+    return train(config, on_metrics, layout=layout, **options | {"tokens": tokens})
 
 
 def second_process_dies_once(config, on_metrics, **options):
-    """The shared trainer in a group, whose second process dies after the first checkpoint."""
+    """As ``together``, but the second process dies in the third step, if there is no checkpoint yet."""
     from torch import distributed
 
-    from ablate.train.group import join_group
+    is_fresh, asked = options["checkpoints"].load() is None, itertools.count(1)
 
-    group, checkpoints = join_group(options["device"]), options["checkpoints"]
-    fresh = checkpoints.load() is None
+    def should_stop():
+        if is_fresh and next(asked) == 3 and distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
 
-    class Deadly:
-        load, due = checkpoints.load, staticmethod(lambda _tokens: True)
-
-        @staticmethod
-        def save(snapshot):
-            checkpoints.save(snapshot)
-            if fresh and snapshot.step == 2 and distributed.get_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return _in_group(config, on_metrics, group, Deadly(), options)
+    return together(config, on_metrics, **options | {"should_stop": should_stop})
 
 
 def _fails(rank, which):

@@ -27,7 +27,6 @@ def requests_of(folder: Path, trainer: str | None = None) -> tuple[StudyStore, l
     requests = [
         RunRequest(
             run_id=f"{one.seed:016x}",
-            arm="only",
             config=one,
             tokens_dir=None,
             resources=ResourcesConfig(),

@@ -60,7 +60,7 @@ def request_of(
     run: RunDir, config: RunConfig, tokens_dir: Path | None = None, **resources: Any
 ) -> RunRequest:
     return RunRequest(
-        run_id=run.run_id, arm="only", folder=run, stop_path=run.path.parent / "stop", config=config,
+        run_id=run.run_id, folder=run, stop_path=run.path.parent / "stop", config=config,
         tokens_dir=tokens_dir, resources=ResourcesConfig(**resources),
     )  # fmt: skip
 

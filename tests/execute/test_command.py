@@ -48,11 +48,6 @@ def config(*args, **other):
     return replace(CONFIG, trainer=trainer)
 
 
-def place_of(folder, given, number):
-    values = run_values(given, run_dir=folder, num_devices=1, attempt=number)
-    return Place(config=given, values=values, secrets={}, group="study")
-
-
 def left(folder):
     return marked(MARK, f"{folder} 0")
 
@@ -61,10 +56,11 @@ def attempt(folder, given, number=1, rows=None, should_stop=lambda: False):
     """One attempt; ``rows``: those that stand, which it extends."""
     rows = [] if rows is None else rows
     logs = [[folder / f"{one}.log"] for one in range(1, number + 1)]
+    values = run_values(given, run_dir=folder, num_devices=1, attempt=number)
+    place = Place(config=given, values=values, secrets={}, group="study")
     end = run_command(
-        place_of(folder, given, number), logs=logs, before=list(rows), on_row=rows.append,
-        alive=lambda: None, should_stop=should_stop,
-    )  # fmt: skip
+        place, logs=logs, before=list(rows), on_row=rows.append, alive=lambda: None, should_stop=should_stop
+    )
     assert not left(folder)
     return end, rows
 

@@ -290,7 +290,8 @@ def on_two(study):
     training = replace(config.training, tokens=40_000, eval_every_tokens=8192, eval_tokens=4096)
     model = replace(config.model, width=64, heads=2, ffn=96, layers=2)
     config = replace(config, training=training, model=model)
-    return store, [replace(request, resources=ResourcesConfig(devices_per_run=2), config=config)]
+    resources = ResourcesConfig(devices_per_run=2, checkpoint_every_sec=0.0)
+    return store, [replace(request, resources=resources, config=config)]
 
 
 def check_whole(run, *began):

@@ -29,7 +29,7 @@ STEP = 64
 
 def request(config):
     resources = ResourcesConfig(checkpoint_every_sec=0.0)
-    return RunRequest(run_id=run_id(config), arm="", config=config, tokens_dir=None, resources=resources)
+    return RunRequest(run_id=run_id(config), config=config, tokens_dir=None, resources=resources)
 
 
 @pytest.fixture(scope="module")
