@@ -74,7 +74,7 @@ def find_subject(
 ) -> Subject:
     """Find the subject that the command line describes."""
     folder = Path(model).expanduser()
-    own = {} if options is None else mapping_of(options, option="--options")
+    own = {} if options is None else _mapping_of(options)
     if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
         if own:
             raise UserError(f"--options: {model} is a run, whose configuration has them (leave them out)")
@@ -94,11 +94,10 @@ def find_subject(
     return Subject(config=config, weights=weights)
 
 
-def mapping_of(text: str, *, option: str) -> dict[str, Any]:
-    """Read the text of an option as a mapping."""
+def _mapping_of(text: str) -> dict[str, Any]:
     if not text.strip().startswith("{"):
-        raise UserError(f"{option}: expected a mapping in braces, as {{width: 512}}, got '{text}'")
-    source = parse(text.encode(), option)
+        raise UserError(f"--options: expected a mapping in braces, as {{width: 512}}, got '{text}'")
+    source = parse(text.encode(), "--options")
     if source.problems:
         raise UserError(*source.problems)
     found: dict[str, Any] = source.data

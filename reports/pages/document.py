@@ -134,17 +134,18 @@ _KEYS = {
     "trained": "tokens",
 }
 """Fields that have another key in the files."""
-_LEFT_OUT = {
-    "budget", "config", "devices", "fingerprint", "moderated", "moved",
-    "planned", "unused",
-}  # fmt: skip
+_LEFT_OUT = {"config", "fingerprint", "moderated", "moved", "planned", "unused"}
 """Fields that are left out, or written in another form."""
 _COMPUTED: dict[type, tuple[str, ...]] = {
     Found: ("is_done",),
     ArmResult: ("name", "recipe", "n", "decay_begins", "break_even"),
-    RunResult: ("tokens_to_target", "left_bound", "last_loss"),
 }
 """Properties that are written besides the fields of a class."""
+_RUN_FIGURES = (
+    "run_id", "arm", "seed", "state", "end", "trained", "tokens_to_target", "left_bound", "last_loss",
+    "seconds", "tokens_per_sec", "backend_mode", "message",
+)  # fmt: skip
+"""What is written of a run."""
 
 
 def report_document(
@@ -171,15 +172,13 @@ def report_document(
         "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
         **_parts(
             analysis,
-            *(
-                "matrices",
-                "throughput",
-                "arms",
-                "steps",
-                "failed_self_tests",
-                "resumed_differently",
-                "markers",
-            ),
+            "matrices",
+            "throughput",
+            "arms",
+            "steps",
+            "failed_self_tests",
+            "resumed_differently",
+            "markers",
             runs_planned="planned",
             runs_missing="missing",
             timing="timing.kind",
@@ -190,7 +189,8 @@ def report_document(
         "tuning": analysis.tuning
         and _parts(
             analysis.tuning,
-            *("arms", "groups"),
+            "arms",
+            "groups",
             **{key: f"plan.{key}" for key in ("study", "done", "sampler", "trials", "tokens")},
             share_of_a_run="share",
             tokens_of_all_trials="total_tokens",
@@ -221,7 +221,7 @@ def plain(value: Any) -> Any:
         return value
     names = {*vars(value), *_COMPUTED.get(type(value), ())} - _LEFT_OUT
     if isinstance(value, RunResult):
-        names -= {"low", "high", "lost", "tokens", "loss", "fit", "origin"}
+        names = {*_RUN_FIGURES, "interpolated", "fitted"}
     found = _parts(value, **{_KEYS.get(name, name): name for name in sorted(names)})
     if isinstance(value, Interval):
         found.pop("figure", None)
@@ -239,12 +239,6 @@ def plain(value: Any) -> Any:
         to_target = interval(value.tokens_to_target, tokens)
         found["text"] = {"tokens_to_target": to_target, "token_cost": cost(value.token_cost)}
     return found
-
-
-RUN_FIGURES = (
-    "run_id", "arm", "seed", "state", "end", "tokens", "tokens_to_target", "left_bound", "last_loss",
-    "seconds", "tokens_per_sec", "backend_mode", "message",
-)  # fmt: skip
 
 
 def arm_frame(analysis: Analysis) -> pd.DataFrame:
@@ -265,8 +259,8 @@ def arm_frame(analysis: Analysis) -> pd.DataFrame:
 
 def run_frame(analysis: Analysis) -> pd.DataFrame:
     """Make the frame of ``runs.csv``, one row a run; figures have full precision."""
-    rows = [_parts(run, *RUN_FIGURES, tokens="trained") for arm in analysis.every_arm for run in arm.runs]
-    return pd.DataFrame(rows, dtype=object)
+    rows = [_parts(run, *_RUN_FIGURES) for arm in analysis.every_arm for run in arm.runs]
+    return pd.DataFrame(rows, dtype=object).rename(columns={"trained": "tokens"})
 
 
 def csv_text(frame: pd.DataFrame) -> str:

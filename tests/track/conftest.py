@@ -87,12 +87,14 @@ class Study:
         status = Status(state=state, attempt=1, tokens=4096, message=message, **times)
         self.run(arm, seed).write_status(status)
 
-    def whole(self, steps=8, **more):
-        """Write every run from start to end."""
+    def whole(self, steps=8, since=0, *, is_last=True, **more):
+        """Write every run from start to end, or a part of it."""
         for key in self.runs:
-            self.start(*key)
-            self.train(range(1, steps + 1), *key, **more)
-            self.end(*key)
+            if not since:
+                self.start(*key)
+            self.train(range(since + 1, steps + 1), *key, **more)
+            if is_last:
+                self.end(*key)
         return self
 
     def held(self, uri):
