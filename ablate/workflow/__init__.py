@@ -76,20 +76,19 @@ class StudyEnd:
     """The end of a call: ``outcome``, that of its runs; ``states``, of the runs that were asked for.
 
     ``failed``: the runs that failed in this call, each as a sentence, with the file that it printed to.
-    ``report``: the report's page, if one was written. ``is_tuned``: False if the study's arms must be tuned
-    first and that is not done; then all else is of the trials.
+    ``report``: the report's page, if one was written. If the study's arms must be tuned first and that is
+    not done, all is of the trials, of which one at least has no result.
     """
 
     outcome: ExecutionEnd
     states: list[State]
     failed: dict[str, Path]
     report: Path | None
-    is_tuned: bool
 
     @property
     def is_done(self) -> bool:
         """Whether every run that was asked for has a result."""
-        return self.is_tuned and not self.outcome.interrupted and END_STATES.issuperset(self.states)
+        return not self.outcome.interrupted and END_STATES.issuperset(self.states)
 
 
 def end_of(
@@ -99,7 +98,6 @@ def end_of(
     outcome: ExecutionEnd,
     *,
     report: Path | None = None,
-    is_tuned: bool = True,
 ) -> StudyEnd:
     """Summarise how an execution ended. ``asked``: ids of the runs that were asked for."""
     failed = {}
@@ -109,4 +107,4 @@ def end_of(
             status = run.status()
             failed[f"{arm.name} seed {planned.seed}: {status.message}"] = run.attempt_log(status.attempt)
     states = [store.run(run_id).state() for run_id in asked]
-    return StudyEnd(outcome=outcome, states=states, failed=failed, report=report, is_tuned=is_tuned)
+    return StudyEnd(outcome=outcome, states=states, failed=failed, report=report)

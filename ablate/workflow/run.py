@@ -248,7 +248,7 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
             runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
             found, open_runs = tune_arms(plan, tuning, runs)
     if not found.done:
-        return end_of(store, store.plan(), open_runs, runs.outcome, is_tuned=False)
+        return end_of(store, store.plan(), open_runs, runs.outcome)
     for group in found.groups:
         listener.say(f"  {group.name}: {values_text(group.chosen or {})}")
     return tuned_plan(plan, found)

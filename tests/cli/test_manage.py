@@ -103,7 +103,6 @@ def test_clean_of_the_whole_study(store, call, monkeypatch):
     path.parent.mkdir()
     write_json_atomic(path, asdict(Cursor(runs={"r": RunCursor(mlflow_id="7")})))
     assert "has 1 runs of it, which stay there (--mlflow removes them)" in call(*whole, "--dry-run").out
-    assert call("clean", "s", "--mlflow").line == "--mlflow: only with --whole"
     monkeypatch.setattr(Sink, "delete_run", lambda _, one: gone.append(one))
     seen, gone = [], []
     # Somebody holds its lock while it asks: who starts it waits.

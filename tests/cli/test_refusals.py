@@ -51,6 +51,7 @@ def folder(tmp_path_factory):
     texts = {
         "small.yaml": SMALL, "missing.yaml": SMALL.replace("[texts]", "[nowhere]"),
         "one-seed.yaml": SMALL.replace("seeds: 2", "seeds: 1"),
+        "two.yaml": SMALL.replace("arms:", "  resources: {devices_per_run: 2}\narms:"),
         "native.yaml": SMALL.replace("wgrad]}", "wgrad]}, resources: {require_native: true}"),
         "search.yaml": SEARCH_FILE,
         "no-unit.yaml": SEARCH_FILE.replace("baseline: bf16", "baseline: fp4").replace("B200", "H100"),

@@ -45,7 +45,7 @@ def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, states, how, code, 
     log.write_text("".join(f"line {n}\n" for n in range(20)) + "[odd] markup\x1b\n")
     outcome = ExecutionEnd(**{"states": {}, "interrupted": False} | how)
     failed = {"fp8 seed 0: \x1b[31m": log}
-    end = StudyEnd(outcome=outcome, states=states, failed=failed, report=None, is_tuned=True)
+    end = StudyEnd(outcome=outcome, states=states, failed=failed, report=None)
     assert conclude(lines.append, end, AGAIN) == code
     first, *printed = lines[:7]
     assert first == f"\nFailed: fp8 seed 0: \\x1b[31m  (log: {log})"

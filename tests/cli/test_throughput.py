@@ -113,14 +113,10 @@ def test_there_and_back_and_alone(two_arms, looks, others):
     assert (fast.timing_valid, fast.why_not) == (others is None, others)
 
 
-def test_what_cannot_run_is_one_line(two_arms, monkeypatch, call):
+def test_what_cannot_run_is_one_line(two_arms, monkeypatch):
     def refuse(*_args, **_settings):
         raise ValueError("the group of 32 does not divide 20")
 
     monkeypatch.setattr(throughput, "time_steps", refuse)
     with pytest.raises(UserError, match="arm 'slow': the group of 32 does not divide 20"):
         two_arms(None)
-    monkeypatch.setattr(
-        f"{__name__}.STUDY", STUDY.replace("arms:\n", "  resources: {devices_per_run: 2}\narms:\n")
-    )
-    assert "arm 'plain' trains on 2 devices a run, and this times one" in call("1").line
