@@ -194,7 +194,7 @@ class SetApart:
     others: str
 
 
-def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[SetApart, ...]:
+def find_set_apart(frames: StudyFrames) -> tuple[SetApart, ...]:
     """Find the runs with a result that must not be pooled, each with the first setting it differs in."""
     unknown, nowhere = RecordedConfig(), Environment()
     marks = {
@@ -211,7 +211,12 @@ def find_set_apart(frames: StudyFrames, waived: Collection[str] = ()) -> tuple[S
     for run_id, own in marks.items():
         for setting in get_args(Setting):
             mine, theirs, arm = own[setting], others[setting], frames.runs[run_id].arm
-            if setting not in waived and mine is not None and theirs is not None and mine != theirs:
+            if (
+                setting not in frames.plan.waive
+                and mine is not None
+                and theirs is not None
+                and mine != theirs
+            ):
                 found.append(SetApart(run=run_id, arm=arm, setting=setting, own=mine, others=theirs))
                 break
     return tuple(found)

@@ -96,7 +96,7 @@ def _decisions(frames: StudyFrames) -> Iterator[tuple[Decision, Runs]]:
     """Yield, for each comparison and each origin of its arms, the rule's decision and the runs."""
     for part in comparisons(frames):
         plan, places = part.plan, origins(part.plan)
-        apart = {found.run for found in find_set_apart(part, plan.waive)}
+        apart = {found.run for found in find_set_apart(part)}
         for origin, names in places.items():
             if origin or names - {plan.baseline} or len(places) == 1:
                 runs: Runs = {}

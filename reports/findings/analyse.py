@@ -65,7 +65,7 @@ def analyse(frames: StudyFrames) -> Analysis:
 
 def _analyse(frames: StudyFrames) -> Analysis:
     plan = frames.plan
-    set_apart = find_set_apart(frames, plan.waive)
+    set_apart = find_set_apart(frames)
     apart = {found.run for found in set_apart}
     timing = timing_of_runs(frames.environments, plan)
     throughput = judge_throughput(frames, left_out=apart)

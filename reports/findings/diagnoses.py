@@ -193,7 +193,7 @@ def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
         runs=len({row["run"] for row in own or loads}),
         gemms=tuple(gemms),
         maps=tuple(maps),
-        busiest=_interval(_means(loads, ("run",), "busiest").values()) if loads else None,
+        busiest=_over_runs(loads, "busiest") if loads else None,
     )
 
 
@@ -216,27 +216,29 @@ def _means(
 def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
     layers = _means(rows, ("layer",), "relative_error") or {("",): 0.0}
     largest = max(layers, key=layers.__getitem__)
-    over_runs = {figure: _interval(_means(rows, ("run",), figure).values()) for figure in _FIGURES}
     return GemmSummary(
         gemm=gemm,
         measurements=len(rows),
         draws=max(row["draws"] for row in rows),
-        **over_runs,
+        **{figure: _over_runs(rows, figure) for figure in _FIGURES},
         alike=_likeness(rows),
         largest=Largest(layer=largest[0], relative_error=layers[largest]),
         operands=tuple(
-            _operand(name, own)
+            OperandSummary(
+                operand=name,
+                **{figure: _means(own, (), figure).get(()) for figure in _Operand.__annotations__},
+            )
             for name in OPERANDS[gemm]
             if (own := [row["operands"][name] for row in rows if name in row["operands"]])
         ),
-        error_over_data_noise=_interval(_means(rows, ("run",), "over_noise", statistics.median).values()),
+        error_over_data_noise=_over_runs(rows, "over_noise", statistics.median),
         under_sqrt3=sum((row["relative_error"] or 0.0) * _SQRT_3 > 1 for row in rows),
     )
 
 
-def _interval(values: Iterable[float]) -> Interval:
-    """Return the mean with its interval, but without a note."""
-    return replace(mean_interval([*values]), note=None)
+def _over_runs(rows: Iterable[Row], figure: str, mean: Callable[[Any], float] = statistics.fmean) -> Interval:
+    """Return the mean over runs with its interval, but without a note; empty without a known figure."""
+    return replace(mean_interval([*_means(rows, ("run",), figure, mean).values()]), note=None)
 
 
 def _likeness(rows: Iterable[Row]) -> Likeness | None:
@@ -251,11 +253,10 @@ def _likeness(rows: Iterable[Row]) -> Likeness | None:
                 pairs.append(
                     {"run": first["run"], "cosine": sketch_cosine(first["sketch"], second["sketch"])}
                 )
-    means = _means(pairs, ("run",), "cosine")
-    if not means:
+    found = _over_runs(pairs, "cosine")
+    if found.estimate is None:
         return None
-    tokens = round(statistics.median(apart))
-    return Likeness(tokens_later=tokens, **vars(_interval(means.values())))
+    return Likeness(tokens_later=round(statistics.median(apart)), **vars(found))
 
 
 def sketch_cosine(first: str, second: str) -> float | None:
@@ -270,8 +271,3 @@ def sketch_cosine(first: str, second: str) -> float | None:
         return None
     norm = math.sqrt(float(a @ a) * float(b @ b)) if a.shape == b.shape else 0.0
     return float(a @ b) / norm if norm else None
-
-
-def _operand(name: str, told: Sequence[Row]) -> OperandSummary:
-    means = {figure: _means(told, (), figure).get(()) for figure in _Operand.__annotations__}
-    return OperandSummary(operand=name, **means)

@@ -152,12 +152,8 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     assert (bad.stopped.kind, bad.n) == ("settled", seeds)
     assert [run.end for run in bad.runs[seeds:]] == ["unused"] * bad.count("unused")
     assert bad.power is wild.token_cost.restricted is None
-    # The same runs at the study's level, put together by hand.
     assert fair.stopped is None
     assert {arm.alpha for arm in arms.values()} == {LEVEL}
-    logs = [np.log([run.tokens_to_target for run in arms[name].runs]) for name in ("fair", "bf16")]
-    found = stats.ttest_ind(*logs, equal_var=False).confidence_interval(1 - LEVEL)
-    assert (fair.token_cost.low, fair.token_cost.high) == pytest.approx(tuple(np.expm1(found)))
     # A run that ended after the look by chance is not used.
     late = stopped.run(stopped.plan().arms[2].runs[3].id)
     for tokens, loss in line(*[1.9] * 10, every=100_000):

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
-from synthetic_study import line
+from synthetic_study import analysed, line
 
 from ablate.reports import figures
 from ablate.reports.figures import draw_figures
 from ablate.reports.figures.canvas import SHADE, limits, looks, short
-from ablate.reports.findings.analyse import analyse
-from ablate.results.frames import load_frames
 
 
 def test_looks_names_and_scales():
@@ -24,7 +22,7 @@ def test_looks_names_and_scales():
 
 
 def figures_of(store):
-    return {drawing.name: drawing for drawing in draw_figures(analyse(load_frames(store)))}
+    return {drawing.name: drawing for drawing in draw_figures(analysed(store))}
 
 
 @pytest.mark.parametrize("losses", [(3, 2.5, 2.2, 2.1), (3, 1.5, 1.2, 1.1), (3, 2.3, 1.9, 1.2)])
@@ -72,7 +70,7 @@ def test_every_arm_is_named_in_every_figure(written):
 
 def test_of_very_many_arms_the_baseline_and_the_cheapest_are_drawn(ladder, monkeypatch):
     monkeypatch.setattr(figures, "_MOST_ARMS", 3)
-    analysis = analyse(load_frames(ladder))
+    analysis = analysed(ladder)
     known = sorted(analysis.others, key=lambda arm: arm.token_cost.estimate)
     shown = figures.drawn_arms(analysis)
     assert {arm.name for arm in shown.arms} == {"bf16", known[0].name, known[1].name}

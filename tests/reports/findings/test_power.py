@@ -31,35 +31,37 @@ def moved(values, mean, spread=SPREAD):
     return mean + apart / apart.std(ddof=1) * spread
 
 
-def how_often_settled(n, effect, *, limit=None, pairs=None):
-    """Return the share of 4,000 simulated studies of n seeds an arm that find the effect, or its standing."""
+def how_often_found(effect, error, degrees):
+    """By the noncentral t of scipy.stats, where ours is of scipy.special alone."""
+    edge = stats.t.ppf(0.975, degrees)
+    return stats.nct.sf(edge, degrees, effect / error) + stats.nct.cdf(-edge, degrees, effect / error)
+
+
+def how_often_settled(n, effect, limit):
+    """Return the share of 4,000 simulated studies of n seeds an arm that find its standing to a margin."""
     rng = np.random.default_rng(n)
-    if pairs is not None:
-        return np.mean(stats.ttest_1samp(rng.normal(effect, pairs, (4000, n)), 0, axis=1).pvalue < 0.05)
     found = stats.ttest_ind(rng.normal(effect, SPREAD, (4000, n)), rng.normal(0, SPREAD, (4000, n)), axis=1)
-    if limit is None:
-        return np.mean(found.pvalue < 0.05)
     low, high = found.confidence_interval(0.9)
     return np.mean(((-limit < low) & (high < limit)) | (low > limit) | (high < -limit))
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_the_smallest_cost_is_found_four_times_in_five(n):
-    """By the noncentral t of scipy.stats, where ours is of scipy.special alone."""
     rng = np.random.default_rng(n)
     x, y = (moved(rng.normal(0, 1, n), 18) for _ in range(2))
     effect = math.log1p(power(of(x), of(y)).smallest_cost)
-    edge, effect = stats.t.ppf(0.975, 2 * n - 2), effect / (SPREAD * math.sqrt(2 / n))
-    found = stats.nct.sf(edge, 2 * n - 2, effect) + stats.nct.cdf(-edge, 2 * n - 2, effect)
-    assert found == pytest.approx(0.8, abs=1e-6)
+    assert how_often_found(effect, SPREAD * math.sqrt(2 / n), 2 * n - 2) == pytest.approx(0.8, abs=1e-6)
+    m = n + power(of(x + 0.02), of(y)).more_seeds
+    fewer, enough = (how_often_found(0.02, SPREAD * math.sqrt(2 / k), 2 * k - 2) for k in (m - 1, m))
+    assert fewer < 0.8 <= enough
 
 
-@pytest.mark.parametrize(("effect", "limit"), [(0.02, None), (0.0, 0.03), (0.005, 0.03), (0.05, 0.03)])
+@pytest.mark.parametrize(("effect", "limit"), [(0.0, 0.03), (0.005, 0.03), (0.05, 0.03)])
 def test_so_many_more_seeds_settle_it(effect, limit):
     x, y = of(moved([-1, 0, 1], 18 + effect)), of(moved([-1, 0, 1], 18))
     more = power(x, y, limit=limit).more_seeds
-    assert how_often_settled(3 + more, effect, limit=limit) >= 0.78
-    assert how_often_settled(2 + more, effect, limit=limit) <= 0.82
+    assert how_often_settled(3 + more, effect, limit) >= 0.78
+    assert how_often_settled(2 + more, effect, limit) <= 0.82
     assert power(x, y, limit=1.0).more_seeds == 0
 
 
@@ -72,8 +74,11 @@ def test_pairs_show_smaller_costs_and_need_fewer_seeds():
     assert found.spread_of_the_pairs == pytest.approx(pairs)
     assert apart.spread_of_the_pairs is None
     assert found.spread_of_log_tokens == pytest.approx(apart.spread_of_log_tokens)
-    for seeds_of, shown in ((n, math.log1p(found.smallest_cost)), (n + found.more_seeds, effect)):
-        assert how_often_settled(seeds_of, shown, pairs=pairs) == pytest.approx(0.8, abs=0.05)
+    shown = how_often_found(math.log1p(found.smallest_cost), pairs / math.sqrt(n), n - 1)
+    assert shown == pytest.approx(0.8, abs=1e-6)
+    m = n + found.more_seeds
+    fewer, enough = (how_often_found(effect, pairs / math.sqrt(k), k - 1) for k in (m - 1, m))
+    assert fewer < 0.8 <= enough
     assert found.smallest_cost < apart.smallest_cost / 2
     assert found.more_seeds < apart.more_seeds / 4
     # Runs that share a seed, as in logs without seeds, and seeds that are not in common make no pair.

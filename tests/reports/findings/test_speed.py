@@ -164,7 +164,7 @@ def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
     fp8, fp4 = json.loads(written.json.read_text())["arms"]
     cost, measured = fp4["token_cost"]["estimate"], fp4["measured"]
     assert measured["timed"] == "alone"
-    # 1.5, as timed alone; the runs' own rows would say 1.25.
+    # As timed alone; the runs' own rows would say 1.
     assert measured["throughput_over_baseline"]["estimate"] == pytest.approx(1.5, abs=0.01)
     assert measured["end_to_end_speed"]["estimate"] == pytest.approx(1.5 / (1 + cost), abs=0.01)
     seconds = fp8["tokens_to_target"]["estimate"] / stats.gmean(RATES["fp8"])
