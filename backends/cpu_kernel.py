@@ -172,7 +172,7 @@ class Kernel:
             elif job.rule == _FOUR_SIX:
                 job.tensor_scale, job.error_divisor = amax, four_six_divisor(policy)
                 job.magnitudes = four_six_measure(policy) == "mae"
-            descale = decode if policy.prescale == 1.0 else fp32(decode / policy.prescale)
+            descale = fp32(decode / policy.prescale)
         if policy.undo == "operand":
             job.undo, descale = 1.0 / policy.prescale, 1.0
         out = torch.empty(x.shape, dtype=torch.bfloat16)

@@ -108,10 +108,7 @@ def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
 
         for axis, found in quantise_codes(x, ours).items():
             done[axis] = Packed(format=ours[axis].policy.format, axis=axis, **found)
-    for axis, draw in draws.items():
-        if axis not in done:
-            done[axis] = packed_by_torch(x, draw, axis)
-    return done
+    return {axis: done.get(axis) or packed_by_torch(x, draw, axis) for axis, draw in draws.items()}
 
 
 def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:

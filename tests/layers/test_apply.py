@@ -42,9 +42,9 @@ class Model(nn.Module):
         return self.lm_head(x)
 
 
-def make(recipe=SR_RHT, dtype=torch.bfloat16, **fields):
+def make(recipe=SR_RHT, **fields):
     torch.manual_seed(0)
-    model = Model(**fields).to(dtype)
+    model = Model(**fields).to(torch.bfloat16)
     return model, apply_recipe(model, recipe, seed=3)
 
 

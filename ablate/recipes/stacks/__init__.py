@@ -19,11 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.recipes.policy import GEMMS, LayerRecipe
+from ablate.recipes.policy import GEMMS
 from ablate.recipes.short import read_recipe
 
 if TYPE_CHECKING:
-    from ablate.recipes.policy import OperandPolicy, Recipe
+    from ablate.recipes.policy import LayerRecipe, OperandPolicy, Recipe
 
 Kind = Literal["identity", "mxfp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
 """Kinds of TransformerEngine's quantisers."""
@@ -63,8 +63,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
     if factory is not None and factory.get("whole") and recipe.is_ever_low:
         # Our own code reads rules and phases, too.
         return Flags(args=tuple(factory["args"]), read_in=table["read_in"])
-    body = LayerRecipe(**{gemm: recipe.gemm(gemm) for gemm in GEMMS})
-    entries = [(entry, _differences(body, entry["read"])) for entry in table["recipes"]]
+    entries = [(entry, _differences(recipe, entry["read"])) for entry in table["recipes"]]
     found = next((entry for entry, differs in entries if not differs), None)
     if found is None:
         nearest, differs = min(entries, key=lambda entry: len(entry[1]))
@@ -75,7 +74,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         found, why = factory, f"{title} cannot express it"
         if found is not None:
             try:
-                te_quantizers(body)
+                te_quantizers(recipe)
             except ValueError as error:
                 found, why = None, str(error)
         if found is None:
@@ -167,7 +166,7 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
     if x.row_scaled and (x != found["fprop.x"] or x.four_six or not own):
         what = "a row scale on wgrad.x only of the original x, beside one on fprop.x, and without four-or-six"
         raise ValueError(f"TransformerEngine has {what}")
-    if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in ("fprop", "dgrad", "wgrad")):
+    if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in GEMMS):
         raise ValueError(
             "accumulate: 'blackwell' is a model of the hardware, which TransformerEngine runs on"
         )
@@ -233,5 +232,5 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
     if policy.format == "mxfp8" and policy.scale == "rceil" and policy.block == "1x32":
         return Quantizer(kind="mxfp8")
     if policy.format in ("fp8_e4m3", "fp8_e5m2") and policy.scale == "tensor":
-        return Quantizer(kind="fp8_e4m3" if policy.format == "fp8_e4m3" else "fp8_e5m2")
+        return Quantizer(kind=policy.format)
     raise refused(f"{policy.format} with scale '{policy.scale}' and block '{policy.block}'")

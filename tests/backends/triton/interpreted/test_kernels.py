@@ -57,8 +57,8 @@ nvfp4 ms_eden_unscaled H128 step permute
 CLAIMED = [policy for policy in (*POLICIES, *MORE) if policies.refusal(policy) is None]
 
 
-def quantised(x, policy, key=KEY):
-    return BACKEND.quantize(x, Draw(policy=policy, key=key), axis=1)
+def quantised(x, policy):
+    return BACKEND.quantize(x, Draw(policy=policy, key=KEY), axis=1)
 
 
 def check_values(x, policy, axis, key=KEY):
