@@ -87,7 +87,7 @@ class Claim:
     quantise: Callable[[Tensor, ClaimedOperand, Key], Tensor]
     backend: str | None = None
     device: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     @property
     def is_function(self) -> bool:
@@ -95,9 +95,7 @@ class Claim:
         return self.backend is None
 
 
-def of_function(
-    name: str, function: Callable[..., Any], operand: ClaimedOperand, notes: tuple[str, ...] = ()
-) -> Claim:
+def of_function(name: str, function: Callable[..., Any], operand: ClaimedOperand) -> Claim:
     """Make the claim that a function is an operand's quantiser. ``quantise`` raises UserError if it fails."""
     try:
         takes_seed = "seed" in inspect.signature(function).parameters
@@ -122,6 +120,7 @@ def of_function(
             raise UserError(f"{name} returned {got} for a bf16 matrix {list(last.shape)}", hint=hint)
         return done.detach().to(torch.float32).cpu()
 
+    notes = ("Held against the policy without its rotation.",)
     return Claim(name=name, operands=(operand,), quantise=quantise, notes=notes)
 
 
@@ -173,7 +172,7 @@ def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend
         if held_against is None:
             hint = "such as --as mxfp4, or --as tseng:wgrad.dy"
             raise UserError(f"--as: what does {subject} claim to be?", hint=hint)
-        return of_function(subject, load_function(subject), *_held_against(held_against))
+        return of_function(subject, load_function(subject), _held_against(held_against))
     if held_against is not None:
         raise UserError(f"--as: '{subject}' is no function (expected file.py:function before --as)")
     if subject.endswith((".yaml", ".yml")):
@@ -199,8 +198,8 @@ def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
     )
 
 
-def _held_against(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
-    """Return the operand that ``--as`` names, without its rotation, and the claim's notes."""
+def _held_against(text: str) -> ClaimedOperand:
+    """Return the operand that ``--as`` names, without its rotation."""
     before, _, last = text.rpartition(":")
     is_named = bool(before and re.fullmatch(r"\w+\.\w+", last))
     known = _operands(recipe_of(before if is_named else text, option="--as"))
@@ -216,10 +215,9 @@ def _held_against(text: str) -> tuple[ClaimedOperand, tuple[str, ...]]:
     if policy.hadamard:
         what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
         raise UserError(what, hint="check the recipe")
-    operand = replace(
+    return replace(
         one, names=(last if is_named else text,), policy=policy, axis=one.axis if is_named else 1
-    )
-    return operand, ("Held against the policy without its rotation.",)
+    )  # fmt: skip
 
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:

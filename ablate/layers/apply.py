@@ -157,13 +157,12 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
 
     Returns a note for the user, if there was anything to switch off.
     """
-    left: dict[str, nn.Module] = {}
+    left = []
     for name, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and not layers.isdisjoint(module.children()):
+        if isinstance(module, nn.TransformerEncoderLayer) and not layers.isdisjoint(module.modules()):
             module.activation_relu_or_gelu = 0  # torch takes that path only for these two activations
-            left[name or _ROOT] = module
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and not set(left.values()).isdisjoint(module.layers):
+            left.append(name or _ROOT)
+        elif isinstance(module, nn.TransformerEncoder) and not layers.isdisjoint(module.modules()):
             module.use_nested_tensor = False  # only that path computes with nested tensors
     said = f"torch's fast path in evaluation is off: it never calls the layers of {', '.join(in_short(left))}"
     return [said] if left else []
