@@ -165,11 +165,12 @@ def test_training_imports_neither_ray_nor_mlflow_nor_yaml():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("model", [{"layers": 1}, {"layers": 5, "experts": 4}], ids=["dense", "experts"])
+@pytest.mark.parametrize("model", [{"layers": 1}, {"experts": 4}], ids=["dense", "experts"])
 def test_compiled_blocks_train_alike_whatever_was_compiled_before(make_config, tokens, model):
     settings = {"recipe": RecipeSpec(gemms=ALL, stabiliser="sr"), "model": model, "tokens": 2048}
     config = make_config(**settings, eval_every_tokens=512, compile=True)
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # no block is left in eager
+    # No block may be left in eager: these are four for each frame, in training and in evaluation.
+    with torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True):
         compiled = curve(config, tokens)[1]
         kept = Kept()
         first = curve(config, tokens, checkpoints=kept, should_stop=after(2))[1]
