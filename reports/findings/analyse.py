@@ -84,7 +84,7 @@ def _analyse(frames: StudyFrames) -> Analysis:
     arms = []
     for entry in plan.arms:
         arm = compared[entry.name]
-        other = from_place[arm.counted_from][plan.baseline].first(arm.seeds)
+        other = from_place[arm.counted_from][plan.baseline]
         arms.append(_with_figures(arm, other, plan, timing, throughput))
     between = cache(lambda first, origin: against(groups[origin][first], groups[origin], plan))
     once = {
@@ -143,7 +143,8 @@ def _analyse(frames: StudyFrames) -> Analysis:
 def _with_figures(
     arm: ArmResult, base: ArmResult, plan: LockedPlan, timing: RunTiming, throughput: Throughput | None
 ) -> ArmResult:
-    """Add an arm's own figures. ``base``: the baseline, with the seeds of the look that stopped the arm."""
+    """Add an arm's own figures. ``base``: the baseline, counted from the same place."""
+    of_base = base.used[: arm.seeds]
     is_baseline, target, margin = arm.name == plan.baseline, plan.target, plan.margin
     cost, difference, mean = arm.token_cost, arm.difference, mean_tokens(arm.used, arm.alpha)
     # Logs do not say the budget of a run that ended at its hit.
@@ -152,7 +153,7 @@ def _with_figures(
             run.tokens_to_target is not None
             # A budget of 0 is unknown.
             and 0 < (1 - NEAR_BUDGET) * (run.budget - arm.counted_from) < run.tokens_to_target
-            for run in (*arm.runs, *base.runs)
+            for run in (*arm.used, *of_base)
         ]
         cost = replace(cost, near_budget=any(late))
     if target is None:
@@ -170,7 +171,7 @@ def _with_figures(
             rates[arm.name], rates[plan.baseline], cost=cost, tokens=log_tokens(arm.used), alpha=arm.alpha
         )
     elif timing.kind in ("logged", "command") and arm.name not in timing.untold:
-        found = measured_speed(arm.used, base.used, method_of(plan, arm.counted_from))
+        found = measured_speed(arm.used, of_base, method_of(plan, arm.counted_from))
         # Logs may have no times.
         if found.throughput.estimate is not None:
             figures["measured"] = found
@@ -180,7 +181,7 @@ def _with_figures(
         figure, limit = asked(cost, difference.figure, margin)
         of_margin = (figure, limit) if figure is not None and figure.variance else None
     if arm.stopped is None:
-        figures["power"] = power_of(cost, arm.used, base.used, of_margin, arm.alpha)
+        figures["power"] = power_of(cost, arm.used, of_base, of_margin, arm.alpha)
     if arm.config is not None:
         figures["fp4_share"] = share_in_fp4(arm.config)
         figures["published"] = published_for(arm.config.recipe)

@@ -24,7 +24,7 @@ from ablate.results.stops import decide_stops, is_unused
 from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
@@ -89,7 +89,7 @@ def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) ->
             for name, count in counts.items()
             if n in (None, count) or went_on(arms[name], n)
         }
-        sides = {name: (arms[name].first(m).used, base.first(m).used) for name, m in pool.items()}
+        sides = {name: (arms[name].used[:m], base.used[:m]) for name, m in pool.items()}
         costs, differences = token_costs(sides, how), final_differences(sides, how)
         for name in (name for name, count in counts.items() if count == n):
             cost = replace(costs[name], counted_from=base.counted_from)
@@ -113,7 +113,7 @@ def compare_arms(
     moved = {}
     if plan.target is not None:
         moved = move_target(
-            {name: (arm.used, base.first(arm.seeds).used) for name, arm in found.items()},
+            {name: (arm.used, base.used[: arm.seeds]) for name, arm in found.items()},
             plan.target.val_loss,
             method_of(plan, base.counted_from),
             plan.target.crossing,
@@ -148,48 +148,48 @@ def _evaluate_in_bf16(
         return {}
     by_bf16 = against(by_bf16[base.name], by_bf16, plan)
     how = method_of(plan, base.counted_from)
-    sides = {name: (arms[name], base.first(arms[name].seeds)) for name in by_bf16}
+    sides = {name: (arms[name].used, base.used[: arms[name].seeds]) for name in by_bf16}
     alone = final_differences(
         {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()},
         replace(how, moderated=False),
     )
     found = {}
-    for name, (own, other) in sides.items():
-        tokens = _tokens_alone(own, other, second, how)
-        whole, share = own.token_cost.figure, None
-        if whole is not None and tokens.estimate is not None and is_settled(own.token_cost):
-            share = math.log1p(tokens.estimate) / whole.value
+    for name, both in sides.items():
+        tokens = _tokens_alone(both, second, how)
+        cost, share = arms[name].token_cost, None
+        if cost.figure is not None and tokens.estimate is not None and is_settled(cost):
+            share = math.log1p(tokens.estimate) / cost.figure.value
         found[name] = InBf16(
             token_cost=by_bf16[name].token_cost,
             tokens_alone=tokens,
             share=share,
-            final_loss=final_loss(by_bf16[name].used, own.alpha),
+            final_loss=final_loss(by_bf16[name].used, how.alpha),
             difference=by_bf16[name].difference,
             loss_alone=alone[name],
         )
     return found
 
 
-def _gaps(arm: ArmResult, second: Mapping[str, RunResult]) -> list[RunResult]:
+def _gaps(runs: Sequence[RunResult], second: Mapping[str, RunResult]) -> list[RunResult]:
     """Return each run's loss by its own evaluation minus the loss in bf16, as curves."""
     found = []
-    for run in arm.used:
+    for run in runs:
         if (other := second.get(run.run_id)) is not None:
             there = np.searchsorted(run.tokens, other.tokens)
             found.append(replace(other, loss=run.loss[there] - other.loss))
     return found
 
 
-def _tokens_alone(arm: ArmResult, base: ArmResult, second: Mapping[str, RunResult], how: Method) -> Interval:
+def _tokens_alone(
+    sides: Sequence[Sequence[RunResult]], second: Mapping[str, RunResult], how: Method
+) -> Interval:
     """Compute (1 + cost by the arm's own evaluation) / (1 + cost by bf16) − 1."""
-    sides = []
-    for one in (arm, base):
-        pairs = [
-            (run, second[run.run_id]) for run in one.used if run.run_id in second and run.end != "missing"
-        ]
+    logs = []
+    for runs in sides:
+        pairs = [(run, second[run.run_id]) for run in runs if run.run_id in second and run.end != "missing"]
         if not pairs:
             return Interval(note="no results")
         if not all(own.exact and other.exact for own, other in pairs):
             return Interval(note="not every run reached the target by both evaluations")
-        sides.append([(own.seed, math.log(own.high) - math.log(other.high)) for own, other in pairs])
-    return exponential(t_interval(contrast(*sides, paired=how.paired).estimate, how.alpha), minus=1.0)
+        logs.append([(own.seed, math.log(own.high) - math.log(other.high)) for own, other in pairs])
+    return exponential(t_interval(contrast(*logs, paired=how.paired).estimate, how.alpha), minus=1.0)

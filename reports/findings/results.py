@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,10 +97,6 @@ class ArmResult:
     def decay_begins(self) -> int | None:
         """Tokens after which the learning rate falls at the end; None if it does not, or is unknown."""
         return None if self.config is None else decay_begins(self.config.training)
-
-    def first(self, seeds: int | None) -> ArmResult:
-        """Keep the first ``seeds`` of the runs that count; None keeps the arm as it is."""
-        return self if seeds is None else replace(self, runs=tuple(self.used[:seeds]))
 
     @property
     def name(self) -> str:

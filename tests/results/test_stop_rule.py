@@ -146,6 +146,7 @@ def stopped(make_study):
 
 
 def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
+    check_words("arms are stopped early", said_of(analysed(stopped)))
     arms = arms_of(stopped)
     bad, wild, fair = arms["bad"], arms["wild"], arms["fair"]
     seeds = bad.stopped.seeds
@@ -161,10 +162,6 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     late.write_status(replace(late.status(), state="finished", tokens=1_000_000))
     after = arms_of(stopped)["bad"]
     assert (after.token_cost, after.runs[3].end) == (bad.token_cost, "unused")
-
-
-def test_the_report_names_the_level_and_the_stops(stopped):
-    check_words("arms are stopped early", said_of(analysed(stopped)))
 
 
 def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_study import analysed, arms_of, build_study, line, resolved_recipe
+from synthetic_study import analysed, arms_of, build_study, crossing, line, resolved_recipe
 
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import compare
@@ -20,12 +20,6 @@ from ablate.store.records import Environment, with_whole
 
 COSINE = {"schedule": "cosine"}
 """No span in which the rate is known to be constant: crossings are interpolated."""
-
-
-def crossing(points, target):
-    """Return the crossing of a curve that falls all the way, in one line of numpy."""
-    tokens, loss = np.array(points).T
-    return float(np.exp(np.interp(-target, -loss, np.log(tokens))))
 
 
 def falling(pace, at=range(100, 1001, 100)):

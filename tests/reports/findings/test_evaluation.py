@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy import stats
-from synthetic_study import arms_of
+from synthetic_study import arms_of, crossing
 
 from ablate.cli import cli
 from ablate.reports import write_report
@@ -53,7 +53,7 @@ def study(make_study):
 
 def crossings(runs, column, target=TARGET):
     """Return log tokens to target by one of the two losses."""
-    return np.array([np.interp(-target, -np.array(one)[:, column], np.log(TOKENS)) for one in runs])
+    return np.log([crossing(one, target, column) for one in runs])
 
 
 @pytest.mark.parametrize("paired", [True, False])

@@ -119,9 +119,14 @@ def test_what_has_no_interval_makes_none(arm, base, estimate, note):
 
 def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
     fp8, fp4 = whole_config(PRESETS["te-hybrid-fp8"].recipe), whole_config(PRESETS["amd-fdw-dht16"].recipe)
-    cost = Cost(kind="interval", estimate=0.08, low=0.05, high=0.12)
-    found = {one.hardware: one for one in modelled_speed(fp4, fp8, tokens_to_target=3.6e9, cost=cost)}
-    speed, net, hours = (getattr(found["MI355X"], key) for key in ("speed", "net", "hours"))
+
+    def modelled(arm, base, tokens=None, hardware="MI355X", **cost):
+        found = modelled_speed(arm, base, tokens_to_target=tokens, cost=Cost(**cost))
+        return next((one for one in found if one.hardware == hardware), None)
+
+    cost = {"kind": "interval", "estimate": 0.08, "low": 0.05, "high": 0.12}
+    one, nowhere = (modelled(fp4, fp8, 3.6e9, hardware, **cost) for hardware in ("MI355X", "H100"))
+    speed, net, hours = one.speed, one.net, one.hours
     slow, fast = (token_time(workload_of(one), one.recipe, "MI355X").by_kernel() for one in (fp8, fp4))
     assert vars(speed).items() >= vars(speed_up(slow, fast)).items()
     assert net.estimate == pytest.approx(speed.estimate / 1.08)
@@ -129,21 +134,17 @@ def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
     assert net.high == pytest.approx(net.estimate * math.exp(math.hypot(up, math.log(1.08 / 1.05))))
     assert net.low == pytest.approx(net.estimate * math.exp(-math.hypot(down, math.log(1.12 / 1.08))))
     assert hours.low < hours.estimate < hours.high
-    assert {found["H100"].speed, found["H100"].hours} == {Interval()}
-
-    def first(arm, base, tokens=None, **cost):
-        return modelled_speed(arm, base, tokens_to_target=tokens, cost=Cost(**cost))[0]
-
-    bound = first(fp4, fp8, kind="bound", low=0.2, note="why")
+    assert nowhere.speed == nowhere.hours == Interval()
+    bound = modelled(fp4, fp8, kind="bound", low=0.2, note="why")
     assert (bound.net.estimate, bound.net.note, bound.hours) == (None, "why", Interval())
     own = whole_config(Recipe())
-    one = first(own, own, 1e12, kind="baseline")
+    one = modelled(own, own, 1e12, kind="baseline")
     assert one.speed == one.net == Interval(estimate=1.0, low=1.0, high=1.0)
-    seconds = token_time(workload_of(own), Recipe(), "B200").total * 1e12
+    seconds = token_time(workload_of(own), Recipe(), "MI355X").total * 1e12
     assert one.hours.estimate == pytest.approx(seconds / 3600)
     # A model that a trainer builds, and that the configuration does not describe, has nothing to model.
     trained = replace(own, trainer="mine.py:train")
-    assert modelled_speed(trained, own, tokens_to_target=1e9, cost=cost) == ()
+    assert modelled(trained, own, **cost) is None
     assert share_in_fp4(trained) is None
 
 
