@@ -73,11 +73,10 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
 
 def tuned_plan(plan: Plan, tune: Tune) -> Plan:
     """Add its search to a plan, and arms at the best values once these are known."""
-    groups = {arm: group for group in tune.groups for arm in group.arms}
-    shared = groups[plan.baseline].shared
+    shared = tune.group_of(plan.baseline, plan.baseline).shared
     added: dict[str, PlannedArm] = {}
     for arm in plan.arms if tune.done else ():
-        group = groups[plan.baseline if arm.again else arm.name]
+        group = tune.group_of(arm.name, plan.baseline)
         chosen = group.chosen
         assert chosen is not None
         if chosen != group.shared:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from ablate.results.frames import StudyFrames
-    from ablate.store.plan_file import GroupTuning, LockedPlan, LockedTuning
+    from ablate.store.plan_file import LockedPlan, LockedTuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
     plan = frames.plan
     values = {}
     for name, stand_in in names.items():
-        group = group_of(tuning, plan, name)
+        group = tuning.group_of(name, plan.baseline)
         values[name] = group.shared if stand_in == name else group.chosen or {}
     usual = values[plan.baseline]
     arms = []
@@ -174,13 +174,6 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
         configs={arm: one.with_training(**usual) for arm, one in configs if arm in names.values()},
         **of_runs,
     )
-
-
-def group_of(tuning: LockedTuning, plan: LockedPlan, arm: str) -> GroupTuning:
-    """Return the tuning group of an arm; the baseline's second arm belongs to the baseline's group."""
-    group = tuning.group_of(arm) or tuning.group_of(plan.baseline)
-    assert group is not None
-    return group
 
 
 @dataclass(frozen=True, kw_only=True)

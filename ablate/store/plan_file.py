@@ -190,9 +190,10 @@ class LockedTuning:
     groups: tuple[GroupTuning, ...]
     tuned: dict[str, Text]
 
-    def group_of(self, arm: str) -> GroupTuning | None:
-        """Find the group of an arm, None if the arm is not searched."""
-        return next((group for group in self.groups if arm in group.arms), None)
+    def group_of(self, arm: str, baseline: str) -> GroupTuning:
+        """Find the group of an arm; the baseline's second arm belongs to the baseline's."""
+        groups = {name: group for group in self.groups for name in group.arms}
+        return groups.get(arm) or groups[baseline]
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.results import TunedArm, TuningResult
-from ablate.results.ends import group_of
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
@@ -29,7 +28,7 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
     for name, stand_in in tuning.tuned.items():
         if shared_arms[name].planned.again:
             continue
-        group = group_of(tuning, plan, name)
+        group = tuning.group_of(name, plan.baseline)
         trials, chosen = group.trials, group.chosen or {}
         losses = [(trial.values, trial.loss) for trial in reversed(trials)]
         tried = {
