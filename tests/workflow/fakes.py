@@ -65,17 +65,18 @@ class Executor:
     def __call__(self, store, todo, unneeded=dict, **_):
         self.begins(store)
         self.calls.append([])
-        states = {}
+        states, names = {}, {run.id: arm.name for arm, run in store.plan().runs()}
         for request in todo:
             if len(self.ran) >= self.stops_after:
                 interrupted = self.problem is None
                 return ExecutionEnd(states=states, interrupted=interrupted, problem=self.problem)
             run, every = store.run(request.run_id), request.config.training.tokens // 20
             run.create(asdict(request.config))
-            state = self.end(request)
+            one = SimpleNamespace(arm=names[request.run_id], config=request.config)
+            state = self.end(one)
             for step in range(1, 21):
                 row = {"tokens": every * step, "step": step, "time_unix": 1.7e9}
-                loss = self.loss(request, every * step)
+                loss = self.loss(one, every * step)
                 append_line(run.metrics_path, row | {"kind": "eval", "val_loss": loss})
                 append_line(run.metrics_path, row | {"kind": "train", "tokens_per_sec": 5000.0})
                 if self.looks and request.run_id in unneeded():
@@ -83,7 +84,7 @@ class Executor:
                     break
             states[request.run_id] = state
             run.write_status(Status(state=state, attempt=1, tokens=every * step, message="no such luck"))
-            self.calls[-1].append((request.arm, request.config.seed))
+            self.calls[-1].append((one.arm, one.config.seed))
         return ExecutionEnd(states=states, interrupted=False)
 
 
