@@ -70,10 +70,12 @@ def study_tables(found: Comparison) -> tuple[Table, ...]:
         for study in found.studies
     ]
     names = [study.name for study in found.studies]
-    rows = [
-        {"Key": key} | {name: _grouped(value) for name, value in zip(names, each, strict=True)}
-        for key, each in found.differs.items()
-    ]
+    rows = []
+    for key, each in found.differs.items():
+        values = (
+            f"{int(one):,}" if one.isascii() and one.isdigit() else cut(one, _LONGEST_VALUE) for one in each
+        )
+        rows.append({"Key": key} | dict(zip(names, values, strict=True)))
     return (
         make_table(
             "studies",
@@ -137,7 +139,3 @@ def comparison_sentences(found: Comparison) -> Iterator[str]:
         yield f"There are two {noun}s alone: nothing can show whether the change is the same between them."
     if noun and (span := found.places[-1] / found.places[0]) < 10:
         yield f"The {noun}s span a factor of {span:.3g}: a tenfold lies beyond them."
-
-
-def _grouped(value: str) -> str:
-    return f"{int(value):,}" if value.isascii() and value.isdigit() else cut(value, _LONGEST_VALUE)

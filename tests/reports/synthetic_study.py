@@ -274,7 +274,7 @@ def whole_config(recipe, seed=0, model=None):
 
 def native_study(folder, **plan):
     """Two arms of two seeds with all that a native run writes; the hardware is a stand-in."""
-    curves = {"fp8": [line(3, 2.5, 1.8), line(3, 2.4, 1.8)], "fp4": [line(3, 2.6, 1.9), line(3, 2.5, 1.8)]}
+    curves = lines("fp8: 3 2.5 1.8, 3 2.4 1.8; fp4: 3 2.6 1.9, 3 2.5 1.8")
     recipes = {"fp8": PRESETS["te-hybrid-fp8"].recipe, "fp4": PRESETS["amd-fdw"].recipe}
     resolved = {name: dataclasses.asdict(recipe) for name, recipe in recipes.items()}
     return build_study(folder, curves, environment=NATIVE, model={}, resolved=resolved, **plan)

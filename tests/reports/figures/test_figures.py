@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
-from synthetic_study import analysed, line
+from synthetic_study import analysed, line, lines
 
 from ablate.reports import figures
 from ablate.reports.figures import draw_figures
@@ -49,7 +49,7 @@ def test_the_same_study_gives_the_same_bytes_and_no_global_state(make_study, mon
 @pytest.mark.parametrize("decay", [150, 0])
 def test_where_the_rate_falls_the_ground_is_grey(make_study, decay):
     store = make_study(
-        {"a": [line(3, 2.5, 2.3, 2.1, 1.9)] * 2, "b": [line(3.1, 2.6, 2.4, 2.2, 2.0)] * 2},
+        lines("a: 3 2.5 2.3 2.1 1.9; b: 3.1 2.6 2.4 2.2 2.0"),
         training={"schedule": "wsd" if decay else "constant", "decay_tokens": decay, "tokens": 500},
         target={"value": 2.4},
         model={"width": 64, "layers": 1},

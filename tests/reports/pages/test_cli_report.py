@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from synthetic_study import line
+from synthetic_study import line, lines
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
@@ -21,7 +21,7 @@ from ablate.study import load_study
 def call(make_study):
     """Call ``ablate report`` of a small study, with options behind."""
     store = make_study(
-        {"a": [line(3, 2, 1)] * 2, "b\x1b[2J": [line(3, 2.5, 1), line(3, 2.4, 1)]},
+        lines("a: 3 2 1, 3 2 1; b\x1b[2J: 3 2.5 1, 3 2.4 1"),
         states={("a", 1): "failed"},
         study="odd",
     )

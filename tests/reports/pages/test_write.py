@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pandas as pd
 import pytest
-from synthetic_study import line, lines
+from synthetic_study import lines
 from texts import check_page
 
 from ablate import open_study
@@ -71,9 +71,8 @@ NASTY = "<script>alert(1)</script> | *a* `b` [c](d) $x^2$ & \\ _e_ #"
 
 
 def test_user_strings_are_escaped(make_study):
-    curves = {NASTY: [line(3, 2, 1), line(3, 2, 1.1)], "b\u202e": [line(3, 2, 1.5), line(3, 2, 1.4)]}
     store = make_study(
-        curves,
+        lines(f"{NASTY}: 3 2 1, 3 2 1.1; b\u202e: 3 2 1.5, 3 2 1.4"),
         target={"value": 1.8},
         states={("b\u202e", 1): "failed"},
         messages={("b\u202e", 1): "\x1b[31mfirst\n<img src=x onerror=alert(2)> | end"},
@@ -148,11 +147,11 @@ def test_strange_curves_give_a_whole_report(make_study, text, drawn, recwarn):
 
 @pytest.fixture
 def small(make_study):
-    return make_study({"a": [line(3, 2, 1)] * 2, "b": [line(3, 2.5, 1.5)] * 2})
+    return make_study(lines("a: 3 2 1, 3 2 1; b: 3 2.5 1.5, 3 2.5 1.5"))
 
 
 def test_a_page_on_another_question_leaves_its_own_files_alone(make_study, tmp_path):
-    store = make_study({"a": [line(3, 2, 1), line(3, 2, 1.1)], "b": [line(3, 2.5, 1.5), line(3, 2.4, 1.5)]})
+    store = make_study(lines("a: 3 2 1, 3 2 1.1; b: 3 2.5 1.5, 3 2.4 1.5"))
     asked = write_report(store, tmp_path / "out", target=1.7)
     (own := asked.figures / "drawn by hand.svg").write_text("kept")
     never = {"target": 0.5}
