@@ -363,7 +363,8 @@ def run_command(
 
     look()
     if should_stop():
-        return CommandEnd(state="interrupted", step=rows.last, tokens=rows.tokens, message="interrupted")
+        tokens = rows.last * rows.plan.tokens_per_step
+        return CommandEnd(state="interrupted", step=rows.last, tokens=tokens, message="interrupted")
     process, is_started = place.start(logs[-1][0]), True
     look()
     others = None
@@ -393,11 +394,11 @@ def run_command(
             why += f"; its last lines: {' | '.join(last_lines)}" * bool(last_lines)
             transient = rows.is_new
             state = "interrupted" if transient else "failed"
-    is_whole = state == "finished"
+    step = rows.plan.steps if state == "finished" else rows.last
     return CommandEnd(
         state=state,
-        step=rows.plan.steps if is_whole else rows.last,
-        tokens=rows.plan.tokens if is_whole else rows.tokens,
+        step=step,
+        tokens=step * rows.plan.tokens_per_step,
         message=why or None,
         transient=transient,
         seen=tuple(seen.values()),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.run.command import files_of
-from ablate.run.log_rows import without_colours
+from ablate.run.log_rows import COLOURS
 from ablate.run.schedule import divergence_bound, plan_steps
 
 if TYPE_CHECKING:
@@ -52,11 +52,6 @@ class Rows:
     def last(self) -> int:
         """The step of the last row, 0 without one."""
         return max(next(reversed(known), 0) for known in self._losses.values())
-
-    @property
-    def tokens(self) -> int:
-        """The tokens up to the last row."""
-        return self.last * self.plan.tokens_per_step
 
     @property
     def is_complete(self) -> bool:
@@ -129,7 +124,7 @@ class Text:
         *lines, self._rest = re.split(rb"[\r\n]", self._rest + content)
         if ended or len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""
-        yield from (without_colours(line.decode("utf-8", errors="replace")).strip() for line in lines)
+        yield from (COLOURS.sub("", line.decode("utf-8", errors="replace")).strip() for line in lines)
 
 
 class LogFiles:

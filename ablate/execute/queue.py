@@ -62,15 +62,15 @@ class Workers:
         # A user's own code may leave anything behind, so its process ends with the run.
         self._foreign = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._together = ray.remote(max_retries=0)(execute_together)
-        self._running: dict[str, tuple[Any, RunRequest]] = {}
-        self._groups: dict[str, Any] = {}
+        self._running: dict[str, tuple[Any, RunRequest, Any]] = {}
 
     def start(self, run: RunRequest) -> None:
         """Hand a run to a worker."""
         from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        wanted, remote = run.resources, self._alone if run.config.trainer is None else self._foreign
+        wanted, group = run.resources, None
+        remote = self._alone if run.config.trainer is None else self._foreign
         asked = {"num_cpus": wanted.cpus, "num_gpus": wanted.gpus, "resources": wanted.custom or None}
         if wanted.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
             remote, asked = self._together, {"num_cpus": 0}
@@ -78,9 +78,8 @@ class Workers:
             bundle = {"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.custom}
             group = placement_group([bundle] * wanted.nodes, strategy="STRICT_SPREAD")
             asked["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
-            self._groups[run.run_id] = group
         task = remote.options(name=run.run_id, **asked).remote(run)
-        self._running[run.run_id] = task, run
+        self._running[run.run_id] = task, run, group
 
     def cancel(self, run_id: str) -> None:
         """Take back a run that no worker has begun; ``collect`` still yields its end."""
@@ -95,12 +94,12 @@ class Workers:
         if not self._running:
             time.sleep(_POLL_SEC)
             return
-        tasks = dict(self._running.values())
+        tasks = {task: (run, group) for task, run, group in self._running.values()}
         done, _ = ray.wait(list(tasks), num_returns=min(len(tasks), 100), timeout=_POLL_SEC)
         for task in done:
-            run = tasks[task]
+            run, group = tasks[task]
             del self._running[run.run_id]
-            if (group := self._groups.pop(run.run_id, None)) is not None:
+            if group is not None:
                 ray.util.remove_placement_group(group)
             try:
                 end = ray.get(task)

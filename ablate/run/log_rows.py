@@ -28,7 +28,8 @@ VALUES = ("val_loss", "loss", "grad_norm", "lr", "step_ms", "tokens_per_sec", "t
 """What a row may tell. Losses in nats per token; ``step_ms``: milliseconds for an optimizer step."""
 ROW = (*PLACES, *VALUES)
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?))"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""ANSI's codes."""
 
 PresetName = Literal["megatron", "torchtitan", "nanogpt", "mllog", "hf", "ablate"]
 PRESET_NAMES: tuple[str, ...] = get_args(PresetName)
@@ -136,7 +137,7 @@ class LogReader:
 
     def rows(self, line: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of one line, or of a whole ``trainer_state.json``."""
-        line = without_colours(line)
+        line = COLOURS.sub("", line)
         for match in filter(None, (pattern.search(line) for pattern in self._patterns)):
             yield from self._row(match.groupdict())
         if self._keys:
@@ -154,11 +155,6 @@ class LogReader:
         self._place |= {name: int(value) for name, value in places.items() if 0 <= value < 1 << 62}
         if ("val_loss" in numbers or "loss" in numbers) and self._place:
             yield {**self._place, **numbers}
-
-
-def without_colours(line: str) -> str:
-    """Remove ANSI's codes from a line."""
-    return _COLOURS.sub("", line)
 
 
 def _deep(content: Any, name: str) -> Any:

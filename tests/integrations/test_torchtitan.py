@@ -19,8 +19,7 @@ pytestmark = pytest.mark.exhaustive
 
 def model():
     torch.manual_seed(0)
-    sizes = [(64, 64), (64, 32)]
-    first, last = (Linear(Linear.Config(in_features=left, out_features=right)) for left, right in sizes)
+    first, last = (Linear(Linear.Config(in_features=64, out_features=count)) for count in (64, 32))
     return torch.nn.Sequential(first, torch.nn.ReLU(), last)
 
 
