@@ -93,11 +93,11 @@ def command(
     cannot. A format means both operands of a GEMM; all three GEMMs are alike unless a note says so.
 
     DEVICE is cpu or cuda: quantised bits are compared with plain torch on the CPU, products with exact ones.
-    The exact probe finds an accumulator that is narrower than fp32. Then come gradients, a short training run
-    beside emulation, the quantiser's bandwidth, rates of GEMMs and times of training steps. Record (JSON) and
-    page (Markdown) lie in --out, with the tensors that show a failure. What did not fit the time is
-    run by the same command once more. Of hardware that is not here, such as sm_100 or gfx950: what the back
-    ends would do on it with the packages installed here; the kernels are compiled for it and read back.
+    The exact probe finds an accumulator that is narrower than fp32. Then come a short training run beside
+    emulation, rates of GEMMs and times of training steps. Record (JSON) and page (Markdown) lie in --out,
+    with the tensors that show a failure. What did not fit the time is run by the same command once more. Of
+    hardware that is not here, such as sm_100 or gfx950: what the back ends would do on it with the packages
+    installed here; the kernels are compiled for it and read back.
 
     RECIPE is a word or a mapping; or name STUDY with --arm. FUNCTION (file.py:function) takes a bf16 matrix
     [rows, k] with blocks along k, and seed=… if it has such a parameter, and returns the matrix dequantised.

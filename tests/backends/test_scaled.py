@@ -96,6 +96,9 @@ def test_torchs_own_checks_take_the_arguments_on_blackwell(m, n, k):
     for name, ours in calls["mxfp4"].items():
         theirs = calls["nvfp4" if name.startswith("mat") else "mxfp8"][name]
         assert laid_out(ours) == laid_out(theirs), name
+    for name in ("scale_a", "scale_b"):
+        ((ours,), (theirs,)) = (calls[fmt][name] for fmt in ("mxfp4", "mxfp8"))
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
