@@ -253,9 +253,6 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     if settings.master_weights == "bf16":
         for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
             parameter.data = parameter.data.to(torch.bfloat16)
-    if layout.checkpoint_activations:
-        for block in blocks(module, needed_by="resources.activation_checkpointing"):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if settings.compile:
         # A step's kernels must not depend on what was compiled before, here or by an earlier attempt: other
         # runs leave nothing, no block falls back to eager because there are others, and each shape has its
@@ -267,7 +264,10 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         for mixture in mixtures:
             mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[no-untyped-call]
         for block in blocks(module, needed_by="training.compile"):
-            block.compile(dynamic=False if config.model.is_built_in else None)
+            block.forward = torch.compile(block.forward, dynamic=False if config.model.is_built_in else None)
+    if layout.checkpoint_activations:
+        for block in blocks(module, needed_by="resources.activation_checkpointing"):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if group.size > 1:
         dense = config.model.is_built_in and config.model.experts is None
         shard(module, group, settings, gather_bf16=dense)

@@ -9,6 +9,7 @@ import torch
 from ablate.backends.emulated import EmulatedBackend
 from ablate.recipes import RecipeSpec
 from ablate.train import loop, train
+from ablate.train.group import Layout
 from ablate.train.loop import assemble, evaluate
 from tests.curves import Kept, after, curve, losses
 
@@ -175,6 +176,7 @@ def test_compiled_blocks_train_alike_whatever_was_compiled_before(make_config, t
         kept = Kept()
         first = curve(config, tokens, checkpoints=kept, should_stop=after(2))[1]
         assert first + curve(config, tokens, checkpoints=kept)[1] == compiled
+        assert curve(config, tokens, layout=Layout(checkpoint_activations=True))[1] == compiled
     plain = losses(curve(make_config(**settings, eval_every_tokens=512), tokens)[1])
     # Fused operations round less often.
     assert losses(compiled) == pytest.approx(plain, abs=0.02)
