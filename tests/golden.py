@@ -1,8 +1,8 @@
-"""Files of cases: first a text in which ``@`` stands for what differs, then the cases with their lines.
+"""Texts that tests hold to files, and files of cases.
 
-``=== TITLE``, what differs, ``--- faults`` or ``--- means``, then the lines. ``# --set KEY=VALUE`` is a
-setting of the command line. Where lines are meant to change, ``REWRITE=1 pytest`` writes them anew, for the
-diff to show.
+Of cases: first a text in which ``@`` stands for what differs, then the cases with their lines: ``=== TITLE``,
+what differs, ``--- faults`` or ``--- means``, then the lines. ``# --set KEY=VALUE`` is a setting of the
+command line. Where lines are meant to change, ``REWRITE=1 pytest`` writes them anew, for the diff to show.
 """
 
 from __future__ import annotations
@@ -33,6 +33,20 @@ def check(case, found):
         whole, new = path.read_text(encoding="utf-8"), "".join(f"{line}\n" for line in found)
         path.write_text(whole.replace(f"\n=== {asked}{lines}", f"\n=== {asked}{new}"), encoding="utf-8")
     assert found == lines.splitlines()
+
+
+def check_text(path, found):
+    """Hold a text against its file."""
+    if "REWRITE" in os.environ:
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8")
+
+
+def check_answers(path, told):
+    """Hold what is told of each line of a file against the indented lines under it."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("    ")]
+    answers = ((asked, *(f"    {line}" for line in told(asked))) for asked in lines)
+    check_text(path, "".join(f"{line}\n" for answer in answers for line in answer))
 
 
 def settings_of(text):

@@ -1,7 +1,6 @@
 """Who does which GEMM where: by name, or the fastest native one; and nothing in silence."""
 
 import dataclasses
-import os
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -29,10 +28,10 @@ from ablate.execute.worker import end_of
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 from ablate.run import backend_names
 from ablate.run.config import ModelConfig, ResourcesConfig
+from tests.golden import check_answers
 
 MXFP4, BF16, NVFP4 = policies_of("mxfp4\nbf16\nnvfp4")
 B200 = Device(kind="cuda", arch="sm_100", name="B200")
-ANSWERS = Path(__file__).with_name("support.txt")
 
 
 def answers(line):
@@ -44,17 +43,13 @@ def answers(line):
         told = {name: load_backend(name).support(gemm, there) for name in ("torch", "triton")}
         named = (f"{name}: {one.detail if one.mode == 'no' else one.mode}" for name, one in told.items())
         found.setdefault("; ".join([f"{taken.name} ({how.mode})", *named]), []).append(there.arch)
-    return [f"    {', '.join(where)}: {what}" for what, where in found.items()]
+    return [f"{', '.join(where)}: {what}" for what, where in found.items()]
 
 
 def test_auto_takes_the_fastest_native_one_and_each_refusal_has_its_reason():
     """Of each GEMM in the file; ``REWRITE=1`` writes the answers anew."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    asked = [line for line in ANSWERS.read_text().splitlines() if not line.startswith("    ")]
-    found = "".join(f"{line}\n" for gemm in asked for line in (gemm, *answers(gemm)))
-    if "REWRITE" in os.environ:
-        ANSWERS.write_text(found)
-    assert found == ANSWERS.read_text()
+    check_answers(Path(__file__).with_name("support.txt"), answers)
 
 
 def test_a_named_back_end_leaves_high_precision_to_the_device():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from ablate.base.files import append_line
 from ablate.store import Status
 from tests.cli.command import ablate
 from tests.cli.stored import IDS, make_store
+from tests.golden import check_text
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 # What depends on the machine, on the moment, on Python's own text and on where a rounding lies.
@@ -67,9 +67,7 @@ def hold(golden, folder):
     """Hold what the file's commands print in a folder against the file."""
     head, *commands = re.findall(r"^[#$] .*$", golden.read_text(encoding="utf-8"), re.MULTILINE)
     found = "\n".join([f"{head}\n", *(said(command, folder) for command in commands)])
-    if "REWRITE" in os.environ:
-        golden.write_text(found, encoding="utf-8")
-    assert found == golden.read_text(encoding="utf-8")
+    check_text(golden, found)
 
 
 @pytest.mark.usefixtures("without_figures")

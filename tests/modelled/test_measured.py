@@ -11,19 +11,12 @@ import pytest
 from ablate.modelled.speed import KERNEL_SPREAD, RATES, seconds_range
 from tests.benchmark import load_benchmark
 
+benchmark = load_benchmark("speed_model")
+MEASURED_UPS = [one for one in benchmark.SPEED_UPS if not one.at_least]
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    return load_benchmark("speed_model")
-
-
-def measured_ups(benchmark):
-    return [one for one in benchmark.SPEED_UPS if not one.at_least]
-
-
-def test_rates_are_the_means_of_kernels_and_attentions_make_the_median_step_as_long_as_measured(benchmark):
+def test_rates_are_the_means_of_kernels_and_attentions_make_the_median_step_as_long_as_measured():
     for rate in ("gemm16", "gemm8", "gemm4", "memory"):
         assert RATES[rate][1] == round(geometric_mean(s for _, one, s in benchmark.KERNELS if one == rate), 2)
     for eight in (False, True):
@@ -37,9 +30,9 @@ def test_rates_are_the_means_of_kernels_and_attentions_make_the_median_step_as_l
     assert f"s = {KERNEL_SPREAD:.3f} comes" in page
 
 
-def test_deviations_above_a_tenth_are_explained_and_counted(benchmark):
+def test_deviations_above_a_tenth_are_explained_and_counted():
     counts = []
-    for cases in (benchmark.CALIBRATION, benchmark.HELD_OUT, measured_ups(benchmark)):
+    for cases in (benchmark.CALIBRATION, benchmark.HELD_OUT, MEASURED_UPS):
         far = [case for case in cases if abs(case.deviation) > 0.1]
         assert all(case.why for case in far)
         counts += [f"{len(cases) - len(far)} of {len(cases)}"]
@@ -48,14 +41,14 @@ def test_deviations_above_a_tenth_are_explained_and_counted(benchmark):
     assert said.format(*counts) in page
 
 
-def test_ranges_hold_all_that_was_held_out(benchmark):
+def test_ranges_hold_all_that_was_held_out():
     steps = [(seconds_range(step.time), 1 / step.tokens_per_sec) for step in benchmark.HELD_OUT]
-    measured = [(one.modelled, one.published) for one in measured_ups(benchmark)]
+    measured = [(one.modelled, one.published) for one in MEASURED_UPS]
     inside = [found.low <= value <= found.high for found, value in (*steps, *measured)]
     assert inside == [True] * 19  # as docs/planning.md says
 
 
-def test_the_logs_say_what_the_table_has(benchmark, shared_data):
+def test_the_logs_say_what_the_table_has(shared_data):
     logs = shared_data / "mlperf_v5.1"
     there = [step for step in benchmark.CALIBRATION if (logs / step.logs).is_dir()]
     assert {step.hardware for step in there} == {"B300", "GB300", "MI355X"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from ablate.backends import emulated
 from ablate.backends.cpu_bf16 import multiplies_bf16
+from ablate.backends.testing.suite import one_thread
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import step_memory
 from ablate.recipes import (
@@ -21,6 +21,7 @@ from ablate.run.architecture import PRESETS as MODELS
 from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 from tests.benchmark import load_benchmark
+from tests.exhaustive import rest_exhaustive
 
 benchmark = load_benchmark("memory_model")
 
@@ -36,10 +37,8 @@ EIGHT = ResourcesConfig(devices_per_run=8, gpus=1)
 def one_thread_that_multiplies_bf16(monkeypatch):
     """The model is of devices that multiply bf16: a CPU that does not would hold operands in fp32 besides."""
     monkeypatch.setattr(emulated, "multiplies_bf16", lambda: True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield
 
 
 in_bf16 = pytest.mark.skipif(
@@ -48,10 +47,7 @@ in_bf16 = pytest.mark.skipif(
 
 
 @in_bf16
-@pytest.mark.parametrize(
-    "name",
-    [name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in benchmark.CASES],
-)
+@pytest.mark.parametrize("name", rest_exhaustive(benchmark.CASES, USUAL.__contains__))
 def test_rather_above_the_measured_peak_and_by_a_tenth_at_most(name):
     case = benchmark.CASES[name]
     assert 0.97 < case.modelled().total() / benchmark.measured_bytes(case.config()) < 1.1

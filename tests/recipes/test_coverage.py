@@ -4,14 +4,13 @@
 ``REWRITE=1`` writes what stands under them anew.
 """
 
-import os
 from pathlib import Path
 
 from ablate.recipes import read_recipe
 from ablate.recipes.coverage import Matrix, coverage_faults, coverage_of, in_short
 from ablate.recipes.place import places
+from tests.golden import check_answers
 
-TABLE = Path(__file__).with_name("coverage.txt")
 MATRICES = (
     Matrix(name="layers.0.up", elements=300),
     Matrix(name="layers.1.up", elements=300, also=("again.up",)),
@@ -32,11 +31,7 @@ def told(line):
 
 
 def test_what_is_said_of_each_recipe():
-    asked = [line for line in TABLE.read_text().splitlines() if not line.startswith("    ")]
-    found = "".join(f"{one}\n" + "".join(f"    {line}\n" for line in told(one)) for one in asked)
-    if "REWRITE" in os.environ:
-        TABLE.write_text(found)
-    assert found == TABLE.read_text()
+    check_answers(Path(__file__).with_name("coverage.txt"), told)
 
 
 def test_shares_count_every_place_and_every_gemm_by_itself():

@@ -4,13 +4,12 @@
 nothing. ``REWRITE=1`` writes what stands under them anew.
 """
 
-import os
 from pathlib import Path
 
 from ablate.recipes import describe_layer, read_recipe
 from ablate.recipes.place import idle_roles, phases_of, places, rule_faults
+from tests.golden import check_answers
 
-TABLE = Path(__file__).with_name("places.txt")
 MODELS = {
     "small": places(
         ["0.attention.qkv", "0.ffn.gate_up", "0.ffn.down", "1.ffn.experts.0.down", "1.mixing", "head"],
@@ -33,16 +32,10 @@ def told(line):
         found.setdefault(describe_layer(first.recipe) + "".join(then), []).append(name)
     for label, names in found.items():
         shown = " ".join(names) if len(names) <= 12 else f"{names[0]} … {names[-1]} ({len(names)})"
-        yield f"    {label}: {shown}"
-    yield from (
-        f"    fault of rule {index}: {what} ({hint})" for index, what, hint in rule_faults(recipe, where)
-    )
-    yield from (f"    no layer has the role {role}" for role in idle_roles(recipe, where))
+        yield f"{label}: {shown}"
+    yield from (f"fault of rule {index}: {what} ({hint})" for index, what, hint in rule_faults(recipe, where))
+    yield from (f"no layer has the role {role}" for role in idle_roles(recipe, where))
 
 
 def test_each_layer_follows_what_the_table_says():
-    asked = [line for line in TABLE.read_text().splitlines() if not line.startswith("    ")]
-    found = "".join(f"{line}\n" for one in asked for line in (one, *told(one)))
-    if "REWRITE" in os.environ:
-        TABLE.write_text(found)
-    assert found == TABLE.read_text()
+    check_answers(Path(__file__).with_name("places.txt"), told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import yaml
 
 from ablate.recipes import PRESETS, SHORT_RECIPES, read_recipe
 from ablate.recipes.stacks import STACKS, flags_for
+from tests.golden import check_text
 
 GOLDEN = Path(__file__).with_name("stacks.yaml")
 """What each stack says of each recipe: the named ones, and those that are written there as mappings."""
@@ -28,10 +28,7 @@ def test_every_recipe_has_flags_or_a_reason():
     written = (one for recipes in known.values() for one in recipes if one.startswith("{"))
     asked = dict.fromkeys((*SHORT_RECIPES, *written))
     found = {stack: {one: told(one, stack) for one in asked} for stack in STACKS}
-    if "REWRITE" in os.environ:
-        GOLDEN.write_text(yaml.safe_dump(found, sort_keys=False, width=200))
-        known = found
-    assert found == known
+    check_text(GOLDEN, yaml.safe_dump(found, sort_keys=False, width=200))
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -64,6 +64,7 @@ def test_what_is_not_there_or_damaged_is_one_line(report, make_study, tmp_path, 
         ("ablate", "pandas pydantic"),
         ("ablate.cli, ablate.cli.report", "pandas scipy matplotlib numpy jinja2"),
         ("ablate.track.process, ablate.cli.report", "mlflow"),
+        ("ablate.train, ablate.execute.worker", "ray mlflow ruamel yaml optuna pandas matplotlib"),
         ("ablate.reports", "scipy.stats matplotlib.pyplot torch ray mlflow"),
     ],
 )

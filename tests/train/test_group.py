@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
+from ablate.backends.testing.suite import one_thread
 from ablate.diagnose.recorder import Recorder
 from ablate.execute.side_tasks import Keeper
 from ablate.run.config import ModelConfig
@@ -34,12 +35,10 @@ SHORT = {"tokens": 4096, "eval_every_tokens": 1024}
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """As each process of a group has here: sums over threads have an order of their own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def as_in_a_group():
+    """Use one thread, as each process of a group does here: sums over threads have an order of their own."""
+    with one_thread():
+        yield
 
 
 def member(rank, size, folder, meet, config, tokens, stop_after=0, diagnostics=None, **layout):
