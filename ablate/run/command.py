@@ -183,15 +183,17 @@ def secrets_of(trainer: str | Command | None, environment: Mapping[str, str]) ->
 def result_files(command: Command) -> list[Path]:
     """List the files whose contents enter the id: ``files``, and each word that is a file in ``cwd``.
 
+    So does the file that a word sets: ``--config=a.yaml``.
+
     Raises:
         UserError: a name in ``files`` matches nothing.
     """
     folder = Path(command.cwd)
     found: dict[Path, None] = {}
     for word in command.words:
-        path = folder / word
-        if "{" not in word and not word.startswith("-") and path.is_file():
-            found[path] = None
+        for name in (word, word.rpartition("=")[2]):
+            if name and "{" not in word and not name.startswith("-") and (folder / name).is_file():
+                found[folder / name] = None
     for pattern in command.files:
         matches = [path for path in files_of(str(folder / pattern)) if path.is_file()]
         if not matches:

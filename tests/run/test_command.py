@@ -34,8 +34,10 @@ def test_files_that_count(tmp_path):
     (tmp_path / "train.py").write_text("1")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.sh").write_text("a")
-    own = command("python", "train.py", "--seed", "{seed}", cwd=str(tmp_path), files=["configs/*.sh"])
-    assert [path.name for path in result_files(own)] == ["train.py", "a.sh"]
+    (tmp_path / "set.yaml").write_text("lr: 1")
+    words = ("python", "train.py", "--config=set.yaml", "--empty=", "--seed={seed}")
+    own = command(*words, cwd=str(tmp_path), files=["configs/*.sh"])
+    assert [path.name for path in result_files(own)] == ["train.py", "set.yaml", "a.sh"]
     before = digest_of(own)
     (tmp_path / "notes.txt").write_text("no part of it")
     assert digest_of(own) == before
