@@ -15,7 +15,7 @@ from ablate.backends.cpu_kernel import BlockScaled, Kernel, supports
 from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.testing.inputs import POLICIES, awkward, label, policies_of
-from ablate.backends.testing.suite import KEY, difference, same_bits
+from ablate.backends.testing.suite import KEY, difference, one_thread, same_bits
 from ablate.base.files import hash_of, write_record
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
@@ -44,14 +44,6 @@ nvfp4 four_six stochastic
 nvfp4 four_six_mae
 nvfp4 four_six_448
 """)
-
-
-@pytest.fixture
-def threads():
-    """How to set the number of threads, which is reset afterwards."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def check_bits(x, policy, axis):
@@ -151,15 +143,16 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
     policies_of("fp8_e4m3\nmxfp4\nmxfp4 stochastic 0.75\nnvfp4 H16 fixed\nfp8_e4m3 1x128"),
     ids=label,
 )
-def test_any_number_of_threads(policy, threads):
+def test_any_number_of_threads(policy):
     x, products = normal(1152, 640).bfloat16(), []
-    for number in (1, 2, 3):
-        threads(number)
-        for axis in (0, 1):
-            check_bits(x, policy, axis)
-        side = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=1)
-        if isinstance(side, BlockScaled):
-            products.append(EMULATED.multiply(side, side))
+    with one_thread():  # which sets the number back
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            for axis in (0, 1):
+                check_bits(x, policy, axis)
+            side = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=1)
+            if isinstance(side, BlockScaled):
+                products.append(EMULATED.multiply(side, side))
     assert all(torch.equal(one, products[0]) for one in products)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.functional import SwizzleType
+from torch.utils._pytree import tree_map_only
 
 from ablate.backends import scaled
 from ablate.backends.device import device_of_arch
@@ -74,28 +75,24 @@ def test_arguments_on_gfx950(fmt, per_byte):
 
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 256, 512), (7, 33, 96), (300, 17, 160)])
 def test_torchs_own_checks_take_the_arguments_on_blackwell(m, n, k):
-    def laid_out(value):
-        if isinstance(value, torch.Tensor):
-            return value.dtype, value.shape, value.stride()
-        return list(map(laid_out, value)) if isinstance(value, list) else value
+    def laid_out(one):
+        return {"size": one.shape, "stride": one.stride(), "dtype": one.dtype}
 
-    # Torch 2.13 checks MXFP8 and two-level NVFP4 rightly on fake tensors of a GPU; MXFP4 it does not (its K).
-    def on_gpu(value):
-        if isinstance(value, torch.Tensor):
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
-        return [on_gpu(one) for one in value] if isinstance(value, list) else value
+    def on_gpu(one):
+        return torch.empty_strided(**laid_out(one), device="cuda")
 
     calls = {fmt: arguments(fmt, m, n, k) for fmt in ("mxfp4", "mxfp8", "nvfp4")}
+    # Torch 2.13 checks MXFP8 and two-level NVFP4 rightly on fake tensors of a GPU; MXFP4 it does not (its K).
     for fmt in ("mxfp8", "nvfp4"):
         with FakeTensorMode():
-            there = {name: on_gpu(value) for name, value in calls[fmt].items()}
+            there = tree_map_only(torch.Tensor, on_gpu, calls[fmt])
             assert F.scaled_mm(**there).shape == (m, -(-n // 16) * 16)
             wrong = torch.empty(there["mat_b"].shape, dtype=there["mat_b"].dtype, device="cuda")
             with pytest.raises(RuntimeError, match="col_major"):
                 F.scaled_mm(**there | {"mat_b": wrong})
-    for name, ours in calls["mxfp4"].items():
-        theirs = calls["nvfp4" if name.startswith("mat") else "mxfp8"][name]
-        assert laid_out(ours) == laid_out(theirs), name
+    like = tree_map_only(torch.Tensor, laid_out, calls)
+    for name, ours in like["mxfp4"].items():
+        assert ours == like["nvfp4" if name.startswith("mat") else "mxfp8"][name], name
     for name in ("scale_a", "scale_b"):
         ((ours,), (theirs,)) = (calls[fmt][name] for fmt in ("mxfp4", "mxfp8"))
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ablate.layers.linear import QuantLinear
 from ablate.numerics import apply_recipe, fake_quantize
+from tests.tensors import assert_same
 
 RECIPE = {"gemms": ["fprop", "dgrad"], "stabiliser": "sr+rht", "rest": "bf16-dequantised"}
 EXPERTS, WIDTH, INNER = 3, 64, 32
@@ -109,7 +110,7 @@ def trained(experts, counts):
         y.pow(2).sum().backward()
         state.advance()
         found.append(y.detach().clone())
-    return found, x.grad
+    return [*found, x.grad]
 
 
 @pytest.mark.parametrize("counts", [[32, 32, 32], [64, 0, 32]])
@@ -123,11 +124,9 @@ def test_slices_are_as_layers(counts, monkeypatch):
         return weight(x) if isinstance(weight, nn.Module) else plain(x, weight, bias)
 
     monkeypatch.setattr(functional, "linear", linear)
-    expected, dx = trained(apart, counts)
+    expected = trained(apart, counts)
     monkeypatch.undo()
-    found, own_dx = trained(experts, counts)
-    assert all(map(torch.equal, found, expected))
-    assert torch.equal(own_dx, dx)
+    assert_same(trained(experts, counts), expected)
     for name in ("up", "down"):
         for index, layer in enumerate(getattr(apart, name)):
             gradient = getattr(experts, name).grad[index]
@@ -139,9 +138,7 @@ def test_slices_are_as_layers(counts, monkeypatch):
 @pytest.mark.parametrize("kind", [Grouped, Transposed])
 def test_other_products_are_as_slices(kind):
     experts, other = Gathered(), kind()
-    (expected, dx), (found, own_dx) = (trained(one, torch.tensor([64, 0, 32])) for one in (experts, other))
-    assert all(map(torch.equal, found, expected))
-    assert torch.equal(own_dx, dx)
+    assert_same(*(trained(one, torch.tensor([64, 0, 32])) for one in (other, experts)))
     assert torch.equal(other.up.grad.mT if kind is Transposed else other.up.grad, experts.up.grad)
     assert experts.state_dict().keys() == {"up", "down"}
 

@@ -20,6 +20,7 @@ from ablate.recipes import (
     token_group,
 )
 from ablate.recipes.place import places
+from tests.tensors import assert_same
 
 ALL = list(GEMMS)
 NAME = "blocks.0.ffn.down"
@@ -75,12 +76,6 @@ def passed(layer, x, dy):
     y = layer(x)
     y.backward(dy)
     return y.detach(), x.grad, layer.weight.grad
-
-
-def assert_same(ours, expected):
-    for a, b in zip(ours, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
 
 
 def by_the_book(layer, x, dy):

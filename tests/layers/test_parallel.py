@@ -12,26 +12,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ablate.numerics import apply_recipe
 from tests.exhaustive import rest_exhaustive
+from tests.tensors import assert_same
 
 WORLD = 2
 RECIPE = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "weight_block": "none"}
 X = torch.randn(128, 64, generator=torch.Generator().manual_seed(1))
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return x
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.ReLU())))
 
 
 def one_process(x, replica=None):
-    torch.manual_seed(0)
-    model = Model()
+    model = make()
     apply_recipe(model, RECIPE, seed=3).replica = replica
     y = model(x)
     y.square().mean().backward()
@@ -39,7 +33,7 @@ def one_process(x, replica=None):
 
 
 def sharded(model):
-    for layer in model.layers:
+    for layer in model[::2]:
         fully_shard(layer)
     return fully_shard(model)
 
@@ -50,10 +44,9 @@ def worker(rank, meeting, wrap, recipe_first):
     x = X if wrap is sharded else X[rank * 64 : (rank + 1) * 64]
     expected, grads = one_process(x)
     own, of_the_first = (one_process(x, replica)[1] for replica in (rank, 0))
-    assert all(torch.equal(a, b) for a, b in zip(grads, own, strict=True))
+    assert_same(own, grads)
     assert torch.equal(grads[-2], of_the_first[-2]) == (rank == 0), "noise of each rank's own"
-    torch.manual_seed(0)
-    model = Model()
+    model = make()
     if recipe_first:
         apply_recipe(model, RECIPE, seed=3)
         wrapped = wrap(model)
@@ -78,7 +71,7 @@ def worker(rank, meeting, wrap, recipe_first):
         whole = parameter.grad.full_tensor() if wrap is sharded else parameter.grad
         assert torch.allclose(whole, grad / WORLD, rtol=1e-6, atol=1e-9)
     if wrap is sharded and not recipe_first:
-        alone = nn.Sequential(sharded(Model()).layers[0], nn.Linear(64, 64))
+        alone = nn.Sequential(sharded(make())[0], nn.Linear(64, 64))
         with pytest.raises(ValueError, match="0: fully_shard made it a layer of its own kind: apply the rec"):
             apply_recipe(alone, RECIPE)
     distributed.destroy_process_group()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ablate.numerics import apply_recipe, recompute_contexts
+from tests.tensors import assert_same
 
 SR = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
 RESET = {"gemms": ["fprop"], "deoscillate": {"window": 4, "threshold": 1.5}}
@@ -49,11 +50,6 @@ def passed(model, x=X[0]):
     y = model(x)
     y.square().mean().backward()
     return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
-
-
-def assert_same(ours, expected):
-    for a, b in zip(ours, expected, strict=True):
-        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("seed", [np.int64(3), torch.tensor(3), 3.0, "3", None, True], ids=repr)

@@ -11,6 +11,7 @@ from ablate.models.decoder import Decoder, Experts
 from ablate.recipes import Recipe, read_recipe
 from ablate.run.config import ModelConfig
 from tests.curves import curve
+from tests.tensors import assert_same
 
 SHAPE = ModelConfig(width=64, layers=2, heads=2, ffn=96, experts=4)
 FP4 = read_recipe({"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr"})
@@ -94,7 +95,7 @@ def test_filling_up_changes_no_gradient():
             mixture.rows_multiple = multiple
         decoder(TOKENS).float().square().sum().backward()
         grads.append([parameter.grad for parameter in decoder.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert_same(*grads)
 
 
 def test_the_reported_loss_leaves_the_balance_out(make_config, tokens):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from ablate.base.errors import UserError
 from ablate.run.config import Fork
 from ablate.train import train
 from tests.curves import Kept, curve
 from tests.exhaustive import rest_exhaustive
+from tests.tensors import assert_same
 
 STEP = 512
 FP4 = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
@@ -37,8 +37,7 @@ def assert_equal(one, other):
     for state in (one, other):
         state.numbers["window"]["seconds"] = 0.0  # the machine's own
     assert one.numbers == other.numbers
-    assert one.tensors.keys() == other.tensors.keys()
-    assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+    assert_same(one.tensors, other.tensors)
 
 
 def forked(own, parent, step=16):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from ablate.run.config import ModelConfig
 from tests.curves import Kept, after, curve, losses
 from tests.exhaustive import rest_exhaustive
+from tests.tensors import assert_same
 
 STEP = 64 * 2
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -55,10 +55,8 @@ def test_stopped_again_and_again_it_ends_with_the_same_rows_weights_and_optimize
         assert end.state == ("interrupted" if steps else "finished")
         assert not steps or parts.asked == end.tokens  # at a stop, too: others may begin with this state
     assert (end, found) == (result, rows)
-    last, other = whole.last.tensors, parts.last.tensors
-    assert last.keys() == other.keys()
-    assert all(torch.equal(tensor, other[key]) for key, tensor in last.items())
-    kinds = [part for key in last for part in (key.split(".")[0], key.split(".")[-1])]
+    assert_same(parts.last.tensors, whole.last.tensors)
+    kinds = [part for key in whole.last.tensors for part in (key.split(".")[0], key.split(".")[-1])]
     assert "optimizer" in kinds
     assert ("amax_history" in kinds) == ("delayed" in name)
     assert kinds.count("deoscillation") == 2 * 8 * ("de-oscillated" in name)

@@ -14,6 +14,7 @@ from ablate.run.config import ModelConfig
 from ablate.train.group import ALONE
 from ablate.train.loop import assemble
 from ablate.train.snapshot import load_weights, save_weights
+from tests.tensors import assert_same
 
 TOKENS = torch.randint(0, 96, (1, 65), generator=torch.Generator().manual_seed(0))
 SMALL = {"width": 64, "layers": 2, "heads": 4, "ffn": 96, "init_std": 0.1}
@@ -64,9 +65,7 @@ def test_transformers_computes_the_same_forward_and_backward(name, tmp_path):
     # They differ by the order of roundings to bf16 alone. Twice the text tells how far two results can be.
     for a, b, other in zip(ours, same, computed(theirs, table, TOKENS.flip(-1)), strict=True):
         assert (a - b).abs().mean() < 0.03 * (a - other).abs().mean()
-    again, parameters = load_weights(config, folder), dict(own.named_parameters())
-    assert again.keys() == parameters.keys()
-    assert all(torch.equal(again[name], parameter) for name, parameter in parameters.items())
+    assert_same(load_weights(config, folder), dict(own.named_parameters()))
 
 
 def test_scales_are_no_weights(tmp_path):
