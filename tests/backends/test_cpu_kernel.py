@@ -20,11 +20,10 @@ from ablate.base.files import hash_of, write_record
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
 from tests.backends.near_ties import near_ties
-from tests.numerics.strategies import normal
+from tests.numerics.strategies import MXFP4, normal
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
 EMULATED = EmulatedBackend()
-MXFP4 = OperandPolicy(format="mxfp4")
 (FP8_ROW,) = policies_of("fp8_e4m3 row")
 FP32_SCALES = policies_of("""
 fp8_e4m3 row

@@ -25,8 +25,12 @@ def operand(policy, axis=1):
     return ClaimedOperand(names=("wgrad.dy",), policy=policy, axis=axis)
 
 
-def quick(function, policy, monkeypatch, **options):
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
     monkeypatch.setattr(certificate, "SIDE", 128)
+
+
+def quick(function, policy, **options):
     claim = of_function("it", function, operand(policy, **options))
     return certify(claim, claim.operands[0], draws=16)
 
@@ -47,8 +51,8 @@ def away_from_zero(x):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_function_that_is_its_definition(axis, monkeypatch):
-    one = quick(mxfp4, MXFP4, monkeypatch, axis=axis)
+def test_a_function_that_is_its_definition(axis):
+    one = quick(mxfp4, MXFP4, axis=axis)
     assert one.holds
     assert one.differences == one.disagreements == ()
 
@@ -67,27 +71,26 @@ def test_a_function_that_is_its_definition(axis, monkeypatch):
         (away_from_zero, "tie", "ties"),
     ],
 )
-def test_a_function_that_is_something_else(wrong, cause, data, monkeypatch):
-    found = quick(wrong, MXFP4, monkeypatch)
+def test_a_function_that_is_something_else(wrong, cause, data):
+    found = quick(wrong, MXFP4)
     assert not found.holds
     assert (cause, data) in {(one.cause, one.data) for one in found.differences}
 
 
-def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed(monkeypatch):
-    one = quick(drawn, SR, monkeypatch)
+def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed():
+    one = quick(drawn, SR)
     assert one.differences == ()
     assert one.holds
-    one = quick(lambda x: drawn(x, 1), SR, monkeypatch)
+    one = quick(lambda x: drawn(x, 1), SR)
     assert one.differences == ()  # each value is a neighbour
     assert not one.holds
     assert "bias share (Gaussian)" in one.disagreements
-    shared = quick(lambda x, seed: drawn(x, seed, "stochastic_rocm"), SR, monkeypatch)
+    shared = quick(lambda x, seed: drawn(x, seed, "stochastic_rocm"), SR)
     by_neighbours = {"gain by position (Gaussian)", "independence of the noise (Gaussian)"}
     assert by_neighbours <= set(shared.disagreements)
 
 
-def test_the_work_is_counted(monkeypatch):
-    monkeypatch.setattr(certificate, "SIDE", 128)
+def test_the_work_is_counted():
     subject, told = claim("{gemms: [wgrad], stabiliser: sr}"), []
     (one,) = subject.operands
     assert certify(subject, one, draws=8, done=told.append).holds
@@ -96,8 +99,7 @@ def test_the_work_is_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["alto", "quartet2"])
-def test_what_a_call_draws_for_both_operands_is_shared_by_two_draws(recipe, monkeypatch):
-    monkeypatch.setattr(certificate, "SIDE", 128)
+def test_what_a_call_draws_for_both_operands_is_shared_by_two_draws(recipe):
     subject = claim(recipe)
     for one in (certify(subject, each, draws=8) for each in subject.operands):
         assert one.figures["Gaussian"].gain.value == pytest.approx(1.0, abs=0.02)
@@ -148,7 +150,7 @@ def test_an_arm_that_is_not_there_is_one_line():
     ("function", "fault"),
     [
         (lambda x: 1 / 0, "it raised ZeroDivisionError: division by zero"),  # noqa: ARG005
-        (lambda x: x[:1], "it returned torch.bfloat16 [1, 512] for a bf16 matrix [512, 512]"),
+        (lambda x: x[:1], "it returned torch.bfloat16 [1, 128] for a bf16 matrix [128, 128]"),
     ],
 )
 def test_a_function_that_cannot_be_called_so(function, fault):

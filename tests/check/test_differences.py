@@ -7,11 +7,9 @@ import torch
 
 from ablate.backends.testing.inputs import policies_of
 from ablate.check.differences import compare, defined
-from ablate.numerics import Key, OperandPolicy
-from tests.numerics.strategies import normal
+from ablate.numerics import OperandPolicy
+from tests.numerics.strategies import KEY, MXFP4, normal
 
-KEY = Key(seed=0, layer="l", gemm="wgrad", operand="x", step=1)
-MXFP4 = OperandPolicy(format="mxfp4")
 POLICIES = policies_of("mxfp4\nmxfp8\nnvfp4\nmxfp4 32x32\nfp8_e4m3\nfp8_e4m3 1x128")
 
 

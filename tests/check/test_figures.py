@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ablate.check.figures import Estimate, Sums, error_parts, ratios
-from ablate.numerics import OperandPolicy, round_operand
+from ablate.numerics import round_operand
 from ablate.numerics.quantiser import on_grid
-from tests.numerics.strategies import normal
+from tests.numerics.strategies import MXFP4, normal
 
 
 def test_the_standard_error_is_the_spread_of_the_ratio_over_repeats():
@@ -82,8 +82,7 @@ def test_one_draw_has_only_bias():
 def test_the_parts_of_a_floor_scales_error_are_their_definitions():
     x = (normal(64, 96) * torch.logspace(-3, 1, 96)).to(torch.bfloat16)
     x[:, 5] = 0
-    policy = OperandPolicy(format="mxfp4")
-    done, grid = round_operand(x, policy, axis=1), on_grid(x, policy, axis=1)
+    done, grid = round_operand(x, MXFP4, axis=1), on_grid(x, MXFP4, axis=1)
     quantised = done.values.float() * done.descale
     blocks = x.double().numpy().reshape(-1, 32)
     amax = np.abs(blocks).max(1, keepdims=True)

@@ -3,6 +3,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -20,21 +21,10 @@ def data(corpus):
 
 @pytest.fixture
 def work(monkeypatch):
-    """Return a list with an entry for each time that text was tokenised, and a hook before it."""
-    done = []
-    real = tokenise.prepare_text
-
-    def prepare_text(*args):
-        done.append(1)
-        done.meanwhile()
-        return real(*args)
-
-    class Work(list):
-        meanwhile = staticmethod(lambda: None)
-
-    done = Work()
-    monkeypatch.setattr(tokenise, "prepare_text", prepare_text)
-    return done
+    """Count how often text is tokenised; a side effect comes before it."""
+    counted = Mock(wraps=tokenise.prepare_text)
+    monkeypatch.setattr(tokenise, "prepare_text", counted)
+    return counted
 
 
 @pytest.fixture
@@ -61,7 +51,7 @@ def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(data,
         train[0] = 1
     (tmp_path / "corpus" / "000.txt").write_text("other")
     assert prepare(data, tmp_path / "a" / "cache").folder != files.folder
-    assert len(work) == 2
+    assert work.call_count == 2
     moved = files.folder.rename(tmp_path / "moved")
     assert load(moved).train == moved / "train.bin"
 
@@ -94,7 +84,7 @@ def test_damage_is_found_named_and_mended(data, files, tmp_path, work, name, dam
     assert prepare(data, tmp_path / "cache", notice=said.append) == files
     (notice,) = said
     assert notice.endswith("; the tokens are prepared anew.")
-    assert len(work) == 1
+    assert work.call_count == 1
     assert path.read_bytes() == content
     assert path.stat().st_mode & 0o002 == 0
     assert listed(tmp_path / "cache") == [files.folder.name]
@@ -144,20 +134,25 @@ def test_without_locks_the_first_rename_wins(data, tmp_path, monkeypatch, work):
 
     results = []
 
-    def another():
-        if len(work) == 1:
+    def another(*_):
+        if work.call_count == 1:
             results.append(prepare(data, tmp_path / "cache"))
             results.append(results[0].train.stat().st_ino)
+        return DEFAULT
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    work.meanwhile = another
+    work.side_effect = another
     files = prepare(data, tmp_path / "cache")
     assert [files, files.train.stat().st_ino] == results
     assert listed(tmp_path / "cache") == [files.folder.name]
 
 
 def test_a_corpus_that_changes_while_it_is_read_is_refused(data, tmp_path, work):
-    work.meanwhile = lambda: (tmp_path / "corpus" / "000.txt").write_text("other")
+    def another(*_):
+        (tmp_path / "corpus" / "000.txt").write_text("other")
+        return DEFAULT
+
+    work.side_effect = another
     with pytest.raises(UserError, match="the corpus changed while it was read"):
         prepare(data, tmp_path / "cache")
     assert listed(tmp_path / "cache") == []
@@ -167,10 +162,6 @@ def test_a_cache_that_cannot_be_written_is_named(data, tmp_path, work):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"cannot write the token cache: .*\(check free space and rights"):
         prepare(data, tmp_path / "file" / "cache")
-
-    def full():
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    work.meanwhile = full
+    work.side_effect = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(UserError, match=r"cannot write the token cache: No space left on device"):
         prepare(data, tmp_path / "cache")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ablate.backends.testing.inputs import policies_of
 from ablate.diagnose.measure import data_noise, median_crest, operand_figures, product_figures, sketch_of
-from ablate.numerics import OperandPolicy, round_operand
+from ablate.numerics import round_operand
 from ablate.numerics.quantiser import on_grid
 from ablate.reports.findings.diagnoses import sketch_cosine
-from tests.numerics.strategies import KEY, normal
+from tests.numerics.strategies import KEY, MXFP4, normal
 
 
 def by_definition(exact, outputs):
@@ -61,20 +61,18 @@ def test_the_bias_share_is_right_on_average_over_repeats():
     assert abs(np.mean(shares) - expected) < 5 * np.std(shares) / math.sqrt(len(shares)) + 1e-4
 
 
+UNDEFINED = "relative_error", "gain", "bias_share", "sketch"
+
+
 @pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
 def test_what_is_not_defined_is_none_and_an_exact_product_has_no_error(odd):
     exact = torch.full((4, 8), odd)
     found = product_figures(exact, [exact.clone(), exact.clone()], per_token=True)
-    assert (found["relative_error"], found["gain"], found["bias_share"], found["sketch"]) == (None,) * 4
+    assert [found[name] for name in UNDEFINED] == [None] * 4
     assert median_crest(exact, (1, 8)) is None
     exact = normal(8, 8)
     found = product_figures(exact, [exact.clone()], per_token=False)
-    assert (found["relative_error"], found["gain"], found["bias_share"], found["sketch"]) == (
-        0.0,
-        1.0,
-        None,
-        None,
-    )
+    assert [found[name] for name in UNDEFINED] == [0.0, 1.0, None, None]
 
 
 @pytest.mark.parametrize("count", [3, 512, 40_000])
@@ -121,13 +119,10 @@ def measured(x, policy, axis=1, key=KEY):
     return operand_figures(grid, quantised if axis == 1 else quantised.t(), last), quantised
 
 
-FLOOR = OperandPolicy(format="mxfp4")
-
-
 def test_figures_of_a_floor_scale_are_their_definitions():
     x = (normal(64, 96) * torch.logspace(-3, 1, 96)).to(torch.bfloat16)
     x[:, 5] = 0
-    found, quantised = measured(x, FLOOR)
+    found, quantised = measured(x, MXFP4)
     v, q = x.double().numpy(), quantised.double().numpy()
     blocks = v.reshape(-1, 32)
     amax = np.abs(blocks).max(1, keepdims=True)
@@ -146,7 +141,7 @@ def test_figures_of_a_floor_scale_are_their_definitions():
 def test_a_rotation_along_the_tokens_gathers_a_constant_mean_in_few_of_them():
     """The case in which a deterministic Hadamard makes quantising harder (facts of the field's re-tests)."""
     x = (0.1 * normal(256, 32) + 1).to(torch.bfloat16)
-    found, _ = measured(x, dataclasses.replace(FLOOR, hadamard=16), axis=0)
+    found, _ = measured(x, dataclasses.replace(MXFP4, hadamard=16), axis=0)
     assert found["crest_after"] > 2 * found["crest_before"]
 
 

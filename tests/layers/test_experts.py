@@ -94,9 +94,7 @@ class Apart(nn.Module):
 
 
 def in_model(experts):
-    model = nn.Module()
-    model.experts = experts
-    return model
+    return nn.ModuleDict({"experts": experts})
 
 
 def trained(experts, counts):

@@ -173,15 +173,10 @@ def test_the_example_of_the_documents():
     assert f"```\n{state.coverage}\n```" in page.read_text()
 
 
-class Bert(nn.Module):
+def bert():
     """Names like a head's within each block."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.ModuleList(
-            nn.ModuleDict({"output": nn.Linear(64, 64), "score": nn.Linear(64, 64)}) for _ in range(2)
-        )
-        self.classifier = nn.Linear(64, 8)
+    blocks = [nn.ModuleDict({name: nn.Linear(64, 64) for name in ("output", "score")}) for _ in range(2)]
+    return nn.ModuleDict({"layer": nn.ModuleList(blocks), "classifier": nn.Linear(64, 8)})
 
 
 def heads(model):
@@ -189,17 +184,17 @@ def heads(model):
 
 
 def test_the_head_is_what_the_model_says_or_a_name_outside_of_the_blocks():
-    model = Bert()
+    model = bert()
     state = apply_recipe(model, FP4)
     assert heads(model) == ["classifier"]
     assert state.coverage.uncovered == {"classifier": "the head keeps high precision unless a rule names it"}
-    model = Bert()
+    model = bert()
     model.classifier = nn.Linear(64, 32)  # no head then, and in FP4
     model.get_output_embeddings = lambda: model.layer[1]["score"]
     whole = nn.Sequential(model)  # inside of a wrapper, too
     apply_recipe(whole, FP4)
     assert heads(whole) == ["0.layer.1.score"]
-    model = Bert()
+    model = bert()
     model.classifier = Subclass(64, 8)
     with pytest.raises(ValueError, match="the model has no head"):
         apply_recipe(model, {**FP4, "layers": [{"head": True, "recipe": "mxfp8"}]})

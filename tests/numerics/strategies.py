@@ -3,12 +3,13 @@
 import numpy as np
 import torch
 
-from ablate.numerics import Key
+from ablate.numerics import Key, OperandPolicy
 
 UE5M3_CODES = np.arange(255)
 UE5M3_VALUES = np.where(
     UE5M3_CODES < 8, UE5M3_CODES / 8 * 2.0**-14, (1 + UE5M3_CODES % 8 / 8) * 2.0 ** (UE5M3_CODES // 8 - 15)
 )
+MXFP4 = OperandPolicy(format="mxfp4")
 KEY = Key(seed=0, layer="a", gemm="wgrad", operand="x", step=3)
 
 

@@ -12,9 +12,8 @@ from torchao.prototype.mx_formats.mx_tensor import to_mx
 
 from ablate.numerics import OperandPolicy, fake_quantize, quantize, round_operand
 from ablate.numerics.formats import ELEMENTS, decode
-from tests.numerics.strategies import KEY, normal, special_blocks
+from tests.numerics.strategies import KEY, MXFP4, normal, special_blocks
 
-MXFP4 = OperandPolicy(format="mxfp4")
 SR_PRESCALED = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
 MODES = {mode.name.lower(): mode for mode in ScaleCalculationMode}
 CODES = {"mxfp4": 8, "mxfp4_e3m0": 8, "mxfp6_e2m3": 32, "mxfp6_e3m2": 32, "mxfp8": 127}

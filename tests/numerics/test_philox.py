@@ -25,19 +25,13 @@ def test_known_answers(counter, words, rounds, expected):
     assert tuple(int(word) for word in result) == expected
 
 
-def test_an_elements_word_is_where_the_docstring_says():
+def test_an_elements_word_is_where_the_docstring_says_whatever_the_shape():
     words = random_words(3, 130, key(step=9, call=2))
     for row, column in ((0, 0), (2, 1), (1, 31), (1, 32), (0, 63), (2, 64), (1, 129)):
         counter = (column // 64 * 16 + column % 32 // 2, row, 9, 2)
         call = philox4x32(tuple(torch.tensor(c) for c in counter), key().words())
         assert words[row, column] == call[column // 32 % 2 * 2 + column % 2]
-
-
-def test_words_depend_on_row_and_column_only():
-    whole = random_words(40, 200, key())
-    assert torch.equal(random_words(17, 90, key()), whole[:17, :90])
-    assert whole.min() >= 0
-    assert whole.max() < 2**32
+    assert torch.equal(random_words(40, 200, key(step=9, call=2))[:3, :130], words)
 
 
 @pytest.mark.parametrize(

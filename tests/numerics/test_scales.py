@@ -57,9 +57,9 @@ def inverse(product):
     return np.minimum(F32(1) / product, LARGEST)
 
 
-def two_level(blocks, largest=6, *, folded=True):
-    """Return the blocks in units of the elements, their scales and the tensor's, by the largest element."""
-    encode_scale = min(F32(largest * 448) / np.abs(blocks).max(), LARGEST)
+def two_level(blocks, largest=6, *, folded=True, over=None):
+    """Return the blocks in units of the elements, their scales and the outer one, by the largest element."""
+    encode_scale = np.minimum(F32(largest * 448) / np.abs(blocks).max(over, keepdims=True), LARGEST)
     outer = F32(1) / encode_scale
     divided = amax(blocks) / F32(largest) * encode_scale
     scale = to_e4m3(amax(blocks) * (encode_scale * (F32(1) / F32(6))) if folded else divided)
@@ -72,10 +72,8 @@ def transformer_engine(blocks):
 
 
 def transformer_engines_row(blocks):
-    encode_scale = np.minimum(F32(448 * 6) / np.abs(blocks).max((1, 2), keepdims=True), LARGEST)
-    outer = F32(1) / encode_scale
-    scale = to_e4m3(amax(blocks) * (encode_scale * (F32(1) / F32(6))))
-    return to_e2m1(blocks * inverse(scale * outer)), scale, outer, 1
+    scaled, scale, outer = two_level(blocks, over=(1, 2))
+    return to_e2m1(scaled), scale, outer, 1
 
 
 def tetrajet_v2s_kernel(blocks):
