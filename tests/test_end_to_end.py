@@ -6,10 +6,7 @@ on the machine's speed. ``tests/test_security.py`` lets `ablate run` start its o
 """
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -22,7 +19,8 @@ from ablate.run.config import config_from_json
 from ablate.store import StudyStore
 from ablate.train import train
 from tests.cli.command import ablate
-from tests.waiting import is_alive, wait_until
+from tests.curves import losses
+from tests.waiting import is_alive, start_ablate, wait_until
 
 STUDY = """\
 name: small
@@ -74,11 +72,6 @@ def held(config, on_metrics, *, should_stop, **options):
 '''
 
 
-def write_study(folder):
-    (folder / "small.yaml").write_text(STUDY)
-    (folder / "gate.py").write_text(GATE)
-
-
 def is_held(folder):
     """Tell whether a process that lives holds its run at the gate."""
     return any(is_alive(int(path.name.removeprefix("waits-"))) for path in folder.glob("waits-*"))
@@ -92,25 +85,22 @@ def states(folder):
 
 def evaluations(store):
     """Map every run's id to its validation losses."""
-    losses = {}
-    for path in sorted(store.glob("runs/*/metrics.jsonl")):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        losses[path.parent.name] = [row["val_loss"] for row in rows if row["kind"] == "eval"]
-    return losses
+    paths = store.glob("runs/*/metrics.jsonl")
+    return {path.parent.name: losses(map(json.loads, path.read_text().splitlines())) for path in paths}
 
 
 def undisturbed(store):
     """Map the id of every run that is there to its losses, trained here in one go, without Ray."""
-    losses, threads = {}, torch.get_num_threads()
+    found, threads = {}, torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run of the study
     try:
         for path in store.glob("runs/*/config.json"):
             rows = []
             train(config_from_json(read_record(path)), rows.append)
-            losses[path.parent.name] = [row["val_loss"] for row in rows if row["kind"] == "eval"]
+            found[path.parent.name] = losses(rows)
     finally:
         torch.set_num_threads(threads)
-    return losses
+    return found
 
 
 def ledgers(folder):
@@ -121,18 +111,15 @@ def ledgers(folder):
 def life(local_ray, tmp_path_factory):
     """The folder of the study at its end, and what was seen on the way."""
     folder = tmp_path_factory.mktemp("life")
-    write_study(folder)
+    (folder / "small.yaml").write_text(STUDY)
+    (folder / "gate.py").write_text(GATE)
     seen, started = SimpleNamespace(folder=folder), []
 
     def start(name):
         """Start ``ablate run`` as a user does; what it says goes to a file of that name."""
         address = ray.get_runtime_context().gcs_address
-        environment = os.environ | {"ABLATE_STORAGE": "runs"}
-        command = [sys.executable, "-m", "ablate", "run", "small.yaml", "--address", address]
         with (folder / name).open("wb") as said:
-            started.append(
-                subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
-            )
+            started.append(start_ablate("run", "small.yaml", "--address", address, cwd=folder, stdout=said))
         return started[-1]
 
     try:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import run_python
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -32,11 +34,8 @@ def test_the_wheel_holds_all_under_one_name_and_works_without_the_checkout(tmp_p
     code = (
         "import ablate.backends, ablate.reports; print(ablate.__file__); import ablate.cli; ablate.cli.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "plan", "quickstart"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site"), "COLUMNS": "100"},
-    )  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "COLUMNS": "100"}
+    done = run_python(code, "plan", "quickstart", cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) in done.stdout.splitlines()[0]
     assert "all three + dht16" in done.stdout

@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,10 @@ import psutil
 import pytest
 
 from ablate.base.files import hash_of, record_text
+from tests.execute.heads import free_port
+from tests.waiting import run_python, start_ablate
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
 
 STUDY = """\
 name: small
@@ -56,15 +59,8 @@ def family(process):
 @pytest.mark.exhaustive
 def test_a_run_opens_nothing_to_others(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        nobody = probe.getsockname()[1]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    environment |= {"ABLATE_STORAGE": "runs", "MLFLOW_TRACKING_URI": f"http://ann:s3cret@127.0.0.1:{nobody}"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ablate", "run", "small.yaml"], cwd=tmp_path, env=environment, umask=0,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    environment = ENVIRONMENT | {"MLFLOW_TRACKING_URI": f"http://ann:s3cret@127.0.0.1:{free_port()}"}
+    process = start_ablate("run", "small.yaml", cwd=tmp_path, env=environment, umask=0)
     open_to, sessions = set(), set()
     watch(psutil.Process(process.pid), lambda: process.poll() is not None, open_to, sessions)
     output = process.stdout.read()
@@ -150,10 +146,9 @@ def stranger(tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_no_other_user_can_run_code_through_a_local_ray(stranger):
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     command = [sys.executable, "-c", OWNER]
     with subprocess.Popen(
-        command, env=environment, umask=0, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, env=ENVIRONMENT, umask=0, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
         address, token, session = owner.stdout.readline().split()
         code = STRANGER.format(address=address)
@@ -212,8 +207,7 @@ def test_no_other_user_can_plant_a_kernel(stranger):
         environment = os.environ | {"ABLATE_CACHE": str(cache)}
 
         def load():
-            command = [sys.executable, "-c", LOAD_KERNEL]
-            return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+            return run_python(LOAD_KERNEL, env=environment).stdout
 
         target = cache / "kernels" / load().splitlines()[0]
         shutil.rmtree(target.parent, ignore_errors=True)

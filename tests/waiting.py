@@ -1,5 +1,8 @@
-"""Waiting for what has to come, however busy the machine is."""
+"""Processes of their own, and waiting for what has to come, however busy the machine is."""
 
+import os
+import subprocess
+import sys
 import time
 
 import psutil
@@ -14,6 +17,20 @@ def wait_until(condition, *processes, give_up_sec=900):
         assert time.monotonic() < give_up, "it never came"
         time.sleep(0.02)
     return found
+
+
+def run_python(code, *words, check=True, **options):
+    """Run code in a Python of its own; what it prints is kept as text."""
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+
+
+def start_ablate(*words, env=os.environ, stdout=subprocess.PIPE, **options):
+    """Start the command line on the storage ``runs``; its errors go where its output goes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ablate", *words], env=env | {"ABLATE_STORAGE": "runs"}, stdout=stdout,
+        stderr=subprocess.STDOUT, text=True, **options,
+    )  # fmt: skip
 
 
 def is_alive(pid):

@@ -11,6 +11,7 @@ import pytest
 from ablate.cli.run import conclude
 from ablate.execute.queue import ExecutionEnd
 from ablate.workflow import StudyEnd
+from tests.waiting import run_python
 
 STUDY = """\
 name: small
@@ -73,10 +74,8 @@ main()
 def test_ctrl_c_within_an_import_ends_at_once_and_says_how_to_go_on(tmp_path, module):
     """Some modules swallow an exception there, or cannot be imported again."""
     (tmp_path / "small.yaml").write_text(STUDY)
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, module, *CHOSEN], cwd=tmp_path, capture_output=True, text=True,
-        env=os.environ | {"ABLATE_STORAGE": "runs"}, check=False,
-    )  # fmt: skip
+    environment = os.environ | {"ABLATE_STORAGE": "runs"}
+    done = run_python(INTERRUPTED, module, *CHOSEN, cwd=tmp_path, env=environment, check=False)
     assert done.stderr.endswith(f"\nStopped; go on with: ablate run small.yaml {' '.join(CHOSEN)}\n"), (
         done.stderr
     )
@@ -85,8 +84,7 @@ def test_ctrl_c_within_an_import_ends_at_once_and_says_how_to_go_on(tmp_path, mo
 
 
 def test_ctrl_c_before_the_command_line_is_there_ends_the_process(tmp_path):
-    command = [sys.executable, "-c", INTERRUPTED, "click"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python(INTERRUPTED, "click", cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from ablate.search.engine import open_storage, open_study
+from ablate.search.engine import open_storage
 from ablate.search.recipes import plan_search, tried_plan
 from ablate.store import StudyStore
 from ablate.store.runs import running
 from ablate.study import load_study
 from tests.cli.command import ablate
 from tests.cli.searched import SEARCH
-from tests.waiting import wait_until
+from tests.waiting import start_ablate, wait_until
 
 
 @pytest.fixture
@@ -31,9 +28,7 @@ def folder(tmp_path):
 
 
 def ledgers(folder):
-    storage = open_storage(folder / "runs" / "s")
-    names = [f"s @ {budget} tokens" for budget in ("40k", "80k")]
-    return [open_study(storage, name, ("loss", "step time")).get_trials() for name in names]
+    return plan_search(load_study(folder / "s.yaml")).read(open_storage(folder / "runs" / "s"))
 
 
 def trained(folder):
@@ -43,21 +38,15 @@ def trained(folder):
 
 @pytest.mark.exhaustive
 def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
-    def start():
-        return subprocess.Popen(
-            [sys.executable, "-m", "ablate", "search", "s.yaml"], cwd=folder, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"ABLATE_STORAGE": "runs"},
-        )  # fmt: skip
-
     (folder / "slow").touch()
-    process = start()
+    process = start_ablate("search", "s.yaml", cwd=folder)
     wait_until(lambda: trained(folder) >= 4, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert {trial.state.name for trial in ledgers(folder)[0]} == {"RUNNING", "COMPLETE"}
     (folder / "slow").unlink()
     time.sleep(2)
-    process = start()
+    process = start_ablate("search", "s.yaml", cwd=folder)
     out, _ = process.communicate()
     assert process.returncode == 0, out
     assert "Round 3 at 40k tokens: trials 7–8 of 8" in out

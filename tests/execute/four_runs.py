@@ -17,23 +17,16 @@ if TYPE_CHECKING:
 def requests_of(folder: Path, trainer: str | None = None) -> tuple[StudyStore, list[RunRequest]]:
     """Return a store with a plan of one arm and four seeds, and the requests to run them."""
     store = StudyStore(folder)
-    configs = [
-        RunConfig(
-            model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64,
-            training=TrainingConfig(tokens=30), recipe=Recipe(), backend="emulated", seed=seed,
+    requests = [
+        RunRequest(
+            run_id=f"{seed:016x}", tokens_dir=None, resources=ResourcesConfig(), trainer=trainer,
+            config=RunConfig(
+                model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64,
+                training=TrainingConfig(tokens=30), recipe=Recipe(), backend="emulated", seed=seed,
+            ),
         )
         for seed in range(4)
     ]  # fmt: skip
-    requests = [
-        RunRequest(
-            run_id=f"{one.seed:016x}",
-            config=one,
-            tokens_dir=None,
-            resources=ResourcesConfig(),
-            trainer=trainer,
-        )
-        for one in configs
-    ]
     runs = tuple(LockedRun(id=request.run_id, seed=request.config.seed) for request in requests)
     arms = (LockedArm(name="only", tokens=30, runs=runs),)
     target = Target(kind="val_loss", value=2.0)

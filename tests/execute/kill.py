@@ -31,7 +31,7 @@ from ablate.run.config import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ablate.store import RunDir
@@ -121,11 +121,14 @@ def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]
     return work
 
 
+def timeless(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    times = ("time_unix", "tokens_per_sec")
+    return [{key: value for key, value in row.items() if key not in times} for row in rows]
+
+
 def rows_in(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file, times left out."""
-    times = ("time_unix", "tokens_per_sec")
-    rows = map(json.loads, path.read_text().splitlines())
-    return [{key: value for key, value in row.items() if key not in times} for row in rows]
+    return timeless(map(json.loads, path.read_text().splitlines()))
 
 
 def outcome_of(run: RunDir) -> tuple[object, ...]:

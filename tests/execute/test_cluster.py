@@ -16,7 +16,7 @@ from heads import environment_with_token, free_port, ray_head
 from ablate.base.errors import UserError
 from ablate.execute import cluster
 from ablate.execute.cluster import Head
-from tests.waiting import wait_until
+from tests.waiting import start_ablate, wait_until
 
 STUDY = """\
 name: small
@@ -92,22 +92,11 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
 @pytest.mark.exhaustive
 def test_a_killed_head(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
-    environment = environment_with_token(tmp_path) | {"ABLATE_STORAGE": "runs"}
-    port = free_port()
-    command = [sys.executable, "-m", "ablate", "run", "small.yaml", "--address", f"127.0.0.1:{port}"]
-
-    def on_cluster():
-        return subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+    environment, port = environment_with_token(tmp_path), free_port()
+    words = ("run", "small.yaml", "--address", f"127.0.0.1:{port}")
 
     with ray_head(environment, port) as kill:
-        process = on_cluster()
+        process = start_ablate(*words, cwd=tmp_path, env=environment)
         wait_until(lambda: list(tmp_path.glob("runs/small/runs/*/checkpoints/*.json")), process)
         kill()
         output, _ = process.communicate()
@@ -115,7 +104,7 @@ def test_a_killed_head(tmp_path):
     assert "does not answer any more" in output
     assert "go on with: ablate run small.yaml" in output
     with ray_head(environment, port):
-        process = on_cluster()
+        process = start_ablate(*words, cwd=tmp_path, env=environment)
         output, _ = process.communicate()
     assert process.returncode == 0, output
     ledgers = [json.loads(path.read_text()) for path in tmp_path.glob("runs/small/runs/*/attempts/*.json")]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -27,8 +27,8 @@ from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.log_rows import LogSource
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
-from tests.execute.kill import execute_and_die_at, in_child, outcome_of, request_of, wait_for
-from tests.waiting import wait_until
+from tests.execute.kill import execute_and_die_at, in_child, outcome_of, request_of, timeless, wait_for
+from tests.waiting import run_python, wait_until
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
 STEPS = 60
@@ -52,15 +52,16 @@ def left(folder):
     return marked(MARK, f"{folder} 0")
 
 
-def attempt(folder, given, number=1, rows=None, should_stop=lambda: False):
-    """One attempt; ``rows``: those that stand, which it extends."""
+def attempt(folder, given, number=1, rows=None, stop_after=math.inf):
+    """One attempt, asked to stop after so many rows; ``rows``: those that stand, which it extends."""
     rows = [] if rows is None else rows
     logs = [[folder / f"{one}.log"] for one in range(1, number + 1)]
     values = run_values(given, run_dir=folder, num_devices=1, attempt=number)
     place = Place(config=given, values=values, secrets={}, group="study")
     end = run_command(
-        place, logs=logs, before=list(rows), on_row=rows.append, alive=lambda: None, should_stop=should_stop
-    )
+        place, logs=logs, before=list(rows), on_row=rows.append, alive=lambda: None,
+        should_stop=lambda: len(rows) >= stop_after,
+    )  # fmt: skip
     assert not left(folder)
     return end, rows
 
@@ -104,9 +105,7 @@ def test_what_ends_early_is_tried_again_while_it_gets_further(tmp_path, undistur
 
 
 def test_a_request_to_stop_lets_it_save(tmp_path, undisturbed):
-    rows = []
-    given = config("--sleep", "0.02")
-    end, rows = attempt(tmp_path, given, 1, rows, should_stop=lambda: len(rows) >= 4)
+    end, rows = attempt(tmp_path, config("--sleep", "0.02"), stop_after=4)
     assert end.state == "interrupted"
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
     end, rows = attempt(tmp_path, config(), 2, rows)
@@ -115,15 +114,14 @@ def test_a_request_to_stop_lets_it_save(tmp_path, undisturbed):
 
 
 def test_a_run_that_is_asked_to_stop_before_its_command_starts_starts_none(tmp_path):
-    end, _ = attempt(tmp_path, config(), should_stop=lambda: True)
+    end, _ = attempt(tmp_path, config(), stop_after=0)
     assert (end.state, end.step) == ("interrupted", 0)
     assert not (tmp_path / "1.log").exists()
 
 
 def test_a_command_that_hears_nothing_is_killed_with_all_that_it_started(tmp_path):
     given = config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5)
-    rows = []
-    end, _ = attempt(tmp_path, given, 1, rows, should_stop=lambda: bool(rows))
+    end, _ = attempt(tmp_path, given, stop_after=1)
     assert end.state == "interrupted"  # and ``attempt`` found no process of it
 
 
@@ -250,8 +248,7 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(tmp_path, undi
         (job,) = tmp_path.glob("ablate-*")
         return Path(f"/proc/{job.read_text().strip()}").exists()
 
-    rows = []
-    end, _ = attempt(tmp_path, given, 1, rows, should_stop=lambda: len(rows) >= 4)
+    end, rows = attempt(tmp_path, given, stop_after=4)
     assert end.state == "interrupted"
     wait_until(lambda: not lives())
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
@@ -279,32 +276,29 @@ def rows_of(folder, code, *words, **metrics):
 
 IN_FILES = {
     "lines of JSON": (
-        "out.write_text('\\n'.join(json.dumps({'it': i, 'eval': {'loss': 3 - i / 100}}) for i in steps))",
+        "out.write_text('\\n'.join(json.dumps({'it': i, 'eval': {'loss': 3 - i / 128}}) for i in steps))",
         {"jsonl": {"step": "it", "val_loss": "eval.loss"}, "file": "{run_dir}/*.log"},
     ),
     "the state of Hugging Face's Trainer": (
-        "out.write_text(json.dumps({'log_history': [{'step': i, 'eval_loss': 3 - i / 100} for i in steps]}))",
+        "out.write_text(json.dumps({'log_history': [{'step': i, 'eval_loss': 3 - i / 128} for i in steps]}))",
         {"preset": "hf", "file": "{run_dir}/**/*.log"},
+    ),
+    "event files": (
+        (
+            "from torch.utils.tensorboard import SummaryWriter; w = SummaryWriter(sys.argv[1] + '/tb')\n"
+            "for i in steps: w.add_scalar('eval/loss', 3 - i / 128, i)\nw.add_scalar('b', 1, 9); w.close()"
+        ),
+        {"tensorboard": {"val_loss": "eval/loss"}, "file": "{run_dir}/tb"},
     ),
 }
 
 
 @pytest.mark.parametrize(("line", "metrics"), IN_FILES.values(), ids=list(IN_FILES))
 def test_rows_from_files(tmp_path, line, metrics):
+    if "tensorboard" in metrics:
+        pytest.importorskip("tensorboard")
     code = "import json, sys, pathlib; steps = range(10, 61, 10); out = pathlib.Path(sys.argv[1], 'a.log')\n"
     rows = rows_of(tmp_path, code + line, "{run_dir}", **metrics)
-    assert rows == [(step, 3 - step / 100) for step in range(10, 61, 10)]
-
-
-def test_rows_from_event_files(tmp_path):
-    pytest.importorskip("tensorboard")
-    code = (
-        "import sys; from torch.utils.tensorboard import SummaryWriter\n"
-        "w = SummaryWriter(sys.argv[1] + '/tb')\n"
-        "for i in range(10, 61, 10): w.add_scalar('eval/loss', 3 - i / 128, i); w.add_scalar('other', 1, i)\n"
-        "w.close()"
-    )
-    rows = rows_of(tmp_path, code, "{run_dir}", tensorboard={"val_loss": "eval/loss"}, file="{run_dir}/tb")
     assert rows == [(step, 3 - step / 128) for step in range(10, 61, 10)]
 
 
@@ -358,8 +352,7 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undi
     assert wait_for(in_child(lambda: (exec(probe), execute_run(task)))) == 0
     state, tokens, step, message, rows = outcome_of(run)
     assert (state, tokens, step, message) == ("finished", STEPS * 32, STEPS, None)
-    times = ("tokens_per_sec",)
-    assert rows == [{key: value for key, value in row.items() if key not in times} for row in undisturbed]
+    assert rows == timeless(undisturbed)
     environment = run.environment()
     keys = ("backend_mode", "markers", "software", "world_size", "gpu")
     assert {key: environment[key] for key in keys} == {
@@ -450,16 +443,11 @@ NODES = """
 def test_two_nodes_through_a_crash(tmp_path, undisturbed):
     code = textwrap.dedent(NODES).format(folder=str(tmp_path))
     variables = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env={**os.environ, **variables},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_python(code, cwd=Path(__file__).parents[2], env=os.environ | variables, check=False)
     assert done.stdout.split()[-1:] == ["finished"], done.stderr[-3000:]
     run = StudyStore(tmp_path / "study").run("0123456789abcdef")
     # The nodes' rows come in as their logs are read.
-    assert sorted(map(str, outcome_of(run)[-1])) == sorted(
-        str({key: value for key, value in row.items() if key != "tokens_per_sec"}) for row in undisturbed
-    )
+    assert sorted(map(str, outcome_of(run)[-1])) == sorted(map(str, timeless(undisturbed)))
     assert run.environment()["world_size"] == 2
     assert "validation" in (run.attempts / "1.node1.log").read_text()
     for rank in (0, 1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import types
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +24,7 @@ from ablate.execute.environment import (
     other_work,
     why_not_valid,
 )
+from tests.waiting import run_python
 
 GPU = Device(kind="cuda", arch="sm_90", name="NVIDIA H100 80GB HBM3")
 PART = Device(kind="cuda", arch="sm_80", name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
@@ -117,10 +117,7 @@ def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkey
     code = "from ablate.execute.environment import fingerprint; print(fingerprint('cpu', 1))"
 
     def found_with(**variables):
-        command = [sys.executable, "-c", code]
-        return subprocess.run(
-            command, env=os.environ | variables, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return run_python(code, env=os.environ | variables).stdout.strip()
 
     own = fingerprint("cpu", 1)
     assert found_with() == own

@@ -56,7 +56,7 @@ class Here:
             for run in runs
         ]  # fmt: skip
         for run in runs:
-            self.store.run(run.run_id).create(asdict(run.config))
+            run.folder.create(asdict(run.config))
         self.runs, self.keys = share_prefixes(self.store, runs, planned)
 
     def task(self, run):

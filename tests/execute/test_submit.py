@@ -122,20 +122,11 @@ def client(monkeypatch):
 @pytest.fixture
 def call(tmp_path):
     """Submit a study; return what was printed."""
-    (tmp_path / "sent.yaml").write_text(STUDY)
 
     def call(address, *options, storage="/s", text=STUDY):
-        (tmp_path / "sent.yaml").write_text(text)
-        arguments = [
-            "submit",
-            str(tmp_path / "sent.yaml"),
-            "--address",
-            address,
-            "--storage",
-            storage,
-            *options,
-        ]
-        done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        (path := tmp_path / "sent.yaml").write_text(text)
+        words = ["submit", str(path), "--address", address, "--storage", storage, *options]
+        done = CliRunner().invoke(cli, words, catch_exceptions=False)
         assert done.exit_code == 0
         return done.output
 

@@ -22,18 +22,14 @@ OF_FOUR_SIX = ("nvfp4_4over6_err_mode", "nvfp4_e4m3_max")
 EXPECTED = yaml.safe_load(Path(__file__).with_name("te_quantizers.yaml").read_text())
 
 
-class Recorded:
-    """A quantiser that keeps its keyword arguments, and takes those of the published one alone."""
+def stand_in(name, *takes):
+    """Make a quantiser that keeps its keyword arguments, and takes those of the published one alone."""
 
-    takes: tuple[str, ...] = ()
-
-    def __init__(self, **given):
-        assert given.keys() <= set(self.takes), given
+    def keep(self, **given):
+        assert given.keys() <= set(takes), given
         self.given = given
 
-
-def stand_in(name, *takes):
-    return type(f"{name}Quantizer", (Recorded,), {"takes": takes})
+    return type(f"{name}Quantizer", (), {"__init__": keep})
 
 
 @pytest.fixture
@@ -47,17 +43,14 @@ def factory(monkeypatch):
         ),
         "hybrid": stand_in("Hybrid", "rowwise_quantizer", "columnwise_quantizer", "columnwise_source"),
     }
-    root = "transformer_engine"
-    for name in (root, f"{root}.pytorch", f"{root}.pytorch.tensor"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    constants = ModuleType(f"{root}.pytorch.constants")
-    constants.DType = SimpleNamespace(kFloat8E4M3="e4m3", kFloat8E5M2="e5m2", kFloat4E2M1="e2m1")
-    monkeypatch.setitem(sys.modules, constants.__name__, constants)
+    types = SimpleNamespace(kFloat8E4M3="e4m3", kFloat8E5M2="e5m2", kFloat4E2M1="e2m1")
+    modules = {"": {}, ".pytorch": {}, ".pytorch.tensor": {}, ".pytorch.constants": {"DType": types}}
     for name, kind in tensors.items():
-        module = ModuleType(f"{root}.pytorch.tensor.{name}_tensor")
-        setattr(module, kind.__name__, kind)
+        modules[f".pytorch.tensor.{name}_tensor"] = {kind.__name__: kind}
+    for name, content in modules.items():
+        module = ModuleType(f"transformer_engine{name}")
+        vars(module).update(content)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    te._quantizers.cache_clear()
 
     def of(recipe, tensor_type, module_type="linear"):
         monkeypatch.setenv("ABLATE_RECIPE", json.dumps(asdict(read_recipe(recipe))))

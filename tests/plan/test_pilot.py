@@ -22,7 +22,6 @@ arms:
   a:
   b: {recipe: mxfp4}
 """
-NOTHING = StudyProgress(states={}, tokens_per_sec={})
 BUDGET = 409_600
 
 
@@ -33,8 +32,8 @@ def curve(seed, slower=1.0, **changes):
     return Curve(**({"seed": seed, "tokens": tokens, "val_loss": loss} | changes))
 
 
-def advice(planned, *curves, progress=NOTHING, cores=2):
-    return advise(planned, curves, progress, cores=cores)
+def advice(planned, *curves):
+    return advise(planned, curves, StudyProgress(states={}, tokens_per_sec={}), cores=2)
 
 
 def test_the_target_is_reached_by_both_with_room_for_slower_arms(plan):

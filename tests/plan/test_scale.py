@@ -12,14 +12,10 @@ from ablate.study import load_study
 from tests.benchmark import load_benchmark
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    return load_benchmark("plan_scale")
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("which", ["named_arms", "grid"])
-def test_ten_thousand_runs(benchmark, tmp_path, which):
+def test_ten_thousand_runs(tmp_path, which):
+    benchmark = load_benchmark("plan_scale")
     path = tmp_path / "study.yaml"
     path.write_text(getattr(benchmark, which)())
     profile = cProfile.Profile()

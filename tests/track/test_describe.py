@@ -1,7 +1,6 @@
 """What MLflow is shown of a study and of its rows. ``REWRITE=1 pytest`` writes ``shown.json`` anew."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from ablate.base.files import append_line
 from ablate.store import Status
 from ablate.track import describe
 from ablate.track.describe import points, read_points
-from tests.golden import cases, check
+from tests.golden import cases, check, check_text
 
 HERE = Path(__file__).parent
 TRAIN = {"kind": "train", "tokens": 4096, "step": 1, "time_unix": 1.7e9, "loss": 5.5, "lr": 0.004}
@@ -44,10 +43,7 @@ def test_the_design_as_mlflow_shows_it(study):
         "note": describe.study_note(plan, report="LINK").splitlines(),
         "view": json.loads(describe.view(plan)),
     }
-    path = HERE / "shown.json"
-    if "REWRITE" in os.environ:
-        path.write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n")
-    assert shown == json.loads(path.read_text())
+    check_text(HERE / "shown.json", json.dumps(shown, indent=1, ensure_ascii=False) + "\n")
 
 
 def test_what_is_too_long_for_mlflow_is_cut(study):

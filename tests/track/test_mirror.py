@@ -25,7 +25,7 @@ from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.sink import Away, Sink, default_tracking_uri, is_local, make_database, resolve_tracking_uri
-from tests.waiting import is_alive, wait_until
+from tests.waiting import is_alive, run_python, wait_until
 
 MS = 1_700_000_000_250
 
@@ -356,8 +356,8 @@ process.STOP_SEC = 0.5
 process.Mirror.sync_once = lambda _: time.sleep(120)
 process.main()
 """
-    command = [sys.executable, "-c", code, str(study.store.path), "1"]  # whose parent is another
-    assert subprocess.run(command, check=False, timeout=100).returncode == 1
+    done = run_python(code, str(study.store.path), "1", check=False, timeout=100)  # whose parent is another
+    assert done.returncode == 1
 
 
 MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/ann/my disk": "tmpfs", "/scratch": "lustre"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ablate.execute.driver import request_stop
-from ablate.search.engine import open_storage, open_study, seed_of
+from ablate.search.engine import open_storage, seed_of
 from ablate.search.recipes import plan_search
 from ablate.store import StudyStore
 from ablate.study import load_study
@@ -24,7 +24,7 @@ def call(executor, tmp_path):
         (tmp_path / "s.yaml").write_text(SEARCH)
         listener = Listener()
         listener.say = (said := []).append
-        planned = plan_search(load_study(tmp_path / "s.yaml"))
+        planned = plan_search(load_study("s.yaml"))
         return search_study(planned, Where(storage=tmp_path / name), listener, file="s.yaml"), said
 
     return search
@@ -32,8 +32,8 @@ def call(executor, tmp_path):
 
 def ledgers(end):
     """Return all of the trials but the times at which they were asked and told."""
-    storage, names = open_storage(end.pages.parent), (f"s @ {budget} tokens" for budget in ("40k", "80k"))
-    return [facts(open_study(storage, name, ("loss", "step time")).get_trials()) for name in names]
+    planned = plan_search(load_study("s.yaml"))
+    return [*map(facts, planned.read(open_storage(end.pages.parent)))]
 
 
 def states(end):
