@@ -1,6 +1,7 @@
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def short():
+    """A folder with a short path, for sockets, and not among pytest's, which are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
-def local_ray(tmp_path_factory):
+def local_ray():
     """One local Ray for the whole test session; starting one takes seconds."""
     import ray
 

@@ -17,9 +17,8 @@ import torch
 from ablate.base.files import read_record
 from ablate.run.config import config_from_json
 from ablate.store import StudyStore
-from ablate.train import train
 from tests.cli.command import ablate
-from tests.curves import losses
+from tests.curves import curve, losses
 from tests.waiting import is_alive, start_ablate, wait_until
 
 STUDY = """\
@@ -95,8 +94,7 @@ def undisturbed(store):
     torch.set_num_threads(1)  # as in a run of the study
     try:
         for path in store.glob("runs/*/config.json"):
-            rows = []
-            train(config_from_json(read_record(path)), rows.append)
+            _, rows = curve(config_from_json(read_record(path)), None)
             found[path.parent.name] = losses(rows)
     finally:
         torch.set_num_threads(threads)

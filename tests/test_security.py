@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -194,30 +193,29 @@ print(cpu_build.loaded()[1])
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
-def test_no_other_user_can_plant_a_kernel(stranger):
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
-        cache, seen, library = Path(short) / "cache", Path(short) / "seen", Path(short) / "planted.so"
-        Path(short).chmod(0o755)
-        cache.mkdir()
-        cache.chmod(0o777)
-        code = PLANTED.replace("SEEN", str(seen))
-        subprocess.run(
-            ["g++", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=code, text=True, check=True
-        )
-        environment = os.environ | {"ABLATE_CACHE": str(cache)}
+def test_no_other_user_can_plant_a_kernel(stranger, short):
+    cache, seen, library = short / "cache", short / "seen", short / "planted.so"
+    short.chmod(0o755)
+    cache.mkdir()
+    cache.chmod(0o777)
+    code = PLANTED.replace("SEEN", str(seen))
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=code, text=True, check=True
+    )
+    environment = os.environ | {"ABLATE_CACHE": str(cache)}
 
-        def load():
-            return run_python(LOAD_KERNEL, env=environment).stdout
+    def load():
+        return run_python(LOAD_KERNEL, env=environment).stdout
 
-        target = cache / "kernels" / load().splitlines()[0]
-        shutil.rmtree(target.parent, ignore_errors=True)
-        record = record_text({"hash_of_kernel": hash_of(library.read_bytes())})
-        planted = stranger(PLANT_KERNEL.format(target=str(target), library=str(library), record=record))
-        assert planted.returncode == 0, planted.stderr
-        said = load()
-        assert "compiled by" in said
-        assert f"({target.parent} belongs to another user)" in said
-        assert not seen.exists()
-        target.chmod(0o755)
-        ctypes.CDLL(str(target))  # the test can fail
-        assert seen.exists()
+    target = cache / "kernels" / load().splitlines()[0]
+    shutil.rmtree(target.parent, ignore_errors=True)
+    record = record_text({"hash_of_kernel": hash_of(library.read_bytes())})
+    planted = stranger(PLANT_KERNEL.format(target=str(target), library=str(library), record=record))
+    assert planted.returncode == 0, planted.stderr
+    said = load()
+    assert "compiled by" in said
+    assert f"({target.parent} belongs to another user)" in said
+    assert not seen.exists()
+    target.chmod(0o755)
+    ctypes.CDLL(str(target))  # the test can fail
+    assert seen.exists()

@@ -25,11 +25,11 @@ def run_python(code, *words, check=True, **options):
     return subprocess.run(command, capture_output=True, text=True, check=check, **options)
 
 
-def start_ablate(*words, env=os.environ, stdout=subprocess.PIPE, **options):
+def start_ablate(*words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options):
     """Start the command line on the storage ``runs``; its errors go where its output goes."""
     return subprocess.Popen(
         [sys.executable, "-m", "ablate", *words], env=env | {"ABLATE_STORAGE": "runs"}, stdout=stdout,
-        stderr=subprocess.STDOUT, text=True, **options,
+        stderr=stderr, text=True, **options,
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -14,7 +13,7 @@ import pytest
 
 from tests.cli.command import ablate
 from tests.cli.stored import make_store
-from tests.waiting import is_alive, wait_until
+from tests.waiting import is_alive, start_ablate, wait_until
 
 
 @pytest.fixture
@@ -37,10 +36,8 @@ def fault(ended):
 
 @pytest.mark.exhaustive
 def test_a_real_server_shows_the_experiment_and_leaves_no_process(storage):
-    command = [sys.executable, "-m", "ablate", "dashboard", "small", "--storage", str(storage)]
-    process = subprocess.Popen(
-        [*command, "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    words = ("dashboard", "small", "--storage", str(storage), "--no-browser")
+    process = start_ablate(*words, stderr=subprocess.PIPE)
     base, _, rest = process.stdout.readline().strip().partition("/#/")
     assert rest.startswith("experiments/1/runs?")
     name = base.removeprefix("http://")

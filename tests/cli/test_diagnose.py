@@ -2,14 +2,14 @@
 
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from ablate.execute.worker import execute_run
 from ablate.store import RunDir
 from tests.cli.command import ablate
-from tests.execute.kill import task_of, tiny_config
+from tests.execute.kill import make_run, task_of
 
 QUICK = ("--seq-len", "32", "--sequences", "2", "--device", "cpu")
 TEXT = ("--data", "text")
@@ -74,8 +74,7 @@ def test_a_preset_and_the_table(call):
 
 
 def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(call, found, tmp_path):
-    run = RunDir(tmp_path / "study" / "runs" / "0123456789abcdef")
-    run.create(asdict(tiny_config(seed=1, steps=6)))
+    run = make_run(RunDir(tmp_path / "study" / "runs" / "0123456789abcdef"), 1, 6)
     task = task_of(run, tmp_path)
     task.stop_path.touch()
     assert execute_run(task).state == "interrupted"

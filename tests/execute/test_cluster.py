@@ -121,47 +121,42 @@ input()
 """
 
 
-def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process():
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PRIVATE, short], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        folder = Path(process.stdout.readline().strip())
-        assert (folder.stat().st_mode & 0o777, folder.parent) == (0o700, Path(short))
-        process.communicate("\n")
-        assert list(Path(short).iterdir()) == []
+def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process(short):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRIVATE, str(short)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    folder = Path(process.stdout.readline().strip())
+    assert (folder.stat().st_mode & 0o777, folder.parent) == (0o700, short)
+    process.communicate("\n")
+    assert list(short.iterdir()) == []
 
 
-def test_a_folder_that_others_can_replace_is_refused(monkeypatch):
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
-        Path(short).chmod(0o777)
-        monkeypatch.setattr(tempfile, "tempdir", short)
-        with pytest.raises(
-            UserError, match=f"others can replace what is in {short}: Ray's files would not be"
-        ):
-            cluster._private_folder.__wrapped__()
+def test_a_folder_that_others_can_replace_is_refused(monkeypatch, short):
+    short.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    with pytest.raises(UserError, match=f"others can replace what is in {short}: Ray's files would not be"):
+        cluster._private_folder.__wrapped__()
 
 
 @pytest.mark.parametrize(
     ("above", "mode", "warns"),
     [(0o755, 0o777, True), (0o755, 0o755, False), (0o700, 0o777, False), (0o710, 0o770, True)],
 )
-def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, above, mode, warns):
+def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, short, above, mode, warns):
     said = []
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
-        folder = Path(short) / "ray"
-        folder.mkdir()
-        folder.chmod(mode)
-        Path(short).chmod(above)
-        node = SimpleNamespace(get_temp_dir_path=lambda: str(folder))
-        monkeypatch.setattr("ray._private.worker._global_node", node)
-        monkeypatch.setattr("ray.is_initialized", lambda: False)
-        monkeypatch.setattr("ray.init", lambda **_: None)
-        monkeypatch.setattr("ray.shutdown", lambda: None)
-        monkeypatch.setattr(cluster, "use_token", lambda: None)
-        with cluster.connection("127.0.0.1:1", said.append):
-            pass
-        assert [str(folder) in sentence for sentence in said] == [True] * warns
+    folder = short / "ray"
+    folder.mkdir()
+    folder.chmod(mode)
+    short.chmod(above)
+    node = SimpleNamespace(get_temp_dir_path=lambda: str(folder))
+    monkeypatch.setattr("ray._private.worker._global_node", node)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr(cluster, "use_token", lambda: None)
+    with cluster.connection("127.0.0.1:1", said.append):
+        pass
+    assert [str(folder) in sentence for sentence in said] == [True] * warns
 
 
 def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):

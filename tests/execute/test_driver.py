@@ -168,7 +168,7 @@ def test_what_a_training_function_leaves_ends_with_its_run(study):
 
 
 def start(study, script, **variables):
-    script = textwrap.dedent(script.format(here=str(HERE), storage=str(study[0].path)))
+    script = textwrap.dedent(script.format(storage=str(study[0].path)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])} | variables
     return subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
@@ -177,8 +177,6 @@ def start(study, script, **variables):
 
 
 DRIVER = """
-    import sys
-    sys.path.insert(0, {{here!r}})
     from four_runs import requests_of
     from ablate.execute.driver import execute_study
     from pathlib import Path
@@ -235,10 +233,9 @@ def test_two_who_start_the_same_study_share_its_runs_and_hear_a_request_to_stop(
 
 
 NODES = """
-    import dataclasses, sys
+    import dataclasses
     from pathlib import Path
 
-    sys.path.insert(0, {here!r})
     from four_runs import requests_of
     from ray.cluster_utils import Cluster
 

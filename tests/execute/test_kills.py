@@ -37,8 +37,11 @@ def storage(tmp_path_factory):
     return tmp_path_factory.mktemp("kills")
 
 
-def has_rows(run):
-    return run.metrics_path.exists() and run.metrics_path.stat().st_size
+def begun(task):
+    """Start an attempt; return its process when there are rows."""
+    pid, path = in_child(lambda: execute_run(task)), task.folder.metrics_path
+    wait_until(lambda: path.exists() and path.stat().st_size)
+    return pid
 
 
 def fresh(storage, name, seed=0, steps=8):
@@ -87,8 +90,7 @@ def test_a_worker_that_wakes_up_after_it_lost_its_run_writes_nothing(storage, un
     monkeypatch.setattr(leases, "STALE_SEC", 0.2)
     run = fresh(storage, "zombie", 2, 60)  # long enough to be caught in the middle
     task = task_of(run, storage)
-    first = in_child(lambda: execute_run(task))
-    wait_until(lambda: has_rows(run))
+    first = begun(task)
     os.kill(first, signal.SIGSTOP)  # a machine that stands still
     record = run.attempts / "1.json"
     write_record(record, read_record(record) | {"machine": "another"})
@@ -131,8 +133,7 @@ def test_a_result_whose_files_are_damaged_is_made_again_to_the_bit(storage, undi
 def test_sigterm_ends_a_run_with_a_checkpoint(storage, undisturbed):
     run = fresh(storage, "preempted", 1)
     task = task_of(run, storage, checkpoint_every_sec=1e6)
-    pid = in_child(lambda: execute_run(task))
-    wait_until(lambda: has_rows(run))
+    pid = begun(task)
     os.kill(pid, signal.SIGTERM)
     assert wait_for(pid) == 0
     status = run.status()

@@ -28,22 +28,26 @@ def read(store, **options):
     return read_progress(store, store.plan(), **options)
 
 
+def first(store, **options):
+    return read(store, **options)[0]
+
+
 def test_progress_is_that_of_the_newest_rows(begun, monkeypatch):
     store, run = begun
     monkeypatch.setattr(progress, "_TAIL_BYTES", 200)
-    assert read(store)[0].tokens == 0
+    assert first(store).tokens == 0
     add(run, 8)
     add(run, 8, "eval", val_loss=2.5)
     for step in range(100):  # the evaluation lies before the end that is read first
         add(run, 10 + step // 10)
-    [first] = read(store, only=[run.run_id])
-    assert (first.tokens, first.loss, first.val_loss, first.tokens_per_sec) == (19, 2.0, 2.5, 10.0)
+    [only] = read(store, only=[run.run_id])
+    assert (only.tokens, only.loss, only.val_loss, only.tokens_per_sec) == (19, 2.0, 2.5, 10.0)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"kind": "tr\xffin"}\n[1]\nnull\n{"kind": "train", "tok')  # damage, and a line to come
-    assert read(store)[0].tokens == 19
+    assert first(store).tokens == 19
     run.metrics_path.write_bytes(b"")  # a new attempt
     add(run, 5)
-    assert read(store)[0].tokens == 5
+    assert first(store).tokens == 5
 
 
 def test_states_are_shown_as_what_they_are(begun):
@@ -53,27 +57,27 @@ def test_states_are_shown_as_what_they_are(begun):
         assert shown == f"0 of 4 done · 3 pending · 1 {said}"
     add(run, 10)
     run.status_path.write_text("{")
-    shown = read(store)[0]
+    shown = first(store)
     assert (shown.state, shown.tokens) == ("damaged", 0)
     assert shown.message == "status.json: altered or cut, or written by another version"
     for path, state in ((run.status_path, "damaged"), (run.metrics_path, "pending")):
         path.unlink()
-        assert read(store)[0].state == state
+        assert first(store).state == state
 
 
 def test_a_runs_pace_comes_from_its_rows_and_its_attempt(begun):
     store, run = begun
     add(run, 8, time_unix=1018.0)
-    assert read(store)[0].pace is None
+    assert first(store).pace is None
     add(run, 10, "eval", time_unix=1030.0)
-    assert read(store)[0].pace == pytest.approx(3.0)
-    assert read(store)[0].seconds_left == pytest.approx(20 * 3)
+    assert first(store).pace == pytest.approx(3.0)
+    assert first(store).seconds_left == pytest.approx(20 * 3)
     assert seconds_to_end(read(store)) == pytest.approx(20 * 3 + 3 * 30 * 3)  # one after the other
     run.write_status(Status(state="running", attempt=2, started_unix=1000.0))
-    assert read(store)[0].pace == pytest.approx(0.1)  # by tokens_per_sec: the time between is no pace
+    assert first(store).pace == pytest.approx(0.1)  # by tokens_per_sec: the time between is no pace
     run.write_status(Status(state="finished", attempt=1, started_unix=1000.0, ended_unix=1050.0))
-    assert read(store)[0].pace == pytest.approx(5.0)
-    assert read(store, executor_alive=False)[0].pace is None
+    assert first(store).pace == pytest.approx(5.0)
+    assert first(store, executor_alive=False).pace is None
 
 
 def test_the_end_of_a_study_counts_what_runs_beside_what():

@@ -147,11 +147,18 @@ def test_a_run_that_somebody_else_executes_is_waited_for_or_taken_over(fake):
     assert fake.states == {"a": "finished"}
 
 
-def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(study):
+@pytest.fixture
+def midway(study):
+    """One run is at work, one was lost, one of two gangs is asked for."""
     fake = Fake(study, gangs="cd")
     fake.move()
     fake.mark("running", "a")
     fake.take("b", LOST)
+    return fake
+
+
+def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(midway):
+    fake = midway
     for _ in range(2):  # once is enough
         fake.unneeded("abcd")
     assert fake.move() == ["cancel c"]
@@ -165,11 +172,8 @@ def test_what_nobody_needs_is_asked_to_stop_taken_back_or_marked(study):
     assert fake.move(1e3) == []
 
 
-def test_a_stop_takes_back_what_has_not_begun_and_tries_nothing_again(study):
-    fake = Fake(study, gangs="cd")
-    fake.move()
-    fake.mark("running", "a")
-    fake.take("b", LOST)
+def test_a_stop_takes_back_what_has_not_begun_and_tries_nothing_again(midway):
+    fake = midway
     fake.queue.stop()
     assert fake.stop_path.exists()
     assert fake.done == ["cancel c"]

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +18,7 @@ from ablate.store.metrics import MetricsWriter
 from ablate.track.describe import points
 from ablate.train import Snapshot
 from ablate.train.group import ALONE
-from tests.execute.kill import rows_in, task_of, tiny_config
+from tests.execute.kill import make_run, rows_in, task_of
 from tests.waiting import wait_until
 
 
@@ -84,8 +84,7 @@ def test_an_attempt_that_was_taken_over_writes_no_checkpoint(keeper, tmp_path):
 
 def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that_is_not(tmp_path):
     def make(name, **more):
-        run = RunDir(tmp_path / name)
-        run.create(asdict(tiny_config(seed=1, steps=6)))
+        run = make_run(RunDir(tmp_path / name), 1, 6)
         return run, replace(task_of(run, tmp_path), **more)
 
     diagnostics = {"diagnostics": Diagnostics(every_tokens=128, draws=2)}

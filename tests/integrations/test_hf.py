@@ -50,18 +50,20 @@ def trl_trainer(train_dataset, **options):
     return trl.SFTTrainer(train_dataset=data, processing_class=tokenizer, **options)
 
 
-def trained(
-    out, batches, steps=8, resume=None, recipe=NOISY, by_trl=False, callback=None, evaluated=None, **options
-):
+def made(out, batches, callbacks, steps=8, by_trl=False, evaluated=None, **options):
     data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
-    callback = callback or AblateCallback(recipe, seed=3)
     trainer, arguments = (trl_trainer, trl.SFTConfig) if by_trl else (Trainer, TrainingArguments)
-    trainer = trainer(
-        model=model(), train_dataset=data, eval_dataset=evaluated and data[:evaluated], callbacks=[callback],
+    return trainer(
+        model=model(), train_dataset=data, eval_dataset=evaluated and data[:evaluated], callbacks=callbacks,
         args=arguments(output_dir=str(out), max_steps=steps, **ARGUMENTS, **options),
     )  # fmt: skip
+
+
+def trained(out, batches, resume=None, recipe=NOISY, callback=None, **options):
+    callback = callback or AblateCallback(recipe, seed=3)
+    trainer = made(out, batches, [callback], **options)
     trainer.train(resume_from_checkpoint=resume and str(resume))
-    return trainer, callback, {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+    return callback, {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["Trainer", "TRL"])
@@ -72,8 +74,8 @@ def whole(tmp_path_factory, request, batches):
 
 
 def test_optimizer_steps_are_counted_and_a_resume_is_equal_to_the_bit(whole, tmp_path):
-    out, train, _, callback, losses = whole
-    _, again, resumed = train(tmp_path, resume=out / "checkpoint-3")
+    out, train, callback, losses = whole
+    again, resumed = train(tmp_path, resume=out / "checkpoint-3")
     assert resumed == losses
     assert again.stepper.state.step == callback.stepper.state.step == len(losses) == 8
 
@@ -90,8 +92,8 @@ def test_a_resume_without_the_state_raises(whole, tmp_path):
 
 def test_reset_weights_resume_to_the_bit(tmp_path, batches):
     recipe = {"preset": "primus-turbo", "deoscillate": {"window": 2, "threshold": 2.0}}
-    *_, losses = trained(tmp_path / "a", batches, recipe=recipe)
-    *_, resumed = trained(tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-3")
+    _, losses = trained(tmp_path / "a", batches, recipe=recipe)
+    _, resumed = trained(tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-3")
     assert resumed == losses
     (tmp_path / "a/checkpoint-6/ablate_state.pt").unlink()
     with pytest.raises(RuntimeError, match="resume in its folder"):
@@ -102,7 +104,7 @@ def test_reset_weights_resume_to_the_bit(tmp_path, batches):
 @pytest.mark.parametrize("by_trl", [False, True])
 def test_compiled_and_in_bf16(tmp_path, batches, by_trl):
     options = {"bf16": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}
-    _, callback, losses = trained(tmp_path, batches, steps=2, by_trl=by_trl, **options)
+    callback, losses = trained(tmp_path, batches, steps=2, by_trl=by_trl, **options)
     assert callback.stepper.state.step == 2
     assert all(loss < 5 for loss in losses.values())
 
@@ -114,7 +116,7 @@ def test_in_a_study_it_passes_rows_and_saves_when_asked_to_stop(in_study, batche
             self.stepper.should_stop = self.stepper.state.step == 2
 
     evaluate = {"evaluated": 4, "eval_strategy": "steps", "eval_steps": 1}
-    _, _, losses = trained(in_study / "out", batches, callback=Asked(), **evaluate)
+    _, losses = trained(in_study / "out", batches, callback=Asked(), **evaluate)
     assert (in_study / "out/checkpoint-2/trainer_state.json").exists()
     rows = rows_of(in_study)
     assert [(row["step"], *(row.keys() & {"loss", "val_loss"})) for row in rows] == [
@@ -124,9 +126,7 @@ def test_in_a_study_it_passes_rows_and_saves_when_asked_to_stop(in_study, batche
 
 
 def test_a_callback_that_came_too_late_says_so(tmp_path, batches):
-    data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
-    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, **ARGUMENTS)
-    trainer = Trainer(model=model(), train_dataset=data, args=arguments)
+    trainer = made(tmp_path, batches, [], steps=1)
     trainer.add_callback(AblateCallback(NOISY))
     with pytest.raises(RuntimeError, match="was not there when the Trainer was made"):
         trainer.train()

@@ -50,12 +50,9 @@ def save(folder, metrics):
         }
         numbers = {"evaluations_above_bound": 1, "window": {"loss": 0.1 + 0.2, "steps": step}}
         rows = {metrics.name: (count, hash_of(metrics.read_bytes()[:count]))}
-        parts = []
+        parts, chunks = [], torch.chunk(tensors["model.w"], processes)
         for index in range(processes):
-            own = dict(tensors)
-            if processes > 1:
-                chunks = torch.chunk(own["model.w"], processes)
-                own["model.w"] = chunks[index] if index < len(chunks) else own["model.w"][:0]
+            own = tensors | {"model.w": chunks[index] if index < len(chunks) else chunks[0][:0]}
             parts.append(save_part(folder, step, own, index=index, count=processes))
         sharded = {"model.w"} if processes > 1 else ()
         save_manifest(folder, step, parts, numbers=numbers, rows=rows, sharded=sharded)

@@ -3,6 +3,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,9 +27,7 @@ def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
     write_json_atomic(path, {"a": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json_atomic(path, {"a": float("nan")})
-    monkeypatch.setattr(
-        "os.fsync", lambda _handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         write_json_atomic(path, {"a": 2})
     assert read_json(path) == {"a": 1}
@@ -65,12 +64,8 @@ def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="with another plan"), running(store, SECOND):
             pass
         assert store.plan() == FIRST
-
-        def refuse(*_arguments):
-            raise PermissionError
-
         with monkeypatch.context() as patch:  # who may not look does not know
-            patch.setattr(Path, "open", refuse)
+            patch.setattr(Path, "open", Mock(side_effect=PermissionError))
             assert is_running(store.path) is None
     assert not is_running(store.path)
     with running(store, SECOND) as shared:
