@@ -43,50 +43,44 @@ def arms():
 
 
 class Here:
-    """A store with these runs, executed one by one without Ray."""
+    """A store with these arms, or some of them, executed one by one without Ray."""
 
-    def __init__(self, storage, name, runs, planned=()):
-        self.storage, self.store = storage, StudyStore(storage / name)
-        tokens = prepare(data(), storage / "tokens").folder
-        runs = [
-            replace(
-                run, tokens_dir=tokens, folder=self.store.run(run.run_id),
-                stop_path=storage / "stop",
-            )
-            for run in runs
-        ]  # fmt: skip
-        for run in runs:
-            run.folder.create(asdict(run.config))
-        self.runs, self.keys = share_prefixes(self.store, runs, planned)
+    def __init__(self, storage, name, arms, *some, planned=()):
+        self.store, tokens = StudyStore(storage / name), prepare(data(), storage / "tokens").folder
+        names, runs = some or tuple(arms), []
+        for run in map(arms.get, names):
+            folder = self.store.run(run.run_id)
+            folder.create(asdict(run.config))
+            runs.append(replace(run, tokens_dir=tokens, folder=folder, stop_path=storage / "stop"))
+        tasks, self.keys = share_prefixes(self.store, runs, planned)
+        self.tasks = dict(zip(names, tasks, strict=True))
+        self.folders = {name: task.folder for name, task in self.tasks.items()}
 
-    def task(self, run):
-        return next(one for one in self.runs if one.run_id == run.run_id)
-
-    def execute(self, run):
-        end = execute_run(self.task(run))
+    def execute(self, name):
+        end = execute_run(self.tasks[name])
         assert end.state == "finished", end
-        return rows_in(self.store.run(run.run_id).metrics_path)
+        return rows_in(self.folders[name].metrics_path)
 
-    def began_at(self, run):
-        return Leases(self.store.run(run.run_id).attempts).read(1).resumed_from_step
+    def began_at(self, name):
+        return Leases(self.folders[name].attempts).read(1).resumed_from_step
 
 
 @pytest.fixture(scope="module")
 def apart(arms, tmp_path_factory):
     """The rows of each arm that is trained whole."""
     storage = tmp_path_factory.mktemp("apart")
-    return {name: Here(storage, name, [run]).execute(run) for name, run in arms.items()}
+    return {name: Here(storage, name, arms, name).execute(name) for name in arms}
 
 
 def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(tmp_path, arms, apart):
-    here = Here(tmp_path, "together", list(arms.values()))
+    here = Here(tmp_path, "together", arms)
     holder = arms["bf16"].run_id
-    assert [waits_for(run) for run in here.runs] == [None, holder, holder]
-    for name, run in arms.items():
-        assert here.execute(run) == apart[name]
-        assert here.began_at(run) == (0 if name == "bf16" else FORK - 1)
-        assert waits_for(here.task(run)) is None
-        assert here.store.run(run.run_id).state() == "finished"
+    assert [*map(waits_for, here.tasks.values())] == [None, holder, holder]
+    for name, task in here.tasks.items():
+        assert here.execute(name) == apart[name]
+        assert here.began_at(name) == (0 if name == "bf16" else FORK - 1)
+        assert waits_for(task) is None
+        assert task.folder.state() == "finished"
     assert apart["forked"] != apart["bf16"]
     clean_prefixes(here.store, here.keys)
     assert not here.store.prefixes.exists()
@@ -97,30 +91,30 @@ def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(tmp_path, arm
 
 def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(tmp_path, arms, monkeypatch):
     planned = [(one.run_id, one.config, one.resources) for one in arms.values()]
-    here = Here(tmp_path, "study", [arms["bf16"]], planned)
-    here.execute(arms["bf16"])
+    here = Here(tmp_path, "study", arms, "bf16", planned=planned)
+    here.execute("bf16")
     clean_prefixes(here.store, here.keys)
     assert here.store.prefixes.exists()
     for name, code, began in (("late", "other", 0), ("forked", None, FORK - 1)):
         with monkeypatch.context() as patch:
             if code:
                 patch.setattr("ablate.execute.pending_runs.code_digest", lambda code=code: code)
-            here = Here(tmp_path, "study", [arms[name]], planned)
-            here.execute(arms[name])
-        assert here.began_at(arms[name]) == began
+            here = Here(tmp_path, "study", arms, name, planned=planned)
+            here.execute(name)
+        assert here.began_at(name) == began
 
 
 @pytest.mark.parametrize("part", ["metrics.jsonl", "safetensors", ".json"])
 def test_a_damaged_prefix_is_trained_again(tmp_path, arms, apart, part):
-    here = Here(tmp_path, "study", [arms["bf16"], arms["forked"]])
-    here.execute(arms["bf16"])
+    here = Here(tmp_path, "study", arms, "bf16", "forked")
+    here.execute("bf16")
     (damaged,) = (path for path in here.store.prefixes.rglob(f"*{part}") if path.is_file())
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    assert here.execute(arms["forked"]) == apart["forked"]
-    assert here.began_at(arms["forked"]) == 0
-    assert "prefix " in here.store.run(arms["forked"].run_id).attempt_log(1).read_text()
+    assert here.execute("forked") == apart["forked"]
+    assert here.began_at("forked") == 0
+    assert "prefix " in here.folders["forked"].attempt_log(1).read_text()
 
 
 @pytest.mark.exhaustive
@@ -129,26 +123,25 @@ def test_killed_at_any_operation_it_ends_with_the_same_rows(tmp_path, arms, apar
     """Each fourth operation on a file: those of the prefix are among them."""
     kills = 0
     for operation in range(3, 400, 4):
-        here = Here(tmp_path, f"study {operation}", [arms["bf16"], arms["forked"]])
+        here = Here(tmp_path, f"study {operation}", arms, "bf16", "forked")
         if name == "forked":
-            here.execute(arms["bf16"])
-        if wait_for(in_child(execute_and_die_at(here.task(arms[name]), operation))) == 0:
+            here.execute("bf16")
+        if wait_for(in_child(execute_and_die_at(here.tasks[name], operation))) == 0:
             break
         kills += 1
-        assert here.execute(arms[name]) == apart[name]
+        assert here.execute(name) == apart[name]
         if name == "bf16":
-            assert here.execute(arms["forked"]) == apart["forked"]
-            assert here.began_at(arms["forked"]) == FORK - 1
+            assert here.execute("forked") == apart["forked"]
+            assert here.began_at("forked") == FORK - 1
     assert kills > 5
 
 
 def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
-    here = Here(tmp_path, "study", [arms["forked"]])
-    parent = here.store.run(arms["bf16"].run_id)
-    parent.path.mkdir(parents=True, exist_ok=True)
+    parent = StudyStore(tmp_path / "study").run(arms["bf16"].run_id)
+    parent.path.mkdir(parents=True)
 
     def forked(*names):
-        return Here(tmp_path, "study", [arms[name] for name in names]).task(arms["forked"])
+        return Here(tmp_path, "study", arms, *names).tasks["forked"]
 
     def reason(*names, **status):
         parent.write_status(Status(**status))
@@ -169,12 +162,12 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
 
 
 def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(tmp_path, arms, monkeypatch):
-    here = Here(tmp_path, "study", [arms["bf16"], arms["forked"]])
+    here = Here(tmp_path, "study", arms, "bf16", "forked")
     with monkeypatch.context() as patch:
         patch.setattr("ablate.execute.environment.fingerprint", lambda *_: "another")
-        here.execute(arms["bf16"])
-    here.execute(arms["forked"])
-    forked = here.store.run(arms["forked"].run_id)
+        here.execute("bf16")
+    here.execute("forked")
+    forked = here.folders["forked"]
     first, own = forked.environment()["fingerprints"]
     assert first == "another" != own
     assert Leases(forked.attempts).read(1).fingerprint == own
@@ -186,23 +179,23 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(tmp_path,
 def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(tmp_path, arms):
     base = replace(arms["bf16"].config, model=replace(arms["bf16"].config.model, experts=4))
     other = replace(base, model=replace(base.model, routing="replay"), replayed=base.recipe)
-    learned, replays = replace(request(base), records=True), request(other)
-    whole = Here(tmp_path, "whole", [learned])
-    losses = whole.execute(learned)
-    here = Here(tmp_path, "study", [replays, learned])
-    task, source = here.task(replays), here.store.run(learned.run_id)
-    assert waits_for(task) == learned.run_id
-    assert why_it_cannot_begin(task) == f"no record of the routes of {learned.run_id}: it is pending"
+    arms = {"replays": request(other), "learned": replace(request(base), records=True)}
+    whole = Here(tmp_path, "whole", arms, "learned")
+    losses = whole.execute("learned")
+    here = Here(tmp_path, "study", arms)
+    task, source = here.tasks["replays"], here.folders["learned"]
+    assert waits_for(task) == source.run_id
+    assert why_it_cannot_begin(task) == f"no record of the routes of {source.run_id}: it is pending"
     source.stop_path.touch()
-    assert execute_run(here.task(learned)).state == "stopped"
-    assert here.execute(learned) == losses
+    assert execute_run(here.tasks["learned"]).state == "stopped"
+    assert here.execute("learned") == losses
     assert why_it_cannot_begin(task) is None
     routes = source.routes_path.read_bytes()
-    assert routes == whole.store.run(learned.run_id).routes_path.read_bytes()
-    assert here.execute(replays) == losses  # its recipe is the same
+    assert routes == whole.folders["learned"].routes_path.read_bytes()
+    assert here.execute("replays") == losses  # its recipe is the same
     source.routes_path.write_bytes(routes[:-9])
     assert "it is damaged" in why_it_cannot_begin(task)
-    without = Here(tmp_path, "without", [learned, replays])
-    execute_run(replace(without.task(learned), records=False))
+    without = Here(tmp_path, "without", arms)
+    execute_run(replace(without.tasks["learned"], records=False))
     said = "it is finished before they were asked for; under another study name it is trained again"
-    assert said in why_it_cannot_begin(without.task(replays))
+    assert said in why_it_cannot_begin(without.tasks["replays"])

@@ -47,13 +47,6 @@ def test_it_is_the_lowess_of_the_definition(points):
     )
 
 
-def test_one_evaluation_that_went_wrong_hardly_counts():
-    loss = curve(noise=0.001)
-    clean = crossing(loss)
-    loss[int(np.searchsorted(TOKENS, clean)) + 2] += 0.3
-    assert crossing(loss) == pytest.approx(clean, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("loss", "spans", "expected"),
     [

@@ -224,9 +224,12 @@ def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
 
 
 def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
+    def shown():
+        return study.held(uri)["summary"].info
+
     study.whole(2)
     sync(study, uri)
-    first = study.held(uri)["summary"].info
+    first = shown()
     assert (first.run_name, first.status) == ("report: synthetic", "RUNNING")
     page = study.store.path / "report" / "report.html"
     page.parent.mkdir()
@@ -235,7 +238,7 @@ def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
         patch.setattr(Sink, "set_state", Mock(side_effect=Away("no answer")))
         assert Mirror(study.store, uri).sync_once().problem is not None
     sync(study, uri)
-    assert study.held(uri)["summary"].info.status == "FINISHED"
+    assert shown().status == "FINISHED"
     written = []
     for text in ("<h1>first</h1>", "<h1>first</h1>", "<h1>second</h1>"):
         page.write_text(text)
@@ -247,7 +250,7 @@ def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
     assert written[0] == written[1]
     cursor_path(study.store, uri).unlink()
     sync(study, uri)
-    run = study.held(uri)["summary"].info
+    run = shown()
     assert (run.run_id, run.status) == (first.run_id, "FINISHED")
 
 
