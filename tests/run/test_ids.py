@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -68,7 +67,9 @@ def changed(value, path, whole_path):
     """Return a copy with another value of the field at the path; whether it makes sense does not matter."""
     head, _, rest = path.partition(".")
     old = getattr(value, head)
-    other = copy.copy(value)
+    other = object.__new__(type(value))
+    for field in fields(value):
+        object.__setattr__(other, field.name, getattr(value, field.name))
     if rest:
         new = changed(old, rest, whole_path)
     elif (known := whole_path.removeprefix("fork.")) in OTHERS:
