@@ -5,8 +5,6 @@ what differs, ``--- faults`` or ``--- means``, then the lines. ``# --set KEY=VAL
 command line. Where lines are meant to change, ``REWRITE=1 pytest`` writes them anew, for the diff to show.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

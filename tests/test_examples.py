@@ -1,7 +1,5 @@
 """The scripts of ``examples/`` run as they stand, in a folder of their own."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess

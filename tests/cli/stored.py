@@ -1,21 +1,16 @@
 """A study with a finished run, of two attempts, and one that was never started."""
 
-from __future__ import annotations
-
 from ablate.base.files import append_line
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
-from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
+from tests.execute.four_runs import write_plan
 
 IDS = ["00aa000000000000", "00bb000000000000"]
 
 
 def make_store(storage, name="s"):
     store = StudyStore(storage / name)
-    runs = tuple(LockedRun(id=run_id, seed=seed) for seed, run_id in enumerate(IDS))
-    arms = (LockedArm(name="bf16", recipe="bf16", tokens=10, runs=runs),)
-    target = Target(kind="val_loss", value=2.0)
-    store.write_plan(LockedPlan(study=name, baseline="bf16", target=target, arms=arms))
+    write_plan(store, name, IDS, 10)
     store.run(IDS[1]).create({})
     run = store.run(IDS[0])
     run.create({"model": {}, "training": {}, "seed": 0})

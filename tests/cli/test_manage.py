@@ -1,7 +1,5 @@
 """The verbs that look after a study: status, logs, cancel, clean."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from types import SimpleNamespace

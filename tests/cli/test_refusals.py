@@ -1,7 +1,5 @@
 """What no verb takes: one line that says why, exit code 2, and nothing is made (``refusals.yaml``)."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

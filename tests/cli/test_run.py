@@ -74,8 +74,7 @@ main()
 def test_ctrl_c_within_an_import_ends_at_once_and_says_how_to_go_on(tmp_path, module):
     """Some modules swallow an exception there, or cannot be imported again."""
     (tmp_path / "small.yaml").write_text(STUDY)
-    environment = os.environ | {"ABLATE_STORAGE": "runs"}
-    done = run_python(INTERRUPTED, module, *CHOSEN, cwd=tmp_path, env=environment, check=False)
+    done = run_python(INTERRUPTED, module, *CHOSEN, cwd=tmp_path, check=False)
     assert done.stderr.endswith(f"\nStopped; go on with: ablate run small.yaml {' '.join(CHOSEN)}\n"), (
         done.stderr
     )

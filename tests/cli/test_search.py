@@ -1,7 +1,5 @@
 """``ablate search`` whole: Ray, the front, a kill, what it is refused for. Other ends: ``tests/workflow``."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

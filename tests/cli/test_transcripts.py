@@ -1,7 +1,5 @@
 """What commands print, whole: ``transcripts/*.txt``. ``REWRITE=1`` writes them anew, for the diff to show."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -66,8 +64,7 @@ def said(command, folder):
 def hold(golden, folder):
     """Hold what the file's commands print in a folder against the file."""
     head, *commands = re.findall(r"^[#$] .*$", golden.read_text(encoding="utf-8"), re.MULTILINE)
-    found = "\n".join([f"{head}\n", *(said(command, folder) for command in commands)])
-    check_text(golden, found)
+    check_text(golden, "\n".join([f"{head}\n", *(said(command, folder) for command in commands)]))
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -11,7 +11,16 @@ from ablate.store import StudyStore
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+
+def write_plan(store: StudyStore, name: str, run_ids: Sequence[str], tokens: int) -> None:
+    """Write a plan of one arm, with a seed for each run."""
+    runs = tuple(LockedRun(id=run_id, seed=seed) for seed, run_id in enumerate(run_ids))
+    arms = (LockedArm(name="bf16", recipe="bf16", tokens=tokens, runs=runs),)
+    target = Target(kind="val_loss", value=2.0)
+    store.write_plan(LockedPlan(study=name, baseline="bf16", target=target, arms=arms))
 
 
 def requests_of(folder: Path, trainer: str | None = None) -> tuple[StudyStore, list[RunRequest]]:
@@ -27,8 +36,5 @@ def requests_of(folder: Path, trainer: str | None = None) -> tuple[StudyStore, l
         )
         for seed in range(4)
     ]  # fmt: skip
-    runs = tuple(LockedRun(id=request.run_id, seed=request.config.seed) for request in requests)
-    arms = (LockedArm(name="only", tokens=30, runs=runs),)
-    target = Target(kind="val_loss", value=2.0)
-    store.write_plan(LockedPlan(study="s", baseline="only", target=target, arms=arms))
+    write_plan(store, "s", [request.run_id for request in requests], 30)
     return store, requests

@@ -1,7 +1,5 @@
 """A command that trains a run: followed, ended, resumed, never doubled and never left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 The rules of the queue: ``test_queue.py``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

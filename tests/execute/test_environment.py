@@ -1,7 +1,5 @@
 """What a run's record says of its code and arithmetic, and whether a timing is a device's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

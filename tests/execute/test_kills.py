@@ -1,7 +1,5 @@
 """kill -9 at any moment loses nothing and counts nothing twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -29,16 +29,11 @@ EVAL = {"kind": "eval", "tokens": 64, "step": 1, "val_loss": 3.0}
 WHOLE = [EVAL, EVAL | {"tokens": 192, "step": 3}]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return prepare(data(), tmp_path_factory.mktemp("tokens"))
-
-
-@pytest.fixture
-def execute(tmp_path, files):
-    """Execute an arm of the example, made small; return its folder and its end."""
+def test_the_example_trains_its_arms_and_goes_on_to_the_same_bits(tmp_path):
+    tokens = prepare(data(), tmp_path / "tokens").folder
 
     def execute(arm, name):
+        """Execute an arm of the example, made small; return its folder and its end."""
         folder = tmp_path / name
         shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
         config = build_plan(load_study(folder / "study.yaml")).arm(arm).config.with_seed(1)
@@ -48,12 +43,8 @@ def execute(tmp_path, files):
         config = replace(config, training=small, model=replace(config.model, options={"width": 32}))
         run = RunDir(folder / "run")
         run.create(asdict(config))
-        return run, execute_run(request_of(run, config, files.folder, checkpoint_every_sec=0.0))
+        return run, execute_run(request_of(run, config, tokens, checkpoint_every_sec=0.0))
 
-    return execute
-
-
-def test_the_example_trains_its_arms_and_goes_on_to_the_same_bits(execute, tmp_path):
     base, end = execute("bf16", "base")
     assert (end.state, end.message) == ("finished", None)
     whole, end = execute("wgrad, later", "whole")

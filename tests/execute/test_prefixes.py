@@ -1,7 +1,5 @@
 """Runs that begin with the state of another: through the run store, killed, and without one."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The rules of an execution, with a real run store, and workers and clock made up: no Ray, no waiting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A study as a job on a real Ray cluster, with its dashboard and token authentication as Ray has them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

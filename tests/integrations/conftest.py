@@ -1,7 +1,5 @@
 """A small problem for every adapter, and what a study puts into the environment of its commands."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

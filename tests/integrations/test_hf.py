@@ -1,7 +1,5 @@
 """Hugging Face's Trainer and TRL's: counted steps, a state in the checkpoint, resumes to the bit."""
 
-from __future__ import annotations
-
 import functools
 import json
 

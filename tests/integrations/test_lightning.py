@@ -1,7 +1,5 @@
 """Lightning's precision plug-in: optimizer steps, not batches; its state in Lightning's checkpoint."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

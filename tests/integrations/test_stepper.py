@@ -1,7 +1,5 @@
 """The stepper under every adapter, alone, in accelerate's loop and in torchao's ``quantize_``."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -52,6 +50,7 @@ def test_another_recipe_than_the_arms_is_refused(in_study):
 
 
 def test_outside_of_a_study_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ABLATE_RUN_DIR", raising=False)
     monkeypatch.delenv("ABLATE_RECIPE", raising=False)
     with pytest.raises(ValueError, match="no recipe is given"):

@@ -1,7 +1,5 @@
 """TransformerEngine's quantiser factory, against a stand-in for the interface as published (d0067d0da)."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

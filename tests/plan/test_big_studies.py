@@ -1,7 +1,5 @@
 """The big studies, on stand-ins for their data: runs, recipes by row, arithmetic, and what fits where."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -25,8 +23,8 @@ SET_UP = CARRIED.pop("set up")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The studies beside stand-ins: shards of one line each, and tokenizers of the right size."""
+def plans(tmp_path_factory):
+    """Plan the studies beside stand-ins: shards of one line each, and tokenizers of the right size."""
     folder = tmp_path_factory.mktemp("big")
     for name in BIG:
         shutil.copy(shipped_studies()[name], folder)
@@ -40,11 +38,6 @@ def folder(tmp_path_factory):
     for name, size in (("Llama-3.1-8B", 128_256), ("gpt2", 50_257)):
         tokens = {f"t{index}": index for index in range(size - 1)} | {"<|endoftext|>": size - 1}
         (folder / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def plans(folder):
     return {name: build_plan(load_study(folder / f"{name}.yaml")) for name in BIG}
 
 

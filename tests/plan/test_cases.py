@@ -1,7 +1,5 @@
 """What becomes of a planned study: its lock file, or a line for each fault that loading cannot find."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What two runs of the baseline say of a study: on curves whose crossings are known in closed form."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Ten thousand runs plan in seconds: the benchmark times it; the calls counted here catch a blunder."""
 
-from __future__ import annotations
-
 import cProfile
 import pstats
 

@@ -1,7 +1,5 @@
 """Tuning as arms and runs: trials, arms at the values found, and what an earlier result may stand for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

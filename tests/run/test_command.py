@@ -1,7 +1,5 @@
 """A command's words, what of them is its identity, and what it must not inherit."""
 
-from __future__ import annotations
-
 import pytest
 
 from ablate.base.errors import UserError

@@ -1,7 +1,5 @@
 """A run's id depends on everything that can change its result, and on nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict, fields, is_dataclass, replace

@@ -1,7 +1,5 @@
 """The local fit against weighted least squares of numpy, and what it must leave alone."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

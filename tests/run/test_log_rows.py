@@ -1,7 +1,5 @@
 """What trainers print, in the forms that they have, becomes rows (``logs.txt``)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which steps runs have in common, and who trains them: runs of 32 steps of 512 tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

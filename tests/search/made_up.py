@@ -1,7 +1,5 @@
 """Two made-up searches, one of each space, whose results look random and are the same every time."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

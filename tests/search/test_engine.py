@@ -1,7 +1,5 @@
 """The engine over both spaces: rounds, and that neither a kill nor an interruption changes what is tried."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -41,28 +39,18 @@ WRITES = (
 )  # fmt: skip
 
 
-def dies(go, whole, at):
-    """Tell whether a search that ends before a write to its storage gets there, and loses nothing."""
+@BOTH
+@pytest.mark.parametrize("at", rest_exhaustive(range(1, 80, 3), lambda at: at in (1, 16, 61)))
+def test_a_search_that_ends_before_a_write_to_its_storage_loses_nothing(go, whole, monkeypatch, at):
     storage = in_memory()
     writes = ending(at, lambda write, *args, **kwargs: write(*args, **kwargs))
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         for name in WRITES:
             real = getattr(storage, name)
             patch.setattr(storage, name, lambda *args, real=real, **kwargs: writes(real, *args, **kwargs))
-        try:
+        with pytest.raises(KeyboardInterrupt):
             go(storage)
-        except KeyboardInterrupt:
-            pass
-        else:
-            return False
     assert go(storage) == whole[go]
-    return True
-
-
-@BOTH
-@pytest.mark.parametrize("at", rest_exhaustive(range(1, 80, 3), lambda at: at in (1, 16, 61)))
-def test_a_search_that_ends_at_a_write_loses_nothing(go, whole, at):
-    assert dies(go, whole, at)
 
 
 @BOTH

@@ -1,7 +1,5 @@
 """Fronts as defined, and the order in which trials go on to a larger budget."""
 
-from __future__ import annotations
-
 from optuna.trial import TrialState, create_trial
 
 from ablate.search.engine import VIOLATION

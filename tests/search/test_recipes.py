@@ -1,7 +1,5 @@
 """A search's plan, what a run's end means to it, which one may go on, and the study that confirms it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """A grid: every recipe once, with the factors that mean something for it. Rates: no point twice."""
 
-from __future__ import annotations
-
 import optuna
 import pytest
 

@@ -1,7 +1,5 @@
 """The search with trials that are runs of a store: what counts, what is stopped, and what is gone on with."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, whatever happens to the files."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

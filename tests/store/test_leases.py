@@ -1,7 +1,5 @@
 """One worker at a time executes a run, whoever started it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -17,15 +15,6 @@ from ablate.store.leases import Leases
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "attempts"
-
-
-@pytest.fixture
-def elsewhere(folder):
-    """A lease of another machine."""
-    lease = Leases(folder).claim()
-    path = folder / "1.json"
-    write_record(path, read_record(path) | {"machine": "another"})
-    return lease
 
 
 def test_who_is_faster_between_the_look_and_the_claim_keeps_the_run(folder, monkeypatch):
@@ -77,10 +66,12 @@ def test_a_killed_holder_is_known_at_once(folder):
 
 
 @pytest.mark.parametrize("jump", [-1e7, 1e7])
-def test_another_machines_holder_lives_while_it_beats(folder, elsewhere, jump, monkeypatch):
+def test_another_machines_holder_lives_while_it_beats(folder, jump, monkeypatch):
+    elsewhere, path = Leases(folder).claim(), folder / "1.json"
+    write_record(path, read_record(path) | {"machine": "another"})
     monkeypatch.setattr(module, "STALE_SEC", 0.3)
     onlooker = Leases(folder)
-    os.utime(folder / "1.json", (time.time() + jump,) * 2)  # a clock that is days off
+    os.utime(path, (time.time() + jump,) * 2)  # a clock that is days off
     until = time.monotonic() + 0.8
     while time.monotonic() < until:
         elsewhere.beat()

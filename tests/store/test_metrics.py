@@ -1,7 +1,5 @@
 """The metrics file of an attempt."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -25,6 +25,7 @@ from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.sink import Away, Sink, default_tracking_uri, is_local, make_database, resolve_tracking_uri
+from tests.exhaustive import rest_exhaustive
 from tests.waiting import is_alive, run_python, wait_until
 
 MS = 1_700_000_000_250
@@ -107,7 +108,7 @@ def test_states_and_a_run_that_is_tried_again(make_study, uri):
     assert pending(study.store, uri).complete
 
 
-@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.exhaustive) for turn in (1, 2))])
+@pytest.mark.parametrize("turn", rest_exhaustive(range(3), lambda turn: turn == 0))
 def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch, turn):
     """Two mirrors in turn see rows, ends, rewinds, cuts, kills, and what is lost or deleted."""
     draw, client, log = random.Random(turn), MlflowClient(uri), Sink.log
@@ -303,7 +304,7 @@ def test_mirrors_take_turns(study, uri):
     study.check(uri)
 
 
-@pytest.mark.parametrize("is_early", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("is_early", rest_exhaustive([False, True], lambda early: not early))
 def test_a_process_that_is_asked_to_end_sends_all(study, uri, is_early):
     """A short study ends before MLflow is even imported."""
     study.start()

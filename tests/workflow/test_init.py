@@ -1,7 +1,5 @@
 """``ablate init``: every study that it writes goes through ``ablate plan`` as it is; speeds are made up."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -5,8 +5,6 @@ settled begin when a look has asked for them. Settings of the command line never
 place of a study with others. On real Ray: ``tests/test_examples.py`` and ``tests/test_end_to_end.py``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace

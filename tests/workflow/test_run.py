@@ -1,7 +1,5 @@
 """``run_study`` as a plain call; on real Ray: ``tests/test_end_to_end.py``."""
 
-from __future__ import annotations
-
 import pytest
 
 from ablate.base.errors import UserError
@@ -12,13 +10,9 @@ from tests.cli.command import ablate
 from tests.workflow.fakes import STUDY
 
 
-@pytest.fixture
-def where(tmp_path):
+def test_a_plain_call_says_nothing_and_returns_how_it_ended(executor, tmp_path, capfd):
     (tmp_path / "tiny.yaml").write_text(STUDY.replace("seeds: 2", "seeds: [0, 7]"))
-    return Where(storage=tmp_path / "runs")
-
-
-def test_a_plain_call_says_nothing_and_returns_how_it_ended(executor, where, tmp_path, capfd):
+    where = Where(storage=tmp_path / "runs")
     end = run_study("tiny.yaml", where, only=["fp4"])
     assert executor.calls[0] == [("fp4", 0), ("fp4", 7)]
     assert [*end.failed] == ["fp4 seed 7: no such luck"]

@@ -1,7 +1,5 @@
 """``search_study`` with a fake in the place of Ray: how rounds end, what is said, and what is left behind."""
 
-from __future__ import annotations
-
 import pytest
 
 from ablate.execute.driver import request_stop

@@ -1,7 +1,5 @@
 """``ablate.train_run``: the words of a study file, without a file or a storage."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

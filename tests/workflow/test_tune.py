@@ -1,7 +1,5 @@
 """``run_study`` of a study that tunes its arms: stopped at any trial, it comes to the same values."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -19,14 +17,6 @@ tune:
 """
 
 
-@pytest.fixture
-def tune(executor, tmp_path):
-    """Return a function that runs the study in a storage; it returns how that ended."""
-    executor.loss = loss_of_a_rate
-    (tmp_path / "tiny.yaml").write_text(STUDY + TUNE)
-    return lambda storage: ablate("run", "tiny.yaml", cwd=tmp_path, storage=storage)
-
-
 def found(folder):
     """What the search tried, how that ended, and what it chose."""
     groups = StudyStore(folder / "tiny").plan().tuning.groups
@@ -34,7 +24,12 @@ def found(folder):
 
 
 @pytest.mark.parametrize("after", rest_exhaustive([0, 1, 3, 6, 7, 8, 10], lambda after: after == 3))
-def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(executor, tune, tmp_path, after):
+def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(executor, tmp_path, after):
+    def tune(storage):
+        return ablate("run", "tiny.yaml", cwd=tmp_path, storage=storage)
+
+    executor.loss = loss_of_a_rate
+    (tmp_path / "tiny.yaml").write_text(STUDY + TUNE)
     whole = tune("whole")
     assert whole.code == 0, whole
     assert "Tuning 2 groups of arms, 4 trials of 2,048 tokens each." in whole.out
