@@ -94,7 +94,7 @@ class ConsoleListener(Listener):
             nonlocal looked, told
             looked = time.monotonic()
             runs = read_progress(store, plan, run_ids)
-            # The next wave is not asked for yet.
+            # A wave of seeds is not all: the next one is not asked for yet.
             whole = runs if plan.settled is None else read_progress(store, plan)
             clock = f"[{timedelta(seconds=round(looked - started))}]"
             end = end_text(whole, at_most=plan.stop is not None)

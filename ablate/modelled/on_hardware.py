@@ -102,7 +102,8 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
 def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | None) -> Memory:
     """Model the peak memory of a step on one device of a run.
 
-    On CPUs it is at most 4 % below measured peaks; on two devices 2 of 19 settings are 20 and 23 % below.
+    On CPUs it is at most 4 % below measured peaks (``benchmarks/memory_model.py``); on two devices 2 of 19
+    settings are 20 and 23 % below.
     ``config`` must have a built-in model. The phase of its recipe with the largest memory counts.
     ``peaks`` are those of the hardware; None: of the CPU.
     """

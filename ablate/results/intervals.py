@@ -163,7 +163,7 @@ def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared(Interval):
-    """What an arm differs in from the baseline, with the results on both sides.
+    """How far an arm is from the baseline, and how many runs with a result there are on both sides.
 
     ``figure``: the same with its variance, for intervals at other levels.
     """

@@ -183,7 +183,7 @@ def secrets_of(trainer: str | Command | None, environment: Mapping[str, str]) ->
 def result_files(command: Command) -> list[Path]:
     """List the files whose contents enter the id: ``files``, and each word that is a file in ``cwd``.
 
-    So does the file that a word sets: ``--config=a.yaml``.
+    The file that a word sets, as ``--config=a.yaml`` does, counts, too.
 
     Raises:
         UserError: a name in ``files`` matches nothing.

@@ -157,9 +157,7 @@ def shared_prefixes(
         run_id: (config, resources)
         for run_id, config, resources in runs
         if config.trainer is None
-        and not any(
-            '"scale":"delayed"' in one.recipe.text for one in (config, config.fork) if one is not None
-        )
+        and not any(_has_history(one.recipe) for one in (config, config.fork) if one is not None)
     }
     cuts: dict[int, set[int]] = {}
     for config, _ in known.values():
@@ -182,6 +180,11 @@ def shared_prefixes(
             if key not in holders and can_hold(run_id, step):
                 holders[key] = run_id
     return found
+
+
+@lru_cache(maxsize=4096)
+def _has_history(recipe: Recipe) -> bool:
+    return any(policy.scale == "delayed" for part in recipe.parts for _, _, policy in part.operands())
 
 
 def _last_common_steps(config: RunConfig) -> set[int]:

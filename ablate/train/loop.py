@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import math
 import platform
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -259,7 +260,7 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         # own kernels. The rows of experts differ with each step, and so may the shapes of foreign models.
         torch.compiler.reset()
         limits = torch._dynamo.config  # noqa: SLF001  there is no public way
-        limits.cache_size_limit = limits.accumulated_cache_size_limit
+        limits.cache_size_limit = limits.accumulated_cache_size_limit = sys.maxsize
         mixtures: list[Any] = module.mixtures if isinstance(module, Decoder) else []
         for mixture in mixtures:
             mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[no-untyped-call]
