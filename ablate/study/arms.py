@@ -298,6 +298,8 @@ def check_replays(found: Arms, baseline: str) -> None:
     if (base := found.arms.get(baseline)) is None:
         return
     for name, arm in found.arms.items():
+        if arm.model.routing != "replay":
+            continue
         learned = replace(arm, model=replace(arm.model, routing="learned"))
         kept = ("model", "data", "training", "backend", "trainer", "fork")
         odd = [key for key in kept if getattr(learned, key) != getattr(base, key)]
@@ -310,7 +312,7 @@ def check_replays(found: Arms, baseline: str) -> None:
             "a study that tunes replays no routes": found.faults.source.get("tune") is not None,
         }
         what = next((what for what, is_so in faults.items() if is_so), None)
-        if arm.model.routing == "replay" and what is not None:
+        if what is not None:
             hint = "replay takes the baseline's experts in another recipe, all else equal"
             found.add_fault(name, arm.layers, Misfit(what, hint, ("model.routing",)))
 
