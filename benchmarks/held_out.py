@@ -48,7 +48,10 @@ def mlperf(folder: Path, target: float = 3.3) -> list[Study]:
     logs = {}
     for path in sorted(folder.rglob("result_*.txt")):
         run = read_mllog(path, [])
-        if run and (crossing := find_crossing(*zip(*run.evals, strict=True), target)):
+        if run is None:
+            continue
+        at, loss = zip(*run.evals, strict=True)
+        if crossing := find_crossing(at, loss, target):
             own = logs.setdefault(str(path.parent), {})
             own[len(own)] = float(np.log(crossing[1]))
     return [(logs, baseline) for baseline in logs]

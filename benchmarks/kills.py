@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "execute"))
 
@@ -32,7 +33,7 @@ from ablate.track.mirror import Mirror
 SEEDS = range(4)
 
 
-def make_study(folder: Path, steps: int) -> tuple[StudyStore, dict[int, object]]:
+def make_study(folder: Path, steps: int) -> tuple[StudyStore, dict[int, Any]]:
     store = StudyStore(folder)
     runs = {seed: make_run(store.run(f"{seed:016x}"), seed, steps) for seed in SEEDS}
     store.write_plan(plan_from_json(
@@ -52,7 +53,7 @@ def make_study(folder: Path, steps: int) -> tuple[StudyStore, dict[int, object]]
     return store, runs
 
 
-def kill_until_done(tasks: dict[int, object], runs: dict[int, object], wanted: int, look) -> tuple[int, int]:  # noqa: ANN001
+def kill_until_done(tasks: dict[int, Any], runs: dict[int, Any], wanted: int, look) -> tuple[int, int]:  # noqa: ANN001
     """Execute the runs two at a time, killing each attempt; once enough were killed, let them end."""
     draw = random.Random(0)
     live: dict[int, tuple[int, float]] = {}

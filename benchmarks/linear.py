@@ -80,7 +80,7 @@ def main() -> None:
     for name, recipe in {"bf16": None, **RECIPES}.items():
         model = nn.Sequential(nn.Linear(args.inputs, args.outputs, bias=False)).to(torch.bfloat16)
         if recipe is not None:
-            apply_recipe(model, recipe, quiet=True)
+            apply_recipe(model, recipe)
         work[name] = partial(passes, model)
     weight = torch.randn(args.outputs, args.inputs, generator=generator).to(torch.bfloat16)
     if peer := torchao_layer(weight):

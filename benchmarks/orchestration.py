@@ -49,10 +49,10 @@ def main() -> None:
             requests.append(
                 RunRequest(
                     run_id=f"{seed:016x}",
-                    arm="empty",
                     config=config,
                     tokens_dir=None,
                     resources=ResourcesConfig(),
+                    trainer="orchestration:empty",
                 )
             )
         runs = [{"id": request.run_id, "seed": request.config.seed} for request in requests]
@@ -86,7 +86,7 @@ def main() -> None:
         Mirror(store, uri).sync_once()
         start = time.perf_counter()
         mirror = start_mirror(store.path, uri)
-        execute_study(store, requests, on_poll=on_poll, trainer="orchestration:empty")
+        execute_study(store, requests, on_poll=on_poll)
         executed = time.perf_counter()
         left = mirror.stop()
         end = time.perf_counter()

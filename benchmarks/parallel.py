@@ -44,7 +44,6 @@ def two_runs(tokens: int, first_seed: int) -> list[RunRequest]:
         requests.append(
             RunRequest(
                 run_id=f"{seed:016x}",
-                arm="two",
                 config=config,
                 tokens_dir=files.folder,
                 resources=ResourcesConfig(),

@@ -85,7 +85,7 @@ def repeat(sampler: str, trials: int, noise: float, number: int) -> tuple[int, f
 
     search = Search(
         hardware="B200", budgets=(1,), trials=trials, keep=1.0, sampler=sampler, seed=number, factors=FACTORS,
-        cells=(), named=(),
+        cells=(),
     )  # fmt: skip
     plan: Any = SimpleNamespace(arm=lambda name: SimpleNamespace(runs=[], recipe=name))
     study: Any = None

@@ -14,6 +14,9 @@ import math
 import random
 import statistics
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 
@@ -21,7 +24,7 @@ from ablate.results.cost import Cost, token_costs
 from ablate.results.intervals import Method
 from ablate.run.outcome import Outcome, outcome
 from ablate.search.engine import Asked, TrialGroup, TrialResult, open_study, search
-from ablate.search.tune import Rates, best_trial
+from ablate.search.tune import best_trial, propose_values
 from ablate.study.search_space import Range
 
 BUDGET, TRIAL, EVERY = 1_000_000, 250_000, 25_000
@@ -67,14 +70,13 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
     """Return the rate found for each arm."""
     storage = optuna.storages.InMemoryStorage()
     by_name = {arm.name: arm for arm in arms}
-    space = Rates(fields=SPACE, shared={"learning_rate": SHARED}, sampler="tpe", seed=repeat)
+    tuning: Any = SimpleNamespace(fields=SPACE, sampler="tpe", seeds=(repeat,))
     groups = [
         TrialGroup(
             name=arm.name,
             study=open_study(storage, arm.name),
-            propose=space.propose,
+            propose=partial(propose_values, tuning, {"learning_rate": SHARED}),
             num_trials=trials,
-            describe=lambda _: {},
             watched_from=TRIAL // 3,
         )
         for arm in arms
