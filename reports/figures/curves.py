@@ -108,9 +108,9 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     from matplotlib.ticker import LogLocator
 
     tuning = analysis.tuning
-    if tuning is None or RATE not in tuning.plan.fields:
+    if tuning is None or not tuning.plan.done or RATE not in tuning.plan.fields:
         return None
-    groups = [one for one in tuning.groups if any(_has_loss(trial) for trial in one.trials)]
+    groups = [one for one in tuning.plan.groups if any(_has_loss(trial) for trial in one.trials)]
     if not groups:
         return None
     base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ablate.results.stop_rule import Stopped
     from ablate.run.config import RunConfig
     from ablate.run.outcome import End
-    from ablate.store.plan_file import GroupTuning, LockedArm, LockedPlan, LockedTuning
+    from ablate.store.plan_file import LockedArm, LockedPlan, LockedTuning
 
 
 _NONE = Interval()
@@ -162,7 +162,6 @@ class TuningResult:
     run_tokens: int = 0
     arms: tuple[TunedArm, ...] = ()
     others: tuple[ArmResult, ...] = ()
-    groups: tuple[GroupTuning, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

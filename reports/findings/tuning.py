@@ -68,5 +68,4 @@ def tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningRe
         run_tokens=sum(run.trained for arm in at_tuned.arms for run in arm.runs),
         arms=tuple(arms),
         others=tuple(arm for arm in at_shared.arms if arm.name not in tuned_arms),
-        groups=tuning.groups,
     )

@@ -190,8 +190,7 @@ def report_document(
         and _parts(
             analysis.tuning,
             "arms",
-            "groups",
-            **{key: f"plan.{key}" for key in ("study", "done", "sampler", "trials", "tokens")},
+            **{key: f"plan.{key}" for key in ("study", "done", "sampler", "trials", "tokens", "groups")},
             share_of_a_run="share",
             tokens_of_all_trials="total_tokens",
             tokens_of_the_runs_compared="run_tokens",

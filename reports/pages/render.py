@@ -84,20 +84,21 @@ def write_pages(
         f"{name}.html": html.get_template(f"{template}.html.j2").render(seen),
     }
     page = folder / f"{name}.html"
-    before = _sections(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else set()
+    before = _names(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else set()
     for one in drawn:
         write_bytes_atomic(folder / figures / f"{one.name}.svg", one.svg)
         write_bytes_atomic(folder / figures / f"{one.name}.png", one.png)
     for file, body in files.items():
         write_bytes_atomic(folder / file, body.encode())
-    for gone in before - _sections(files[page.name]):
+    for gone in before - _names(files[page.name]):
         for file in (f"{figures}{gone}.svg", f"{figures}{gone}.png", f"tables/{gone}.tex"):
             (folder / file).unlink(missing_ok=True)
     return folder / f"{name}.json", folder / f"{name}.md", page
 
 
-def _sections(page: str) -> set[str]:
-    return set(re.findall(r'<section id="([\w-]+)"', page))
+def _names(page: str) -> set[str]:
+    """Find the names of a page's sections and tables, after which their files are named."""
+    return set(re.findall(r'<(?:section id|table data-name)="([\w-]+)"', page))
 
 
 def definitions(analysis: Analysis) -> list[tuple[str, str]]:

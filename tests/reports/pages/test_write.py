@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pandas as pd
 import pytest
-from synthetic_study import lines
+from synthetic_study import ladder_study, lines
 from texts import check_page
 
 from ablate import open_study
@@ -150,16 +151,16 @@ def small(make_study):
     return make_study(lines("a: 3 2 1, 3 2 1; b: 3 2.5 1.5, 3 2.5 1.5"))
 
 
-def test_a_page_on_another_question_leaves_its_own_files_alone(make_study, tmp_path):
-    store = make_study(lines("a: 3 2 1, 3 2 1.1; b: 3 2.5 1.5, 3 2.4 1.5"))
-    asked = write_report(store, tmp_path / "out", target=1.7)
+def test_a_page_on_another_question_leaves_its_own_files_alone(tmp_path):
+    store, out = ladder_study(tmp_path), tmp_path / "out"
+    store.write_plan(replace(store.plan(), target=None))
+    asked = write_report(store, out, target=2.2)
+    assert (asked.tables / "matrix.tex").exists()
     (own := asked.figures / "drawn by hand.svg").write_text("kept")
-    never = {"target": 0.5}
-    write_report(store, tmp_path / "out", **never)
+    write_report(store, out)
     assert own.read_text() == "kept"
     own.unlink()
-    write_report(store, tmp_path / "alone", **never)
-    assert files(tmp_path / "out") == files(tmp_path / "alone")
+    assert files(out) == files(write_report(store).html.parent)
 
 
 def test_a_damaged_run_is_named_in_the_report(small):
