@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.backends.testing.inputs import policies_of
+from ablate.check.figures import error_parts
 from ablate.diagnose.measure import data_noise, median_crest, operand_figures, product_figures, sketch_of
 from ablate.numerics import round_operand
 from ablate.numerics.quantiser import on_grid
@@ -126,7 +127,8 @@ def test_figures_of_a_floor_scale_are_their_definitions():
     v, q = x.double().numpy(), quantised.double().numpy()
     blocks = v.reshape(-1, 32)
     amax = np.abs(blocks).max(1, keepdims=True)
-    scale = 2.0 ** (np.floor(np.log2(np.where(amax > 0, amax, 1))) - 2)
+    largest = np.where(amax > 0, amax, 1)
+    scale = 2.0 ** (np.floor(np.log2(largest)) - 2)
     there = blocks != 0
     assert found["clipped"] == pytest.approx((there & (np.abs(blocks) / scale > 6)).sum() / there.sum())
     assert found["zeroed"] == pytest.approx((there & (q.reshape(-1, 32) == 0)).sum() / there.sum())
@@ -136,6 +138,14 @@ def test_figures_of_a_floor_scale_are_their_definitions():
     rms = np.sqrt((blocks**2).mean(1))
     crest = (amax[:, 0] / np.where(rms > 0, rms, 1))[rms > 0]
     assert found["crest_before"] == found["crest_after"] == pytest.approx(np.median(crest), rel=0.02)
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    nearest = levels[np.abs(6 * np.abs(blocks / largest)[..., None] - levels).argmin(-1)]
+    ideal = np.square(np.abs(blocks) - nearest * largest / 6)
+    dead, whole = ideal[nearest == 0].sum(), np.square(q - v).sum()
+    expected = (whole - ideal.sum(), dead, ideal.sum() - dead)
+    assert 0.02 * whole < min(expected)
+    grid = on_grid(x, MXFP4, axis=1)
+    assert error_parts(grid.rotated, quantised, grid.ideal) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_rotation_along_the_tokens_gathers_a_constant_mean_in_few_of_them():

@@ -74,13 +74,11 @@ def test_a_result_comes_whole_with_its_ledger(two):
     [
         ({}, True),
         ({"fingerprints": ["another", OWN]}, False),
-        ({"fingerprints": None}, False),
         ({"code": "another"}, False),
         ({"gpu": "H100"}, False),
         ({"world_size": 2}, False),
         ({"state": "diverged"}, True),
         ({"state": "failed"}, False),
-        ({"state": "interrupted"}, False),
         ("metrics.jsonl", False),
         ("environment.json", False),
     ],

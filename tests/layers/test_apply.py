@@ -262,7 +262,6 @@ def test_weights_with_scales_of_a_later_step_are_said_unless_the_state_is_loaded
             r"no layer of this model is called '\*.dwon' \(its layers",
         ),
         ("fp4-all-the-way-qaf", {}, "needs total_tokens"),
-        ("mxpf4", {}, r"unknown recipe 'mxpf4' \(did you mean 'mxfp4'\?\)"),
         ({"gemms": ["forward"]}, {}, "gemms.0: .*'fprop', 'dgrad' or 'wgrad'"),
         ({"gemms": ["fprop"], "phases": [{"from_tokens": 9, "recipe": "fp9"}]}, {}, "unknown recipe .*'fp8'"),
         (SR_RHT, {"skip": "x"}, r"skip: 'x' .*expected layers.\*.up, layers.\*.down or lm_head"),

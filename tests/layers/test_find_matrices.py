@@ -52,7 +52,6 @@ HIDDEN = [
     (lambda: Subclass(64, 64), "1", f"a subclass of torch.nn.Linear ({__name__}.Subclass)"),
     (lambda: nn.LazyLinear(64), "1", "has no weight yet: pass one batch through the model first"),
     (lambda: with_own("forward", lambda x: x), "1", "its forward was replaced"),
-    (lambda: with_own("name", "mine"), "1", "has an attribute of its own, name,"),
     (lambda: with_own("draw", 3), "1", "has an attribute of its own, draw,"),
     (lambda: with_own("state", nn.Identity()), "1", "has an attribute of its own, state,"),
     (lambda: nn.Bilinear(64, 64, 64), "1.weight", "torch.nn.Bilinear holds it"),

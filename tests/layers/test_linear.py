@@ -190,7 +190,7 @@ def test_autocast_changes_no_bit(name):
     assert torch.equal(layer(x), expected[0] + layer.bias.to(torch.bfloat16))
 
 
-def test_backward_uses_the_streams_of_its_own_forward_and_each_layer_has_its_own():
+def test_backward_uses_the_streams_of_its_own_forward():
     layer, (x, dy) = made("sr"), data(64)
     expected = passed(layer, x, dy)
     layer.weight.grad = None
@@ -198,8 +198,6 @@ def test_backward_uses_the_streams_of_its_own_forward_and_each_layer_has_its_own
     layer.state.step, layer.state.call = 99, 7  # the trainer has moved on
     y.backward(dy)
     assert torch.equal(layer.weight.grad, expected[2])
-    layer.state.step, layer.state.call, layer.name = 0, 0, "blocks.1.ffn.down"
-    assert not any(torch.equal(a, b) for a, b in zip(passed(layer, x, dy), expected, strict=True))
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap])

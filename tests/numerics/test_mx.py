@@ -131,6 +131,8 @@ def test_quest_takes_the_scale_from_the_standard_deviation():
     std = x.double().std(1, correction=0)
     expected = torch.floor(torch.log2(2.92247856 / 6 * std + 1e-8)).int() + 127
     assert torch.equal(quantize(x, policy).scales[:, 0].int(), expected)
+    # Squares above 1.8e19 leave fp32: the scale is not known.
+    assert fake_quantize(1e21 * normal(1, 32), policy).isnan().all()
     masked = round_operand(x, dataclasses.replace(policy, mask=True), axis=1)
     scaled = x.double() * 2.0 ** (127 - expected.double())[:, None]
     assert torch.equal(masked.mask, scaled.abs() < 6)

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from ablate.numerics.philox import Key, philox4x32, random_words
+from ablate.numerics.philox import philox4x32, random_words
+from tests.numerics.strategies import KEY
 
 # Known answers of Random123 (Salmon et al.), file kat_vectors: counter, key, rounds, result.
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)
@@ -15,10 +18,6 @@ KNOWN = [
 ]
 
 
-def key(**changes):
-    return Key(**({"seed": 0, "layer": "a", "gemm": "wgrad", "operand": "x", "step": 3} | changes))
-
-
 @pytest.mark.parametrize(("counter", "words", "rounds", "expected"), KNOWN)
 def test_known_answers(counter, words, rounds, expected):
     result = philox4x32(tuple(torch.tensor(c) for c in counter), words, rounds)
@@ -26,16 +25,17 @@ def test_known_answers(counter, words, rounds, expected):
 
 
 def test_an_elements_word_is_where_the_docstring_says_whatever_the_shape():
-    words = random_words(3, 130, key(step=9, call=2))
+    key = replace(KEY, step=9, call=2)
+    words = random_words(3, 130, key)
     for row, column in ((0, 0), (2, 1), (1, 31), (1, 32), (0, 63), (2, 64), (1, 129)):
         counter = (column // 64 * 16 + column % 32 // 2, row, 9, 2)
-        call = philox4x32(tuple(torch.tensor(c) for c in counter), key().words())
+        call = philox4x32(tuple(torch.tensor(c) for c in counter), KEY.words())
         assert words[row, column] == call[column // 32 % 2 * 2 + column % 2]
-    assert torch.equal(random_words(40, 200, key(step=9, call=2))[:3, :130], words)
+    assert torch.equal(random_words(40, 200, key)[:3, :130], words)
 
 
 @pytest.mark.parametrize(
     "change", [{"seed": 1}, {"layer": "b"}, {"gemm": "dgrad"}, {"operand": "dy"}, {"step": 4}, {"call": 1}]
 )
 def test_every_field_of_the_key_gives_another_stream(change):
-    assert not torch.equal(*(random_words(2, 64, one) for one in (key(), key(**change))))
+    assert not torch.equal(*(random_words(2, 64, one) for one in (KEY, replace(KEY, **change))))
