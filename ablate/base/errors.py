@@ -78,3 +78,8 @@ def safe_text(text: str, keep: str = "") -> str:
         return text
     harmless = keep + "\u00a0\u202f"  # Python does not count non-breaking spaces as printable
     return "".join(c if c.isprintable() or c in harmless else repr(c)[1:-1] for c in text)
+
+
+def cut(text: str, length: int) -> str:
+    """Shorten a text to at most ``length`` characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"

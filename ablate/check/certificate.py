@@ -63,11 +63,6 @@ class ClaimedOperand:
     policy: OperandPolicy
     axis: int
 
-    @property
-    def is_random(self) -> bool:
-        """Whether two draws may differ under the same rotation."""
-        return self.policy.is_stochastic or self.policy.scale in MS_EDEN
-
     def key(self, number: int, draw: int, seed: int) -> Key:
         """Return the key of a tensor's draw; draws of one tensor share the rotation."""
         gemm, _, operand = self.names[0].partition(".")
@@ -79,7 +74,7 @@ class Claim:
     """What is certified: a recipe on a back end, or a function that claims to be a policy's quantiser.
 
     ``quantise`` returns a stored matrix after quantising, fp32 [n, k] on the CPU, contraction last and
-    rotated.
+    rotated. ``backend``: None for a function.
     """
 
     name: str
@@ -88,11 +83,6 @@ class Claim:
     backend: str | None = None
     device: str | None = None
     notes: tuple[str, ...]
-
-    @property
-    def is_function(self) -> bool:
-        """Whether a function is certified, not a recipe."""
-        return self.backend is None
 
 
 def of_function(name: str, function: Callable[..., Any], operand: ClaimedOperand) -> Claim:
@@ -265,17 +255,18 @@ def certify(
     Raises:
         UserError: a function that cannot be called.
     """
-    policy, axis, is_function = operand.policy, operand.axis, claim.is_function
+    policy, axis, is_function = operand.policy, operand.axis, claim.backend is None
+    is_random = policy.is_stochastic or policy.scale in MS_EDEN  # two draws may differ under one rotation
     counted: dict[str, Differences] = {}
     # A recipe and its definition draw the same words; a function draws its own.
-    compared = partial(compare, random=operand.is_random and is_function, counted=counted)
+    compared = partial(compare, random=is_random and is_function, counted=counted)
     figures, definition, disagreements, count = {}, {}, [], 0
     for kind in KINDS:
         ours, theirs = Sums(block_shape(policy)[1]), Sums(block_shape(policy)[1])
         for number in range(draws):
             stored = made_up(kind, SIDE, SIDE, seed=seed, number=number)
             keys = [operand.key(number, draw, seed) for draw in range(2)]
-            drawn = keys if operand.is_random else keys[:1]
+            drawn = keys if is_random else keys[:1]
             grid = on_grid(stored, policy, axis=axis, key=keys[0])
             exact = grid.rotated
             # A function may be random where its definition is not.

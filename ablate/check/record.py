@@ -94,11 +94,6 @@ class ProofRecord:
     parts: tuple[Part, ...]
     begun: tuple[Text, Text, Text] | None = None
 
-    @property
-    def failed(self) -> bool:
-        """Whether any check failed."""
-        return any(part.state == "failed" for part in self.parts)
-
     def __str__(self) -> str:
         """Count the parts by state, in a few words."""
         states = [part.state for part in self.parts]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import time
@@ -258,7 +259,7 @@ def dashboard(
             hint = f"leave --tracking-uri out for {storage}/mlflow.db"
             raise UserError(f"no MLflow database {database} ({hint})")
 
-    from ablate.track.server import choose_port, local_server, secret_name
+    from ablate.track.server import choose_port, local_server
 
     # Early, so that a taken port is reported at once.
     chosen = choose_port(port) if is_database(uri) and not sync else 0
@@ -282,9 +283,10 @@ def dashboard(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     log, artifacts = mirror_dir(store) / "server.log", storage / "mlartifacts"
+    name = f"{secrets.token_hex(16)}.localhost"  # nobody can guess it
     with (
         contextlib.suppress(KeyboardInterrupt),  # the way to end it
-        local_server(uri, artifacts, log, chosen, name=secret_name()) as (url, process),
+        local_server(uri, artifacts, log, chosen, name=name) as (url, process),
     ):
         _show(page(url, experiment), no_browser, hidden=mirror_dir(store) / "pages.html")
         click.echo("The address is a key: whoever has it can open the pages. Ctrl-C ends it.", err=True)

@@ -27,7 +27,7 @@ from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import (
     FORWARD,
     Range,
-    has_unit,
+    gemm_unit,
     operand_bytes,
     seconds_range,
     token_time,
@@ -207,7 +207,8 @@ def _gemms(recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peak
 
     def copies(gemm: GemmPolicy, left: int, right: int) -> int:
         """Bytes of the operands' copies and masks, for operands with so many elements."""
-        is_native = peaks is not None and has_unit(gemm, peaks)
+        # Multiplied in their packed form.
+        is_native = peaks is not None and gemm_unit(gemm, peaks) not in (None, "gemm16")
         return sum(
             round((operand_bytes(policy) if is_native else _FP32 if policy.is_fp32 else _BF16) * elements)
             + policy.mask * elements

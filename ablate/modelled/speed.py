@@ -188,7 +188,7 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
         elements = {"x": seen * width, "w": width * outputs, "dy": seen * outputs}
         for name, result in _RESULTS.items():
             policy = layer.gemm(name)
-            unit = _unit(policy, peaks)
+            unit = gemm_unit(policy, peaks)
             if unit is None:
                 return None
             sides = zip(OPERANDS[name], (policy.left, policy.right), strict=True)
@@ -228,7 +228,7 @@ def _rate(peaks: Peaks, rate: str) -> float:
     """Operations or bytes per second."""
     name, share = RATES[rate]
     peak = getattr(peaks, name)
-    assert peak is not None  # ``_unit`` names no unit that hardware lacks
+    assert peak is not None  # ``gemm_unit`` names no unit that hardware lacks
     return float(peak * 1e12 * share)
 
 
@@ -269,7 +269,7 @@ def operand_bytes(policy: OperandPolicy) -> float:
     return _bits(policy) / 8 + block
 
 
-def _unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
+def gemm_unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
     """Choose the unit of the wider operand; None if a format has none, as E3M0, NVINT4 and IF4 everywhere."""
     formats = policy.left.format, policy.right.format
     bits = _bits(policy.left), _bits(policy.right)
@@ -278,11 +278,6 @@ def _unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
     if (min(bits) == 4 and peaks.fp4 is None) or ("nvfp4" in formats and not peaks.nvfp4):
         return None
     return "gemm16" if max(bits) == 16 else "gemm8" if max(bits) > 4 else "gemm4"
-
-
-def has_unit(policy: GemmPolicy, peaks: Peaks) -> bool:
-    """Whether hardware multiplies both quantised operands in their packed form."""
-    return _unit(policy, peaks) not in (None, "gemm16")
 
 
 def _slower(flops: float, unit: str, moved: float, peaks: Peaks) -> float:

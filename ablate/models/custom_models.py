@@ -31,13 +31,12 @@ from ablate.layers.apply import quantise_layers, survey
 from ablate.layers.conv1d import convert_conv1d
 from ablate.layers.experts import expert_parameters
 from ablate.models.decoder import Decoder
-from ablate.recipes.coverage import ALLOW, coverage_of
-from ablate.run.architecture import LinearLayer, ModelSize, layer_places
+from ablate.recipes.coverage import ALLOW
+from ablate.run.architecture import LinearLayer, ModelSize
 
 if TYPE_CHECKING:
     from ablate.layers.state import RecipeState
-    from ablate.recipes import Recipe
-    from ablate.recipes.coverage import Coverage, Matrix
+    from ablate.recipes.coverage import Matrix
     from ablate.run.config import ModelConfig, RunConfig
 
 _LIBRARIES = {
@@ -249,10 +248,6 @@ class Outline:
     layers: tuple[LinearLayer, ...]
     matrices: tuple[Matrix, ...]
     size: ModelSize
-
-    def coverage(self, recipe: Recipe) -> Coverage:
-        """Find which of the model's matrices a recipe reaches."""
-        return coverage_of(recipe, self.matrices, layer_places(self.layers))
 
 
 def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:

@@ -25,7 +25,8 @@ from ablate.plan.layers import OwnCode, check_diagnosed
 from ablate.plan.plan import Plan, PlannedArm, planned_runs
 from ablate.plan.tuning import tuned_plan
 from ablate.recipes import describe
-from ablate.run.architecture import LinearLayer, ModelSize, linear_layers, model_size
+from ablate.recipes.coverage import coverage_of
+from ablate.run.architecture import LinearLayer, ModelSize, layer_places, linear_layers, model_size
 from ablate.run.command import REACHES, THE_COMMANDS, Command
 from ablate.run.config import ArmConfig, Fork, configured
 from ablate.run.schedule import plan_steps
@@ -120,10 +121,13 @@ def build_plan(
                 said = stated(part, own)
                 told = stated(part, usual).items()
                 differs |= {key: (value, said.get(key)) for key, value in told if value != said.get(key)}
+        recipe = described(arm.recipe)
+        if isinstance(arm.trainer, Command) and not arm.trainer.reads_recipe:
+            recipe = arm.trainer.precision or "as the command has it"
         arms[arm.name] = PlannedArm(
             name=arm.name,
             description=arm.description,
-            recipe=_described(arm) or described(arm.recipe),
+            recipe=recipe,
             tokens=batches.tokens,
             factors=arm.factors,
             differs=differs,
@@ -135,7 +139,9 @@ def build_plan(
             batches=batches,
             size=size,
             layers=layers,
-            coverage=None if outline is None else outline.coverage(arm.recipe),
+            coverage=None
+            if outline is None
+            else coverage_of(arm.recipe, outline.matrices, layer_places(layers)),
         )
     if problems := list(_not_comparable(study, arms)):
         raise UserError(*problems)
@@ -224,13 +230,6 @@ def _not_comparable(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Probl
                 what = f"arm '{one.name}' differs from the baseline in {setting}: expected {usual}, got {own}"
                 hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
                 yield study.problem(study.where(one, setting), what, hint)
-
-
-def _described(arm: ResolvedArm) -> str | None:
-    """Name the arithmetic of a command that no recipe reaches; None: the recipe says it."""
-    if not isinstance(arm.trainer, Command) or arm.trainer.reads_recipe:
-        return None
-    return arm.trainer.precision or "as the command has it"
 
 
 def _parts(arm: ResolvedArm) -> dict[str, Any]:

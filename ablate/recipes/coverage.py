@@ -46,11 +46,6 @@ class Matrix:
         """Its names at all places."""
         return (self.name, *self.also)
 
-    @property
-    def flops(self) -> int:
-        """FLOPs of one GEMM per token."""
-        return 2 * self.elements * len(self.names)
-
     def named_by(self, patterns: Collection[str]) -> bool:
         """Whether a shell pattern matches one of its names."""
         return any(fnmatchcase(name, one) for name in self.names for one in patterns)
@@ -75,8 +70,9 @@ class Coverage:
 
     def share(self, gemm: Gemm) -> float:
         """Return the share of this GEMM's FLOPs that is in low precision, 0 to 1."""
-        every = sum(matrix.flops for matrix in self.matrices)
-        low = sum(matrix.flops for matrix in self.matrices if gemm in self.low[matrix.name])
+        flops = {matrix.name: 2 * matrix.elements * len(matrix.names) for matrix in self.matrices}
+        every = sum(flops.values())
+        low = sum(flops[name] for name, gemms in self.low.items() if gemm in gemms)
         return low / every if every else 0.0
 
     @property

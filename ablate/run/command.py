@@ -119,11 +119,6 @@ class Command(Section):
         return [own for word in self.command for own in (self.args if word == "{args}" else [word])]
 
     @property
-    def has_seed(self) -> bool:
-        """Whether ``{seed}`` stands anywhere in it."""
-        return any("{seed}" in text for text in (*self.words, *self.env.values()))
-
-    @property
     def reads_recipe(self) -> bool:
         """Whether the arm's recipe reaches the command."""
         is_adapter = self.metrics is not None and self.metrics.preset == "ablate"

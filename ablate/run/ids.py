@@ -75,10 +75,13 @@ def _canonical(section: str | int | Section) -> str:
     if isinstance(section, Fork):
         training, tokens = _canonical(section.training), section.tokens
         return f'{{"recipe":{section.recipe.text},"tokens":{tokens},"training":{training}}}'
-    if not isinstance(section, (ModelConfig, DataConfig, TrainingConfig)):
-        return section.text if not isinstance(section, Command) else _compact(section.identity)
-    usual = _DEFAULTS[type(section)]
-    content = {key: value for key, value in asdict(section).items() if value != usual[key]}
+    if isinstance(section, Command):
+        content = section.identity
+    elif isinstance(section, ModelConfig | DataConfig | TrainingConfig):
+        usual = _DEFAULTS[type(section)]
+        content = {key: value for key, value in asdict(section).items() if value != usual[key]}
+    else:
+        return section.text
     if isinstance(section, DataConfig):
         content.pop("paths", None)
         content.pop("validation_paths", None)
@@ -87,10 +90,6 @@ def _canonical(section: str | int | Section) -> str:
     if isinstance(section, ModelConfig):
         content.pop("allow", None)
         content |= {key: _placeless(content[key]) for key in ("hf", "function") if key in content}
-    return _compact(content)
-
-
-def _compact(content: dict[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -77,9 +77,9 @@ class Arms:
                 self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
                 self.cells.append((cell, None))
                 continue
-            outer_first = sorted(cell.levels, key=lambda level: len(level.path))
-            own = tuple((level.where, level.path) for level in outer_first)
-            self.cells.append((cell, self._add(cell.name, (*under, own))))
+            own = ((level.where, tuple(level.factor.split("."))) for level in cell.levels)
+            outer_first = tuple(sorted(own, key=lambda layer: len(layer[1])))
+            self.cells.append((cell, self._add(cell.name, (*under, outer_first))))
         for at, is_used in self._rotates.items():
             if not is_used:
                 hint = "write stabiliser: rht or dht beside it, or leave it out"

@@ -31,11 +31,6 @@ class Level(NamedTuple):
     where: Path
     label: str
 
-    @property
-    def path(self) -> Path:
-        """The keys of the field that it sets."""
-        return tuple(self.factor.split("."))
-
 
 class Cell(NamedTuple):
     """One combination of levels. ``excluded``: why it is left out, None if it is not."""

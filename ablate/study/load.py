@@ -171,7 +171,8 @@ def _check_file(file: StudyFile, found: Arms) -> None:
             what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
             faults.add(("keep_weights",), what, "let that trainer write them")
         if isinstance(arm.trainer, Command):
-            if arm.trainer.command and file.paired_seeds and not arm.trainer.has_seed:
+            words = (*arm.trainer.words, *arm.trainer.env.values())
+            if arm.trainer.command and file.paired_seeds and not any("{seed}" in word for word in words):
                 hint = "pass it on, or say paired_seeds: false where its runs differ by themselves"
                 found.add_fault(
                     arm.name, arm.layers, Misfit("no {seed} in the command", hint, ("trainer.command",))

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ablate.base.errors import cut
 from ablate.base.files import read_json
 from ablate.recipes import GEMMS
 from ablate.run.command import REACHES
@@ -176,7 +177,7 @@ def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
 def _cleaned(values: dict[str, Any], arm: LockedArm, length: int) -> dict[str, str]:
     """Add the arm's factors, and keep names and texts to what MLflow takes."""
     values = values | {f"factor.{key}": value for key, value in arm.factors.items()}
-    return {_name(key): _cut(text(value), length) for key, value in values.items()}
+    return {_name(key): cut(text(value), length) for key, value in values.items()}
 
 
 def study_note(plan: LockedPlan, *, report: str) -> str:
@@ -193,12 +194,7 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
     for arm in plan.arms:
         cells = arm.name, arm.recipe or "", _differs(arm), ", ".join(str(run.seed) for run in arm.runs)
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
-    return _cut("\n".join(lines).strip(), _MAX_NOTE)
-
-
-def report_link(experiment_id: str, summary: str) -> str:
-    """Return the report's address in MLflow's pages; it is an artifact of the MLflow run ``summary``."""
-    return f"#/experiments/{experiment_id}/runs/{summary}/artifacts/report/report.html"
+    return cut("\n".join(lines).strip(), _MAX_NOTE)
 
 
 def view(plan: LockedPlan) -> str:
@@ -238,10 +234,6 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
 
 def _name(key: str) -> str:
     return _REFUSED.sub("_", key)[:250]
-
-
-def _cut(value: str, length: int) -> str:
-    return value if len(value) <= length else value[: length - 1] + "…"
 
 
 @lru_cache(maxsize=1)

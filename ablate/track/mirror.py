@@ -128,7 +128,7 @@ class Mirror:
             "mlflow.note.content": f"It comes when the study ends; `ablate report {plan.study}` makes it.",
         }
         summary = self._entry(SUMMARY, {SUMMARY_TAG: "true", **owned})
-        link = describe.report_link(experiment, summary.mlflow_id)
+        link = f"#/experiments/{experiment}/runs/{summary.mlflow_id}/artifacts/report/report.html"
         note, view = describe.study_note(plan, report=link), describe.view(plan)
         if cursor.note != digest(note + view):
             self._sink.describe(experiment, note, view)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -93,11 +92,6 @@ def local_server(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         copier.join(_STOP_SEC)
-
-
-def secret_name() -> str:
-    """Make a host name of this machine that nobody can guess."""
-    return f"{secrets.token_hex(16)}.localhost"
 
 
 def choose_port(port: int | None) -> int:

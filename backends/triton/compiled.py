@@ -104,11 +104,6 @@ class Compiled:
     shared_bytes: int = 0
     problems: tuple[str, ...] = ()
 
-    @property
-    def is_faulty(self) -> bool:
-        """Whether it has problems; never for a GEMM on Hopper, which has no FP4 unit."""
-        return bool(self.problems) and not (self.kernel == "gemm" and self.target == "sm_90")
-
 
 def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Compiled:
     """Compile the block-scaled GEMM for one target, format and tile; a compiler's error is a problem."""

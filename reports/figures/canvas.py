@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 
-from ablate.reports.findings.compare import cut
+from ablate.base.errors import cut
 from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:

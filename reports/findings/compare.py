@@ -18,7 +18,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, cut
 from ablate.results.cost import Cost
 from ablate.results.intervals import TOO_LARGE, Interval, combination, combined_interval, exponential
 from ablate.run.architecture import model_size
@@ -110,11 +110,6 @@ def target_text(target: Target | None) -> str:
     if target.kind == "perplexity":
         return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
     return f"a validation loss of {target.value:g} nats/token"
-
-
-def cut(text: str, length: int) -> str:
-    """Shorten a text to at most ``length`` characters."""
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comparison:

@@ -155,13 +155,13 @@ def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str],
         ]
         if rest == other_rest and len(changed) == 1 and changed[0] in GEMMS:
             (gemm,) = changed
-            if _is_fp4(other[gemm]) and not _is_fp4(recipe[gemm]):
+            was_fp4, is_fp4 = (
+                all("fp4" in str(policy.get(side, {}).get("format", "")) for side in _SIDES)
+                for policy in (recipe[gemm], other[gemm])
+            )
+            if is_fp4 and not was_fp4:
                 found.append(Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second)))
     return tuple(found)
-
-
-def _is_fp4(policy: Mapping[str, Any]) -> bool:
-    return all("fp4" in str(policy.get(side, {}).get("format", "")) for side in _SIDES)
 
 
 def greatest_step(steps: Sequence[Step]) -> str | None:

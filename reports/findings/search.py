@@ -70,11 +70,6 @@ class Rung:
             )
         )
 
-    @property
-    def baseline(self) -> TrialPoint | None:
-        """The baseline's point, None if it was not tried."""
-        return next((one for one in self.points if one.is_baseline), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ablate.reports.findings.compare import cut
+from ablate.base.errors import cut
 from ablate.reports.words.format import cost, coverage, interval, make_table, percents, signed, tokens
 from ablate.results.intervals import Interval
 

@@ -25,7 +25,7 @@ def value_text(found: Found, point: TrialPoint) -> str:
 def front_table(found: Found) -> Table:
     """Make the table of the front at the largest budget with trials, the fastest recipe first."""
     rung = found.last
-    base = rung.baseline.value if rung.baseline else None
+    base = next((one.value for one in rung.points if one.is_baseline), None)
 
     def over(point: TrialPoint) -> str:
         if point.is_baseline or base is None or point.value is None:

@@ -190,11 +190,6 @@ def power_table(analysis: Analysis) -> Table:
 
 def design_table(analysis: Analysis) -> Table:
     """Describe each arm by its differences from the baseline."""
-
-    def differs(arm: ArmResult) -> str:
-        found = arm.planned.differs.items()
-        return "; ".join(f"{key}: {_plain(old)} → {_plain(new)}" for key, (old, new) in found)
-
     return make_table(
         "design",
         "The arms",
@@ -202,7 +197,10 @@ def design_table(analysis: Analysis) -> Table:
         [
             {
                 "Arm": arm.name,
-                "Differs in": differs(arm) or ("baseline" if arm.name == analysis.baseline else None),
+                "Differs in": "; ".join(
+                    f"{key}: {_plain(old)} → {_plain(new)}" for key, (old, new) in arm.planned.differs.items()
+                )
+                or ("baseline" if arm.name == analysis.baseline else None),
                 "Also stands for": ", ".join(arm.planned.folded) or None,
                 "Description": arm.planned.description or None,
             }

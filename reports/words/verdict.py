@@ -178,19 +178,16 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
     return {"lead": lead, "more": " ".join(more), "take": first.name if good else None}
 
 
-def _counts(arm: ArmResult) -> str:
-    """Give the numbers of runs, and say if they were emulated: a sentence may be quoted alone."""
-    modes = {run.backend_mode for run in arm.runs if run.end != "missing"}
-    return counts(arm.token_cost) + ", emulated" * bool(modes & {"emulated", "reference"})
-
-
 def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
     """Say what was found on an arm: on its token cost or, without a target, on its final loss."""
     name, base, found = arm.name, analysis.baseline, arm.token_cost
     of_loss = analysis.plan.target is None
     figure = arm.difference if of_loss else found
     low, high, reason = figure.low, figure.high, figure.note
-    kind, size, noun = found.kind, f"{cost(found)}, {_counts(arm)}", "token cost"
+    modes = {run.backend_mode for run in arm.runs if run.end != "missing"}
+    # Also whether they were emulated: a sentence may be quoted alone.
+    numbers = counts(found) + ", emulated" * bool(modes & {"emulated", "reference"})
+    kind, size, noun = found.kind, f"{cost(found)}, {numbers}", "token cost"
     limit, worse, better = f"costs above {share(high)}", "costs more tokens than", "needs fewer tokens than"
     if of_loss:
         loss, noun, worse, better = arm.difference, "loss difference", "ends above", "ends below"
@@ -215,7 +212,7 @@ def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
         tone = "more" if cut is not None and cut.low is not None and cut.low > 0 else "bound"
         at_budget = "" if cut is None else f"; with all runs cut at the budget {percents(cut)}"
         text = f"In these runs {name} took at least {share(low)} more tokens than {base}"
-        reason = f"{reason}{at_budget}, {_counts(arm)}"
+        reason = f"{reason}{at_budget}, {numbers}"
     elif kind == "bound":
         tone, text = "bound", f"{name} is inconclusive: the cost is {cost(found)} in these runs"
     elif arm.planned.again:  # any difference between the baseline and itself is chance

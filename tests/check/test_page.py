@@ -11,4 +11,4 @@ def test_the_docs_have_a_record_of_a_cpu_that_failed_nothing():
     paths = sorted((DOCS / "devices").glob("*.json"))
     records = [read_proof(path) for path in paths]
     assert [path.stem for path in paths] == [record.machine.file_name for record in records]
-    assert any(record.machine.device.kind == "cpu" and not record.failed for record in records)
+    assert any(record.machine.device.kind == "cpu" and "failed" not in str(record) for record in records)
