@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ablate.integrations import Stepper
-from ablate.layers.conv1d import convert_conv1d
+from ablate.layers.apply import convert_conv1d
 from ablate.run.log_rows import HF_KEYS
 
 if TYPE_CHECKING:

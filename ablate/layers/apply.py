@@ -311,3 +311,22 @@ def _type_name(module: nn.Module) -> str:
     kind = type(module)
     where = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
     return f"{where}.{kind.__qualname__}"
+
+
+def convert_conv1d(model: nn.Module) -> list[str]:
+    """Replace each ``Conv1D`` of transformers (GPT-2's) by an equal linear layer, in place; return names.
+
+    The weights are new parameters, stored as [out, in]: call it before the optimizer is made, and load
+    checkpoints of the original before it.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    found = {name: layer for name, layer in model.named_modules() if isinstance(layer, Conv1D)}
+    for name, layer in found.items():
+        inputs, outputs = layer.weight.shape
+        linear = nn.Linear(inputs, outputs, device="meta")
+        linear.weight = nn.Parameter(layer.weight.detach().t().contiguous())
+        linear.bias = layer.bias
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, linear)
+    return list(found)

@@ -27,8 +27,7 @@ from torch.nn.parameter import UninitializedParameter
 from ablate.base.errors import UserError, likely, with_type
 from ablate.base.user_functions import load_function
 from ablate.data.hub import config_folder
-from ablate.layers.apply import quantise_layers, survey
-from ablate.layers.conv1d import convert_conv1d
+from ablate.layers.apply import convert_conv1d, quantise_layers, survey
 from ablate.layers.experts import expert_parameters
 from ablate.models.decoder import Decoder
 from ablate.recipes.coverage import ALLOW

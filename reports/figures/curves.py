@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.findings.tuning import RATE
 from ablate.reports.words.format import DASH, loss, plural, tokens
 from ablate.results.losses import common_grids
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ablate.store.plan_file import TrialRecord
 
 _LATE = 0.6
+_RATE = "learning_rate"
 _TARGET = {"color": canvas.INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
 
 
@@ -108,7 +108,7 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     from matplotlib.ticker import LogLocator
 
     tuning = analysis.tuning
-    if tuning is None or not tuning.plan.done or RATE not in tuning.plan.fields:
+    if tuning is None or not tuning.plan.done or _RATE not in tuning.plan.fields:
         return None
     groups = [one for one in tuning.plan.groups if any(_has_loss(trial) for trial in one.trials)]
     if not groups:
@@ -119,12 +119,12 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     axis = figure.subplots()
     for group in groups:
         look = style[group.name] | ({} if len(tuning.plan.fields) == 1 else {"linestyle": "none"})
-        known = sorted((trial.values[RATE], trial.loss) for trial in group.trials if _has_loss(trial))
+        known = sorted((trial.values[_RATE], trial.loss) for trial in group.trials if _has_loss(trial))
         axis.plot(*zip(*known, strict=True), **look, markersize=5)
         for trial in group.trials:
             if not _has_loss(trial):
                 axis.plot(
-                    trial.values[RATE], 0.97, color=look["color"], marker="x" if trial.diverged else "v",
+                    trial.values[_RATE], 0.97, color=look["color"], marker="x" if trial.diverged else "v",
                     markersize=7, fillstyle="none", transform=axis.get_xaxis_transform(),
                 )  # fmt: skip
     axis.set_xscale("log")
@@ -134,7 +134,7 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("final validation loss (nats/token)")
     canvas.legend(figure, style)
-    found = "; ".join({f"{arm.group} at {float(arm.chosen[RATE]):g}": None for arm in tuning.arms})
+    found = "; ".join({f"{arm.group} at {float(arm.chosen[_RATE]):g}": None for arm in tuning.arms})
     runs = max(len(trial.runs) for group in groups for trial in group.trials)
     caption = (
         "Final validation loss of the trials over the peak learning rate, "

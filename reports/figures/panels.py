@@ -1,4 +1,7 @@
-"""Figures with a small panel for each arm, on shared scales: a dozen bands in one panel hide each other."""
+"""Figures with a small panel for each arm, on shared scales: a dozen bands in one panel hide each other.
+
+The front of a search has a panel for each budget.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 from ablate.reports.figures import canvas
 from ablate.reports.words.compare import UNITS
 from ablate.reports.words.format import (
+    NBSP,
     counts,
     coverage,
     forked,
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis
+    from ablate.reports.findings.search import Found
     from ablate.results.losses import Band, Curve
 
 _ENDS = attrgetter("estimate", "low", "high")
@@ -179,3 +184,45 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
             "interval does not tell whether the line is straight."
         )
     return "compare", "Token cost in each study", figure, caption
+
+
+@canvas.drawing
+def draw_front(found: Found) -> canvas.Picture | None:
+    """Draw the results of each budget and their front; None before the first result."""
+    # Not at the top: it loads Ray's side of a search, which no report needs.
+    from ablate.search.halving import short_tokens
+
+    rungs = [rung for rung in found.rungs if any(one.end == "ok" for one in rung.points)]
+    if not rungs:
+        return None
+    named = [one.name for rung in rungs for one in rung.front if one.name != found.baseline]
+    style = canvas.looks((found.baseline, *dict.fromkeys(named)), found.baseline)
+    figure = canvas.sheet(11, 4.6)
+    axes = figure.subplots(1, len(rungs), squeeze=False)[0]
+    for axis, rung in zip(axes, rungs, strict=True):
+        for one in (point for point in rung.points if point.end == "ok"):
+            usual = {"marker": "s" if one.started_from else "o", "color": canvas.CONTEXT}
+            look = style[one.name] if one.on_front or one.is_baseline else usual
+            axis.plot(
+                [one.modelled_time], [one.value], look["marker"], color=look["color"], markersize=6, zorder=3
+            )
+        # Points above and to the right of the front are dominated.
+        axis.step(
+            [one.modelled_time for one in rung.front], [one.value for one in rung.front],
+            where="post", color=canvas.FAINT, linewidth=1.4, zorder=2,
+        )  # fmt: skip
+        axis.set_title(f"{short_tokens(rung.tokens)} tokens a run")
+        axis.set_xlabel("step time over the baseline's (modelled)")
+        axis.margins(x=0.09, y=0.09)
+        axis.locator_params("x", nbins=6)
+        if found.objective == "token_cost":
+            canvas.percent_ticks(axis.yaxis)
+    axes[0].set_ylabel(found.value_words)
+    canvas.legend(figure, {name: look | {"linestyle": "none"} for name, look in style.items()})
+    caption = (
+        f"Each point: one run of one recipe (n{NBSP}={NBSP}1 seed), so distances within a run's noise mean "
+        f"nothing. Step time: modelled on {found.hardware} at {found.shapes}, over that of {found.baseline}; "
+        "not measured. Line: the front; grey squares: other recipes that the search started from. Runs "
+        "without a result are not shown."
+    )
+    return "front", "The front", figure, caption

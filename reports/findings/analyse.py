@@ -20,7 +20,7 @@ import numpy as np
 from ablate.reports.findings.arms import against, arm_runs, compare_arms, second_ends
 from ablate.reports.findings.gemms import find_matrices, find_steps, published_for
 from ablate.reports.findings.power import power_of
-from ablate.reports.findings.results import Analysis, ArmResult, Resolution, TuningResult
+from ablate.reports.findings.results import Analysis, ArmResult, Resolution, TunedArm, TuningResult
 from ablate.reports.findings.speed import (
     alone_speed,
     judge_throughput,
@@ -29,7 +29,6 @@ from ablate.reports.findings.speed import (
     share_in_fp4,
     timing_of_runs,
 )
-from ablate.reports.findings.tuning import tuned
 from ablate.results.cost import NEAR_BUDGET, Cost, asked, log_tokens, mean_tokens, standing
 from ablate.results.ends import comparisons, find_set_apart, origins
 from ablate.results.intervals import Interval
@@ -58,7 +57,7 @@ def analyse(frames: StudyFrames) -> Analysis:
     plan = frames.plan
     *at_shared, found = (_analyse(part) for part in comparisons(frames))
     if at_shared:
-        return replace(found, tuning=tuned(plan, at_shared[0], found))
+        return replace(found, tuning=_tuned(plan, at_shared[0], found))
     # The tuning has not ended.
     return replace(found, tuning=None if plan.tuning is None else TuningResult(plan=plan.tuning))
 
@@ -204,3 +203,55 @@ def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resol
     mean = mean_tokens(baseline).estimate
     share = interval / mean if interval is not None and mean else math.inf
     return Resolution(tokens=interval, share_of_tokens_to_target=share if math.isfinite(share) else None)
+
+
+def _tuned(plan: LockedPlan, at_shared: Analysis, at_tuned: Analysis) -> TuningResult:
+    """Put both comparisons of a tuned study side by side: at its own values, and at those found."""
+    tuning = plan.tuning
+    assert tuning is not None
+    shared_arms, tuned_arms = ({arm.name: arm for arm in one.arms} for one in (at_shared, at_tuned))
+    arms = []
+    for name, stand_in in tuning.tuned.items():
+        if shared_arms[name].planned.again:
+            continue
+        group = tuning.group_of(name, plan.baseline)
+        trials, chosen = group.trials, group.chosen or {}
+        losses = [(trial.values, trial.loss) for trial in reversed(trials)]
+        tried = {
+            field: {value for trial in trials if isinstance(value := trial.values[field], int | float)}
+            for field in chosen
+        }
+        diverged = sum(trial.diverged > 0 for trial in trials)
+        pruned = sum(trial.state == "pruned" for trial in trials)
+        arms.append(
+            TunedArm(
+                name=name,
+                tuned=stand_in,
+                group=group.name,
+                shared=group.shared,
+                chosen=chosen,
+                # Beyond the ends of what was tried a value may be better.
+                outermost=tuple(
+                    field
+                    for field, values in tried.items()
+                    if len(values) > 1 and chosen[field] in (min(values), max(values))
+                ),
+                trials_complete=len(trials) - pruned - diverged,
+                trials_pruned=pruned,
+                trials_diverged=diverged,
+                tokens_of_the_trials=sum(trial.tokens for trial in trials),
+                loss_shared=next((loss for values, loss in losses if values == group.shared), None),
+                loss_chosen=next((loss for values, loss in losses if values == chosen), None),
+                token_cost_shared=shared_arms[name].token_cost,
+                token_cost_tuned=tuned_arms[stand_in].token_cost,
+            )
+        )
+    budget = at_tuned.plan.training.get("tokens")
+    return TuningResult(
+        plan=tuning,
+        share=tuning.tokens / budget if budget else None,
+        total_tokens=sum(trial.tokens for group in tuning.groups for trial in group.trials),
+        run_tokens=sum(run.trained for arm in at_tuned.arms for run in arm.runs),
+        arms=tuple(arms),
+        others=tuple(arm for arm in at_shared.arms if arm.name not in tuned_arms),
+    )

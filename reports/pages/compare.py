@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.base.files import write_bytes_atomic
-from ablate.reports.figures.panels import draw_comparison
-from ablate.reports.figures.search import draw_front
+from ablate.reports.figures.panels import draw_comparison, draw_front
 from ablate.reports.pages.document import plain
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search

@@ -11,7 +11,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import create_trial
 from texts import check_page
 
-from ablate.reports.figures.search import draw_front
+from ablate.reports.figures.panels import draw_front
 from ablate.reports.findings.search import Rung
 from ablate.reports.pages.compare import write_search
 from ablate.reports.words.search import front_table, search_sentences, trials_table
