@@ -104,9 +104,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
                 configs.setdefault(arm.name, config)
             if environment and environment.whole:
                 environments[entry.id] = environment
-        who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
         lines = lines_of(content)
-        evals += [who | row for row in _evaluations(lines)]
+        evals += [(entry.id, arm.name, entry.seed, *row) for row in _evaluations(lines)]
         runs[entry.id] = Ran(
             arm=arm.name,
             seed=entry.seed,
@@ -114,13 +113,13 @@ def load_frames(store: StudyStore) -> StudyFrames:
             budget=((config and config.training) or plan.training).get("tokens"),
             tokens_per_sec=_throughput(lines, (arm.fork and arm.fork.tokens) or 0),
         )
-    columns = [*_OF_RUN, "tokens", "step", "val_loss"]
-    if any(row[_SECOND] is not None for row in evals):
-        columns.append(_SECOND)
+    # A million dicts would take half a gigabyte.
+    frame = pd.DataFrame(evals, columns=[*_OF_RUN, "tokens", "step", "val_loss", _SECOND])
+    has_second = frame[_SECOND].notna().any()
     return StudyFrames(
         plan=plan,
         runs=runs,
-        evals=pd.DataFrame(evals, columns=columns).astype({_SECOND: float} if _SECOND in columns else {}),
+        evals=frame.astype({_SECOND: float}) if has_second else frame.drop(columns=_SECOND),
         configs=configs,
         environments=environments,
         throughput=_read(store.throughput_path, partial(checked, SpeedRecord), faults),
@@ -159,18 +158,13 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
         return None
 
 
-def _evaluations(lines: list[bytes]) -> list[dict[str, Any]]:
-    """Return the evaluations by tokens; what has no finite loss, which no writer of ours leaves, is none."""
+def _evaluations(lines: list[bytes]) -> list[tuple[float | None, ...]]:
+    """Return tokens, step and losses of the evaluations; none without a finite loss, which we never write."""
     found = {}
     for row in rows_of(lines, "eval"):
         if (loss := number_in(row, "val_loss")) is not None:
             # After a resume from an older checkpoint an evaluation is written twice: the last one counts.
-            found[row["tokens"]] = {
-                "tokens": row["tokens"],
-                "step": row.get("step", 0),
-                "val_loss": loss,
-                _SECOND: number_in(row, _SECOND),
-            }
+            found[row["tokens"]] = (row["tokens"], row.get("step", 0), loss, number_in(row, _SECOND))
     return [found[tokens] for tokens in sorted(found)]
 
 

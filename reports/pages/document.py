@@ -264,5 +264,6 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
 
 def csv_text(frame: pd.DataFrame) -> str:
     """Write a frame as CSV; a text that a spreadsheet would take for a formula gets a ' in front."""
-    text: str = frame.map(inert).to_csv(index=False, lineterminator="\n")
+    texts = {str(name): column.map(inert) for name, column in frame.select_dtypes(exclude="number").items()}
+    text: str = frame.assign(**texts).to_csv(index=False, lineterminator="\n")
     return text
