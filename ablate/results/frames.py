@@ -105,6 +105,7 @@ def load_frames(store: StudyStore) -> StudyFrames:
             if environment and environment.whole:
                 environments[entry.id] = environment
         lines = lines_of(content)
+        # Tuples: a large study has a million rows, and dicts would take more memory.
         evals += [(entry.id, arm.name, entry.seed, *row) for row in _evaluations(lines)]
         runs[entry.id] = Ran(
             arm=arm.name,
@@ -113,7 +114,6 @@ def load_frames(store: StudyStore) -> StudyFrames:
             budget=((config and config.training) or plan.training).get("tokens"),
             tokens_per_sec=_throughput(lines, (arm.fork and arm.fork.tokens) or 0),
         )
-    # A million dicts would take half a gigabyte.
     frame = pd.DataFrame(evals, columns=[*_OF_RUN, "tokens", "step", "val_loss", _SECOND])
     has_second = frame[_SECOND].notna().any()
     return StudyFrames(
@@ -159,7 +159,7 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
 
 
 def _evaluations(lines: list[bytes]) -> list[tuple[float | None, ...]]:
-    """Return tokens, step and losses of the evaluations; none without a finite loss, which we never write."""
+    """Return tokens, step, loss and second loss of each evaluation with a finite loss, sorted by tokens."""
     found = {}
     for row in rows_of(lines, "eval"):
         if (loss := number_in(row, "val_loss")) is not None:

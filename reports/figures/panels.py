@@ -189,7 +189,7 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
 @canvas.drawing
 def draw_front(found: Found) -> canvas.Picture | None:
     """Draw the results of each budget and their front; None before the first result."""
-    # Not at the top: it loads Ray's side of a search, which no report needs.
+    # Not at the top: it loads what runs a search, and a report needs none of it.
     from ablate.search.halving import short_tokens
 
     rungs = [rung for rung in found.rungs if any(one.end == "ok" for one in rung.points)]
