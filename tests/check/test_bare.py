@@ -16,7 +16,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def with_needs(names):
-    """Return distributions by name: these that are installed, and what they need."""
+    """Return distributions by name: these that are installed, and what they need; Triton only if it is named.
+
+    CUDA builds of torch require Triton, and work without it.
+    """
     found, waiting = {}, list(names)
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
@@ -24,10 +27,12 @@ def with_needs(names):
             continue
         try:
             found[name] = distribution(name)
-        except PackageNotFoundError:  # Triton beside a torch for the CPU, or a need of another platform
+        except PackageNotFoundError:  # a need of another platform
             continue
-        needs = [need for need in found[name].requires or () if "extra ==" not in need]
-        waiting += [re.match(r"[\w.-]+", need).group() for need in needs]
+        for need in found[name].requires or ():
+            needed = re.match(r"[\w.-]+", need).group()
+            if "extra ==" not in need and needed != "triton":
+                waiting.append(needed)
     return found
 
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 torch.set_num_threads(1)
 code_digest()
+# Autograd decides at a process's first backward pass whether it needs threads, and a process with them cannot
+# be forked. Tests with fake tensors of a GPU make it think so. All modules are imported before any test runs.
+torch.ones(1, requires_grad=True).sum().backward()
 
 
 def tiny_config(seed: int, steps: int = 8) -> RunConfig:
