@@ -1,11 +1,12 @@
 """Compile the CPU quantiser, keep it, load it.
 
-``kernel/`` is compiled on first use (10 to 40 s) into the user's cache. The file name includes a hash of the
+``kernel/`` is compiled on first use (10 to 90 s) into the user's cache. The file name includes a hash of the
 source, the compiler's version and the CPU's features, so that a shared home directory can serve different
 machines. A new build is moved into place only after it gave the same bits as plain torch, for every policy of
 the conformance suite; its hash is kept beside it and compared at each load, so that a file in which a bit has
-flipped is built anew. A file that others could have put there is never loaded. Without a compiler plain torch
-does all the work, many times slower; ``loaded()`` says why.
+flipped is built anew. A file that others could have put there is never loaded. The compiler is the system's,
+or else that of the Python package ``ziglang``, which needs no root and takes a minute longer: it first builds
+its C++ library. Without a compiler plain torch does all the work, many times slower; ``loaded()`` says why.
 
 ``torch.utils.cpp_extension`` is not used: it takes 0.7 s to import, needs ninja, and loads whatever is in its
 cache.
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from ablate.backends.cpu_kernel import Kernel, supports
+from ablate.backends.device import NO_COMPILER, cpp_compiler
 from ablate.base.files import (
     cache_folder,
     changed_by_others,
@@ -46,19 +48,20 @@ if TYPE_CHECKING:
 
 _FLAGS = (
     "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-std=c++17", "-shared", "-fPIC", "-pthread",
+    "-std=c++17", "-shared", "-s", "-fPIC", "-pthread",
 )  # fmt: skip
 _WIDTHS = {"AVX512": ("-mprefer-vector-width=512",), "AVX2": ("-mno-avx512f",)}
 _NARROW = ("-mno-avx512f", "-mno-avx2")
 """Flags by the instruction set that torch uses, which ATEN_CPU_CAPABILITY can narrow."""
+_CACHES_OF_ZIG = ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Build:
-    """How the kernel is built on this machine, and where it is kept. ``compiler``: None if there is none."""
+    """How the kernel is built on this machine, and where it is kept. ``compiler`` is a command, or None."""
 
-    compiler: str | None
+    compiler: tuple[str, ...] | None
     version: str
     flags: tuple[str, ...]
     sources: dict[str, bytes]
@@ -70,11 +73,10 @@ def _build_here() -> _Build:
     sources = {one.name: one.read_bytes() for one in sorted(kernel.iterdir(), key=lambda one: one.name)}
     version, width = "", torch.backends.cpu.get_cpu_capability()
     flags = (*_FLAGS, *(_WIDTHS.get(width, _NARROW) if platform.machine() == "x86_64" else ()))
-    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    compiler = next(filter(None, map(shutil.which, names)), None)
+    compiler = cpp_compiler()
     if compiler:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-        version = done.stdout.splitlines()[0] if done.stdout else compiler
+        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+        version = done.stdout.splitlines()[0] if done.stdout else " ".join(compiler)
     features = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -91,16 +93,18 @@ def _compile(build: _Build) -> str | None:
         code, library = Path(temporary) / "kernel.cpp", Path(temporary) / "kernel.so"
         for name, content in build.sources.items():
             (Path(temporary) / name).write_bytes(content)
+        compiler = " ".join(build.compiler)
         done = subprocess.run(
-            [build.compiler, *build.flags, "-o", str(library), str(code)],
+            [*build.compiler, *build.flags, "-o", str(library), str(code)],
+            env=os.environ | dict.fromkeys(_CACHES_OF_ZIG, temporary),
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:
-            return f"{build.compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
+            return f"{compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
         if fault := _fault(Kernel(library, build.sources)):
-            return f"the build of {build.compiler} does not give the bits of plain torch ({fault})"
+            return f"the build of {compiler} does not give the bits of plain torch ({fault})"
         library.chmod(0o755)
-        record = {"hash_of_kernel": hash_of(library.read_bytes()), "compiler": build.compiler}
+        record = {"hash_of_kernel": hash_of(library.read_bytes()), "compiler": compiler}
         library.replace(build.target)
         write_record(build.target.with_suffix(".json"), record)
     return None
@@ -169,7 +173,7 @@ def _private_folder() -> Path:
 
 
 def will_build() -> bool:
-    """Whether ``loaded`` must compile first, which takes 10 to 40 s."""
+    """Whether ``loaded`` must compile first, which takes 10 to 90 s."""
     if os.environ.get("ABLATE_CPU_KERNEL") == "off" or (build := _build_here()).compiler is None:
         return False
     descriptor = _open_whole(build.target)
@@ -187,7 +191,7 @@ def loaded() -> tuple[Kernel | None, str]:
     target = build.target
     descriptor = _open_whole(target)
     if descriptor is None and build.compiler is None:
-        return None, "no C++ compiler found (install g++ for a several times faster emulation)"
+        return None, NO_COMPILER
     try:
         if descriptor is None:
             with target.with_suffix(".lock").open("w") as lock:

@@ -1,12 +1,15 @@
-"""The device of a GEMM as plain data, to check support for absent hardware; and whether Triton works here."""
+"""The device of a GEMM as plain data, to check support for absent hardware; which tools are here."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Literal
 
 from ablate.base.errors import UserError, first_line
@@ -35,6 +38,11 @@ OLDEST_TO_INTERPRET = (3, 8)
 """The oldest Triton whose interpreter supports ``tl.dot_scaled``."""
 OLDEST_TO_WIDEN_NVFP4 = (3, 8)
 """The oldest Triton that widens NVFP4 to bf16 without an FP4 unit; older ones cannot compile it."""
+
+NO_COMPILER = (
+    "no C++ compiler: emulated steps take 5 to 10 times as long (`pip install ziglang` brings one)"
+)
+"""The times are those of ``benchmarks/train_step.py`` at width 128 with and without ABLATE_CPU_KERNEL=off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +102,16 @@ def chosen_device(where: str | None) -> tuple[str, Device]:
         return chosen, device_of(chosen)
     except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
         raise UserError(f"device '{chosen}' cannot be used ({first_line(error)}); try cpu") from None
+
+
+def cpp_compiler() -> tuple[str, ...] | None:
+    """Find the command of a C++ compiler: CXX, the system's, or that of the package ziglang."""
+    for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
+        if path := shutil.which(name):
+            return (path,)
+    if find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "c++")
+    return None
 
 
 def interpreting() -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ablate.backends.device import NO_COMPILER, cpp_compiler
 from ablate.base.errors import UserError
 from ablate.cli.common import deliver, format_table, names_text
 from ablate.execute.command import run_values
@@ -247,11 +248,17 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[
             if arm.fork is not None
         ],
         "runs": runs,
-        "time": [time],
+        "time": [time, *_slowed(plan)],
         "storage": [f"about {costs.storage_bytes / 1e6:,.1f} MB, without the token cache"],
     }
     for name, texts in figures.items():
         yield from (f"{'' if place else name:<9} {text}" for place, text in enumerate(texts))
+
+
+def _slowed(plan: Plan) -> list[str]:
+    """Say what makes emulation slow on this machine."""
+    emulates = any(not arm.resources.gpus and arm.recipe != "bf16" for arm in plan.arms)
+    return [NO_COMPILER] if emulates and cpp_compiler() is None else []
 
 
 def _tuning_texts(plan: Plan) -> list[str]:

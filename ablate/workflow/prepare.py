@@ -50,13 +50,13 @@ def prepare(
         def load() -> None:
             kernel, reason = loaded()
             if kernel is None:
-                listener.say(f"Emulating with plain torch, several times slower: {reason}.")
+                listener.say(f"Emulating in plain torch: {reason}.")
 
         built, why_there = folder()
         if why_there:
             listener.say(f"The CPU quantiser is compiled into {built}: {why_there}.")
         if will_build():
-            listener.say("Compiling the CPU quantiser, once for this machine: 10 to 40 s …")
+            listener.say("Compiling the CPU quantiser, once for this machine: 10 to 90 s …")
             threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
         else:
             load()

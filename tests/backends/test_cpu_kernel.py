@@ -12,6 +12,7 @@ import torch
 
 from ablate.backends import cpu_build
 from ablate.backends.cpu_kernel import BlockScaled, Kernel, supports
+from ablate.backends.device import cpp_compiler
 from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
 from ablate.backends.testing.inputs import POLICIES, awkward, label, policies_of
@@ -22,7 +23,7 @@ from ablate.recipes import block_shape
 from tests.backends.near_ties import near_ties
 from tests.numerics.strategies import MXFP4, normal
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler here")
 EMULATED = EmulatedBackend()
 (FP8_ROW,) = policies_of("fp8_e4m3 row")
 FP32_SCALES = policies_of("""
@@ -266,13 +267,25 @@ def test_every_width_of_vectors_has_the_bits_of_the_reference(monkeypatch, tmp_p
     if not shutil.which(compiler) or (instructions, widest) == ("AVX512", "AVX2") or widest == "DEFAULT":
         pytest.skip(f"no {compiler}, or a CPU without {instructions}")
     here = cpu_build._build_here()
-    if (instructions, Path(here.compiler).name) == (widest, compiler):
+    if (instructions, Path(here.compiler[0]).name) == (widest, compiler):
         pytest.skip("the build that all other tests here use")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
-    flags, target = cpu_build._build_here().flags, tmp_path / "kernel.so"
+    flags = cpu_build._build_here().flags
     assert (flags == here.flags) == (instructions == widest)
-    # It is compared with plain torch, by every policy, before it is moved into place.
-    assert (
-        cpu_build._compile(dataclasses.replace(here, compiler=compiler, flags=flags, target=target)) is None
-    )
-    assert Kernel(target, here.sources)
+    built_whole(dataclasses.replace(here, compiler=(compiler,), flags=flags, target=tmp_path / "kernel.so"))
+
+
+@pytest.mark.exhaustive
+def test_the_compiler_of_a_python_package_has_the_bits_of_the_reference(monkeypatch, tmp_path):
+    pytest.importorskip("ziglang", reason="the package ziglang is not installed")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no other compiler
+    monkeypatch.delenv("CXX", raising=False)
+    build = cpu_build._build_here()
+    assert build.compiler[1:] == ("-m", "ziglang", "c++")
+    built_whole(dataclasses.replace(build, target=tmp_path / "kernel.so"))
+
+
+def built_whole(build):
+    """Build the kernel, which is compared with plain torch by every policy before it is moved into place."""
+    assert cpu_build._compile(build) is None
+    assert Kernel(build.target, build.sources)
