@@ -39,9 +39,7 @@ OLDEST_TO_INTERPRET = (3, 8)
 OLDEST_TO_WIDEN_NVFP4 = (3, 8)
 """The oldest Triton that widens NVFP4 to bf16 without an FP4 unit; older ones cannot compile it."""
 
-NO_COMPILER = (
-    "no C++ compiler: emulated steps take 5 to 10 times as long (`pip install ziglang` brings one)"
-)
+NO_COMPILER = "no C++ compiler: emulated steps take 5 to 10 times as long (`pip install ziglang` brings one)"
 """The times are those of ``benchmarks/train_step.py`` at width 128 with and without ABLATE_CPU_KERNEL=off."""
 
 
