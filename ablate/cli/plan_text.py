@@ -20,6 +20,7 @@ from ablate.modelled.speed import HARDWARE, Range
 from ablate.plan import build_plan, estimate, known_plan, read_progress, warnings_of
 from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
 from ablate.plan.layers import LayerGroup, layer_groups
+from ablate.plan.shares import is_auto, sharing_text, this_machine
 from ablate.plan.tuning import range_text, values_text
 from ablate.recipes.place import idle_roles
 from ablate.run.architecture import layer_places, parameters_text
@@ -73,7 +74,7 @@ def show_plan(
     for name in hardware:
         if name not in PEAKS:
             raise UserError(f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})")
-    usual = HARDWARE if any(arm.resources.gpus for arm in plan.arms) else ()
+    usual = HARDWARE if any(arm.resources.num_gpus for arm in plan.arms) else ()
     named = dict.fromkeys(hardware or usual)
     progress = read_progress(plan, store)
     tried = _dry_runs(plan) if dry_run else []
@@ -90,7 +91,7 @@ def show_plan(
 
     def lines() -> Iterator[str]:
         yield from _head(plan, progress)
-        yield from _figures(plan, progress, costs)
+        yield from _figures(plan, progress, costs, _devices_text(study, plan))
         if named:
             yield from _hardware_lines(plan, on_each, of_all)
         dropped = {cell.name: cell.reason for cell in plan.dropped}
@@ -172,7 +173,7 @@ def _dry_runs(plan: Plan) -> list[dict[str, Any]]:
         if isinstance(config.trainer, Command):
             from ablate.execute.command import dry_run as try_command
 
-            found.append(try_command(arm.name, config, max(1, arm.resources.gpus)))
+            found.append(try_command(arm.name, config, max(1, int(arm.resources.num_gpus))))
             continue
         entry: dict[str, Any] = {}
         try:
@@ -211,7 +212,13 @@ def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     yield format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows) + "\n"
 
 
-def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[str]:
+def _devices_text(study: Study, plan: Plan) -> str | None:
+    if is_auto(study) and not any(arm.resources.num_gpus for arm in plan.arms):
+        return "the CPU: resources.gpus is auto, and this machine has no GPU that torch can use"
+    return sharing_text(study, plan.arms, this_machine)
+
+
+def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts, devices: str | None) -> Iterator[str]:
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
     ids = [run.id for _, run in plan.runs()]
     runs = [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"]
@@ -227,7 +234,9 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[
     if costs.wall_seconds is None or (costs.wall_seconds and "modelled" in grounds):
         time = "not known before a step is measured here: by --dry-run, `ablate pilot` or the first run"
     elif costs.wall_seconds:
-        where = ", one GPU job at a time" if costs.uses_gpu else f" on {costs.cores} CPU cores"
+        where = f" on {costs.cores} CPU cores"
+        if costs.uses_gpu:
+            where = " on one GPU" if devices else ", one GPU job at a time"
         about, ground = "about", "steps measured here, and Ray's start"
         if "scaled" in grounds:
             about, ground = (
@@ -247,6 +256,7 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[
             if arm.fork is not None
         ],
         "runs": runs,
+        "devices": [devices] if devices else [],
         "time": [time],
         "storage": [f"about {costs.storage_bytes / 1e6:,.1f} MB, without the token cache"],
     }
@@ -321,7 +331,7 @@ def _command_text(plan: Plan, arm: PlannedArm) -> str | None:
     values = run_values(
         arm.config.with_seed(run.seed),
         run_dir=Path(f"RUNS/{plan.study}/runs/{run.id}"),
-        num_devices=max(1, arm.resources.gpus),
+        num_devices=max(1, int(arm.resources.num_gpus)),
     )
     return shell_line(command, arm.config.recipe, values)
 

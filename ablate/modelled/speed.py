@@ -277,6 +277,8 @@ def gemm_unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
         return None
     if (min(bits) == 4 and peaks.fp4 is None) or ("nvfp4" in formats and not peaks.nvfp4):
         return None
+    if min(bits) < 16 and peaks.fp8 is None:
+        return None
     return "gemm16" if max(bits) == 16 else "gemm8" if max(bits) > 4 else "gemm4"
 
 
