@@ -44,6 +44,7 @@ _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation
 _TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 """Suffixes of a key, for the estimate and for the ends of its 95 % range."""
+_EMULATED = "modelled from an H200's measured factors"
 _DRY_COMMAND = "dry run  {arm}: the command ended with exit code 0; its last line: {last_line}"
 _DRY_RUN = (
     "dry run  {arm}: {parameters:,} parameters, {linear_layers} linear layers; all shapes fit, forward and "
@@ -405,7 +406,7 @@ def _on_hardware(
                     | {"total": one.memory.total()},
                     "capacity_bytes": one.capacity_bytes,
                     "fits": one.fits,
-                    "figures_are": "modelled",
+                    "figures_are": _EMULATED if one.is_emulated else "modelled",
                     **_hours(one.gpu_hours, "_per_run"),
                 }
         hours = [one and one.gpu_hours for one in found]
@@ -418,7 +419,8 @@ def _on_hardware(
             total = Range(**sums)
         if name != CPU:
             fits = None if None in found else all(one.fits for one in found if one)
-            study[name] = {"fits": fits, **_hours(total)}
+            are = _EMULATED if any(one.is_emulated for one in found if one) else "modelled"
+            study[name] = {"fits": fits, "figures_are": are, **_hours(total)}
     return arms, study
 
 
@@ -455,8 +457,18 @@ def _hardware_lines(
         for name, own in zip(names, arms, strict=True)
     ]
     yield format_table(("arm", *study), rows)
+    if any(whole["figures_are"] == _EMULATED for whole in study.values()):
+        yield f"\n~ emulated: {_EMULATED}, which the ranges leave out"
 
 
 def _range(entry: Entry | None, key: str) -> str:
     ends: list[Any] = [entry and entry[key + suffix] for suffix in _ENDS]
-    return "–" if None in ends else "{:,.1f} [{:,.1f}, {:,.1f}]".format(*ends)
+    if entry is None or None in ends:
+        return "–"
+    about = "~" if entry["figures_are"] == _EMULATED else ""
+    return about + "{} [{}, {}]".format(*map(_two_digits, ends))
+
+
+def _two_digits(hours: float) -> str:
+    """Write two significant digits, or all before the point: 2.1e-05, 1.7, 1,286."""
+    return f"{hours:.2g}" if hours < 9.5 else f"{hours:,.0f}"

@@ -22,6 +22,7 @@ import socket
 import stat
 import tempfile
 import time
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -48,7 +49,6 @@ _LONGEST_TEMP = 20
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
 _ANSWER_SEC = 10.0
-_KIND = "accelerator_type:"
 _NOT_THERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
@@ -219,15 +219,12 @@ def machines_at(address: str) -> tuple[Machine, ...]:
 
 
 def _machine(resources: Mapping[str, float]) -> Machine:
-    kinds = [key.removeprefix(_KIND) for key in resources if key.startswith(_KIND)]
-    name = kinds[0] if kinds else ""
-    peaks = peaks_of(name)
-    return Machine(
-        cores=int(resources.get("CPU", 0)),
-        gpus=int(resources.get("GPU", 0)),
-        gpu_name=name,
-        gpu_bytes=None if peaks is None else round(peaks.capacity * 1e9),
-    )
+    machine = Machine(cores=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
+    for key in resources:
+        name = key.removeprefix("accelerator_type:")
+        if name != key and (peaks := peaks_of(name)):
+            return replace(machine, gpu_name=name, gpu_bytes=round(peaks.capacity * 1e9))
+    return machine
 
 
 def gangs_at_once(runs: Sequence[RunRequest]) -> int:

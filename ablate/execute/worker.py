@@ -225,12 +225,13 @@ def _hold_to_share(gpus: float) -> None:
     """
     import torch
 
-    from ablate.plan.shares import allowed_share
+    from ablate.plan.shares import CONTEXT_BYTES
 
     gc.collect()
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties("cuda").total_memory
-    torch.cuda.set_per_process_memory_fraction(allowed_share(gpus, total), 0)
+    if gpus < 1:
+        gpus -= CONTEXT_BYTES / torch.cuda.get_device_properties("cuda").total_memory
+    torch.cuda.set_per_process_memory_fraction(min(max(gpus, 0.0), 1.0), 0)
 
 
 def follow_run(task: RunRequest, group: Group, step: int) -> None:

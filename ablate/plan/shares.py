@@ -40,12 +40,12 @@ _RAYS_DIGITS = 10**4
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine that runs go to. ``gpu_bytes``: memory of its smallest GPU, None if unknown."""
+    """A machine that runs go to. ``gpu_bytes``: memory of its smallest GPU, 0 if unknown."""
 
     cores: int
     gpus: int = 0
     gpu_name: str = ""
-    gpu_bytes: int | None = None
+    gpu_bytes: int = 0
 
 
 @lru_cache(maxsize=1)
@@ -77,7 +77,7 @@ def decided(config: ArmConfig, resources: ResourcesConfig, machines: Machines) -
 
 def _runs_at_once(config: ArmConfig, resources: ResourcesConfig, machine: Machine) -> int:
     size = run_bytes(config, resources, machine.gpu_name)
-    if size is None or machine.gpu_bytes is None or resources.devices_per_run > 1:
+    if size is None or resources.devices_per_run > 1:
         return 1
     by_memory = machine.gpu_bytes // size
     by_cores = machine.cores // (machine.gpus * resources.cpus)
@@ -94,11 +94,6 @@ def run_bytes(config: ArmConfig, resources: ResourcesConfig, gpu_name: str) -> i
     return round(tensors / FITS_SHARE) + CONTEXT_BYTES
 
 
-def allowed_share(gpus: float, total_bytes: int) -> float:
-    """Return the share of a GPU's memory that torch may take for a run that has ``gpus`` of it."""
-    return 1.0 if gpus >= 1 else max(0.0, gpus - CONTEXT_BYTES / total_bytes)
-
-
 def sharing_text(study: Study, arms: Iterable[PlannedArm], machines: Machines) -> str | None:
     """Say how many runs a GPU has at a time, and what each takes of it.
 
@@ -108,18 +103,15 @@ def sharing_text(study: Study, arms: Iterable[PlannedArm], machines: Machines) -
     shares = {arm.resources.num_gpus for arm in on_gpu}
     if not shares or (min(shares) >= 1 and not is_auto(study)):
         return None
-    fewest, most = (max(1, math.floor(1 / share)) for share in (max(shares), min(shares)))
-    text = f"{most} run{'s' * (most > 1)} at a time on each GPU"
-    if fewest < most:
-        text = f"{fewest} to {text}"
-    known = [(machine.gpu_bytes, machine.gpu_name) for machine in machines() if machine.gpu_bytes]
-    if not known:
-        return text
-    capacity, name = min(known)
-    sizes = [size for arm in on_gpu if (size := run_bytes(arm.config, arm.resources, name))]
-    if sizes:
-        text += f", {max(sizes) / 1e9:.1f} of {capacity / 1e9:.0f} GB each"
-    return f"{text} ({name})"
+    most = math.floor(1 / min(1, *shares))
+    text = f"{'up to ' * (len(shares) > 1)}{most} run{'s' * (most > 1)} at a time on each GPU"
+    known = [machine for machine in machines() if machine.gpu_bytes]
+    for machine in sorted(known, key=lambda machine: machine.gpu_bytes)[:1]:
+        sizes = (run_bytes(arm.config, arm.resources, machine.gpu_name) for arm in on_gpu)
+        if size := max(filter(None, sizes), default=0):
+            text += f", {size / 1e9:.1f} of {machine.gpu_bytes / 1e9:.0f} GB each"
+        text += f" ({machine.gpu_name})"
+    return text
 
 
 def is_auto(study: Study) -> bool:

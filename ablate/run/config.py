@@ -53,21 +53,18 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 AUTO = "auto"
-_SMALLEST_SHARE = 0.01
 
 
 def _checked_gpus(value: Any) -> Any:
     if value == AUTO:
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 10**15:
-        raise said(f"expected a number of GPUs, a share of one such as 0.125, or auto, got {value!r}")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value == 0 or 0.01 <= value <= 10**15):
+        raise said(f"expected whole GPUs, a share of one from 0.01 on, or auto, got {value!r}")
     if value == int(value):
         return int(value)
     if value > 1:
-        nearest = f"{int(value)} or {int(value) + 1}"
-        raise said(f"{value:g} GPUs: a run has a share of one GPU, or whole ones", f"write {nearest}")
-    if value < _SMALLEST_SHARE:
-        raise said(f"{value:g} of a GPU is too small a share", f"{_SMALLEST_SHARE:g} or more")
+        raise said(f"{value:g} GPUs: a run has a share of one GPU, or whole ones")
     return value
 
 

@@ -5,16 +5,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from click.testing import CliRunner
 
-from ablate.backends.device import device_of
 from ablate.cli import VERBS, cli
 from ablate.cli.common import format_table
-from ablate.plan import shares
 from ablate.study.schema import json_schema
 from tests.cli.command import ablate
 
@@ -27,24 +23,8 @@ def here(tmp_path, monkeypatch):
     return Path(shutil.copytree(STUDIES, tmp_path / "here"))
 
 
-@pytest.fixture
-def h200(monkeypatch):
-    """Let torch see a GPU that is not there; nothing can be computed on it."""
-    found = SimpleNamespace(name="NVIDIA H200", total_memory=141 * 10**9, major=9, minor=0)
-    found.multi_processor_count = 132
-    monkeypatch.setattr(shares, "_DRIVERS", ("/dev/null",))
-    monkeypatch.setattr(shares.os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
-    for looked_up in (shares.this_machine, device_of):
-        looked_up.cache_clear()
-    yield
-    for looked_up in (shares.this_machine, device_of):
-        looked_up.cache_clear()
-
-
-def test_the_quickstart_takes_a_gpu_and_says_so(here, h200):
+@pytest.mark.usefixtures("h200")
+def test_the_quickstart_takes_a_gpu_and_says_so(here):
     shown = ablate("plan", "quickstart", cwd=here).out
     sharing = "8 runs at a time on each GPU, 1.0 of 141 GB each (NVIDIA H200)"
     assert f"devices   {sharing}\n" in shown

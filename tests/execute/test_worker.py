@@ -57,7 +57,7 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.parametrize(("gpus", "held"), [(0.25, 0.15), (1, 1.0), (2, 1.0)])
+@pytest.mark.parametrize(("gpus", "held"), [(0.25, 0.15), (0.05, 0.0), (1, 1.0), (2, 1.0)])
 def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(tmp_path, monkeypatch, gpus, held):
     said = []
     properties = SimpleNamespace(total_memory=10 * CONTEXT_BYTES)
@@ -77,7 +77,7 @@ def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(tmp_p
     end = execute_run(task)
     assert (end.state, end.transient) == ("failed", False)
     assert "out of GPU memory (CUDA out of memory. Tried to allocate 9 GiB)" in end.message
-    more = ", and a resources.gpus above its 0.25 of the GPU gives it more"
+    more = f", and a resources.gpus above its {gpus:g} of the GPU gives it more"
     assert end.message.endswith("a smaller training.micro_batch_size needs less" + more * (gpus < 1))
 
 
