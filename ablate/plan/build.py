@@ -1,4 +1,4 @@
-"""Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same plan.
+"""Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same ids.
 
 Planning learns three things from outside: the identity of the data (``identify``, called once for each
 distinct data section), the code of the user's own models and trainers (``OwnCode``), and the machines' GPUs,

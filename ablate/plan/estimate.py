@@ -40,7 +40,7 @@ Ground = Literal["measured", "scaled", "modelled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanCosts:
-    """Time and storage. ``wall_seconds``: of the runs still to do, on ``cores`` cores, GPU runs in turn.
+    """Time and storage. ``wall_seconds``: of the runs still to do, on ``cores`` cores and one GPU.
 
     ``run_seconds``: of one run, by arm, without arms whose time is unknown. If such an arm has runs to do,
     ``wall_seconds`` is None. ``shared_tokens``: for each run still to do that starts like another run, how
