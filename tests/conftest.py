@@ -3,6 +3,7 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -131,3 +132,25 @@ def make_config():
         )
 
     return make
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    """Let torch see a GPU that is not there; nothing can be computed on it."""
+    import torch
+
+    from ablate.backends.device import device_of
+    from ablate.plan import shares
+
+    found = SimpleNamespace(name="NVIDIA H200", total_memory=141 * 10**9, major=9, minor=0)
+    found.multi_processor_count = 132
+    monkeypatch.setattr(shares, "_DRIVERS", ("/dev/null",))
+    monkeypatch.setattr(shares.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    for looked_up in (shares.this_machine, device_of):
+        looked_up.cache_clear()
+    yield
+    for looked_up in (shares.this_machine, device_of):
+        looked_up.cache_clear()

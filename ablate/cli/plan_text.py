@@ -21,6 +21,7 @@ from ablate.modelled.speed import HARDWARE, Range
 from ablate.plan import build_plan, estimate, known_plan, read_progress, warnings_of
 from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
 from ablate.plan.layers import LayerGroup, layer_groups
+from ablate.plan.shares import is_auto, sharing_text, this_machine
 from ablate.plan.tuning import range_text, values_text
 from ablate.recipes.place import idle_roles
 from ablate.run.architecture import layer_places, parameters_text
@@ -44,6 +45,7 @@ _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation
 _TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 """Suffixes of a key, for the estimate and for the ends of its 95 % range."""
+_EMULATED = "modelled from an H200's measured factors"
 _DRY_COMMAND = "dry run  {arm}: the command ended with exit code 0; its last line: {last_line}"
 _DRY_RUN = (
     "dry run  {arm}: {parameters:,} parameters, {linear_layers} linear layers; all shapes fit, forward and "
@@ -74,7 +76,7 @@ def show_plan(
     for name in hardware:
         if name not in PEAKS:
             raise UserError(f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})")
-    usual = HARDWARE if any(arm.resources.gpus for arm in plan.arms) else ()
+    usual = HARDWARE if any(arm.resources.num_gpus for arm in plan.arms) else ()
     named = dict.fromkeys(hardware or usual)
     progress = read_progress(plan, store)
     tried = _dry_runs(plan) if dry_run else []
@@ -91,7 +93,7 @@ def show_plan(
 
     def lines() -> Iterator[str]:
         yield from _head(plan, progress)
-        yield from _figures(plan, progress, costs)
+        yield from _figures(plan, progress, costs, _devices_text(study, plan))
         if named:
             yield from _hardware_lines(plan, on_each, of_all)
         dropped = {cell.name: cell.reason for cell in plan.dropped}
@@ -173,7 +175,7 @@ def _dry_runs(plan: Plan) -> list[dict[str, Any]]:
         if isinstance(config.trainer, Command):
             from ablate.execute.command import dry_run as try_command
 
-            found.append(try_command(arm.name, config, max(1, arm.resources.gpus)))
+            found.append(try_command(arm.name, config, max(1, int(arm.resources.num_gpus))))
             continue
         entry: dict[str, Any] = {}
         try:
@@ -212,7 +214,13 @@ def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     yield format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows) + "\n"
 
 
-def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[str]:
+def _devices_text(study: Study, plan: Plan) -> str | None:
+    if is_auto(study) and not any(arm.resources.num_gpus for arm in plan.arms):
+        return "the CPU: resources.gpus is auto, and this machine has no GPU that torch can use"
+    return sharing_text(study, plan.arms, this_machine)
+
+
+def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts, devices: str | None) -> Iterator[str]:
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in plan.arms)
     ids = [run.id for _, run in plan.runs()]
     runs = [f"{len(ids):,} ({_states(progress, ids)}), {tokens:,} tokens in all"]
@@ -228,7 +236,9 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[
     if costs.wall_seconds is None or (costs.wall_seconds and "modelled" in grounds):
         time = "not known before a step is measured here: by --dry-run, `ablate pilot` or the first run"
     elif costs.wall_seconds:
-        where = ", one GPU job at a time" if costs.uses_gpu else f" on {costs.cores} CPU cores"
+        where = f" on {costs.cores} CPU cores"
+        if costs.uses_gpu:
+            where = " on one GPU" if devices else ", one GPU job at a time"
         about, ground = "about", "steps measured here, and Ray's start"
         if "scaled" in grounds:
             about, ground = (
@@ -248,6 +258,7 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts) -> Iterator[
             if arm.fork is not None
         ],
         "runs": runs,
+        "devices": [devices] if devices else [],
         "time": [time, *_slowed(plan)],
         "storage": [f"about {costs.storage_bytes / 1e6:,.1f} MB, without the token cache"],
     }
@@ -328,7 +339,7 @@ def _command_text(plan: Plan, arm: PlannedArm) -> str | None:
     values = run_values(
         arm.config.with_seed(run.seed),
         run_dir=Path(f"RUNS/{plan.study}/runs/{run.id}"),
-        num_devices=max(1, arm.resources.gpus),
+        num_devices=max(1, int(arm.resources.num_gpus)),
     )
     return shell_line(command, arm.config.recipe, values)
 
@@ -402,7 +413,7 @@ def _on_hardware(
                     | {"total": one.memory.total()},
                     "capacity_bytes": one.capacity_bytes,
                     "fits": one.fits,
-                    "figures_are": "modelled",
+                    "figures_are": _EMULATED if one.is_emulated else "modelled",
                     **_hours(one.gpu_hours, "_per_run"),
                 }
         hours = [one and one.gpu_hours for one in found]
@@ -415,7 +426,8 @@ def _on_hardware(
             total = Range(**sums)
         if name != CPU:
             fits = None if None in found else all(one.fits for one in found if one)
-            study[name] = {"fits": fits, **_hours(total)}
+            are = _EMULATED if any(one.is_emulated for one in found if one) else "modelled"
+            study[name] = {"fits": fits, "figures_are": are, **_hours(total)}
     return arms, study
 
 
@@ -452,8 +464,18 @@ def _hardware_lines(
         for name, own in zip(names, arms, strict=True)
     ]
     yield format_table(("arm", *study), rows)
+    if any(whole["figures_are"] == _EMULATED for whole in study.values()):
+        yield f"\n~ emulated: {_EMULATED}, which the ranges leave out"
 
 
 def _range(entry: Entry | None, key: str) -> str:
     ends: list[Any] = [entry and entry[key + suffix] for suffix in _ENDS]
-    return "–" if None in ends else "{:,.1f} [{:,.1f}, {:,.1f}]".format(*ends)
+    if entry is None or None in ends:
+        return "–"
+    about = "~" if entry["figures_are"] == _EMULATED else ""
+    return about + "{} [{}, {}]".format(*map(_two_digits, ends))
+
+
+def _two_digits(hours: float) -> str:
+    """Write two significant digits, or all before the point: 2.1e-05, 1.7, 1,286."""
+    return f"{hours:.2g}" if hours < 9.5 else f"{hours:,.0f}"

@@ -177,7 +177,7 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
         if study.search is None:
             start = place.command_line("run", file)
             raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: {start})")
-        planned = plan_search(study)
+        planned = plan_search(study, place.machines)
         if only_plan:
             if as_json:
                 raise UserError("--json: not for --plan")

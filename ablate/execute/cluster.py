@@ -22,6 +22,7 @@ import socket
 import stat
 import tempfile
 import time
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
@@ -32,9 +33,11 @@ import psutil
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import changed_by_others, hash_of
 from ablate.execute.environment import code_digest
+from ablate.modelled.hardware import peaks_of
+from ablate.plan.shares import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ablate.execute.pending_runs import RunRequest
 
@@ -203,6 +206,27 @@ class Head:
         return False
 
 
+def machines_at(address: str) -> tuple[Machine, ...]:
+    """Describe the nodes of the cluster at ``address``, whose GPUs Ray names by their kind.
+
+    Raises:
+        UserError: the cluster cannot be reached.
+    """
+    with connection(address):
+        import ray
+
+        return tuple(_machine(node["Resources"]) for node in ray.nodes() if node["Alive"])
+
+
+def _machine(resources: Mapping[str, float]) -> Machine:
+    machine = Machine(cores=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
+    for key in resources:
+        name = key.removeprefix("accelerator_type:")
+        if name != key and (peaks := peaks_of(name)):
+            return replace(machine, gpu_name=name, gpu_bytes=round(peaks.capacity * 1e9))
+    return machine
+
+
 def gangs_at_once(runs: Sequence[RunRequest]) -> int:
     """Count how many runs on several devices the cluster can hold at once, at least one.
 
@@ -213,7 +237,7 @@ def gangs_at_once(runs: Sequence[RunRequest]) -> int:
 
     nodes, at_once = [node["Resources"] for node in ray.nodes() if node["Alive"]], 1
     for one in (run.resources for run in runs):
-        wanted = {"CPU": one.cpus, "GPU": one.gpus, **one.custom}
+        wanted = {"CPU": one.cpus, "GPU": one.num_gpus, **one.custom}
         places = sum(min(node.get(key, 0) // n for key, n in wanted.items() if n) for node in nodes)
         if places < one.devices_per_run:
             asked, *there = (

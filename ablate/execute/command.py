@@ -99,7 +99,7 @@ def train_by_command(
     """
     run, command, attempt = task.folder, task.config.trainer, lease.record.attempt
     assert isinstance(command, Command)
-    nodes, gpus = task.resources.nodes, task.resources.gpus
+    nodes, gpus = task.resources.nodes, int(task.resources.num_gpus)
     former = lease.read(attempt - 1)
     if former and former.outcome is None and (nodes > 1 or former.machine != lease.record.machine):
         wait_sec = command.grace_sec + STALE_SEC  # storage may show our claim late
@@ -161,7 +161,7 @@ def _start_others(task: RunRequest, place: Place, attempt: int) -> list[Callable
     for rank in range(1, wanted.nodes):
         strategy = PlacementGroupSchedulingStrategy(get_current_placement_group(), rank)
         remote = ray.remote(max_retries=0, max_calls=1)(start_on_node).options(
-            num_cpus=wanted.cpus, num_gpus=wanted.gpus, resources=wanted.custom or None,
+            num_cpus=wanted.cpus, num_gpus=wanted.num_gpus, resources=wanted.custom or None,
             scheduling_strategy=strategy,
         )  # fmt: skip
         there = remote.remote(place, task.folder, attempt, rank)

@@ -85,7 +85,7 @@ def execute_study(
             run,
             folder=store.run(run.run_id),
             stop_path=stop_path,
-            device="cuda" if run.resources.gpus else "cpu",
+            device="cuda" if run.resources.num_gpus else "cpu",
             git_commit=commit,
             secrets=secrets_of(run.config.trainer, os.environ),
         )

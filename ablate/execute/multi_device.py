@@ -35,12 +35,12 @@ def execute_together(task: RunRequest) -> TaskEnd:
         _member,
         train_loop_config={"task": task, "ends": scratch},
         torch_config=TorchConfig(
-            backend="nccl" if wanted.gpus else "gloo", timeout_s=round(2 * wanted.hang_after_sec)
+            backend="nccl" if wanted.num_gpus else "gloo", timeout_s=round(2 * wanted.hang_after_sec)
         ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=wanted.devices_per_run,
-            use_gpu=bool(wanted.gpus),
-            resources_per_worker={"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.custom},
+            use_gpu=bool(wanted.num_gpus),
+            resources_per_worker={"CPU": wanted.cpus, "GPU": wanted.num_gpus, **wanted.custom},
         ),
         run_config=ray.train.RunConfig(name=scratch.name, storage_path=str(run.path)),
     )

@@ -158,9 +158,9 @@ def _find_elsewhere(store: StudyStore, wanted: Mapping[str, RunRequest]) -> dict
                     if (
                         run.status().state in END_STATES
                         and environment.get("code") == code_digest()
-                        and (environment.get("gpu") is not None) == (resources.gpus > 0)
+                        and (environment.get("gpu") is not None) == (resources.num_gpus > 0)
                         and environment.get("world_size") == resources.devices_per_run
-                        and (resources.gpus or environment.get("fingerprints") == own)
+                        and (resources.num_gpus or environment.get("fingerprints") == own)
                         and run.state() in END_STATES  # last: it reads the run's files
                     ):
                         found[run_id] = neighbour

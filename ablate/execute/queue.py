@@ -62,6 +62,11 @@ class Workers:
         # A user's own code may leave anything behind, so its process ends with the run.
         self._foreign = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._together = ray.remote(max_retries=0)(execute_together)
+        # A process stays on the GPU that it first used, while Ray gives its next run any of the node's.
+        if any(node["Resources"].get("GPU", 0) > 1 for node in ray.nodes()):
+            self._on_gpu = self._foreign
+        else:
+            self._on_gpu = self._alone
         self._running: dict[str, tuple[Any, RunRequest, Any]] = {}
 
     def start(self, run: RunRequest) -> None:
@@ -70,12 +75,16 @@ class Workers:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         wanted, group = run.resources, None
-        remote = self._alone if run.config.trainer is None else self._foreign
-        asked = {"num_cpus": wanted.cpus, "num_gpus": wanted.gpus, "resources": wanted.custom or None}
+        remote = self._alone
+        if run.config.trainer is not None:
+            remote = self._foreign
+        elif wanted.num_gpus:
+            remote = self._on_gpu
+        asked = {"num_cpus": wanted.cpus, "num_gpus": wanted.num_gpus, "resources": wanted.custom or None}
         if wanted.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
             remote, asked = self._together, {"num_cpus": 0}
         if wanted.nodes > 1:  # the command's other nodes are reserved with the first
-            bundle = {"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.custom}
+            bundle = {"CPU": wanted.cpus, "GPU": wanted.num_gpus, **wanted.custom}
             group = placement_group([bundle] * wanted.nodes, strategy="STRICT_SPREAD")
             asked["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
         task = remote.options(name=run.run_id, **asked).remote(run)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import shutil
@@ -110,7 +111,7 @@ def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) 
                 print(error)
             else:
                 traceback.print_exc()
-            end, broken_gpu = end_of(error), _is_gpu_fault(error)
+            end, broken_gpu = end_of(error, task.resources.num_gpus), _is_gpu_fault(error)
             status, transient = replace(status, state=end.state, message=end.message), end.transient
         if not lease.is_mine():
             print("another worker has taken this run over")
@@ -164,6 +165,8 @@ def _train(
             from ablate.train.group import ALONE
 
             torch.set_num_threads(resources.cpus)
+            if task.device == "cuda":
+                _hold_to_share(resources.num_gpus)
             choices = fit_choices(task.config, resources, task.device)
             tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
             start, told = load_newest(run.checkpoints, task.prefix)
@@ -213,6 +216,22 @@ def _train(
         files=hashes,
     )
     return ended, preempted or transient
+
+
+def _hold_to_share(gpus: float) -> None:
+    """Let this process take no more of its GPU's memory than its run's share, so that others keep theirs.
+
+    A process that has trained another run before gives back what that left.
+    """
+    import torch
+
+    from ablate.plan.shares import CONTEXT_BYTES
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    if gpus < 1:
+        gpus -= CONTEXT_BYTES / torch.cuda.get_device_properties("cuda").total_memory
+    torch.cuda.set_per_process_memory_fraction(min(max(gpus, 0.0), 1.0), 0)
 
 
 def follow_run(task: RunRequest, group: Group, step: int) -> None:
@@ -336,9 +355,10 @@ def _is_gpu_fault(error: BaseException) -> bool:
     return any(word in str(error) for word in ("CUDA error", "HIP error", "CUDA driver", "NVML"))
 
 
-def end_of(error: BaseException) -> TaskEnd:
+def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
     """Turn an error of a process into the end of its task; the message names the usual remedy, if any.
 
+    ``gpus``: those of the process; below 1 it was held to a share of one.
     Faults of the storage, the GPU or another process are ``transient``; a bug or too little memory is not.
     """
     if isinstance(error, KeyboardInterrupt):
@@ -356,6 +376,8 @@ def end_of(error: BaseException) -> TaskEnd:
             message = f"{name}: {message}"
     elif name == "OutOfMemoryError":
         message = f"out of GPU memory ({message}); a smaller training.micro_batch_size needs less"
+        if gpus < 1:
+            message += f", and a resources.gpus above its {gpus:g} of the GPU gives it more"
     elif (distributed.is_available() and isinstance(error, distributed.DistError)) or (
         isinstance(error, RuntimeError) and "gloo/transport" in str(error)
     ):

@@ -16,7 +16,7 @@ class Peaks:
     """
 
     bf16: float
-    fp8: float
+    fp8: float | None
     fp4: float | None
     memory: float
     capacity: float
@@ -25,6 +25,7 @@ class Peaks:
 
 
 PEAKS: dict[str, Peaks] = {
+    "A100": Peaks(312, None, None, 2.04, 80, "NVIDIA A100 80GB SXM datasheet, dense"),
     "H100": Peaks(989, 1979, None, 3.35, 80, "NVIDIA H100 SXM datasheet, half of its sparse rates"),
     "H200": Peaks(989, 1979, None, 4.8, 141, "NVIDIA H200 SXM datasheet, half of its sparse rates"),
     "GB200": Peaks(2500, 5000, 10000, 8, 186, "NVIDIA GB200 NVL72 datasheet, a 72nd, dense"),
@@ -38,9 +39,14 @@ PEAKS: dict[str, Peaks] = {
 may keep it below its peak."""
 
 
+def peaks_of(device_name: str) -> Peaks | None:
+    """Find a device's peaks by its name; None for one that is not listed."""
+    return next((peaks for name, peaks in PEAKS.items() if name in device_name), None)
+
+
 def peak_tflops(device_name: str, fmt: str) -> float | None:
     """Find a device's dense peak for operands of a format in TFLOP/s; None if it is unknown."""
-    peaks = next((peaks for name, peaks in PEAKS.items() if name in device_name), None)
+    peaks = peaks_of(device_name)
     if peaks is None:
         return None
     if fmt in ("mxfp4", "nvfp4"):

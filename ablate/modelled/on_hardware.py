@@ -11,7 +11,8 @@ counted, and how far the result lies from measured peaks.
 
 GPU-hours are ``speed.token_time`` times the run's tokens, with the range of a step's time. Evaluation counts
 as forward passes, and recomputed activations as one more forward pass. GPU-hours sum over all devices of a
-run. They leave out communication, launches, data and checkpoints. Emulated formats have no GPU-hours.
+run. They leave out communication, launches, data and checkpoints. What is emulated on a GPU without FP4 units
+has the hours of bf16 times measured factors (``speed.STEP_MS``); elsewhere it has none.
 
 How it fails: unknown hardware is a ``KeyError``; an arm with its own model or trainer gives None.
 """
@@ -27,6 +28,7 @@ from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import (
     FORWARD,
     Range,
+    emulation_factor,
     gemm_unit,
     operand_bytes,
     seconds_range,
@@ -63,13 +65,15 @@ class OnHardware:
     """One arm on one kind of hardware.
 
     ``capacity_bytes`` and ``fits`` are None for a CPU. ``gpu_hours`` (of one run), with their 95 % range, are
-    None where the hardware has no unit for one of the arm's formats.
+    None where the hardware has no unit for one of the arm's formats. Where the arm ``is_emulated``, they are
+    those of bf16 times a measured factor, for which the range does not stand.
     """
 
     memory: Memory
     capacity_bytes: int | None = None
     fits: bool | None = None
     gpu_hours: Range | None = None
+    is_emulated: bool = False
 
 
 @cache  # one `ablate plan` asks several times, of thousands of arms
@@ -84,7 +88,7 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
     training = config.training
     counts = plan_steps(training, resources.devices_per_run)
     work = replace(workload_of(config), devices=resources.devices_per_run)
-    gpu_hours = None
+    gpu_hours, is_emulated = None, False
     if (time := token_time(work, config.recipe, hardware)) is not None:
         forward = time.of(*FORWARD)
         twice = forward if resources.activation_checkpointing else 0.0
@@ -94,9 +98,17 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
         evaluation = counts.evals * training.eval_tokens * sum(passes[one] for one in evaluated_in(config))
         seconds = counts.tokens * (time.total + twice) + evaluation
         gpu_hours = seconds_range(time).times(seconds / time.total / 3600)
+    elif peaks.fp4 is None:
+        twin = on_hardware(replace(config, recipe=Recipe()), resources, hardware)
+        assert twin is not None
+        assert twin.gpu_hours is not None
+        is_emulated = True
+        gpu_hours = twin.gpu_hours.times(emulation_factor(work, config.recipe))
     capacity = round(peaks.capacity * 1e9)
     fits = memory.total() <= FITS_SHARE * capacity
-    return OnHardware(memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours)
+    return OnHardware(
+        memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours, is_emulated=is_emulated
+    )
 
 
 def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | None) -> Memory:

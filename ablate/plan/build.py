@@ -1,8 +1,9 @@
-"""Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same plan.
+"""Study → plan: every arm with every seed, with ids. Pure: the same study and data give the same ids.
 
-Planning learns two things from outside: the identity of the data (``identify``, called once for each distinct
-data section), and the code of the user's own models and trainers (``OwnCode``). It uses no clock, no random
-numbers, and no torch for built-in models.
+Planning learns three things from outside: the identity of the data (``identify``, called once for each
+distinct data section), the code of the user's own models and trainers (``OwnCode``), and the machines' GPUs,
+where ``resources.gpus`` is ``auto``. It uses no clock, no random numbers, and no torch for built-in models
+where there is no GPU.
 
 How it fails: ``UserError`` for missing data files (all data sections at once), for code that cannot be used,
 for two arms that are one arm because their data differ only in name, and for an arm whose runs the report
@@ -23,6 +24,7 @@ from pydantic import TypeAdapter
 from ablate.base.errors import Problem, UserError
 from ablate.plan.layers import OwnCode, check_diagnosed
 from ablate.plan.plan import Plan, PlannedArm, planned_runs
+from ablate.plan.shares import decided, this_machine
 from ablate.plan.tuning import tuned_plan
 from ablate.recipes import describe
 from ablate.recipes.coverage import coverage_of
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ablate.data import DataIdentity
+    from ablate.plan.shares import Machines
     from ablate.run.config import DataConfig, Setting
     from ablate.study import ResolvedArm, Study
 
@@ -62,11 +65,12 @@ def build_plan(
     identify: Callable[[DataConfig], DataIdentity] | None = None,
     *,
     without_data: bool = False,
+    machines: Machines = this_machine,
 ) -> Plan:
     """Plan a study. ``identify`` returns the identity of a data section; default: ``ablate.data.identify``.
 
     ``without_data``: if data cannot be used but the study states the size of their vocabulary, plan without
-    ids instead of raising.
+    ids instead of raising. ``machines``: looks up where the runs go, for ``resources.gpus: auto`` alone.
 
     Raises:
         UserError: data that cannot be used, two arms that are the same run, or a file that is a search.
@@ -135,7 +139,7 @@ def build_plan(
             fork=arm.fork,
             runs=planned_runs(config, study.seeds),
             config=config,
-            resources=arm.resources,
+            resources=decided(config, arm.resources, machines),
             batches=batches,
             size=size,
             layers=layers,
@@ -220,7 +224,7 @@ def _not_comparable(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Probl
         shared[name] = {
             **configured(vars(config) | {"data": vars(config.data), "training": vars(config.training)}),
             "data": config.data_digest[:12],
-            "device": "GPU" if arm.resources.gpus else "CPU",
+            "device": "GPU" if arm.resources.num_gpus else "CPU",
             "world_size": str(arm.resources.devices_per_run),
         }
     for one in study.arms:

@@ -40,7 +40,7 @@ Ground = Literal["measured", "scaled", "modelled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanCosts:
-    """Time and storage. ``wall_seconds``: of the runs still to do, on ``cores`` cores, GPU runs in turn.
+    """Time and storage. ``wall_seconds``: of the runs still to do, on ``cores`` cores and one GPU.
 
     ``run_seconds``: of one run, by arm, without arms whose time is unknown. If such an arm has runs to do,
     ``wall_seconds`` is None. ``shared_tokens``: for each run still to do that starts like another run, how
@@ -67,7 +67,7 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
         work = arm.batches.tokens + evaluations * training.eval_tokens / 3
         # The time of a model of unknown size is known only up to a factor.
         flops = work * (1 if arm.size is None else arm.size.flops_per_token)
-        rate = resources.gpus * FLOPS_PER_GPU or resources.cpus * FLOPS_PER_CPU_CORE
+        rate = resources.num_gpus * FLOPS_PER_GPU or resources.cpus * FLOPS_PER_CPU_CORE
         modelled[arm.name] = flops / (rate * resources.devices_per_run)
         if arm.name in speeds:
             measured[arm.name] = work / speeds[arm.name]
@@ -97,8 +97,12 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
         seconds = run_seconds.get(arm.name, 0.0)
         work = sum(1 - shared.get(run_id, 0) / tokens for run_id in to_do) * seconds
         longest = max(longest, seconds)
-        if resources.gpus:
+        if resources.num_gpus >= 1:
             gpu_work += work
+        elif resources.num_gpus:
+            # Runs side by side do not compute faster than the GPU does.
+            alone = 0.0 if arm.size is None else modelled[arm.name] * resources.num_gpus
+            gpu_work += work * max(resources.num_gpus, alone / seconds if seconds else 0.0)
         else:
             cpu_work += work * min(1.0, resources.cpus * resources.devices_per_run / cores)
     return PlanCosts(
@@ -106,7 +110,7 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
         ground=ground,
         wall_seconds=(longest and max(longest, cpu_work, gpu_work) + START_SEC) if is_told else None,
         cores=cores,
-        uses_gpu=any(arm.resources.gpus for arm in plan.arms),
+        uses_gpu=any(arm.resources.num_gpus for arm in plan.arms),
         storage_bytes=storage,
         shared_tokens=shared,
     )

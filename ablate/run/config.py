@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from ablate.base.config_base import Section, key
+from ablate.base.config_base import Section, key, said
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run import BUILT_IN, backend_names
 from ablate.run.command import Command  # noqa: TC001  pydantic reads the annotation at run time
@@ -51,6 +51,27 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=10**15, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+AUTO = "auto"
+
+
+def _checked_gpus(value: Any) -> Any:
+    if value == AUTO:
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value == 0 or 0.01 <= value <= 10**15):
+        raise said(f"expected whole GPUs, a share of one from 0.01 on, or auto, got {value!r}")
+    if value == int(value):
+        return int(value)
+    if value > 1:
+        raise said(f"{value:g} GPUs: a run has a share of one GPU, or whole ones")
+    return value
+
+
+Gpus = Annotated[
+    Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] | Literal["auto"],
+    BeforeValidator(_checked_gpus),
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
@@ -193,7 +214,11 @@ class ResourcesConfig(Section):
 
     devices_per_run: PositiveInt = key(1, "devices that train each run together (FSDP2), one process each")
     cpus: PositiveInt = key(1, "CPU cores (and threads) per device of a run")
-    gpus: NonNegativeInt = key(0, "whole GPUs per device of a run")
+    gpus: Gpus = key(
+        0,
+        "GPUs per device of a run: whole ones; a share of one, such as 0.125; or auto: as many runs on a GPU "
+        "as memory and cores allow, and the CPU where there is no GPU",
+    )
     custom: dict[str, PositiveFloat] = key(
         dict, "resources that the cluster names itself, such as {mi355x: 1}, per device of a run"
     )
@@ -218,6 +243,12 @@ class ResourcesConfig(Section):
     allow_failed_self_test: StrictBool = key(
         False, "train on although a back end failed its self-test; the record says so"
     )
+
+    @property
+    def num_gpus(self) -> float:
+        """GPUs per device of a run, below 1 a share of one. A plan has no ``auto`` left."""
+        assert not isinstance(self.gpus, str)
+        return self.gpus
 
 
 def _known_backend(name: str) -> str:

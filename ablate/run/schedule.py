@@ -213,7 +213,7 @@ def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) ->
         salt, step, whole.seed, whole.model.text, whole.data_digest, whole.vocab_size, whole.code_digest,
         whole.backend, whole.training.text, fork,
         _until(whole.recipe, plan_steps(whole.training).tokens, tokens).text,
-        resources.devices_per_run, resources.cpus, resources.gpus,
+        resources.devices_per_run, resources.cpus, math.ceil(resources.num_gpus),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 

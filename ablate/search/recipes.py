@@ -21,6 +21,7 @@ from ablate.base.errors import UserError
 from ablate.base.files import read_record, write_record
 from ablate.modelled.speed import LLAMA_8B, token_time, workload_of
 from ablate.plan import Plan, build_plan
+from ablate.plan.shares import this_machine
 from ablate.run.outcome import find_crossing
 from ablate.search.engine import TrialResult, end_loss, losses_of
 from ablate.search.halving import DIVERGED, SearchPlan, candidate_of, search_grid, short_tokens
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
+    from ablate.plan.shares import Machines
     from ablate.search.engine import Asked, Curve, TrialRuns
     from ablate.store import StudyStore
     from ablate.study import Study
@@ -50,8 +52,8 @@ class StoppedError(Exception):
     """A round is incomplete; its trials stay open."""
 
 
-def plan_search(study: Study) -> SearchPlan:
-    """Plan a search.
+def plan_search(study: Study, machines: Machines = this_machine) -> SearchPlan:
+    """Plan a search. ``machines``: as for ``build_plan``.
 
     Raises:
         UserError: data that cannot be used; a baseline without a modelled time; fewer trials than the
@@ -63,7 +65,8 @@ def plan_search(study: Study) -> SearchPlan:
     for budget in search.budgets:
         training = replace(study.training, tokens=budget)
         arms = tuple(replace(arm, training=training) for arm in study.arms)
-        plans.append(build_plan(replace(study, search=None, training=training, arms=arms)))
+        planned = replace(study, search=None, training=training, arms=arms)
+        plans.append(build_plan(planned, machines=machines))
     times, dropped = _times(study, search, plans[0])
     cells: dict[str, list[dict[str, str]]] = {name: [] for name in times}
     for levels, arm in search.cells:

@@ -144,6 +144,8 @@ class Arms:
         if training is not None and not isinstance(config["trainer"], Command):
             misfits += checks.budget_misfits(training, recipe)
             misfits += [] if resources is None else checks.device_misfits(training, resources)
+        if resources is not None:
+            misfits += checks.share_misfits(resources, config["trainer"])
         command = config["trainer"]
         if isinstance(command, Command) and recipe is not None and None not in (training, resources):
             command, faults = checks.ready_command(command, recipe, training, resources, built)

@@ -16,7 +16,8 @@ from ablate.recipes import features_fault
 from ablate.recipes.place import phases_of, rule_faults
 from ablate.recipes.stacks import flags_for
 from ablate.run.architecture import layer_places, linear_layers
-from ablate.run.command import REACHES, READS_RECIPE
+from ablate.run.command import REACHES, READS_RECIPE, Command
+from ablate.run.config import AUTO
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
-    from ablate.run.command import Command
     from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
 
 
@@ -138,6 +138,20 @@ def device_misfits(training: TrainingConfig, resources: ResourcesConfig) -> Iter
         yield Misfit(what, None, fields)
 
 
+def share_misfits(resources: ResourcesConfig, trainer: str | Command | None) -> Iterator[Misfit]:
+    """Check that a share of a GPU is asked for by a run of one process of ours."""
+    if resources.gpus == AUTO or isinstance(resources.gpus, int):
+        return
+    if isinstance(trainer, Command):
+        reason = "nothing holds a command to a share of the memory"
+    elif resources.devices_per_run > 1:
+        reason = "a run on several devices needs each for itself"
+    else:
+        return
+    what = f"{resources.gpus:g} of a GPU: {reason}"
+    yield Misfit(what, "write resources.gpus: 1 or more", ("resources.gpus", "resources.devices_per_run"))
+
+
 def _nearest(size: int, divisor: int) -> str:
     below = size // divisor * divisor
     return f"{below} or {below + divisor}" if below else str(divisor)
@@ -222,7 +236,8 @@ def ready_command(
             hint = f"write it in trainer.args; of training only {', '.join(REACHES)} are read"
             misfits.append(Misfit(f"{key} does not reach the command", hint, (f"training.{key}",)))
     if resources.devices_per_run > 1:
-        hint = f"resources.gpus: {resources.gpus * resources.devices_per_run} reserves them for one command"
+        each = resources.gpus if isinstance(resources.gpus, int) else 1
+        hint = f"resources.gpus: {each * resources.devices_per_run} reserves them for one command"
         misfits.append(Misfit("a command starts its own processes", hint, ("resources.devices_per_run",)))
     if resources.nodes > 1 and "{node_rank}" not in " ".join((*command.words, *command.env.values())):
         hint = "pass on {node_rank}, {num_nodes}, {master_addr} and {port}, as torchrun takes them"

@@ -26,6 +26,8 @@ BUILT_IN = "built-in"
 
 _SMALL = {"width": 128, "layers": 2, "heads": 4, "ffn": 384}
 """A Llama that a CPU trains; every published recipe's blocks divide its widths."""
+_ON_GPU = {"width": 256, "layers": 8, "heads": 4, "ffn": 768}
+"""One of 7 M parameters, of which eight at a time kept an H200 busy."""
 
 _STUDY = """\
 # Written by `ablate init`. `ablate plan {file}` shows what this would run, and starts nothing.
@@ -97,8 +99,9 @@ class Starter:
     """What a first study is made of; ``ablate init`` fills it in.
 
     ``model``, ``data``, ``training``: sections of the file. ``arms``: a word of ``ARMS``, None for the
-    baseline alone. ``left_out``: names of its arms that the model cannot take, with the reasons. ``gpus``: of
-    each run. ``about_…``: what comments say of the model, the data and the number of tokens.
+    baseline alone. ``left_out``: names of its arms that the model cannot take, with the reasons.
+    ``on_gpu``: whether this machine has one. ``about_…``: what comments say of the model, the data and the
+    number of tokens.
     """
 
     name: str
@@ -111,12 +114,14 @@ class Starter:
     training: Mapping[str, Any] = field(default_factory=dict)
     about_model: str = ""
     about_tokens: str = ""
-    gpus: int = 0
+    on_gpu: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def model_section(word: str) -> dict[str, Any]:
+def model_section(word: str, *, on_gpu: bool = False) -> dict[str, Any]:
     """Return the section ``model`` for a word: ``built-in``, a preset, ``hf:NAME`` or ``function:PLACE``.
+
+    ``on_gpu``: the built-in model is one that keeps a GPU busy.
 
     Raises:
         UserError: the word is none of these.
@@ -125,7 +130,7 @@ def model_section(word: str) -> dict[str, Any]:
     if colon and place and kind in ("hf", "function"):
         return {kind: place}
     if word == BUILT_IN:
-        return dict(_SMALL)
+        return dict(_ON_GPU if on_gpu else _SMALL)
     if word in PRESETS:
         return {"preset": word}
     forms = f"expected {BUILT_IN}, hf:FOLDER, function:FILE.py:NAME, or a preset: {', '.join(PRESETS)}"
@@ -163,7 +168,7 @@ def starter_text(starter: Starter) -> str:
         about_model=_comment(starter.about_model, "  "),
         about_data=_comment(starter.about_data, "  "),
         about_tokens=_comment(starter.about_tokens, "    "),
-        resources=f"  resources: {{gpus: {starter.gpus}}}  # GPUs of each run\n" if starter.gpus else "",
+        resources="  resources: {gpus: auto}  # the share of a GPU that each run takes\n" * starter.on_gpu,
         arms="".join(f"{line}\n" for line in arms) + (_GRID if starter.arms == "grid" else ""),
         **{key: _flow(value) for key, value in starter.training.items()},
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import command_line
+from ablate.plan.shares import this_machine
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.execute.queue import ExecutionEnd
+    from ablate.plan.shares import Machine
     from ablate.reports import ReportPaths
     from ablate.store import State, StudyStore
     from ablate.store.plan_file import LockedPlan
@@ -46,6 +48,18 @@ class Where:
     def cluster(self) -> str:
         """Where Ray is, in words."""
         return f"at {self.address}" if self.address else "on this machine"
+
+    def machines(self) -> tuple[Machine, ...]:
+        """Describe the machines that runs go to.
+
+        Raises:
+            UserError: the cluster cannot be reached.
+        """
+        if self.address is None:
+            return this_machine()
+        from ablate.execute.cluster import machines_at
+
+        return machines_at(self.address)
 
     def command_line(self, verb: str, *words: str, **options: str | None) -> str:
         """Return a command that acts on the same storage, cluster and server."""

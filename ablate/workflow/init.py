@@ -52,6 +52,8 @@ _SIZES: tuple[tuple[float, dict[str, Any]], ...] = (
     (math.inf, {"seq_len": 2048, "batch_size": 64, "learning_rate": 3e-4, "eval_tokens": 65_536}),
 )
 """Usual settings of training, for models with fewer parameters than the number before them."""
+_ON_GPU = {"seq_len": 256, "batch_size": 64, "learning_rate": 2e-3, "eval_tokens": 65_536}
+"""Those of the smallest models on a GPU, which a step of 2,048 tokens would leave waiting."""
 
 
 def data_section(place: str | None, folder: Path) -> dict[str, Any]:
@@ -136,7 +138,13 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
     if answers.data is None:
         said = f"Source text of Python's standard library, {a_token}. Your own: docs/data.md."
     starter = Starter(
-        name=path.stem, file=path.name, data=section, arms=answers.arms, seeds=answers.seeds, about_data=said
+        name=path.stem,
+        file=path.name,
+        data=section,
+        arms=answers.arms,
+        seeds=answers.seeds,
+        about_data=said,
+        on_gpu=default_device() != "cpu",
     )
 
     def train(steps: int, settings: Mapping[str, Any]) -> None:
@@ -153,7 +161,7 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
     with _naming("FILE" if answers.tokenizer == "bytes" else "--tokenizer"):
         plan(arms=None)
     with _naming("--model"):
-        named = model_section(answers.model)
+        named = model_section(answers.model, on_gpu=starter.on_gpu)
         for key in ("hf", "function"):
             place, colon, name = named.get(key, "").partition(":")
             if place and Path(place).exists():
@@ -167,7 +175,10 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
         if hidden := [one.name for one in matrices if one.out_of_reach is not None and not one.is_head]:
             named["allow"] = in_short(hidden, "{}")
             reached = "No recipe reaches the matrices under allow: they keep high precision in every arm."
-        settings = next(settings for bound, settings in _SIZES if size < bound) | {"schedule": "constant"}
+        settings = next(settings for bound, settings in _SIZES if size < bound)
+        if starter.on_gpu and settings is _SIZES[0][1]:
+            settings = _ON_GPU
+        settings = settings | {"schedule": "constant"}
         train(2 * _FEWEST_STEPS, settings)
         what = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
         kind = next((text for key, text in what.items() if key in named), "A built-in decoder")
@@ -197,7 +208,6 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
                 starter.left_out = left_out
             plan()
     with _naming("--budget"):
-        starter.gpus = int(default_device() != "cpu")
         whole, cores = plan(), os.cpu_count() or 1
         nothing = StudyProgress(states={}, tokens_per_sec={})
         progress, timed = pilot.with_timed_steps(whole, nothing, listener)

@@ -56,7 +56,7 @@ def pilot_study(
     loaded = load_study(study)
     if write and loaded.target is not None:
         raise UserError(f"--write: {study} has a target already (leave out --write, and change it by hand)")
-    plan = build_plan(loaded)
+    plan = build_plan(loaded, machines=where.machines)
     seeds = [run.seed for run in plan.arm(plan.baseline).runs[:_SEEDS]]
     if len(seeds) < _SEEDS:
         raise UserError(f"{study}: a pilot needs two seeds, and the study has one (set seeds: 2 or more)")
@@ -126,7 +126,7 @@ def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> Sp
     fits = all(
         one.config.trainer is None
         and one.resources.devices_per_run == 1
-        and (one.resources.gpus > 0) == (device != "cpu")
+        and (one.resources.num_gpus > 0) == (device != "cpu")
         for one in plan.arms
     )
     if not fits or (_STEPS + _WARMUP) * _TURNS * len(plan.arms) * seconds_per_step > _LONGEST_SEC:

@@ -39,12 +39,12 @@ def prepare(
         problems = []
         for arm in arms:
             try:
-                fit_choices(arm.config, arm.resources, "cuda" if arm.resources.gpus else "cpu")
+                fit_choices(arm.config, arm.resources, "cuda" if arm.resources.num_gpus else "cpu")
             except UnfitDeviceError as error:
                 problems.append(f"arm '{arm.name}': {error}")
         if problems:
             raise UserError(*problems)
-    if any(not arm.resources.gpus and arm.recipe != "bf16" for arm in arms):
+    if any(not arm.resources.num_gpus and arm.recipe != "bf16" for arm in arms):
         from ablate.backends.cpu_build import folder, loaded, will_build
 
         def load() -> None:

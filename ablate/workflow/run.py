@@ -30,6 +30,7 @@ from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, likely
 from ablate.base.files import write_bytes_atomic
 from ablate.plan import Plan, build_plan, known_plan, warnings_of
+from ablate.plan.shares import sharing_text
 from ablate.store import StudyStore
 from ablate.store.runs import kept_still, running
 from ablate.study.load import find_file, load_study
@@ -82,10 +83,14 @@ def run_study(
     for warning in warnings_of(loaded, is_new=is_new):
         listener.say(warning)
     store = StudyStore(folder)
-    plan = known_plan(build_plan(loaded), store)
+    plan = known_plan(build_plan(loaded, machines=where.machines), store)
     chosen = _choose_runs(plan, only, seeds)
     runs = sum(len(arm.runs) for arm in plan.arms)
-    listener.say(f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs. Loading torch …")
+    devices = sharing_text(loaded, plan.arms, where.machines)
+    listener.say(
+        f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs"
+        f"{f', {devices}' if devices else ''}. Loading torch …"
+    )
     if lost := store.runs_lost_by(plan):
         listener.say(
             f"The study has changed: runs of its former plan stay in {store.path}, and do not count: {lost}."

@@ -23,6 +23,22 @@ def here(tmp_path, monkeypatch):
     return Path(shutil.copytree(STUDIES, tmp_path / "here"))
 
 
+@pytest.mark.usefixtures("h200")
+def test_the_quickstart_takes_a_gpu_and_says_so(here):
+    shown = ablate("plan", "quickstart", cwd=here).out
+    sharing = "8 runs at a time on each GPU, 1.0 of 141 GB each (NVIDIA H200)"
+    assert f"devices   {sharing}\n" in shown
+    assert "devices" not in ablate("plan", "quickstart", "--set=base.resources.gpus=0", cwd=here).out
+    begun = ablate("run", "quickstart", "--set=base.resources.require_native=true", cwd=here)
+    assert begun.code == 2
+    assert begun.out.splitlines()[0].endswith(f"6 arms, 24 runs, {sharing}. Loading torch …")
+
+
+def test_without_a_gpu_the_quickstart_says_that_it_takes_the_cpu(here):
+    said = "devices   the CPU: resources.gpus is auto, and this machine has no GPU that torch can use"
+    assert said in ablate("plan", "quickstart", cwd=here).out
+
+
 COMMAND = """
 name: c
 baseline: a

@@ -1,6 +1,11 @@
 """The rules of an execution, with a real run store, and workers and clock made up: no Ray, no waiting."""
 
+import json
+import subprocess
+import sys
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -193,3 +198,18 @@ def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(study, monkeypatc
     fake = Fake(study)
     fake.workers.collect = interrupted
     assert fake.queue.run(lambda: None) == ExecutionEnd(states={}, interrupted=True)
+
+
+def test_ray_puts_a_share_on_one_gpu_and_no_process_stays_for_a_second(tmp_path):
+    script = Path(__file__).with_name("shared_gpus.py")
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    of_gpu = defaultdict(list)
+    for run in found["runs"]:
+        of_gpu[run["gpu"]].append(run)
+    assert set(of_gpu) == {"0", "1"}
+    assert len({run["process"] for run in found["runs"]}) == len(found["runs"]) == 8
+    for runs in of_gpu.values():
+        at_once = [sum(one["begun"] <= run["begun"] < one["ended"] for one in runs) for run in runs]
+        assert max(at_once) == 2
+    assert found["machines"] == [{"cores": 4, "gpus": 2, "gpu_name": "H200", "gpu_bytes": 141 * 10**9}]

@@ -8,11 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ablate.backends import select
 from ablate.execute import side_tasks
 from ablate.execute.side_tasks import Keeper, sampled
 from ablate.execute.worker import execute_run
+from ablate.plan.shares import CONTEXT_BYTES
+from ablate.run.config import ResourcesConfig
 from ablate.run.diagnostics import Diagnostics
-from ablate.store import RunDir
+from ablate.store import RunDir, StudyStore
 from ablate.store.checkpoints import load_newest
 from ablate.store.metrics import MetricsWriter
 from ablate.track.describe import points
@@ -52,6 +55,30 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
     }
     with sampled(tmp_path, lambda: 0):  # a file that cannot be written harms nothing
         pass
+
+
+@pytest.mark.parametrize(("gpus", "held"), [(0.25, 0.15), (0.05, 0.0), (1, 1.0), (2, 1.0)])
+def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(tmp_path, monkeypatch, gpus, held):
+    said = []
+    properties = SimpleNamespace(total_memory=10 * CONTEXT_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *asked: said.append(asked))
+
+    def out_of_memory(*_):
+        assert said == [(pytest.approx(held), 0)]
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(select, "fit_choices", out_of_memory)
+    task = replace(
+        task_of(make_run(StudyStore(tmp_path / "s").run("0123456789abcdef"), seed=0), tmp_path),
+        device="cuda",
+        resources=ResourcesConfig(gpus=gpus),
+    )
+    end = execute_run(task)
+    assert (end.state, end.transient) == ("failed", False)
+    assert "out of GPU memory (CUDA out of memory. Tried to allocate 9 GiB)" in end.message
+    more = f", and a resources.gpus above its {gpus:g} of the GPU gives it more"
+    assert end.message.endswith("a smaller training.micro_batch_size needs less" + more * (gpus < 1))
 
 
 @pytest.fixture

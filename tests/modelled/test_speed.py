@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
+from ablate.check.speed import MODELS
 from ablate.modelled.hardware import PEAKS, peak_tflops
 from ablate.modelled.speed import (
     BACKWARD,
@@ -16,15 +17,18 @@ from ablate.modelled.speed import (
     KERNEL_SPREAD,
     LLAMA_8B,
     RATES,
+    STEP_MS,
     Range,
     TokenTime,
     Workload,
+    emulation_factor,
     fp4_share,
     seconds_range,
     speed_up,
     token_time,
 )
-from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, resolve
+from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, read_recipe, resolve
+from ablate.run.architecture import linear_layers
 from ablate.run.config import ModelConfig
 
 BF16 = Recipe()
@@ -144,3 +148,30 @@ def test_a_time_is_off_by_the_squares_of_its_shares_and_a_speed_up_by_what_diffe
     assert found.estimate == 2.0
     assert math.log(found.high / 2) == pytest.approx(T * KERNEL_SPREAD * math.sqrt(0.5), rel=0.01)
     assert speed_up(slow, slow) == Range(estimate=1.0, low=1.0, high=1.0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "measured"),
+    [
+        ("bf16", "bf16"),
+        ("mxfp4", "mxfp4"),
+        ({"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}, "mxfp4 SR RHT16"),
+        ({"preset": "nvidia-nvfp4", "layers": []}, "nvfp4"),
+        ("fp8", "fp8"),
+    ],
+)
+def test_an_emulated_step_takes_what_was_measured_but_for_the_heads_share(recipe, measured):
+    work = Workload(model=MODELS["llama 150M"], vocab_size=32_000, seq_len=2048, tokens_per_step=16_384)
+    sizes = [layer.inputs * layer.outputs for layer in linear_layers(work.model, work.vocab_size)]
+    in_recipe = 1 - sizes[-1] / sum(sizes)
+    expected = 1 + in_recipe * (STEP_MS[measured] / STEP_MS["bf16"] - 1)
+    assert emulation_factor(work, read_recipe(recipe)) == pytest.approx(expected)
+
+
+def test_a_gemm_alone_adds_a_third():
+    work = replace(LLAMA_8B, total_tokens=1)
+    whole, third = (
+        emulation_factor(work, read_recipe({"gemms": gemms})) - 1
+        for gemms in (["fprop", "dgrad", "wgrad"], ["wgrad"])
+    )
+    assert third == pytest.approx(whole / 3)

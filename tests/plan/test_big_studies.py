@@ -101,5 +101,10 @@ def test_what_fits_is_said_both_ways_and_hours_need_a_unit_for_the_format(plans)
     assert twice.gpu_hours.estimate > at(*mlperf, "H100").gpu_hours.estimate
     assert not at(*mlperf, "B200", devices_per_run=1).fits
 
+    on_old = at("nvfp4-llama", "NVFP4", "H100")
+    in_bf16 = at("nvfp4-llama", "bf16", "H100")
+    assert (on_old.is_emulated, in_bf16.is_emulated) == (True, False)
+    assert on_old.gpu_hours.estimate > 1.5 * in_bf16.gpu_hours.estimate
+    assert at("llama31-8b-mlperf", "fp8", "A100").is_emulated
     emulated = at("nvfp4-llama", "NVFP4", "MI355X")
     assert (emulated.gpu_hours, emulated.fits) == (None, True)

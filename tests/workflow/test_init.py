@@ -97,6 +97,22 @@ def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
     prepare(Where(storage=folder / "runs", address="a cluster"), plan.arms, plan.arms[:1], Listener())
 
 
+@pytest.mark.usefixtures("speeds", "h200")
+@pytest.mark.parametrize("arms", ARMS)
+def test_on_a_gpu_runs_share_it_and_a_larger_model_and_batch_fill_the_time(tmp_path, arms):
+    done = ablate("init", "--budget", "1h", "--arms", arms, cwd=tmp_path)
+    assert done.code == 0, done
+    study = load_study(tmp_path / "study.yaml")
+    plan = build_plan(study)
+    assert len(plan.arms) == ARMS[arms]
+    assert {arm.resources.gpus for arm in study.arms} == {"auto"}
+    assert {arm.resources.gpus for arm in plan.arms} == {0.125}
+    assert 6e6 < plan.arms[0].size.parameters < 8e6
+    assert plan.arms[0].batches.tokens_per_step == 16_384
+    speeds = StudyProgress(states={}, tokens_per_sec={arm.name: SPEED for arm in plan.arms})
+    assert 0.85 * USED * 3600 < estimate(plan, speeds, cores=16).wall_seconds <= USED * 3600
+
+
 @pytest.mark.usefixtures("speeds")
 def test_without_a_flag_or_a_terminal_the_usual_study_is_written(tmp_path):
     done = ablate("init", cwd=tmp_path)
