@@ -268,7 +268,7 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts, devices: str
 
 def _slowed(plan: Plan) -> list[str]:
     """Say what makes emulation slow on this machine."""
-    emulates = any(not arm.resources.gpus and arm.recipe != "bf16" for arm in plan.arms)
+    emulates = any(not arm.resources.num_gpus and arm.recipe != "bf16" for arm in plan.arms)
     return [NO_COMPILER] if emulates and cpp_compiler() is None else []
 
 
