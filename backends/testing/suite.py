@@ -1,4 +1,4 @@
-"""The duties of every back end, as checks for pytest, `ablate check` and each native run.
+"""The duties of every back end, as checks for pytest, `ablate check` and each run on a GPU.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):
@@ -32,7 +32,7 @@ from ablate.backends.testing.inputs import POLICIES, awkward, grid_of, inputs, l
 from ablate.numerics.formats import E2M1
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import round_operand
-from ablate.recipes import GemmPolicy, OperandPolicy, block_shape
+from ablate.recipes import GemmPolicy, OperandPolicy, block_shape, group_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -204,7 +204,7 @@ def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
         accumulator, _ = accumulator_of(backend, where, _plain(policy))
     if (kept := min(accumulator.within, accumulator.across)) < NARROWEST_BITS:
         raise AssertionError(f"sums keep {kept} bits, and {NARROWEST_BITS} on any known device")
-    rows, k = block_shape(policy)[0], 256 if max(policy.hadamard, block_shape(policy)[1]) > 32 else 160
+    rows, k = block_shape(policy)[0], 256 if group_size(policy) > 32 else 160
     worst = 0.0
     for m, n in ((rows * 3, rows * 2), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
         x, w = made_up("Gaussian", m, k, seed=1), made_up("Gaussian", n, k, seed=2)
