@@ -144,7 +144,7 @@ mxfp8
 nvfp4 H16 fixed
 fp8_e4m3
 """)
-"""The policies of the short form that runs before every native run."""
+"""The policies of the short form."""
 
 KINDS = ("Gaussian", "Student t", "channel mean", "outlier")
 """Gaussian; Student's t with 3 degrees of freedom; Gaussian with a mean for each channel, itself Gaussian;
