@@ -8,6 +8,7 @@ self-test every native run, and every emulated one on a GPU.
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from ablate.backends.device import device_of, driver_version, triton_build
 from ablate.backends.protocol import Support
 from ablate.base.errors import first_line, one_of
-from ablate.base.files import changed_by_others, hash_of, hash_of_sources, locked, read_record, write_record
+from ablate.base.files import changed_by_others, hash_of, hash_of_sources, read_record, write_record
 from ablate.recipes import GEMMS, LayerRecipe, OperandPolicy, describe_gemm
 from ablate.run import BUILT_IN, backend_names, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ablate.backends.device import Device
     from ablate.backends.protocol import Backend
@@ -183,17 +184,13 @@ def quick_self_test(
         if kinds and check.kind not in kinds:
             continue
         outcome, _ = check.outcome()
-        passed = outcome["result"] != "failed"
-        result = {"backend": name, "check": check.name, "passed": passed, "detail": outcome["detail"]}
-        if outcome.get("figures"):
-            result["figures"] = outcome["figures"]
-        results.append(result)
+        passed = outcome.pop("result") != "failed"
+        results.append({"backend": name, "check": check.name, "passed": passed, **outcome})
     return tuple(results)
 
 
 _OF_EMULATION = ("quantised bits", "accumulator")
 """What is tested of emulation: its GEMM is the device's own in bf16."""
-_TESTED_SOURCES = ("backends", "numerics", "recipes")
 
 
 def run_self_tests(config: ArmConfig, where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
@@ -208,13 +205,13 @@ def run_self_tests(config: ArmConfig, where: str, *, allow_failed: bool) -> list
     for result in results:
         if result["passed"] or allow_failed:
             continue
-        hint = f"`ablate check {where}` tells more, resources.allow_failed_self_test: true trains anyway"
+        other = ""
         if result["backend"] == "emulated":
-            triton = f"another Triton than {triton_build()}, or backend: reference, may give the right bits"
-            hint = f"{triton}, {hint}"
+            other = f"backend: reference or another Triton than {triton_build()} may have the right bits, "
         raise UnfitDeviceError(
             f"self-test of back end '{result['backend']}' failed: {result['check']}: {result['detail']}; "
-            f"{hint}"
+            f"{other}`ablate check {where}` tells more, "
+            "resources.allow_failed_self_test: true trains anyway"
         )
     return results
 
@@ -236,39 +233,25 @@ def _policies_to_test(config: ArmConfig, where: str) -> dict[str, tuple[OperandP
     return {name: tuple(policies) for name, policies in by_backend.items()}
 
 
-def _known_or_tested(
-    name: str, where: str, policies: tuple[OperandPolicy, ...]
-) -> tuple[dict[str, Any], ...] | list[dict[str, Any]]:
-    """Read what an equal self-test found that passed, from the user's cache, or run it."""
+def _known_or_tested(name: str, where: str, policies: tuple[OperandPolicy, ...]) -> Sequence[dict[str, Any]]:
+    """Read what a self-test found that passed under equal conditions, from the user's cache; or test.
+
+    A record that is damaged, or that others can change, counts as none.
+    """
     import torch
 
     from ablate.backends.cpu_build import folder
 
-    kinds = _OF_EMULATION if name == "emulated" else ()
-    if name not in BUILT_IN:  # its sources are not known
-        return quick_self_test(name, where, policies, kinds)
     versions = (driver_version(), torch.__version__, torch.version.cuda, torch.version.hip, triton_build())
-    sources = hash_of_sources(Path(str(files("ablate"))), _TESTED_SOURCES)
+    sources = hash_of_sources(Path(str(files("ablate"))), ("backends", "numerics", "recipes"))
     decisive = repr((name, policies, device_of(where), versions, sources))
     path = folder("self-tests")[0] / f"{hash_of(decisive.encode())}.json"
-    try:
-        with locked(path.with_suffix(".lock"), lambda: None):  # runs that begin together test once
-            if (known := _read_results(path)) is not None:
-                return known
-            results = quick_self_test(name, where, policies, kinds)
-            if all(result["passed"] for result in results):
-                write_record(path, {"results": results})
-            return results
-    except OSError:  # nothing can be kept
-        return quick_self_test(name, where, policies, kinds)
-
-
-def _read_results(path: Path) -> list[dict[str, Any]] | None:
-    """Read the results of a self-test; None if there are none, or they are damaged, or others can write."""
-    try:
+    with suppress(OSError, ValueError):
         if changed_by_others(path) is None:
-            results: list[dict[str, Any]] = read_record(path)["results"]
-            return results
-    except (OSError, ValueError, KeyError):
-        pass
-    return None
+            known: list[dict[str, Any]] = read_record(path)["results"]
+            return known
+    results = quick_self_test(name, where, policies, _OF_EMULATION if name == "emulated" else ())
+    if name in BUILT_IN and all(result["passed"] for result in results):  # sources of others are not known
+        with suppress(OSError):
+            write_record(path, {"results": results})
+    return results

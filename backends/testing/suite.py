@@ -43,7 +43,6 @@ KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12
 _FP32_BITS = 24
 NARROWEST_BITS = 14
 """What sums keep of FP8 products on Hopper, within 128 of them: no known accumulator keeps less."""
-_GAPS = (32, 128, 1024)
 _PROBED = ("bf16", "mxfp4", "mxfp8", "fp8_e4m3")
 """Formats whose range is wide enough for ``accumulator_of``."""
 
@@ -147,26 +146,18 @@ def product(backend: Backend, where: str, policy: OperandPolicy, a: Tensor, b: T
     return backend.multiply(left, right).cpu()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Accumulator:
-    """The bits that sums keep ``within`` each ``group`` of products, and ``across`` groups.
+    """The bits that sums keep ``within`` each ``group`` of products (0: of all), and ``across`` groups."""
 
-    ``group`` 0: of any number of products.
-    """
+    within: int = _FP32_BITS
+    group: int = 0
+    across: int = _FP32_BITS
 
-    within: int
-    across: int
-    group: int
-
-    def error(self, terms: Tensor, k: int) -> Tensor:
-        """Bound the error of sums over K as a share of the sum of magnitudes, fp64 [m, n].
-
-        A term is cut once where it is aligned with a larger one, and each sum once, so that a group loses at
-        most two last places a term. ``terms``: the number of products that are not zero, [m, n].
-        """
-        group = self.group or k
-        last_place, last_place_across = 2.0 ** (1 - self.within), 2.0 ** (1 - self.across)
-        return 2 * (terms.clamp(max=group) + 1) * last_place + math.ceil(k / group) * last_place_across
+    def __str__(self) -> str:
+        if not self.group:
+            return f"{self.within} bits"
+        return f"{self.within} bits within {self.group} products, {self.across} across"
 
 
 def accumulator_of(backend: Backend, where: str, policy: OperandPolicy) -> tuple[Accumulator, dict[int, int]]:
@@ -180,16 +171,14 @@ def accumulator_of(backend: Backend, where: str, policy: OperandPolicy) -> tuple
     first, on_left, large, small = (8, 2.0**-17, 2.0**8, 2.0**-9) if fp8 else (1, 1.0, 1.0, 1.0)
     powers = 2.0 ** torch.arange(first, _FP32_BITS) * on_left
     bits: dict[int, int] = {}
-    for gap in _GAPS:
+    for gap in (32, 128, 1024):
         a = powers, torch.ones_like(powers)
         # A wrong factor is a fault of the product, and no lost bit.
         kept = (_cancelled(backend, where, policy, gap, a=a, b=(large, small)) / small - 1).abs() < 0.5
-        lost = [first + row for row, is_kept in enumerate(kept.tolist()) if not is_kept]
-        bits[gap] = min([_FP32_BITS, *lost])
-    within = bits[_GAPS[0]]
-    group = next((gap for gap in _GAPS if bits[gap] > within), 0)
-    across = min(bits[gap] for gap in _GAPS if gap >= group)
-    return Accumulator(within=within if group else across, across=across, group=group), bits
+        bits[gap] = min([_FP32_BITS, *(first + row for row, one in enumerate(kept.tolist()) if not one)])
+    group = next((gap for gap in bits if bits[gap] > bits[32]), 0)
+    across = min(bits[gap] for gap in bits if gap >= group)
+    return Accumulator(bits[32] if group else across, group, across), bits
 
 
 def _plain(policy: OperandPolicy) -> OperandPolicy:
@@ -199,11 +188,12 @@ def _plain(policy: OperandPolicy) -> OperandPolicy:
 
 
 def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
-    accumulator = Accumulator(within=_FP32_BITS, across=_FP32_BITS, group=0)
+    sums = Accumulator()
     if policy.format in _PROBED:
-        accumulator, _ = accumulator_of(backend, where, _plain(policy))
-    if (kept := min(accumulator.within, accumulator.across)) < NARROWEST_BITS:
-        raise AssertionError(f"sums keep {kept} bits, and {NARROWEST_BITS} on any known device")
+        sums, _ = accumulator_of(backend, where, _plain(policy))
+    assert min(sums.within, sums.across) >= NARROWEST_BITS, (
+        f"sums keep {sums}, none known under {NARROWEST_BITS}"
+    )
     rows, k = block_shape(policy)[0], 256 if group_size(policy) > 32 else 160
     worst = 0.0
     for m, n in ((rows * 3, rows * 2), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
@@ -214,28 +204,20 @@ def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
         assert ours.shape == (m, n), f"shape {list(ours.shape)} instead of {[m, n]}"
         assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
         left, right = (round_operand(side, policy, axis=1, key=KEY) for side in (x, w))
-        a, b, descale = (
-            left.values.double(),
-            right.values.double(),
-            float(left.descale) * float(right.descale),
-        )
+        a, b = left.values.double(), right.values.double()
+        descale = float(left.descale) * float(right.descale)
         exact = (a @ b.t()) * descale
         magnitude = (a.abs() @ b.abs().t()) * abs(descale)
-        terms = (a != 0).double() @ (b != 0).double().t()
-        # One rounding to bf16, and what the accumulator may lose.
-        bound = exact.abs() * 2.0**-8 + magnitude * accumulator.error(terms, k)
+        # A term is cut once where it is aligned with a larger one, and each sum once: in a group at most two
+        # last places for each product that is not zero.
+        terms, group = (a != 0).double() @ (b != 0).double().t(), sums.group or k
+        lost = (terms.clamp(max=group) + 1) * 2.0 ** (2 - sums.within) + k / group * 2.0 ** (1 - sums.across)
+        bound = exact.abs() * 2.0**-8 + magnitude * lost  # and one rounding to bf16
         off = float(((ours.double() - exact).abs() / bound.clamp_min(2.0**-133)).max())
         if not off <= 1:
             raise FaultError(f"off by up to (1 + {off - 1:.2g}) × the bound", {"a": x, "b": w})
         worst = max(worst, off)
-    return f"within {worst:.2f} of the bound of sums that keep {_kept(accumulator)}, and one rounding"
-
-
-def _kept(accumulator: Accumulator) -> str:
-    """Say how many bits sums keep, and of how many products."""
-    if not accumulator.group:
-        return f"{accumulator.within} bits"
-    return f"{accumulator.within} bits within {accumulator.group} products, {accumulator.across} across"
+    return f"within {worst:.2f} of the bound of sums that keep {sums}, and one rounding"
 
 
 def exact_product(backend: Backend, where: str, policy: OperandPolicy) -> str:
@@ -291,7 +273,7 @@ def accumulator_bits(backend: Backend, where: str, policy: OperandPolicy) -> Tol
     """Tell the number of bits that sums keep; the terms lie within one instruction and across many."""
     accumulator, bits = accumulator_of(backend, where, policy)
     figures = {f"kept_{gap}_apart_bits": float(kept) for gap, kept in bits.items()}
-    return Told(f"sums keep {_kept(accumulator)}, of fp32's {_FP32_BITS}", figures)
+    return Told(f"sums keep {accumulator}, of fp32's {_FP32_BITS}", figures)
 
 
 _DIRECTIONS = {

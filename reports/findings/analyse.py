@@ -120,9 +120,7 @@ def _analyse(frames: StudyFrames) -> Analysis:
         throughput=throughput,
         environments=tuple((same[0], len(same)) for same in alike.values()),
         backends=tuple(backends.items()),
-        failed_self_tests=sum(
-            any(not test.passed for test in ran.self_tests or ()) for ran in environments
-        ),
+        failed_self_tests=sum(any(not test.passed for test in ran.self_tests or ()) for ran in environments),
         accumulators=_accumulators(frames),
         resumed_differently=sum(bool(ran.whole.get("resumed_differently")) for ran in environments),
         markers=tuple(dict.fromkeys(one for ran in environments for one in ran.whole.get("markers") or ())),

@@ -3,6 +3,7 @@
 import dataclasses
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_emulation_on_a_gpu_must_give_the_references_bits(config, monkeypatch, t
     select.load_backend.cache_clear()
     fault = (
         r"back end 'emulated' failed: quantised bits: mxfp4: .*, along axis 0: \d+ of 1024 values differ; "
-        r"another Triton than .*, or backend: reference, .* `ablate check cpu` .*allow_failed_self_test: true"
+        r"backend: reference or another Triton than .* `ablate check cpu` .*allow_failed_self_test: true"
     )
     for _ in range(2):  # a failure is not kept
         with pytest.raises(UnfitDeviceError, match=fault):
@@ -187,7 +188,7 @@ def test_a_self_test_that_passed_is_known_until_something_changes(config, monkey
     def count_tests():
         before = len(tests_run)
         results = run_self_tests(config, "cpu", allow_failed=False)
-        kept = {test["check"]: test["figures"] for test in results if "figures" in test}
+        kept = {test["check"]: test.get("figures") for test in results}
         assert kept["accumulator: bf16"]["kept_1024_apart_bits"] == 24
         return len(tests_run) - before
 
@@ -203,9 +204,13 @@ def test_a_self_test_that_passed_is_known_until_something_changes(config, monkey
         assert [count_tests(), count_tests()] == [1, 0]
     monkeypatch.setattr(select, "device_of", lambda _: dataclasses.replace(H200, name="H100"))
     assert [count_tests(), count_tests()] == [1, 0]
-    monkeypatch.setattr(select, "write_record", pytest.fail)
-    monkeypatch.setattr("ablate.backends.cpu_build.folder", lambda _: (tmp_path / "gone", None))
-    assert count_tests() == 1  # nothing can be kept
+
+
+def test_a_run_trains_although_its_self_test_cannot_be_kept(config, monkeypatch, tests_run):
+    monkeypatch.setattr(select, "write_record", Mock(side_effect=OSError("no space")))
+    for count in (1, 2):
+        assert all(result["passed"] for result in run_self_tests(config, "cpu", allow_failed=False))
+        assert len(tests_run) == count
 
 
 @pytest.mark.parametrize(("name", "mode"), [("auto", "native"), ("triton", "upcast")])
