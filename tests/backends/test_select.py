@@ -119,6 +119,24 @@ def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, arch, policy
     assert (support.mode, support.detail) == ("no", fault)
 
 
+@pytest.mark.parametrize(
+    ("version", "gemm", "quantiser"),
+    [
+        ((3, 4), both(MXFP4), "plain torch (Triton 3.4 is too old (needs 3.6; pip install -U triton))"),
+        ((9, 0), both(MXFP4), "Triton"),
+        ((9, 0), GemmPolicy(left=MXFP4, right=BF16), "Triton"),
+        ((9, 0), both(OperandPolicy(format="fp8_e4m3", scale="row")), "plain torch (scale 'row')"),
+    ],
+)
+def test_no_triton_is_too_old_or_new_to_emulate_and_the_record_says_what_quantises(
+    monkeypatch, version, gemm, quantiser
+):
+    monkeypatch.setattr(device, "triton_version", lambda: version)
+    support = load_backend("emulated").support(gemm, H200)
+    assert support.mode == "emulated"
+    assert support.detail == f"bf16 GEMM of dequantised values, quantised by {quantiser}"
+
+
 @pytest.fixture
 def config():
     return config_of(ModelConfig(), resolve(RecipeSpec(gemms=["fprop", "wgrad"])), "auto", 64)
