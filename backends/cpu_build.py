@@ -144,13 +144,13 @@ def _path_of(descriptor: int, path: Path) -> Path:
     return opened if opened.exists() else path
 
 
-def folder() -> tuple[Path, str | None]:
-    """Choose the folder of the compiled kernel; return it, and why it is not the usual one, or None.
+def folder(kind: str = "kernels") -> tuple[Path, str | None]:
+    """Choose the folder of compiled kernels, or another kind; return it, and why it is not the usual one.
 
-    Others must not be able to write there, because this process loads its files.
+    Others must not be able to write there, because this process loads its files, or relies on them.
     """
     why = None
-    for here in (cache_folder("kernels"), users_cache_folder("kernels")):
+    for here in (cache_folder(kind), users_cache_folder(kind)):
         try:
             here.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = here.stat()
@@ -162,12 +162,12 @@ def folder() -> tuple[Path, str | None]:
         if fault is None:
             return here, why
         why = why or fault
-    return _private_folder(), why
+    return _private_folder(kind), why
 
 
-@lru_cache(maxsize=1)
-def _private_folder() -> Path:
-    private = tempfile.mkdtemp(prefix="ablate-kernels-")
+@lru_cache(maxsize=8)
+def _private_folder(kind: str) -> Path:
+    private = tempfile.mkdtemp(prefix=f"ablate-{kind}-")
     atexit.register(shutil.rmtree, private, ignore_errors=True)
     return Path(private)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from ablate.base.errors import UserError, first_line
@@ -38,6 +39,7 @@ OLDEST_TO_INTERPRET = (3, 8)
 """The oldest Triton whose interpreter supports ``tl.dot_scaled``."""
 OLDEST_TO_WIDEN_NVFP4 = (3, 8)
 """The oldest Triton that widens NVFP4 to bf16 without an FP4 unit; older ones cannot compile it."""
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 NO_COMPILER = "no C++ compiler: emulated steps take 5 to 10 times as long (`pip install ziglang` brings one)"
 """The times are those of ``benchmarks/train_step.py`` at width 128 with and without ABLATE_CPU_KERNEL=off."""
@@ -117,16 +119,28 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@lru_cache(maxsize=1)
-def triton_version() -> tuple[int, ...] | None:
-    """Read (major, minor) of the installed Triton, also of ROCm's; None if there is none."""
+def driver_version() -> str | None:
+    """Read the version of NVIDIA's driver, which tells it without any package; None if there is none."""
+    text = _DRIVER.read_text("utf-8") if _DRIVER.is_file() else ""
+    found = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return found and found.group()
+
+
+def triton_build() -> str | None:
+    """Read the whole version of the installed Triton, also of ROCm's; None if there is none."""
     for package in TRITON_PACKAGES:
         try:
-            found = version(package)
+            return version(package)
         except PackageNotFoundError:
             continue
-        return release(found)
     return None
+
+
+@lru_cache(maxsize=1)
+def triton_version() -> tuple[int, ...] | None:
+    """Read (major, minor) of the installed Triton; None if there is none."""
+    build = triton_build()
+    return None if build is None else release(build)
 
 
 def release(text: str) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from ablate.backends import cpu_build
 from ablate.backends.cpu_bf16 import multiplies_bf16
 from ablate.backends.cpu_kernel import LARGEST_HADAMARD, BlockScaled, Kernel, supports
 from ablate.backends.device import triton_fault
+from ablate.backends.packed import quantisers_of
 from ablate.backends.protocol import Backend, Draw, Operand, Support
 from ablate.backends.reference import ReferenceBackend
 from ablate.numerics.quantiser import Quantized, round_operand, turned
@@ -63,9 +64,8 @@ class EmulatedBackend(Backend):
         if device.kind == "cpu":
             with_what = "bf16" if multiplies_bf16() else "fp32 (this CPU has no bf16)"
             return Support(mode="emulated", detail=f"{with_what} GEMM of dequantised values on the CPU")
-        fault = triton_fault()
-        with_what = "Triton's quantiser" if fault is None else f"plain torch ({fault})"
-        return Support(mode="emulated", detail=f"bf16 GEMM of dequantised values, quantised by {with_what}")
+        detail = f"bf16 GEMM of dequantised values, quantised by {quantisers_of(gemm)}"
+        return Support(mode="emulated", detail=detail)
 
     def detail(self) -> str:
         """Name what quantises for the run's record: Triton, the CPU quantiser, or plain torch and why."""

@@ -148,5 +148,6 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
 
 def quantisers_of(gemm: GemmPolicy) -> str:
     """Name what quantises a GEMM's operands on a GPU: Triton, or plain torch and why."""
-    reasons = {triton_fault() or refusal(policy) for policy in (gemm.left, gemm.right)}
+    policies = (policy for policy in (gemm.left, gemm.right) if not policy.is_untouched)
+    reasons = {triton_fault() or refusal(policy) for policy in policies}
     return " and ".join(sorted("Triton" if why is None else f"plain torch ({why})" for why in reasons))

@@ -2,24 +2,28 @@
 
 Nothing falls back silently. The run's record holds the choice for every GEMM with its reason. A named
 back end rejects a GEMM that it does not support, ``require_native`` a run without a native one, and a failed
-self-test every native run.
+self-test every native run, and every emulated one on a GPU.
 """
 
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.backends.device import device_of
+from ablate.backends.device import device_of, driver_version, triton_build
 from ablate.backends.protocol import Support
 from ablate.base.errors import first_line, one_of
-from ablate.recipes import GEMMS, LayerRecipe, describe_gemm
+from ablate.base.files import changed_by_others, hash_of, hash_of_sources, read_record, write_record
+from ablate.recipes import GEMMS, LayerRecipe, OperandPolicy, describe_gemm
 from ablate.run import BUILT_IN, backend_names, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ablate.backends.device import Device
     from ablate.backends.protocol import Backend
@@ -163,35 +167,91 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
 
 
 @lru_cache(maxsize=64)
-def quick_self_test(name: str, where: str) -> tuple[dict[str, Any], ...]:
+def quick_self_test(
+    name: str, where: str, policies: tuple[OperandPolicy, ...] = (), kinds: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], ...]:
     """Run a back end's short checks on a torch device, once per process.
 
-    Each result has ``backend``, ``check``, ``passed`` and ``detail``: what was found, or the difference.
+    ``policies`` and ``kinds`` of checks: none stands for the short form's policies, and for all kinds. Each
+    result has ``backend``, ``check``, ``passed``, ``detail`` (what was found, or the difference) and
+    ``figures`` if there are any.
     """
     from ablate.backends.testing.inputs import QUICK
     from ablate.backends.testing.suite import checks
 
-    found = []
-    for check in checks(load_backend(name), where, QUICK):
+    results = []
+    for check in checks(load_backend(name), where, policies or QUICK):
+        if kinds and check.kind not in kinds:
+            continue
         outcome, _ = check.outcome()
-        passed = outcome["result"] != "failed"
-        found.append({"backend": name, "check": check.name, "passed": passed, "detail": outcome["detail"]})
-    return tuple(found)
+        passed = outcome.pop("result") != "failed"
+        results.append({"backend": name, "check": check.name, "passed": passed, **outcome})
+    return tuple(results)
 
 
-def run_self_tests(choices: Iterable[Choice], where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
-    """Run the short self-test of every back end that packs codes; return the results.
+_OF_EMULATION = ("quantised bits", "accumulator")
+"""What is tested of emulation: its GEMM is the device's own in bf16."""
+
+
+def run_self_tests(config: ArmConfig, where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
+    """Test the run's policies in every native back end, and on a GPU in emulation; return the results.
 
     Raises:
         UnfitDeviceError: a test failed and the study does not allow that.
     """
-    packing = (one.backend for one in choices if one.mode in ("native", "upcast"))
-    names = dict.fromkeys(name for name in packing if name != "emulated")
-    results = [result for name in names for result in quick_self_test(name, where)]
-    for one in results:
-        if not (one["passed"] or allow_failed):
-            raise UnfitDeviceError(
-                f"self-test of back end '{one['backend']}' failed: {one['check']}: {one['detail']}; "
-                f"`ablate check {where}` tells more, resources.allow_failed_self_test: true trains anyway"
-            )
+    results: list[dict[str, Any]] = []
+    for name, policies in _policies_to_test(config, where).items():
+        results += _known_or_tested(name, where, policies)
+    for result in results:
+        if result["passed"] or allow_failed:
+            continue
+        other = ""
+        if result["backend"] == "emulated":
+            other = f"backend: reference or another Triton than {triton_build()} may have the right bits, "
+        raise UnfitDeviceError(
+            f"self-test of back end '{result['backend']}' failed: {result['check']}: {result['detail']}; "
+            f"{other}`ablate check {where}` tells more, "
+            "resources.allow_failed_self_test: true trains anyway"
+        )
+    return results
+
+
+def _policies_to_test(config: ArmConfig, where: str) -> dict[str, tuple[OperandPolicy, ...]]:
+    """Find the run's policies by the back end that quantises them, without those that need no test.
+
+    bf16 is always among them: its products show the accumulator of the device's GEMM.
+    """
+    device, selection = device_of(where), Selection(config.backend)
+    by_backend: dict[str, dict[OperandPolicy, None]] = {}
+    for part in config.recipe.parts:
+        for gemm in map(part.gemm, GEMMS):
+            backend, support = selection.choose(gemm, device)
+            if support.mode in ("native", "upcast") or (support.mode == "emulated" and device.kind != "cpu"):
+                policies = by_backend.setdefault(backend.name, {OperandPolicy(): None})
+                sides = (replace(side, source="high_precision") for side in (gemm.left, gemm.right))
+                policies |= dict.fromkeys(side for side in sides if not side.is_untouched)
+    return {name: tuple(policies) for name, policies in by_backend.items()}
+
+
+def _known_or_tested(name: str, where: str, policies: tuple[OperandPolicy, ...]) -> Sequence[dict[str, Any]]:
+    """Read what a self-test found that passed under equal conditions, from the user's cache; or test.
+
+    A record that is damaged, or that others can change, counts as none.
+    """
+    import torch
+
+    from ablate.backends.cpu_build import folder
+
+    versions = (driver_version(), torch.__version__, torch.version.cuda, torch.version.hip, triton_build())
+    sources = hash_of_sources(Path(str(files("ablate"))), ("backends", "numerics", "recipes"))
+    decisive = repr((name, policies, device_of(where), versions, sources))
+    path = folder("self-tests")[0] / f"{hash_of(decisive.encode())}.json"
+    with suppress(OSError, ValueError):
+        if changed_by_others(path) is None:
+            known: list[dict[str, Any]] = read_record(path)["results"]
+            return known
+    results = quick_self_test(name, where, policies, _OF_EMULATION if name == "emulated" else ())
+    if name in BUILT_IN and all(result["passed"] for result in results):  # sources of others are not known
+        with suppress(OSError):
+            write_record(path, {"results": results})
     return results

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _NO_HASH = "0" * 32
 
@@ -84,6 +84,18 @@ def _split_at_hash(content: bytes) -> tuple[bytes, bytes]:
 def hash_of(content: bytes) -> str:
     """Return the BLAKE2b hash of 128 bits, in hex, by which the run store recognises its files."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def hash_of_sources(package: Path, parts: Iterable[str]) -> str:
+    """Hash the Python, C++ and JSON files in these folders of a package: 12 digits of SHA-256 in hex."""
+    digest = hashlib.sha256()
+    for part in parts:
+        folder = package / part
+        sources = [path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".json")]
+        for name, path in sorted((f"{part}/{path.relative_to(folder)}", path) for path in sources):
+            content = path.read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:12]
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ablate._version import __version__
-from ablate.backends.device import TRITON_PACKAGES
+from ablate.backends.device import TRITON_PACKAGES, driver_version
 from ablate.backends.select import load_backend
 from ablate.backends.testing import Check, FaultError, Skip, Told, ending
 from ablate.backends.testing.inputs import POLICIES, QUICK
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 Checks = Callable[[Setup], Iterator[Check]]
 """A part: it yields its checks in the same order each time, and does no work between them."""
-_DRIVER, _CPUS = Path("/proc/driver/nvidia/version"), Path("/proc/cpuinfo")
+_CPUS = Path("/proc/cpuinfo")
 
 
 def setup_of(where: str, device: Device) -> Setup:
@@ -81,9 +81,7 @@ def machine_of(setup: Setup) -> Machine:
     packages = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
     versions: dict[str, str | None] = {"ablate": __version__, "python": platform.python_version()}
     versions |= {package: found for package in packages if (found := version_of(package))}
-    # NVIDIA's driver tells its version without any package.
-    driver = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text("utf-8") if _DRIVER.is_file() else "")
-    versions |= {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": driver and driver.group()}
+    versions |= {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": driver_version()}
     return Machine(
         device=setup.device, cpu=cpu_name(), cpu_capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(), versions=versions,

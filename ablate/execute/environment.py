@@ -6,7 +6,6 @@ A device whose load is unknown is not called idle.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate._version import __version__
-from ablate.base.files import hash_of
+from ablate.base.files import hash_of, hash_of_sources
 from ablate.run.command import digest_of
 
 if TYPE_CHECKING:
@@ -58,14 +57,7 @@ def code_digest(*more: str) -> str:
     Editing a document or the report does not change it; uncommitted changes to those sources do. ``more``:
     rooms whose sources count as well.
     """
-    digest = hashlib.sha256()
-    for part in (*_RESULT_SOURCES, *more):
-        folder = Path(str(files("ablate"))) / part
-        sources = [path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".json")]
-        for name, path in sorted((f"{part}/{path.relative_to(folder)}", path) for path in sources):
-            content = path.read_bytes()
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:12]
+    return hash_of_sources(Path(str(files("ablate"))), (*_RESULT_SOURCES, *more))
 
 
 def commit_of(folder: Path) -> str | None:

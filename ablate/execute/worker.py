@@ -168,7 +168,7 @@ def _train(
             if task.device == "cuda":
                 _hold_to_share(resources.num_gpus)
             choices = fit_choices(task.config, resources, task.device)
-            tests = run_self_tests(choices, task.device, allow_failed=resources.allow_failed_self_test)
+            tests = run_self_tests(task.config, task.device, allow_failed=resources.allow_failed_self_test)
             start, told = load_newest(run.checkpoints, task.prefix)
             for line in told:
                 print(line, flush=True)

@@ -156,7 +156,7 @@ class _Attention(nn.Module):
         heads = self.qkv(x).view(batch, positions, -1, self.head_dim).transpose(1, 2)
         qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if rotation is not None:
-            qk = _Rotate.apply(qk, *rotation)  # type: ignore[no-untyped-call]
+            qk = _Rotate.apply(qk, *rotation)
         q, k = qk.split((self.heads, self.kv_heads), dim=1)
         y = _causal_attention(q, k, v)
         out: Tensor = self.out(y.transpose(1, 2).reshape(batch, positions, width))

@@ -115,6 +115,15 @@ class ChosenBackend:
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
+class SelfTest:
+    """A check of a back end before a run. ``figures``: bits that sums keep, of the accumulator's test."""
+
+    passed: Flag = True
+    detail: Text = ""
+    figures: dict[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, config=PLAIN)
 class Environment:
     """``environment.json``: what a run's last attempt ran on; only the keys that are used have a field."""
 
@@ -123,7 +132,7 @@ class Environment:
     code: Text | None = None
     backend_mode: Text | None = None
     backend_choices: tuple[ChosenBackend, ...] | None = None
-    self_tests: tuple[dict[str, Any], ...] | None = None
+    self_tests: tuple[SelfTest, ...] | None = None
     gpu: Text | None = None
     world_size: Count | None = None
     fingerprints: tuple[Text, ...] = ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from ablate.numerics.formats import ELEMENTS, decode, encode_max
-from ablate.recipes import OperandPolicy, block_shape
+from ablate.recipes import OperandPolicy, block_shape, group_size
 from ablate.recipes.policy import Block, Rounding, Scale, Signs, Undo
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ mxfp8
 nvfp4 H16 fixed
 fp8_e4m3
 """)
-"""The policies of the short form that runs before every native run."""
+"""The policies of the short form."""
 
 KINDS = ("Gaussian", "Student t", "channel mean", "outlier")
 """Gaussian; Student's t with 3 degrees of freedom; Gaussian with a mean for each channel, itself Gaussian;
@@ -214,7 +214,7 @@ def inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
     one_scale = block_shape(policy)[1] == 1 or policy.format == "nvfp4"
     # Shapes that the policy's groups divide: whole strips of 64 columns, and others.
     shapes = [(32, 32), (96, 160), (160, 96)]
-    if policy.hadamard > 32 or policy.scale in ("1x128", "128x128"):
+    if group_size(policy) > 32:
         shapes = [(256, 256), (256, 384) if policy.hadamard <= 128 else (256, 512)]
     for shape in shapes:
         for dtype in (torch.bfloat16, torch.float32):
@@ -224,7 +224,7 @@ def inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
             yield f"{list(shape)} {dtype}", x
     x = awkward(*shapes[-1], torch.bfloat16)
     if one_scale:
-        yield from corners(policy).items()
+        yield from corners(policy, rows=max(32, group_size(policy))).items()
     else:
         yield "transposed strides", x.t().contiguous().t()
         yield "rows with a gap", torch.nn.functional.pad(x, (0, 24))[:, : x.shape[1]]

@@ -120,9 +120,8 @@ def _analyse(frames: StudyFrames) -> Analysis:
         throughput=throughput,
         environments=tuple((same[0], len(same)) for same in alike.values()),
         backends=tuple(backends.items()),
-        failed_self_tests=sum(
-            any(test.get("passed") is False for test in ran.self_tests or ()) for ran in environments
-        ),
+        failed_self_tests=sum(any(not test.passed for test in ran.self_tests or ()) for ran in environments),
+        accumulators=_accumulators(frames),
         resumed_differently=sum(bool(ran.whole.get("resumed_differently")) for ran in environments),
         markers=tuple(dict.fromkeys(one for ran in environments for one in ran.whole.get("markers") or ())),
         set_apart=set_apart,
@@ -189,6 +188,17 @@ def _with_figures(
                 arm.config, base.config, tokens_to_target=mean.estimate, cost=cost
             )
     return replace(arm, **figures)
+
+
+def _accumulators(frames: StudyFrames) -> dict[str, tuple[str, ...]]:
+    """Return the arms by what their runs' sums keep: in words, of the back end that keeps the fewest bits."""
+    arms: dict[str, dict[str, None]] = {}
+    for run_id, ran in frames.environments.items():
+        measured = [test for test in ran.self_tests or () if test.figures]
+        if measured:
+            narrowest = min(measured, key=lambda test: min(test.figures.values()))
+            arms.setdefault(narrowest.detail, {})[frames.runs[run_id].arm] = None
+    return {detail: tuple(names) for detail, names in arms.items()}
 
 
 def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resolution:

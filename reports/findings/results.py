@@ -176,6 +176,7 @@ class Resolution:
 class Analysis:
     """Every number of the report. ``plan``: what was compared, and how.
 
+    ``accumulators``: the arms by what their sums keep, for runs that measured it before they trained.
     ``tuning``: None unless the study tunes its arms; ``arms`` are then those at the values found.
     ``curves_in_bf16``: by the evaluation in bf16, for the runs that have one.
     """
@@ -190,6 +191,7 @@ class Analysis:
     environments: tuple[tuple[dict[str, Any], int], ...]
     backends: tuple[tuple[str, int], ...]
     failed_self_tests: int
+    accumulators: dict[str, tuple[str, ...]]
     resumed_differently: int
     markers: tuple[str, ...]
     set_apart: tuple[SetApart, ...]

@@ -197,6 +197,12 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
             f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "
             "study let them train all the same: see their environment.json, and `ablate check cuda`."
         )
+    if len(analysis.accumulators) > 1:
+        kept = "; ".join(f"{detail} ({', '.join(arms)})" for detail, arms in analysis.accumulators.items())
+        yield (
+            f"The devices add products of these arms in accumulators of different width: {kept}. A part of "
+            "the difference between them may be the accumulator's, not the recipe's."
+        )
     groups = Counter((run.setting, run.arm, run.own, run.others) for run in analysis.set_apart)
     for (name, arm, own, others), count in groups.items():
         yield (

@@ -7,6 +7,7 @@ import torch
 
 from ablate.backends.emulated import EmulatedBackend, add_toward_zero
 from ablate.backends.protocol import Draw
+from ablate.backends.scaled import TorchBackend
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import POLICIES, label, policies_of
 from ablate.backends.testing.suite import checks, sum_rounding
@@ -86,6 +87,52 @@ def test_a_wrong_back_end_fails(fault, caught_by):
         by_name[caught_by].run()
     if fault == "narrow":
         assert by_name["accumulator: mxfp4"].run().detail == "sums keep 16 bits, of fp32's 24"
+
+
+class Hopper(TorchBackend):
+    """FP8 as H100 and H200 add it: products are cut to 14 bits below the largest of 128, groups in fp32."""
+
+    def __init__(self, *, bits=14, factor=1.0):
+        self.bits = bits
+        self.factor = factor
+
+    def multiply(self, a, b):
+        total = torch.zeros(a.shape[0], b.shape[0])
+        pairs = zip(a.values.double().split(128, 1), b.values.double().split(128, 1), strict=True)
+        for left, right in pairs:
+            products = left[:, None] * right
+            exponent = torch.frexp(products.abs().amax(-1, keepdim=True)).exponent
+            place = 2.0 ** (exponent - self.bits).double()
+            total += ((products / place).trunc() * place).sum(-1).float()
+        factors = a.descale_on_device[:, None] * b.descale_on_device
+        return (total * factors * self.factor).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("policy", ["fp8_e4m3", "fp8_e4m3 row"])
+@pytest.mark.parametrize(
+    ("backend", "fault"),
+    [
+        (Hopper(), None),
+        (Hopper(bits=24), None),
+        (Hopper(factor=1.01), r"off by up to \(1 \+ [\d.]+\) × the bound"),
+        (Hopper(factor=0.99), r"off by up to \(1 \+ [\d.]+\) × the bound"),
+        (Hopper(bits=13), "sums keep 13 bits within 128 products, .* none known under 14"),
+        (Hopper(bits=10), "sums keep 10 bits within 128 products, .* none known under 14"),
+    ],
+    ids=["14 bits", "24 bits", "1 % more", "1 % less", "13 bits", "10 bits"],
+)
+def test_the_bound_of_a_product_is_that_of_the_accumulator(policy, backend, fault):
+    by_name = {check.name: check for check in checks(backend, "cpu", policies_of(policy))}
+    product = by_name[f"product: {policy}"]
+    if fault is None:
+        product.run()
+    else:
+        with pytest.raises(AssertionError, match=fault):
+            product.run()
+    told = by_name[f"accumulator: {policy}"].run()
+    kept = f"{backend.bits} bits within 128 products, 24 across" if backend.bits < 24 else "24 bits"
+    assert told.detail == f"sums keep {kept}, of fp32's 24"
+    assert list(told.figures.values()) == [backend.bits, 24, 24]
 
 
 def nearest(total, group):

@@ -3,6 +3,7 @@
 import dataclasses
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,17 +21,19 @@ from ablate.backends.select import (
     quick_self_test,
     run_self_tests,
 )
-from ablate.backends.testing.inputs import policies_of
+from ablate.backends.testing import suite
+from ablate.backends.testing.inputs import POLICIES, policies_of
 from ablate.backends.testing.suite import both
 from ablate.check.training import config_of
 from ablate.execute.worker import end_of
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
-from ablate.run import backend_names
+from ablate.run import BUILT_IN, backend_names
 from ablate.run.config import ModelConfig, ResourcesConfig
 from tests.golden import check_answers
 
 MXFP4, BF16, NVFP4 = policies_of("mxfp4\nbf16\nnvfp4")
 B200 = Device(kind="cuda", arch="sm_100", name="B200")
+H200 = Device(kind="cuda", arch="sm_90", name="NVIDIA H200")
 
 
 def answers(line):
@@ -116,6 +119,24 @@ def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, arch, policy
     assert (support.mode, support.detail) == ("no", fault)
 
 
+@pytest.mark.parametrize(
+    ("version", "gemm", "quantiser"),
+    [
+        ((3, 4), both(MXFP4), "plain torch (Triton 3.4 is too old (needs 3.6; pip install -U triton))"),
+        ((9, 0), both(MXFP4), "Triton"),
+        ((9, 0), GemmPolicy(left=MXFP4, right=BF16), "Triton"),
+        ((9, 0), both(OperandPolicy(format="fp8_e4m3", scale="row")), "plain torch (scale 'row')"),
+    ],
+)
+def test_no_triton_is_too_old_or_new_to_emulate_and_the_record_says_what_quantises(
+    monkeypatch, version, gemm, quantiser
+):
+    monkeypatch.setattr(device, "triton_version", lambda: version)
+    support = load_backend("emulated").support(gemm, H200)
+    assert support.mode == "emulated"
+    assert support.detail == f"bf16 GEMM of dequantised values, quantised by {quantiser}"
+
+
 @pytest.fixture
 def config():
     return config_of(ModelConfig(), resolve(RecipeSpec(gemms=["fprop", "wgrad"])), "auto", 64)
@@ -124,7 +145,7 @@ def config():
 def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):
     choices = fit_choices(config, ResourcesConfig(), "cpu")
     assert {choice.mode for choice in choices} == {"emulated"}
-    assert run_self_tests(choices, "cpu", allow_failed=False) == []
+    assert run_self_tests(config, "cpu", allow_failed=False) == []
     native = ResourcesConfig(require_native=True)
     with pytest.raises(UnfitDeviceError, match=r"no native .* for Fprop on CPU .*`ablate check`"):
         fit_choices(config, native, "cpu")
@@ -139,15 +160,97 @@ def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):
     assert {choice.mode for choice in fit_choices(config, native, "cuda")} == {"native"}
 
 
-@pytest.mark.parametrize("mode", ["native", "upcast"])
-def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config, monkeypatch, mode):
-    monkeypatch.setattr(select, "device_of", lambda _: B200)
-    choices = [dataclasses.replace(one, mode=mode) for one in fit_choices(config, ResourcesConfig(), "cuda")]
-    bad = {"backend": "torch", "check": "exact probe: mxfp4", "passed": False, "detail": "3 differ"}
-    monkeypatch.setattr(select, "quick_self_test", lambda _name, _where: (bad,))
-    assert run_self_tests(choices, "cuda", allow_failed=True) == [bad]
-    with pytest.raises(UnfitDeviceError, match=r"back end 'torch' failed: exact probe: mxfp4: 3 differ"):
-        run_self_tests(choices, "cuda", allow_failed=False)
+@pytest.fixture
+def tests_run(monkeypatch, tmp_path):
+    """Take the CPU for a GPU; yields the back ends that were tested on it, with their policies."""
+    monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
+    for module in (select, suite):
+        monkeypatch.setattr(module, "device_of", lambda _: H200)
+    tested, test = [], quick_self_test.__wrapped__
+
+    def counted(name, where, policies, kinds):
+        tested.append((name, policies))
+        return test(name, where, policies, kinds)
+
+    monkeypatch.setattr(select, "quick_self_test", counted)
+    yield tested
+    select.load_backend.cache_clear()
+
+
+class SignLost(EmulatedBackend):
+    """Triton 3.6 subtracts from zero where it should change the sign."""
+
+    def quantize(self, x, draw, *, axis):
+        done = super().quantize(x, draw, axis=axis)
+        return done if draw.policy.is_untouched else dataclasses.replace(done, values=done.values + 0.0)
+
+
+def test_emulation_on_a_gpu_must_give_the_references_bits(config, monkeypatch, tests_run):
+    monkeypatch.setitem(BUILT_IN, "emulated", f"{__name__}:SignLost")
+    select.load_backend.cache_clear()
+    fault = (
+        r"back end 'emulated' failed: quantised bits: mxfp4: .*, along axis 0: \d+ of 1024 values differ; "
+        r"backend: reference or another Triton than .* `ablate check cpu` .*allow_failed_self_test: true"
+    )
+    for _ in range(2):  # a failure is not kept
+        with pytest.raises(UnfitDeviceError, match=fault):
+            run_self_tests(config, "cpu", allow_failed=False)
+    assert tests_run == [("emulated", (BF16, MXFP4))] * 2
+    results = run_self_tests(config, "cpu", allow_failed=True)
+    assert [result["check"] for result in results if not result["passed"]] == ["quantised bits: mxfp4"]
+    reference = dataclasses.replace(config, backend="reference")
+    assert run_self_tests(reference, "cpu", allow_failed=False) == []
+
+
+def test_a_self_test_that_passed_is_known_until_something_changes(config, monkeypatch, tests_run, tmp_path):
+    def count_tests():
+        before = len(tests_run)
+        results = run_self_tests(config, "cpu", allow_failed=False)
+        kept = {test["check"]: test.get("figures") for test in results}
+        assert kept["accumulator: bf16"]["kept_1024_apart_bits"] == 24
+        return len(tests_run) - before
+
+    assert [count_tests(), count_tests()] == [1, 0]
+    record = next(tmp_path.rglob("*.json"))
+    whole = record.read_bytes()
+    record.write_bytes(whole.replace(b"true", b"True", 1))  # damaged
+    assert [count_tests(), count_tests()] == [1, 0]
+    record.chmod(0o666)  # others can write to it
+    assert count_tests() == 1
+    for name, value in (("hash_of_sources", "new"), ("triton_build", "4.0"), ("driver_version", "600.1")):
+        monkeypatch.setattr(select, name, lambda *_, value=value: value)
+        assert [count_tests(), count_tests()] == [1, 0]
+    monkeypatch.setattr(select, "device_of", lambda _: dataclasses.replace(H200, name="H100"))
+    assert [count_tests(), count_tests()] == [1, 0]
+
+
+def test_a_run_trains_although_its_self_test_cannot_be_kept(config, monkeypatch, tests_run):
+    monkeypatch.setattr(select, "write_record", Mock(side_effect=OSError("no space")))
+    for count in (1, 2):
+        assert all(result["passed"] for result in run_self_tests(config, "cpu", allow_failed=False))
+        assert len(tests_run) == count
+
+
+@pytest.mark.parametrize(("name", "mode"), [("auto", "native"), ("triton", "upcast")])
+def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config, monkeypatch, name, mode):
+    device = B200 if mode == "native" else H200
+    monkeypatch.setattr(select, "device_of", lambda _: device)
+    monkeypatch.setattr(scaled, "triton_fault", lambda: None)
+    config = dataclasses.replace(config, backend=name)
+    tested = "torch" if name == "auto" else name
+    assert mode in {choice.mode for choice in fit_choices(config, ResourcesConfig(), "cuda")}
+    bad = {"backend": tested, "check": "exact probe: mxfp4", "passed": False, "detail": "3 differ"}
+    monkeypatch.setattr(select, "_known_or_tested", lambda name, *_: [bad] * (name == tested))
+    assert run_self_tests(config, "cuda", allow_failed=True) == [bad]
+    with pytest.raises(UnfitDeviceError, match=f"back end '{tested}' failed: exact probe: mxfp4: 3 differ"):
+        run_self_tests(config, "cuda", allow_failed=False)
+
+
+def test_auto_never_widens_codes():
+    for arch in KNOWN:
+        for policy in POLICIES:
+            _, support = Selection("auto").choose(both(policy), device_of_arch(arch))
+            assert support.mode in ("native", "emulated"), (arch, policy)
 
 
 def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(monkeypatch):

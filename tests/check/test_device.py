@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ablate.backends import device
 from ablate.backends.device import Device, device_of
-from ablate.check import Setup, run
+from ablate.check import Setup
 from ablate.check.run import facts, machine_of, setup_of
 
 B200 = Setup(
@@ -51,5 +52,5 @@ def test_a_clock_that_cannot_be_read_is_named(monkeypatch):
 def test_the_driver_is_read_without_packages(tmp_path, monkeypatch, text, version):
     path = tmp_path / "version"
     path.write_text(text)
-    monkeypatch.setattr(run, "_DRIVER", path)
+    monkeypatch.setattr(device, "_DRIVER", path)
     assert machine_of(B200).versions["driver"] == version

@@ -88,6 +88,29 @@ def test_who_did_which_gemm_makes_no_other_environment(make_study):
     assert any("failed its self-test before 1 of the runs" in text for text in warnings(analysis, ()))
 
 
+def test_arms_whose_sums_keep_different_bits_are_named(make_study):
+    def test(backend, detail, bits):
+        return {"backend": backend, "detail": detail, "figures": {"kept_32_apart_bits": bits}, "passed": True}
+
+    bf16 = test("emulated", "sums keep 24 bits", 24.0)
+    fp8 = test("torch", "sums keep 14 bits within 128 products", 14.0)
+    names = {"a": [bf16], "b": [bf16, fp8], "c": [fp8]}
+
+    def warning(tests_of_arms):
+        frames = load_frames(make_study({name: [line(3, 1)] * 2 for name in tests_of_arms}))
+        for run_id, environment in list(frames.environments.items()):
+            tests = tests_of_arms[frames.runs[run_id].arm]
+            with_tests = environment.whole | {"self_tests": tests}
+            frames.environments[run_id] = with_whole(Environment, with_tests)
+        found = [text for text in warnings(analyse(frames), ()) if "accumulators of different width" in text]
+        return next(iter(found), None)
+
+    kept = "sums keep 24 bits (a); sums keep 14 bits within 128 products (b, c)."
+    assert kept in warning(names)
+    assert warning({"a": [bf16], "b": [bf16]}) is None
+    assert warning({"a": [], "b": [fp8]}) is None
+
+
 def test_the_baselines_second_arm_makes_no_steps(make_study):
     arms = {"a": resolved_recipe(), "b": resolved_recipe("fprop"), "a again": resolved_recipe()}
     frames = load_frames(make_study({name: [line(3, 1)] for name in arms}, resolved=arms))
