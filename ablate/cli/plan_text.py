@@ -458,7 +458,9 @@ def _hardware_lines(
         yield f"{name:<9} {most['capacity_bytes'] / 1e9:.3g} GB; at its peak the largest arm takes {parts}"
         yield f"          arms that fit into {FITS_SHARE:.0%} of it: {fitting} of {len(known)}"
         yield f"          all runs: {_range(whole, 'gpu_hours')} GPU-hours"
-        if without_unit := sum(entry["gpu_hours_per_run"] is None for entry in known):
+        if without_unit := sum(
+            entry["figures_are"] == _EMULATED or entry["gpu_hours_per_run"] is None for entry in known
+        ):
             yield (
                 f"          no unit for a format of {without_unit} of {len(known)} arms: emulated with exact "
                 "values; their time there is no measure of the format's speed"
