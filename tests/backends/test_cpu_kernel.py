@@ -5,6 +5,8 @@ import itertools
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -289,3 +291,17 @@ def built_whole(build):
     """Build the kernel, which is compared with plain torch by every policy before it is moved into place."""
     assert cpu_build._compile(build) is None
     assert Kernel(build.target, build.sources)
+
+
+@pytest.mark.exhaustive
+def test_it_compiles_for_arm(tmp_path):
+    pytest.importorskip("ziglang", reason="the package ziglang is not installed")
+    flags = [flag for flag in cpu_build._FLAGS if flag not in ("-march=native", "-shared", "-s")]
+    source = Path(cpu_build.__file__).parent / "kernel" / "kernel.cpp"
+    compiler = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu", *flags]
+    caches = dict.fromkeys(cpu_build._CACHES_OF_ZIG, str(tmp_path))
+    subprocess.run(
+        [*compiler, "-c", source, "-o", tmp_path / "kernel.o"], env=os.environ | caches, check=True
+    )
+    machine = (tmp_path / "kernel.o").read_bytes()[18:20]
+    assert int.from_bytes(machine, "little") == 183  # EM_AARCH64
