@@ -14,6 +14,7 @@ from ablate.numerics.scales import EDEN_CLIP, QUEST_CLIP, fp32
 
 LARGEST_FP32 = tl.constexpr(FLOAT32_MAX)
 ONE_SIXTH = tl.constexpr(fp32(1 / 6))
+SIGN = tl.constexpr(-(1 << 31))
 CLIP_OF_QUEST = tl.constexpr(fp32(QUEST_CLIP))
 CLIP_OF_EDEN = tl.constexpr(EDEN_CLIP)
 
@@ -188,7 +189,16 @@ def value_of(code, v, ELEMENT: tl.constexpr):
     E_MIN: tl.constexpr = ELEMENT.min_exponent
     normal = ((code + ((126 + E_MIN) << MANTISSA)) << (23 - MANTISSA)).to(tl.float32, bitcast=True)
     magnitude = tl.where(code < (1 << MANTISSA), code.to(tl.float32) * 2.0 ** (E_MIN - MANTISSA), normal)
-    return tl.where(v.to(tl.int32, bitcast=True) < 0, -magnitude, magnitude)
+    return signed(magnitude, v.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def signed(v, bits):
+    """Flip the sign of v (fp32) where bit 31 of ``bits`` (32-bit integers) is set.
+
+    By its bit: Triton 3.6's unary minus is 0 − x, which makes +0 of +0.
+    """
+    return (v.to(tl.int32, bitcast=True) ^ (bits.to(tl.int32) & SIGN)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

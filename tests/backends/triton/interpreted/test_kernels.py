@@ -12,11 +12,12 @@ from triton import language as tl
 from triton.runtime import interpreter
 
 from ablate.backends.device import device_of
+from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.packed import packed_by_torch
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
-from ablate.backends.testing.inputs import POLICIES, awkward, label, policies_of
-from ablate.backends.testing.suite import KEY, both, checks, difference, same_bits
+from ablate.backends.testing.inputs import POLICIES, QUICK, awkward, label, policies_of
+from ablate.backends.testing.suite import KEY, both, checks, difference, quantised_bits, same_bits
 from ablate.backends.triton import launch, policies
 from ablate.check import Setup, training
 from ablate.numerics import round_operand
@@ -57,6 +58,13 @@ nvfp4 ms_eden_unscaled H128 step permute
 CLAIMED = [policy for policy in (*POLICIES, *MORE) if policies.refusal(policy) is None]
 
 
+class OnGpu(EmulatedBackend):
+    """Emulation as on a GPU: the kernel quantises to values."""
+
+    def quantize(self, x, draw, *, axis):
+        return launch.quantise_values(x, draw, axis)
+
+
 def quantised(x, policy):
     return BACKEND.quantize(x, Draw(policy=policy, key=KEY), axis=1)
 
@@ -69,6 +77,12 @@ def check_values(x, policy, axis, key=KEY):
 @pytest.mark.parametrize("check", checks(BACKEND, "cpu"), ids=lambda check: check.name)
 def test_conformance(check):
     assert check.run()
+
+
+@pytest.mark.parametrize("policy", QUICK, ids=label)
+@pytest.mark.parametrize("backend", [BACKEND, OnGpu()], ids=["codes", "values"])
+def test_short_form(backend, policy):
+    assert quantised_bits(backend, "cpu", policy)
 
 
 def test_what_the_kernel_leaves_to_plain_torch():
@@ -181,17 +195,15 @@ def test_a_nan_block_makes_its_row_nan_and_no_other(k, at):
         assert product.isnan().any(dim=1).tolist() == [False, False, True, False]
 
 
-ORIGINAL_SCALE = interpreter._dot_scaled_scale_to_f32
-
-
-def e4m3_scale_to_fp32(handle, compute_type):
-    """Read an E4M3 scale as what it is: Triton 3.9's interpreter takes every scale byte for E8M0."""
-    if handle.dtype != tl.float8e4nv:
-        return ORIGINAL_SCALE(handle, compute_type)
-    return torch.from_numpy(handle.data.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
-
-
 def test_nvfp4_products(monkeypatch):
+    original_scale = interpreter._dot_scaled_scale_to_f32
+
+    def e4m3_scale_to_fp32(handle, compute_type):
+        """Read an E4M3 scale as what it is: Triton 3.9's interpreter takes every scale byte for E8M0."""
+        if handle.dtype != tl.float8e4nv:
+            return original_scale(handle, compute_type)
+        return torch.from_numpy(handle.data.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+
     assert BACKEND.support(both(NVFP4), device_of("cpu")).mode == "no"
     monkeypatch.setattr(interpreter, "_dot_scaled_scale_to_f32", e4m3_scale_to_fp32)
     policy = dataclasses.replace(NVFP4, hadamard=16, signs="fixed")
