@@ -26,8 +26,8 @@ from triton.compiler import ASTSource
 from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4, release
 from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
-from ablate.backends.triton.policies import FORMATS, TILES, Tile, side_of, tile
-from ablate.backends.triton.quantise import quantise_kernel
+from ablate.backends.triton.policies import FORMATS, TILES, Tile, scale_constants, side_of, tile
+from ablate.backends.triton.quantise import WORDS, quantise_kernel, scale_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ TARGETS = {
 """Triton's name of each target, and its shared memory limit of one program in KiB (CUDA programming guide:
 compute capabilities; CDNA 3 and 4 ISA)."""
 TENSOR_MEMORY_COLUMNS = 512
-STACK_BYTES = {"gemm": 0, "quantise": 64}
+STACK_BYTES = {"gemm": 0, "quantise": 64, "scale": 0}
 """Allowed spills per thread: none in the GEMM's loop, few in a kernel that waits for memory."""
 
 _FP4 = r"tcgen05\.mma\S*kind::mxf4(?:nvf4)?\.block_scale\S*"
@@ -59,6 +59,7 @@ _UPCAST = (
 )
 
 
+_OUT = {"codes": "*u8", "values": "*bf16", "amax": "*fp32"}
 VARIANTS = [
     (
         policies_of(rows)[0] if rows.strip() else None,
@@ -87,10 +88,13 @@ mxfp4 stochastic 0.75 H16 step |                                        | values
 mxfp4 quest H32 mask           |                                        | values
                                | nvfp4 four_six                         | values
                                | nvfp4 ms_eden_unscaled H128 step       | values
+nvfp4 H16 fixed                | fp8_e4m3 H32 step                      | amax
 """.splitlines()
     )
 ]
 """The quantiser's variants that are compiled: along rows, along columns, and what is written."""
+SCALES = policies_of("fp8_e4m3\nnvfp4 stochastic 16/17 H16 step\nnvfp4 ms_eden H16 step")
+"""Policies whose tensor's scale is compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,20 +134,29 @@ def compile_quantiser(
     types: dict[str, Any] = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
     codes = output == "codes"
+    if output == "values":  # as in a CUDA graph
+        types["position"] = "*i64"
     for prefix, policy in (("r", rows), ("c", columns)):
         constants[prefix.upper()] = side_of(policy, output)
-        types |= dict.fromkeys((f"{prefix}_key0", f"{prefix}_key1"), "i32")
+        types |= {f"{prefix}_{word}": "i32" for word in WORDS}
         if policy:
             given = {
-                "out": "*u8" if codes else "*bf16", "scales": policy.format in FORMATS and codes and "*u8",
+                "out": _OUT[output], "scales": policy.format in FORMATS and codes and "*u8",
                 "mask": policy.mask and "*i1", "tensor": policy.has_tensor_scale and "*fp32",
-                "order": policy.permute and "*i32", "signs": policy.signs != "none" and "*fp32",
             }  # fmt: skip
             types |= {f"{prefix}_{name}": kind for name, kind in given.items() if kind}
     kernel = _compile(quantise_kernel, target, types, constants, warps, 3)
     sides = [f"{axis} {label(policy)}" for axis, policy in (("rows", rows), ("columns", columns)) if policy]
-    variant = " + ".join(sides) + ("" if codes else ", values")
+    variant = " + ".join(sides) + ("" if codes else f", {output}")
     return _read(kernel, "quantise", target, variant, None)
+
+
+def compile_scale(target: str, policy: OperandPolicy) -> Compiled:
+    """Compile the kernel that computes a tensor's scale: from its values, or from parts after a rotation."""
+    parts = "*fp32" if policy.hadamard else "*bf16"
+    types = {"parts": parts, "number": "i32", "amax": "fp32", "tensor": "*fp32"}
+    kernel = _compile(scale_kernel, target, types, scale_constants(policy), 4, 3)
+    return _read(kernel, "scale", target, label(policy), None)
 
 
 def _compile(
@@ -153,7 +166,13 @@ def _compile(
     names = function.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     constants = dict.fromkeys(set(names) - set(types)) | constants
-    aligned = {name for name in names if signature[name].startswith("*")} | {"K", "N", "stride_row"}
+    aligned = {name for name in names if signature[name].startswith("*")} | {
+        "K",
+        "N",
+        "rows",
+        "columns",
+        "stride_row",
+    }
     source = ASTSource(
         function,
         signature,
@@ -231,3 +250,5 @@ def every_kernel(target: str) -> Iterator[Compiled]:
                     yield compile_gemm(target, fmt, tile, even=even)
     for rows, columns, output in VARIANTS:
         yield compile_quantiser(target, rows, columns, output)
+    for policy in SCALES:
+        yield compile_scale(target, policy)

@@ -10,13 +10,23 @@ import triton
 import triton.language as tl
 
 from ablate.numerics.formats import FLOAT32_MAX
-from ablate.numerics.scales import EDEN_CLIP, QUEST_CLIP, fp32
+from ablate.numerics.scales import EDEN_CLIP, EDEN_MAX, QUEST_CLIP, fp32
 
 LARGEST_FP32 = tl.constexpr(FLOAT32_MAX)
 ONE_SIXTH = tl.constexpr(fp32(1 / 6))
 SIGN = tl.constexpr(-(1 << 31))
 CLIP_OF_QUEST = tl.constexpr(fp32(QUEST_CLIP))
 CLIP_OF_EDEN = tl.constexpr(EDEN_CLIP)
+MAX_OF_EDEN = tl.constexpr(fp32(EDEN_MAX))
+
+
+@triton.jit
+def philox(c0, c1, key0, key1, step, call):
+    """Return the four words of each counter (c0, c1, step, call); c0 and c1 are uint32 of one shape."""
+    c2 = step.to(tl.uint32, bitcast=True) + tl.zeros_like(c0)
+    c3 = call.to(tl.uint32, bitcast=True) + tl.zeros_like(c0)
+    k0, k1 = key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
+    return tl.philox_impl(c0, c1, c2, c3, k0, k1, 7)
 
 
 @triton.jit
@@ -28,13 +38,30 @@ def random_words(row, column, key0, key1, step, call, ROWS: tl.constexpr, COLUMN
     zero = tl.zeros([ROWS, COLUMNS // 4], dtype=tl.uint32)
     c0 = (column // 4 + tl.arange(0, COLUMNS // 4)[None, :]).to(tl.uint32) + zero
     c1 = (row + tl.arange(0, ROWS)[:, None]).to(tl.uint32) + zero
-    c2 = step.to(tl.uint32, bitcast=True) + zero
-    c3 = call.to(tl.uint32, bitcast=True) + zero
-    k0, k1 = key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
-    c0, c1, c2, c3 = tl.philox_impl(c0, c1, c2, c3, k0, k1, 7)
+    c0, c1, c2, c3 = philox(c0, c1, key0, key1, step, call)
     first = tl.reshape(tl.join(c0, c1), [ROWS, COLUMNS // 64, 32])
     second = tl.reshape(tl.join(c2, c3), [ROWS, COLUMNS // 64, 32])
     return tl.reshape(tl.trans(tl.join(first, second), 0, 1, 3, 2), [ROWS, COLUMNS])
+
+
+@triton.jit
+def row_of_words(key0, key1, step, call, SIZE: tl.constexpr):
+    """Return the uint32 words [SIZE] of a row by itself, up to 128 of them, in the same layout."""
+    column = tl.arange(0, SIZE)
+    call_of = (column // 64 * 16 + column % 32 // 2).to(tl.uint32)
+    c0, c1, c2, c3 = philox(call_of, tl.zeros_like(call_of), key0, key1, step, call)
+    is_odd = column % 2 == 1
+    return tl.where(column // 32 % 2 == 1, tl.where(is_odd, c3, c2), tl.where(is_odd, c1, c0))
+
+
+@triton.jit
+def argsort(words, SIZE: tl.constexpr):
+    """Return the places (int32 [SIZE]) of words [SIZE] in rising order; equal ones keep theirs."""
+    place = tl.arange(0, SIZE)
+    is_equal = words[None, :] == words[:, None]
+    is_before = (words[None, :] < words[:, None]) | (is_equal & (place[None, :] < place[:, None]))
+    rank = tl.sum(is_before.to(tl.int32), axis=1)
+    return tl.sum(tl.where(rank[:, None] == place[None, :], place[:, None], 0), axis=0)
 
 
 @triton.jit
@@ -86,20 +113,26 @@ def log2(power):
 
 
 @triton.jit
-def rotate(v, order, signs, SIDE: tl.constexpr):
-    """Rotate the last axis of v [N, K] fp32 by groups: permutation, signs (±1 fp32), butterfly, 1 / √group.
+def rotate(v, sign0, sign1, order0, order1, step, call, SIDE: tl.constexpr):
+    """Rotate the last axis of v [N, K] fp32 by groups: permutation, signs, butterfly, 1 / √group.
 
-    ``order`` (int32) and ``signs`` are [group], or None.
+    Permutation and signs are drawn by their keys as ``ablate.numerics.rotate`` draws them.
     """
     ROWS: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1]
     GROUP: tl.constexpr = SIDE.hadamard
     groups = tl.reshape(v, [ROWS * K // GROUP, GROUP])
-    if order is not None:
-        at = tl.load(order + tl.arange(0, GROUP))[None, :]
-        groups = tl.gather(groups, tl.broadcast_to(at, [ROWS * K // GROUP, GROUP]), 1)
-    if signs is not None:
-        groups = groups * tl.load(signs + tl.arange(0, GROUP))[None, :]
+    if not SIDE.each_step:
+        step = step & 0
+    if not SIDE.each_call:
+        call = call & 0
+    if SIDE.permute:
+        order = argsort(row_of_words(order0, order1, step, call, GROUP), GROUP)[None, :]
+        groups = tl.gather(groups, tl.broadcast_to(order, [ROWS * K // GROUP, GROUP]), 1)
+    if SIDE.signs == "drawn":
+        groups = signed(groups, row_of_words(sign0, sign1, step, call, GROUP)[None, :])
+    elif SIDE.signs == "fixed":
+        groups = signed(groups, (SIDE.sign_bits >> tl.arange(0, GROUP) << 31)[None, :])
     for i in tl.static_range(log2(GROUP)):
         pairs = tl.reshape(groups, [ROWS * K // (2 << i), 2, 1 << i])
         upper, lower = tl.split(tl.trans(pairs, 0, 2, 1))
@@ -198,7 +231,9 @@ def signed(v, bits):
 
     By its bit: Triton 3.6's unary minus is 0 − x, which makes +0 of +0.
     """
-    return (v.to(tl.int32, bitcast=True) ^ (bits.to(tl.int32) & SIGN)).to(tl.float32, bitcast=True)
+    return (v.to(tl.int32, bitcast=True) ^ (bits.to(tl.int32, bitcast=True) & SIGN)).to(
+        tl.float32, bitcast=True
+    )
 
 
 @triton.jit

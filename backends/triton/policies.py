@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.backends.device import interpreting
 from ablate.numerics.formats import E4M3, ELEMENTS, SCALE_ADD
-from ablate.numerics.scales import four_six_divisor, four_six_measure
+from ablate.numerics.rotate import FIXED_16, redrawn
+from ablate.numerics.scales import four_six_divisor, four_six_measure, largest_of
 from ablate.recipes import OperandPolicy, block_shape
 from ablate.recipes.policy import FOUR_SIX, MS_EDEN
 
@@ -42,7 +43,9 @@ class Side:
     rule. ``four_six`` says by what errors are compared (None: not at all), ``error_divisor`` what divides
     element × block scale × amax to give the dequantised value. ``draws``: whether random words are needed.
     ``unscaled``: MS-EDEN's stretch is that of values in the tensor's units. ``of_scales``: the grid of
-    NVFP4's block scales.
+    NVFP4's block scales. ``signs`` of a rotation: none, fixed (minus where ``sign_bits`` has a one, the first
+    in its lowest bit) or drawn; ``permute`` says whether a permutation is drawn; ``each_step`` and
+    ``each_call``, whether anew each time.
     """
 
     output: str
@@ -62,6 +65,11 @@ class Side:
     mask: bool
     draws: bool
     unscaled: bool
+    signs: str
+    sign_bits: int
+    permute: bool
+    each_step: bool
+    each_call: bool
     of_scales: Element = E4M3
 
 
@@ -117,6 +125,8 @@ def side_of(policy: OperandPolicy | None, output: str) -> Side:
     if policy is None:
         policy, output = OperandPolicy(format="mxfp4"), "off"
     element, is_four_six = ELEMENTS[policy.format], policy.scale in FOUR_SIX
+    is_fixed = policy.signs == "fixed" and policy.hadamard == len(FIXED_16)
+    each_step, each_call = redrawn(policy)
     return Side(
         output=output, rule=_RULES[policy.scale], rows=block_shape(policy)[0],
         block=BLOCK.get(policy.format, 32),
@@ -127,7 +137,18 @@ def side_of(policy: OperandPolicy | None, output: str) -> Side:
         norm=1.0 / math.sqrt(policy.hadamard or 1), rotated_bf16=policy.rotated_bf16,
         mask=policy.mask, draws=policy.is_stochastic or policy.scale in MS_EDEN,
         unscaled=policy.scale == "ms_eden_unscaled",
+        signs="none" if policy.signs == "none" else "fixed" if is_fixed else "drawn",
+        sign_bits=sum(1 << place for place, sign in enumerate(FIXED_16) if sign < 0), permute=policy.permute,
+        each_step=each_step, each_call=each_call,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=512)
+def scale_constants(policy: OperandPolicy) -> dict[str, Any]:
+    """Return the compile-time constants of the kernel that computes a tensor's scale."""
+    return {
+        "LARGEST": largest_of(policy), "PRESCALE": policy.prescale, "EDEN": policy.scale in MS_EDEN
+    }  # fmt: skip
 
 
 def tile(rows: OperandPolicy | None, columns: OperandPolicy | None) -> tuple[int, int, int]:

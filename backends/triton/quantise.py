@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 
 from ablate.backends.triton.functions import (
+    CLIP_OF_EDEN,
+    LARGEST_FP32,
+    MAX_OF_EDEN,
     e8m0_byte,
     eden_corrected,
     eden_scale,
@@ -30,7 +33,7 @@ from ablate.backends.triton.functions import (
 @triton.jit
 def _side(
     v, words, first_n, first_k, n_total, k_total, values_n, values_k,
-    out, scales, mask, tensor, order, signs, SIDE: tl.constexpr,
+    out, scales, mask, tensor, sign0, sign1, order0, order1, step, call, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantise v [N, K] fp32, contraction last, and store it."""
     N: tl.constexpr = v.shape[0]
@@ -40,9 +43,10 @@ def _side(
     ELEMENT: tl.constexpr = SIDE.element
     ROUNDING: tl.constexpr = SIDE.rounding
     if SIDE.hadamard:
-        v = rotate(v, order, signs, SIDE)
+        v = rotate(v, sign0, sign1, order0, order1, step, call, SIDE)
     if SIDE.output == "amax":
-        tl.atomic_max(out, tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0))
+        bits = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0)
+        tl.store(out + tl.program_id(0), bits.to(tl.float32, bitcast=True))
     else:
         blocks = tl.reshape(v, [N, K // BLOCK, BLOCK])
         of_elements = words
@@ -109,19 +113,30 @@ def _side(
                 tl.store(scales + n * per_row + b, byte.to(tl.uint8), mask=(n < n_total) & (b < per_row))
 
 
-@triton.jit(do_not_specialize=["r_key0", "r_key1", "c_key0", "c_key1", "step", "call"])
+PARTS = tl.constexpr(4096)
+"""Parts of a tensor's largest magnitude that are compared at a time."""
+WORDS = ("key0", "key1", "sign0", "sign1", "order0", "order1")
+"""The words of a side's three keys: of its elements, of its signs and of its permutation."""
+
+
+@triton.jit(do_not_specialize=["step", "call", *(f"{side}_{word}" for side in "rc" for word in WORDS)])
 def quantise_kernel(
-    x, rows, columns, stride_row, stride_column, step, call,
-    r_out, r_scales, r_mask, r_tensor, r_order, r_signs, r_key0, r_key1,
-    c_out, c_scales, c_mask, c_tensor, c_order, c_signs, c_key0, c_key1,
+    x, rows, columns, stride_row, stride_column, step, call, position,
+    r_out, r_scales, r_mask, r_tensor, r_key0, r_key1, r_sign0, r_sign1, r_order0, r_order1,
+    c_out, c_scales, c_mask, c_tensor, c_key0, c_key1, c_sign0, c_sign1, c_order0, c_order1,
     R: tl.constexpr, C: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Quantise x [rows, columns] along its rows, its columns or both. One program does one tile.
 
-    With output ``amax`` raise out (int32) to the bits of the largest magnitude after the rotation instead;
-    NaN and Inf are largest.
+    ``position`` (int64 [2]) holds step and call in place of the two numbers, or is None.
+
+    With output ``amax`` write the tile's largest magnitude after the rotation to out (fp32 [programs])
+    instead; NaN and Inf are largest.
     """
+    if position is not None:
+        step = tl.load(position).to(tl.int32)
+        call = tl.load(position + 1).to(tl.int32)
     tiles_across = tl.cdiv(columns, TILE_COLUMNS)
     first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
     first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
@@ -135,7 +150,7 @@ def quantise_kernel(
             words = random_words(first_row, first_column, r_key0, r_key1, step, call, TILE_ROWS, TILE_COLUMNS)
         _side(
             v, words, first_row, first_column, rows, columns, columns, 1,
-            r_out, r_scales, r_mask, r_tensor, r_order, r_signs, R,
+            r_out, r_scales, r_mask, r_tensor, r_sign0, r_sign1, r_order0, r_order1, step, call, R,
         )  # fmt: skip
     if C.output != "off":
         words = 0
@@ -145,5 +160,43 @@ def quantise_kernel(
             )
         _side(
             tl.trans(v), words, first_column, first_row, columns, rows, 1, columns,
-            c_out, c_scales, c_mask, c_tensor, c_order, c_signs, C,
+            c_out, c_scales, c_mask, c_tensor, c_sign0, c_sign1, c_order0, c_order1, step, call, C,
         )  # fmt: skip
+
+
+@triton.jit
+def scale_kernel(
+    parts, number, amax, tensor, LARGEST: tl.constexpr, PRESCALE: tl.constexpr, EDEN: tl.constexpr
+):
+    """Write a tensor's scale, its reciprocal, its largest magnitude and its descale to ``tensor`` (fp32 [4]).
+
+    As ``fp32_scale`` of ``ablate.numerics.scales``, from the largest of ``parts`` [number]: bf16, fp16 or
+    fp32, with NaN and Inf largest; from ``amax`` (fp32) where there are none. Descale is the reciprocal over
+    the prescale. One program.
+    """
+    bits = tl.full([], amax, tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if parts is not None:
+        found = tl.zeros([PARTS], tl.int32)
+        start = number * 0
+        while start < number:  # Triton 3.6's interpreter has no range of a number that it is given
+            at = start + tl.arange(0, PARTS)
+            part = to_fp32(tl.load(parts + at, mask=at < number, other=0.0))
+            found = tl.maximum(found, part.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+            start += PARTS
+        bits = tl.max(found, axis=0)
+    amax = bits.to(tl.float32, bitcast=True)
+    if EDEN:
+        encode = tl.div_rn(tl.div_rn(amax, MAX_OF_EDEN), CLIP_OF_EDEN)
+    else:
+        encode = tl.minimum(tl.div_rn(LARGEST, amax), LARGEST_FP32)
+    encode = tl.where(bits == 0, 1.0, tl.where(bits < 0x7F800000, encode, float("nan")))
+    decode = encode
+    if not EDEN:
+        decode = tl.div_rn(1.0, encode)
+    descale = decode
+    if PRESCALE != 1.0:
+        descale = (decode.to(tl.float64) / tl.full([], PRESCALE, tl.float64)).to(tl.float32)
+    tl.store(tensor, encode)
+    tl.store(tensor + 1, decode)
+    tl.store(tensor + 2, amax)
+    tl.store(tensor + 3, descale)

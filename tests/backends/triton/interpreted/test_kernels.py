@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -62,15 +63,23 @@ class OnGpu(EmulatedBackend):
     """Emulation as on a GPU: the kernel quantises to values."""
 
     def quantize(self, x, draw, *, axis):
-        return launch.quantise_values(x, draw, axis)
+        return launch.quantise_values(x, {axis: draw})[axis]
+
+    def quantize_both(self, x, rows, columns):
+        done = launch.quantise_values(x, {1: rows, 0: columns})
+        return done[1], done[0]
 
 
 def quantised(x, policy):
     return BACKEND.quantize(x, Draw(policy=policy, key=KEY), axis=1)
 
 
+def quantised_by(draw, x, axis=1):
+    return OnGpu().quantize(x, draw, axis=axis)
+
+
 def check_values(x, policy, axis, key=KEY):
-    ours = launch.quantise_values(x, Draw(policy=policy, key=key), axis)
+    ours = quantised_by(Draw(policy=policy, key=key), x, axis)
     assert difference(ours, round_operand(x, policy, axis=axis, key=key)) is None
 
 
@@ -149,10 +158,63 @@ def test_codes_and_scale_bytes(policy):
         assert difference(ours, theirs) is difference(theirs, ours) is None  # a mask may lack on either side
 
 
+@pytest.mark.parametrize(
+    "text", ["fp8_e4m3", "nvfp4 H16 fixed", "nvfp4 stochastic 16/17", "nvfp4 ms_eden H16"]
+)
+@pytest.mark.parametrize("shape", [(32, 64), (0, 64), (700, 1536)])
+def test_a_tensors_largest_magnitude(text, shape):
+    (policy,), x = policies_of(text), normal(*shape)
+    ours = launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1]
+    expected = round_operand(x, policy, axis=1, key=KEY)
+    assert float(ours[3]) == expected.descale
+    for value in (torch.nan, torch.inf):
+        if x.numel():
+            x[-1, -1] = value
+            assert launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1][:2].isnan().all()
+
+
 def test_delayed_scales_take_the_amax_they_are_given():
     (policy,), x = policies_of("fp8_e4m3 delayed"), normal(32, 64)
     ours = BACKEND.quantize(x, Draw(policy=policy, amax=2.0), axis=1)
     assert difference(ours, round_operand(x, policy, axis=1, amax=2.0)) is None
+
+
+@pytest.mark.parametrize("text", ["mxfp4 stochastic 0.75 H16 call permute", "mxfp4 stochastic H32 layer"])
+def test_step_and_call_are_read_from_the_position(text):
+    (policy,), x = policies_of(text), normal(64, 64)
+    other = dataclasses.replace(KEY, step=2**40 + 7, call=1)
+    draw = Draw(policy=policy, key=KEY, position=torch.tensor([other.step, other.call]))
+    assert difference(quantised_by(draw, x), round_operand(x, policy, axis=1, key=other)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["mxfp4", "mxfp4 stochastic 0.75 H16 step permute", "fp8_e4m3", "nvfp4 H16 fixed"]
+)
+def test_a_launch_brings_nothing_from_the_cpu(text, monkeypatch):
+    (policy,), x = policies_of(text), normal(64, 64)
+    names = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(func.__name__.split(".")[0])
+            return func(*args, **(kwargs or {}))
+
+    draw = Draw(policy=policy, key=KEY)
+    monkeypatch.setattr(launch, "quantise_kernel", Nothing())
+    monkeypatch.setattr(launch, "scale_kernel", Nothing())
+    launch.quantise_values(x, {1: draw, 0: draw})  # what is the same in each launch is prepared once
+    launch.quantise_codes(x, {1: draw, 0: draw})
+    with Record():
+        launch.quantise_values(x, {1: draw, 0: draw})
+        launch.quantise_codes(x, {1: draw, 0: draw})
+    assert set(names) <= {"empty", "new_empty", "slice", "linalg_vector_norm"}
+
+
+class Nothing:
+    """A kernel that does nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *_, **__: None
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (32, 0), (1, 32), (1, 64), (33, 32), (130, 96)])
