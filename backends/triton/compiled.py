@@ -129,7 +129,7 @@ def compile_quantiser(
     target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, output: str = "codes"
 ) -> Compiled:
     """Compile the quantise kernel that writes codes or values along rows, columns or both."""
-    tile_rows, tile_columns, warps = tile(rows, columns)
+    tile_rows, tile_columns, warps = tile(rows, columns, target)
     constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "stride_column": 1}
     types: dict[str, Any] = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
@@ -225,11 +225,13 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
 def inexact(text: str, backend: str) -> list[str]:
     """List what changes bits in PTX or AMD's machine code: roundings left out, or not to nearest.
 
+    A ceiling may flush subnormals (``cvt.rpi``): it is of parts of a step, where none counts (``rounded``).
     AMD's exact division takes five fused multiply-adds and ends with ``v_div_fixup``; its exact square root
     takes two. One reciprocal belongs to the division of whole numbers that places the tile.
     """
     if backend == "cuda":
-        pattern = r"\b(?:fma|mad)\.\S*f32|\b(?:div|sqrt|rcp)\.(?:full|approx)\S*|\b\w+\.(?:\S+\.)?ftz\S*"
+        flushing = r"(?<![\w.])(?!cvt\.rpi\.)\w+\.(?:\S+\.)?ftz\S*"
+        pattern = rf"\b(?:fma|mad)\.\S*f32|\b(?:div|sqrt|rcp)\.(?:full|approx)\S*|{flushing}"
         return sorted(set(re.findall(pattern, text)))
     names = Counter(re.findall(r"\bv_(?:pk_)?(fma|mad|mac|div_fixup|sqrt|rcp)\w*_f32", text))
     fused = names["fma"] + names["mad"] + names["mac"]

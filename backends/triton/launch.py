@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ablate.backends.device import device_of
 from ablate.backends.triton.policies import BITS, BLOCK, Side, scale_constants, side_of, tile
 from ablate.backends.triton.quantise import WORDS, quantise_kernel, scale_kernel
 from ablate.numerics.philox import Key
@@ -28,7 +29,7 @@ _NO_KEYS = (0,) * len(WORDS)
 _OFF = (None, None, None, None, *_NO_KEYS)
 
 
-class _Operand(NamedTuple):
+class Operand(NamedTuple):
     """The memory of one side: output, scale bytes, mask, and the tensor's scales."""
 
     out: Tensor
@@ -80,11 +81,11 @@ def _quantise(
         policy = draw.policy
         mask = x.new_empty(x.shape, dtype=torch.bool) if policy.mask else None
         tensor = tensors.get(axis)
-        operands[axis] = _Operand(*outs[axis], mask, tensor)
+        operands[axis] = Operand(*outs[axis], mask, tensor)
         descale = 1.0 / policy.prescale if tensor is None else tensor[3:]
         done[axis] = {"descale": descale, "mask": mask}
     if x.numel():
-        _launch(x, draws, operands, output)
+        launch(x, draws, operands, output)
     return done
 
 
@@ -94,18 +95,21 @@ def tensor_scales(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Tensor]:
     rotated = {axis: draw for axis, draw in scaled.items() if draw.policy.hadamard and draw.amax is None}
     parts: dict[int, Tensor] = {}
     if rotated and x.numel():
-        programs = _plan(*_policies(rotated), "amax").programs(x)
+        programs = _plan_of(x, rotated, "amax").programs(x)
         parts = {axis: x.new_empty(programs, dtype=torch.float32) for axis in rotated}
-        _launch(x, rotated, {axis: _Operand(part) for axis, part in parts.items()}, "amax")
+        launch(x, rotated, {axis: Operand(part) for axis, part in parts.items()}, "amax")
     plain: Tensor | None = None
-    done = {}
+    done: dict[int, Tensor] = {}
+    of_policy: dict[OperandPolicy, Tensor] = {}  # both axes may have the same
     for axis, draw in scaled.items():
-        part = parts.get(axis)
-        if part is None and draw.amax is None and x.numel():
-            if plain is None:
-                plain = torch.linalg.vector_norm(x, torch.inf)
-            part = plain
-        done[axis] = _scales_of(x, draw, part)
+        if axis in rotated or draw.amax is not None or not x.numel():
+            done[axis] = _scales_of(x, draw, parts.get(axis))
+            continue
+        if plain is None:
+            plain = torch.linalg.vector_norm(x, torch.inf)
+        if draw.policy not in of_policy:
+            of_policy[draw.policy] = _scales_of(x, draw, plain)
+        done[axis] = of_policy[draw.policy]
     return done
 
 
@@ -136,12 +140,14 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan(rows: OperandPolicy | None, columns: OperandPolicy | None, output: str) -> _Plan:
-    return _Plan(side_of(rows, output), side_of(columns, output), *tile(rows, columns))
+def _plan(rows: OperandPolicy | None, columns: OperandPolicy | None, output: str, arch: str) -> _Plan:
+    return _Plan(side_of(rows, output), side_of(columns, output), *tile(rows, columns, arch))
 
 
-def _policies(draws: Mapping[int, Draw]) -> list[OperandPolicy | None]:
-    return [draws[axis].policy if axis in draws else None for axis in (1, 0)]
+def _plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
+    rows, columns = (draws[axis].policy if axis in draws else None for axis in (1, 0))
+    arch = device_of(str(x.device)).arch if x.device.type == "cuda" else "cpu"
+    return _plan(rows, columns, output, arch)
 
 
 @lru_cache(maxsize=65_536)
@@ -156,9 +162,18 @@ def _key_words(policy: OperandPolicy, seed: int, layer: str, gemm: str, operand:
     return tuple(_signed(word) for word in (*key.words(), *signs, *order))
 
 
-def _launch(x: Tensor, draws: Mapping[int, Draw], operands: Mapping[int, _Operand], output: str) -> None:
-    """Launch the kernel on a matrix that is not empty."""
-    plan = _plan(*_policies(draws), output)
+def launch(
+    x: Tensor,
+    draws: Mapping[int, Draw],
+    operands: Mapping[int, Operand],
+    output: str,
+    *,
+    tile: tuple[int, int, int] | None = None,
+) -> None:
+    """Launch the kernel on a matrix that is not empty, with another tile than the table's if one is given."""
+    plan = _plan_of(x, draws, output)
+    if tile is not None:
+        plan = plan._replace(tile_rows=tile[0], tile_columns=tile[1], warps=tile[2])
     step, call, position = 0, 0, None
     sides = []
     for axis in (1, 0):

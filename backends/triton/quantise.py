@@ -12,6 +12,7 @@ from ablate.backends.triton.functions import (
     CLIP_OF_EDEN,
     LARGEST_FP32,
     MAX_OF_EDEN,
+    code_of,
     e8m0_byte,
     eden_corrected,
     eden_scale,
@@ -26,7 +27,6 @@ from ablate.backends.triton.functions import (
     shared_by_four,
     to_fp32,
     two_level,
-    value_of,
 )
 
 
@@ -76,12 +76,12 @@ def _side(
             scaled = blocks * down[:, :, None]
         if SIDE.prescale != 1.0:
             scaled = scaled * SIDE.prescale
-        code = rounded(scaled, of_elements, ELEMENT, ROUNDING)
+        value = rounded(scaled, of_elements, ELEMENT, ROUNDING)
         if SIDE.rule == "tensor":
             bad = scaled != scaled
         else:
             if SIDE.rule == "eden":
-                byte, up, bad = eden_corrected(scaled, code, up, words, SIDE)
+                byte, up, bad = eden_corrected(scaled, value, up, words, SIDE)
             bad = tl.broadcast_to(bad[:, :, None], [N, K // BLOCK, BLOCK])
         n = first_n + tl.arange(0, N)[:, None].to(tl.int64)
         k = first_k + tl.arange(0, K)[None, :]
@@ -90,7 +90,7 @@ def _side(
         if SIDE.mask:
             tl.store(mask + at, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
         if SIDE.output == "values":
-            value = tl.where(bad, float("nan"), value_of(code, scaled, ELEMENT) * up[:, :, None])
+            value = tl.where(bad, float("nan"), value * up[:, :, None])
             value = tl.reshape(value, [N, K])
             if (
                 SIDE.rule == "e8m0" and SIDE.element.mantissa_bits == 3
@@ -98,7 +98,8 @@ def _side(
                 value = round_to_bf16(value)
             tl.store(out + at, exact_bf16(value), mask=inside)
         else:
-            code = tl.where(scaled.to(tl.int32, bitcast=True) < 0, code | (1 << (SIDE.bits - 1)), code)
+            sign = (value.to(tl.int32, bitcast=True) >> (32 - SIDE.bits)) & (1 << (SIDE.bits - 1))
+            code = code_of(value, ELEMENT) | sign
             code = tl.where(bad, 0x7F if SIDE.rule == "tensor" else 0, code)
             if SIDE.bits == 4:
                 low, high = tl.split(tl.reshape(code, [N, K // 2, 2]))

@@ -116,6 +116,7 @@ def test_one_tile_of_each_format_with_the_oldest_triton(target, oldest_triton, t
         ("cuda", "div.rn.f32 \t%r3, %r1, %r2;", "div.full.f32 \t%r3, %r1, %r2;"),
         ("cuda", "sqrt.rn.f32 \t%r3, %r1;", "sqrt.approx.ftz.f32 \t%r3, %r1;"),
         ("cuda", "mul.f32 \t%r3, %r1, %r2;", "fma.rn.f32 \t%r3, %r1, %r2, %r4;"),
+        ("cuda", "cvt.rpi.ftz.f32.f32 \t%r3, %r1;", "cvt.rmi.ftz.f32.f32 \t%r3, %r1;"),
         ("cuda", "mad.lo.s32 \t%r3, %r1, %r2, %r4;", "add.ftz.f32 \t%r3, %r1, %r2;"),
         ("hip", "\tv_mul_f32_e32 v1, v2, v3", "\tv_fmac_f32_e32 v1, v2, v3"),
         ("hip", "\tv_rcp_f32_e32 v1, v2", "\tv_rcp_f32_e32 v1, v2\n" * 2),
