@@ -130,7 +130,8 @@ def compile_quantiser(
 ) -> Compiled:
     """Compile the quantise kernel that writes codes or values along rows, columns or both."""
     tile_rows, tile_columns, warps = tile(rows, columns, target)
-    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "stride_column": 1}
+    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "WIDE": False}
+    constants["stride_column"] = 1
     types: dict[str, Any] = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
     codes = output == "codes"

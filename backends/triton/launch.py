@@ -5,6 +5,7 @@ Nothing here waits for the device or copies to it: tensor scales stay on it, sig
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Draw
     from ablate.recipes import OperandPolicy
 
+_LARGEST_GRID = 65_535
+_WIDE = 1 << 22
+"""From this stride on, 31 bits do not hold a place in a tile of up to 512 rows or columns."""
 _NO_KEYS = (0,) * len(WORDS)
 _OFF = (None, None, None, None, *_NO_KEYS)
 
@@ -95,7 +99,7 @@ def tensor_scales(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Tensor]:
     rotated = {axis: draw for axis, draw in scaled.items() if draw.policy.hadamard and draw.amax is None}
     parts: dict[int, Tensor] = {}
     if rotated and x.numel():
-        programs = _plan_of(x, rotated, "amax").programs(x)
+        programs = math.prod(_plan_of(x, rotated, "amax").grid(x))
         parts = {axis: x.new_empty(programs, dtype=torch.float32) for axis in rotated}
         launch(x, rotated, {axis: Operand(part) for axis, part in parts.items()}, "amax")
     plain: Tensor | None = None
@@ -133,10 +137,11 @@ class _Plan(NamedTuple):
     tile_columns: int
     warps: int
 
-    def programs(self, x: Tensor) -> int:
-        """Count the tiles of a matrix."""
+    def grid(self, x: Tensor) -> tuple[int, int, int]:
+        """Count the tiles of a matrix: along a row, down a column and, where CUDA takes no more, again."""
         rows, columns = x.shape
-        return -(-rows // self.tile_rows) * -(-columns // self.tile_columns)
+        down = -(-rows // self.tile_rows)
+        return -(-columns // self.tile_columns), min(down, _LARGEST_GRID), -(-down // _LARGEST_GRID)
 
 
 @lru_cache(maxsize=1024)
@@ -189,11 +194,12 @@ def launch(
         else:
             sides += _key_words(draw.policy, key.seed, key.layer, key.gemm, key.operand)
             step, call = key.step, key.call
+    strides = x.stride()
     with on_device(x):
-        quantise_kernel[(plan.programs(x),)](
-            x, *x.shape, *x.stride(), _signed(step), _signed(call), position, *sides,
+        quantise_kernel[plan.grid(x)](
+            x, *x.shape, *strides, _signed(step), _signed(call), position, *sides,
             R=plan.rows, C=plan.columns, TILE_ROWS=plan.tile_rows, TILE_COLUMNS=plan.tile_columns,
-            num_warps=plan.warps, enable_fp_fusion=False,
+            WIDE=max(*x.shape, *strides) >= _WIDE, num_warps=plan.warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 

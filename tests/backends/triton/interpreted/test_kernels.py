@@ -225,6 +225,21 @@ def test_empty_and_odd_shapes(shape):
     assert same_bits(ours.values, round_operand(x, FULL, axis=1, key=KEY).values)
 
 
+def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
+    monkeypatch.setattr(launch, "_LARGEST_GRID", 2)
+    monkeypatch.setattr(launch, "_WIDE", 0)
+    (policy,) = policies_of("nvfp4 stochastic H16 step")
+    for x in (normal(640, 192), normal(192, 640).t()):
+        draw = Draw(policy=policy, key=KEY)
+        for axis in (0, 1):
+            assert (
+                difference(quantised_by(draw, x, axis), round_operand(x, policy, axis=axis, key=KEY)) is None
+            )
+            ours, theirs = BACKEND.quantize(x, draw, axis=axis), packed_by_torch(x, draw, axis=axis)
+            assert torch.equal(ours.codes, theirs.codes)
+            assert torch.equal(ours.scales, theirs.scales)
+
+
 @settings(max_examples=5)
 @given(
     st.sampled_from([one for one in CLAIMED if one.format.startswith("mx") and one.hadamard <= 32]),
