@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -145,7 +146,6 @@ class Nothing:
 
 def time_host(number: int) -> None:
     """Print microseconds of one call without its kernels: the median of many, each with a new step."""
-    launch.quantise_kernel = launch.scale_kernel = Nothing()
     x = torch.randn(64, 64).to(torch.bfloat16)
     for name, (axis, axes) in itertools.product(NAMES, AXES.items()):
         (policy,) = policies_of(name)
@@ -170,7 +170,8 @@ def main() -> None:
     parser.add_argument("--host", action="store_true", help="time the host alone, on the CPU")
     args = parser.parse_args()
     if args.host:
-        return time_host(2000)
+        with patch.multiple(launch, quantise_kernel=Nothing(), scale_kernel=Nothing()):
+            return time_host(2000)
     where = "cpu" if interpreting() else "cuda"
     x = torch.randn(args.rows, args.columns, device=where).to(torch.bfloat16)
     y = torch.empty_like(x)

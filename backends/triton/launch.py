@@ -180,7 +180,7 @@ def launch(
     if tile is not None:
         plan = plan._replace(tile_rows=tile[0], tile_columns=tile[1], warps=tile[2])
     step, call, position = 0, 0, None
-    sides = []
+    sides: list[Any] = []
     for axis in (1, 0):
         draw = draws.get(axis)
         if draw is None:
