@@ -28,6 +28,7 @@ from ablate.backends.device import triton_fault
 from ablate.backends.packed import quantisers_of
 from ablate.backends.protocol import Backend, Draw, Operand, Support
 from ablate.backends.reference import ReferenceBackend
+from ablate.backends.triton.policies import refusal
 from ablate.numerics.quantiser import Quantized, round_operand, turned
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class EmulatedBackend(Backend):
     """Quantises with the compiled CPU quantiser or Triton's if available, else plain torch: the same bits."""
 
     name = "emulated"
+
+    def __init__(self) -> None:
+        self.one_read = torch.cuda.is_available() and triton_fault() is None
 
     @staticmethod
     def _kernel(x: Tensor, *dtypes: torch.dtype) -> Kernel | None:
@@ -80,12 +84,20 @@ class EmulatedBackend(Backend):
         policy = draw.policy
         if supports(policy) and (kernel := self._kernel(x, torch.bfloat16, torch.float32)):
             return kernel.quantize(x, draw, axis=axis)
-        if x.device.type == "cuda" and triton_fault() is None:
-            from ablate.backends.triton import launch, policies
+        if _triton_takes(x, draw):
+            from ablate.backends.triton.launch import quantise_values
 
-            if policies.refusal(policy) is None:
-                return launch.quantise_values(x, draw, axis)
+            return quantise_values(x, {axis % 2: draw})[axis % 2]
         return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+
+    def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
+        """Quantise along both axes, in one launch if Triton supports both policies."""
+        if _triton_takes(x, rows) and _triton_takes(x, columns):
+            from ablate.backends.triton.launch import quantise_values
+
+            done = quantise_values(x, {1: rows, 0: columns})
+            return done[1], done[0]
+        return super().quantize_both(x, rows, columns)
 
     def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
         """Quantise a quantised operand, with the bits of ``round_operand`` of its dequantised values."""
@@ -122,6 +134,11 @@ class EmulatedBackend(Backend):
         if policy.hadamard <= LARGEST_HADAMARD and (kernel := self._kernel(grad, torch.bfloat16)):
             return kernel.gradient_through(grad, policy, key=key, mask=mask)
         return super().gradient_through(grad, policy, key=key, mask=mask)
+
+
+def _triton_takes(x: Tensor, draw: Draw) -> bool:
+    """Whether Triton's kernel quantises this matrix by this policy."""
+    return x.device.type == "cuda" and triton_fault() is None and refusal(draw.policy) is None
 
 
 class _Blackwell(Backend):

@@ -22,7 +22,7 @@ from ablate.numerics.philox import Key, random_words
 if TYPE_CHECKING:
     from ablate.recipes import OperandPolicy
 
-_FIXED_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+FIXED_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """The sign vector of NVIDIA's NVFP4 recipe (2509.25149; TransformerEngine)."""
 
 
@@ -58,26 +58,32 @@ def signs_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
     """Return the ±1 vector (fp32, [hadamard], on the CPU) of a random Hadamard, or None without signs."""
     if policy.signs == "none":
         return None
-    if policy.signs == "fixed" and policy.hadamard == len(_FIXED_16):
-        return torch.tensor(_FIXED_16, dtype=torch.float32)
-    return _signs(policy.hadamard, _shared_key(policy, key, "signs")).clone()
+    if policy.signs == "fixed" and policy.hadamard == len(FIXED_16):
+        return torch.tensor(FIXED_16, dtype=torch.float32)
+    return _signs(policy.hadamard, shared_key(policy, key, "signs")).clone()
 
 
 def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
     """Return the permutation (int64, [hadamard]), drawn with the signs or each call; None without one."""
     if not policy.permute:
         return None
-    words = random_words(1, policy.hadamard, _shared_key(policy, key, "permutation"))[0]
+    words = random_words(1, policy.hadamard, shared_key(policy, key, "permutation"))[0]
     return words.argsort(stable=True)
 
 
-def _shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:
+def redrawn(policy: OperandPolicy) -> tuple[bool, bool]:
+    """Say whether signs and permutation are drawn anew for each step, and for each call of it."""
+    return policy.signs not in ("fixed", "layer"), policy.signs not in ("fixed", "layer", "step")
+
+
+def shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:
     """Return the key that both operands share; step or call is 0 if ``signs`` does not depend on it."""
     if policy.signs == "fixed":
         return Key(seed=0, layer="", gemm="", operand=f"fixed {purpose}", step=0)
     assert key is not None
-    step = 0 if policy.signs == "layer" else key.step
-    call = 0 if policy.signs in ("layer", "step") else key.call
+    each_step, each_call = redrawn(policy)
+    step = key.step if each_step else 0
+    call = key.call if each_call else 0
     gemm = "backward" if policy.signs == "backward" else key.gemm
     return replace(key, gemm=gemm, operand=purpose, step=step, call=call)
 

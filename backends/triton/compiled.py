@@ -26,8 +26,8 @@ from triton.compiler import ASTSource
 from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4, release
 from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
-from ablate.backends.triton.policies import FORMATS, TILES, Tile, side_of, tile
-from ablate.backends.triton.quantise import quantise_kernel
+from ablate.backends.triton.policies import FORMATS, TILES, Tile, scale_constants, side_of, tile
+from ablate.backends.triton.quantise import WORDS, quantise_kernel, scale_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ TARGETS = {
 """Triton's name of each target, and its shared memory limit of one program in KiB (CUDA programming guide:
 compute capabilities; CDNA 3 and 4 ISA)."""
 TENSOR_MEMORY_COLUMNS = 512
-STACK_BYTES = {"gemm": 0, "quantise": 64}
+STACK_BYTES = {"gemm": 0, "quantise": 64, "scale": 0}
 """Allowed spills per thread: none in the GEMM's loop, few in a kernel that waits for memory."""
 
 _FP4 = r"tcgen05\.mma\S*kind::mxf4(?:nvf4)?\.block_scale\S*"
@@ -59,6 +59,7 @@ _UPCAST = (
 )
 
 
+_OUT = {"codes": "*u8", "values": "*bf16", "amax": "*fp32"}
 VARIANTS = [
     (
         policies_of(rows)[0] if rows.strip() else None,
@@ -87,10 +88,13 @@ mxfp4 stochastic 0.75 H16 step |                                        | values
 mxfp4 quest H32 mask           |                                        | values
                                | nvfp4 four_six                         | values
                                | nvfp4 ms_eden_unscaled H128 step       | values
+nvfp4 H16 fixed                | fp8_e4m3 H32 step                      | amax
 """.splitlines()
     )
 ]
 """The quantiser's variants that are compiled: along rows, along columns, and what is written."""
+SCALES = policies_of("fp8_e4m3\nnvfp4 stochastic 16/17 H16 step\nnvfp4 ms_eden H16 step")
+"""Policies whose tensor's scale is compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,25 +129,35 @@ def compile_quantiser(
     target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, output: str = "codes"
 ) -> Compiled:
     """Compile the quantise kernel that writes codes or values along rows, columns or both."""
-    tile_rows, tile_columns, warps = tile(rows, columns)
-    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "stride_column": 1}
+    tile_rows, tile_columns, warps = tile(rows, columns, target)
+    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "WIDE": False}
+    constants["stride_column"] = 1
     types: dict[str, Any] = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
     codes = output == "codes"
+    if output == "values":  # as in a CUDA graph
+        types["position"] = "*i64"
     for prefix, policy in (("r", rows), ("c", columns)):
         constants[prefix.upper()] = side_of(policy, output)
-        types |= dict.fromkeys((f"{prefix}_key0", f"{prefix}_key1"), "i32")
+        types |= {f"{prefix}_{word}": "i32" for word in WORDS}
         if policy:
             given = {
-                "out": "*u8" if codes else "*bf16", "scales": policy.format in FORMATS and codes and "*u8",
+                "out": _OUT[output], "scales": policy.format in FORMATS and codes and "*u8",
                 "mask": policy.mask and "*i1", "tensor": policy.has_tensor_scale and "*fp32",
-                "order": policy.permute and "*i32", "signs": policy.signs != "none" and "*fp32",
             }  # fmt: skip
             types |= {f"{prefix}_{name}": kind for name, kind in given.items() if kind}
     kernel = _compile(quantise_kernel, target, types, constants, warps, 3)
     sides = [f"{axis} {label(policy)}" for axis, policy in (("rows", rows), ("columns", columns)) if policy]
-    variant = " + ".join(sides) + ("" if codes else ", values")
+    variant = " + ".join(sides) + ("" if codes else f", {output}")
     return _read(kernel, "quantise", target, variant, None)
+
+
+def compile_scale(target: str, policy: OperandPolicy) -> Compiled:
+    """Compile the kernel that computes a tensor's scale: from its values, or from parts after a rotation."""
+    parts = "*fp32" if policy.hadamard else "*bf16"
+    types = {"parts": parts, "number": "i32", "amax": "fp32", "tensor": "*fp32"}
+    kernel = _compile(scale_kernel, target, types, scale_constants(policy), 4, 3)
+    return _read(kernel, "scale", target, label(policy), None)
 
 
 def _compile(
@@ -153,7 +167,13 @@ def _compile(
     names = function.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     constants = dict.fromkeys(set(names) - set(types)) | constants
-    aligned = {name for name in names if signature[name].startswith("*")} | {"K", "N", "stride_row"}
+    aligned = {name for name in names if signature[name].startswith("*")} | {
+        "K",
+        "N",
+        "rows",
+        "columns",
+        "stride_row",
+    }
     source = ASTSource(
         function,
         signature,
@@ -206,11 +226,13 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
 def inexact(text: str, backend: str) -> list[str]:
     """List what changes bits in PTX or AMD's machine code: roundings left out, or not to nearest.
 
+    A ceiling may flush subnormals (``cvt.rpi``): it is of parts of a step, where none counts (``rounded``).
     AMD's exact division takes five fused multiply-adds and ends with ``v_div_fixup``; its exact square root
     takes two. One reciprocal belongs to the division of whole numbers that places the tile.
     """
     if backend == "cuda":
-        pattern = r"\b(?:fma|mad)\.\S*f32|\b(?:div|sqrt|rcp)\.(?:full|approx)\S*|\b\w+\.(?:\S+\.)?ftz\S*"
+        flushing = r"(?<![\w.])(?!cvt\.rpi\.)\w+\.(?:\S+\.)?ftz\S*"
+        pattern = rf"\b(?:fma|mad)\.\S*f32|\b(?:div|sqrt|rcp)\.(?:full|approx)\S*|{flushing}"
         return sorted(set(re.findall(pattern, text)))
     names = Counter(re.findall(r"\bv_(?:pk_)?(fma|mad|mac|div_fixup|sqrt|rcp)\w*_f32", text))
     fused = names["fma"] + names["mad"] + names["mac"]
@@ -231,3 +253,5 @@ def every_kernel(target: str) -> Iterator[Compiled]:
                     yield compile_gemm(target, fmt, tile, even=even)
     for rows, columns, output in VARIANTS:
         yield compile_quantiser(target, rows, columns, output)
+    for policy in SCALES:
+        yield compile_scale(target, policy)

@@ -10,12 +10,23 @@ import triton
 import triton.language as tl
 
 from ablate.numerics.formats import FLOAT32_MAX
-from ablate.numerics.scales import EDEN_CLIP, QUEST_CLIP, fp32
+from ablate.numerics.scales import EDEN_CLIP, EDEN_MAX, QUEST_CLIP, fp32
 
 LARGEST_FP32 = tl.constexpr(FLOAT32_MAX)
 ONE_SIXTH = tl.constexpr(fp32(1 / 6))
+SIGN = tl.constexpr(-(1 << 31))
 CLIP_OF_QUEST = tl.constexpr(fp32(QUEST_CLIP))
 CLIP_OF_EDEN = tl.constexpr(EDEN_CLIP)
+MAX_OF_EDEN = tl.constexpr(fp32(EDEN_MAX))
+
+
+@triton.jit
+def philox(c0, c1, key0, key1, step, call):
+    """Return the four words of each counter (c0, c1, step, call); c0 and c1 are uint32 of one shape."""
+    c2 = step.to(tl.uint32, bitcast=True) + tl.zeros_like(c0)
+    c3 = call.to(tl.uint32, bitcast=True) + tl.zeros_like(c0)
+    k0, k1 = key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
+    return tl.philox_impl(c0, c1, c2, c3, k0, k1, 7)
 
 
 @triton.jit
@@ -27,13 +38,30 @@ def random_words(row, column, key0, key1, step, call, ROWS: tl.constexpr, COLUMN
     zero = tl.zeros([ROWS, COLUMNS // 4], dtype=tl.uint32)
     c0 = (column // 4 + tl.arange(0, COLUMNS // 4)[None, :]).to(tl.uint32) + zero
     c1 = (row + tl.arange(0, ROWS)[:, None]).to(tl.uint32) + zero
-    c2 = step.to(tl.uint32, bitcast=True) + zero
-    c3 = call.to(tl.uint32, bitcast=True) + zero
-    k0, k1 = key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
-    c0, c1, c2, c3 = tl.philox_impl(c0, c1, c2, c3, k0, k1, 7)
-    first = tl.reshape(tl.join(c0, c1), [ROWS, COLUMNS // 64, 32])
-    second = tl.reshape(tl.join(c2, c3), [ROWS, COLUMNS // 64, 32])
-    return tl.reshape(tl.trans(tl.join(first, second), 0, 1, 3, 2), [ROWS, COLUMNS])
+    c0, c1, c2, c3 = philox(c0, c1, key0, key1, step, call)
+    pairs = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # 32 columns apart, and neighbours
+    strips = tl.reshape(pairs, [ROWS, COLUMNS // 64, 16, 2, 2])
+    return tl.reshape(tl.trans(strips, 0, 1, 3, 2, 4), [ROWS, COLUMNS])
+
+
+@triton.jit
+def row_of_words(key0, key1, step, call, SIZE: tl.constexpr):
+    """Return the uint32 words [SIZE] of a row by itself, up to 128 of them, in the same layout."""
+    column = tl.arange(0, SIZE)
+    call_of = (column // 64 * 16 + column % 32 // 2).to(tl.uint32)
+    c0, c1, c2, c3 = philox(call_of, tl.zeros_like(call_of), key0, key1, step, call)
+    is_odd = column % 2 == 1
+    return tl.where(column // 32 % 2 == 1, tl.where(is_odd, c3, c2), tl.where(is_odd, c1, c0))
+
+
+@triton.jit
+def argsort(words, SIZE: tl.constexpr):
+    """Return the places (int32 [SIZE]) of words [SIZE] in rising order; equal ones keep theirs."""
+    place = tl.arange(0, SIZE)
+    is_equal = words[None, :] == words[:, None]
+    is_before = (words[None, :] < words[:, None]) | (is_equal & (place[None, :] < place[:, None]))
+    rank = tl.sum(is_before.to(tl.int32), axis=1)
+    return tl.sum(tl.where(rank[:, None] == place[None, :], place[:, None], 0), axis=0)
 
 
 @triton.jit
@@ -85,24 +113,39 @@ def log2(power):
 
 
 @triton.jit
-def rotate(v, order, signs, SIDE: tl.constexpr):
-    """Rotate the last axis of v [N, K] fp32 by groups: permutation, signs (±1 fp32), butterfly, 1 / √group.
+def butterfly(pairs):
+    """Turn pairs [N, 2, n] fp32 to their sums and differences.
 
-    ``order`` (int32) and ``signs`` are [group], or None.
+    The other of two is the sum of their bits less the one's: that moves nothing between warps.
+    """
+    bits = pairs.to(tl.int32, bitcast=True)
+    other = (tl.sum(bits, axis=1)[:, None, :] - bits).to(tl.float32, bitcast=True)
+    return other + signed(pairs, tl.arange(0, 2)[None, :, None] << 31)
+
+
+@triton.jit
+def rotate(v, sign0, sign1, order0, order1, step, call, SIDE: tl.constexpr):
+    """Rotate the last axis of v [N, K] fp32 by groups: permutation, signs, butterfly, 1 / √group.
+
+    Permutation and signs are drawn by their keys as ``ablate.numerics.rotate`` draws them.
     """
     ROWS: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1]
     GROUP: tl.constexpr = SIDE.hadamard
     groups = tl.reshape(v, [ROWS * K // GROUP, GROUP])
-    if order is not None:
-        at = tl.load(order + tl.arange(0, GROUP))[None, :]
-        groups = tl.gather(groups, tl.broadcast_to(at, [ROWS * K // GROUP, GROUP]), 1)
-    if signs is not None:
-        groups = groups * tl.load(signs + tl.arange(0, GROUP))[None, :]
+    if not SIDE.each_step:
+        step = step & 0
+    if not SIDE.each_call:
+        call = call & 0
+    if SIDE.permute:
+        order = argsort(row_of_words(order0, order1, step, call, GROUP), GROUP)[None, :]
+        groups = tl.gather(groups, tl.broadcast_to(order, [ROWS * K // GROUP, GROUP]), 1)
+    if SIDE.signs == "drawn":
+        groups = signed(groups, row_of_words(sign0, sign1, step, call, GROUP)[None, :])
+    elif SIDE.signs == "fixed":
+        groups = signed(groups, (SIDE.sign_bits >> tl.arange(0, GROUP) << 31)[None, :])
     for i in tl.static_range(log2(GROUP)):
-        pairs = tl.reshape(groups, [ROWS * K // (2 << i), 2, 1 << i])
-        upper, lower = tl.split(tl.trans(pairs, 0, 2, 1))
-        groups = tl.trans(tl.join(upper + lower, upper - lower), 0, 2, 1)
+        groups = butterfly(tl.reshape(groups, [ROWS * K // (2 << i), 2, 1 << i]))
     v = tl.reshape(groups, [ROWS, K]) * SIDE.norm
     if SIDE.rotated_bf16:
         v = round_to_bf16(v)
@@ -134,8 +177,7 @@ def halves(v):
 def tree_sum(v):
     """Sum the last axis of v [N, K, n] by halves: [N, K]."""
     for _ in tl.static_range(log2(v.shape[2])):
-        first, second = halves(v)
-        v = first + second
+        v = tl.sum(tl.reshape(v, [v.shape[0], v.shape[1], 2, v.shape[2] // 2]), axis=2)
     return tl.reshape(v, [v.shape[0], v.shape[1]])
 
 
@@ -152,43 +194,70 @@ def add_in_order(total, v):
 
 @triton.jit
 def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
-    """Round v, p steps above its lower neighbour, to a neighbour, saturating; return magnitude codes (int32).
+    """Round v to a neighbour on an element's grid, saturating; return fp32 with the signs of v.
 
-    Stochastic: up when p > u, u the top 24 bits of ``words`` over 2^24; with 8 bits, and ROCm's: when p plus
-    the top 8 bits over 2^8, or 22 over 2^22, reaches 1. Other roundings go to the nearer one, and ties to the
-    even code, away from zero or toward it.
+    v lies p steps above its lower neighbour. Stochastic: up when p > u, u the top 24 bits of ``words`` over
+    2^24; with 8 bits, and ROCm's: when p plus the top 8 bits over 2^8, or 22 over 2^22, reaches 1. Other
+    roundings go to the nearer neighbour, and ties to the even code, away from zero or toward it.
+    A NaN gives a number.
     """
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
-    LEAST: tl.constexpr = 127 + ELEMENT.min_exponent
+    LEAST: tl.constexpr = (127 + ELEMENT.min_exponent) << 23
     magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
-    exponent = tl.maximum(magnitude.to(tl.int32, bitcast=True) >> 23, LEAST)
-    in_steps = magnitude * ((254 + MANTISSA - exponent) << 23).to(tl.float32, bitcast=True)
-    low = in_steps.to(tl.int32)
-    p = in_steps - low.to(tl.float32)
-    code = ((exponent - LEAST) << MANTISSA) + low
-    if ROUNDING == "stochastic":
-        up = p > (words >> 8).to(tl.float32) * 5.9604644775390625e-08
-    elif ROUNDING == "stochastic_8bit":
-        up = (p * 256.0).to(tl.int32) + (words >> 24).to(tl.int32) >= 1 << 8
-    elif ROUNDING == "stochastic_rocm":
-        up = (p * 4194304.0).to(tl.int32) + (words >> 10).to(tl.int32) >= 1 << 22
-    elif ROUNDING == "nearest_away":
-        up = p >= 0.5
-    elif ROUNDING == "nearest_toward_zero":
-        up = p > 0.5
+    power = tl.maximum(magnitude.to(tl.int32, bitcast=True) & 0x7F800000, LEAST)  # 2^exponent, as bits
+    if ROUNDING == "nearest" and MANTISSA > 0:
+        # fp32 beside 1.5 × 2^23 steps has no bits for parts of a step: the sum is rounded, ties to even.
+        large = (power + (((23 - MANTISSA) << 23) + 0x400000)).to(tl.float32, bitcast=True)
+        value = (magnitude + large) - large
     else:
-        up = (p > 0.5) | ((p == 0.5) & ((code & 1) == 1))
-    return code + up.to(tl.int32)
+        # A ceiling may flush subnormal parts to zero: 24 bits leave none, of half a step they add nothing.
+        BITS: tl.constexpr = bits_of(ROUNDING)
+        per_step = (127 << 23) - power + ((127 + MANTISSA + BITS) << 23)
+        parts = magnitude * per_step.to(tl.float32, bitcast=True)
+        if ROUNDING == "stochastic":
+            steps = (tl.ceil(parts).to(tl.int32) + (0xFFFFFF - (words >> 8).to(tl.int32))) >> BITS
+        elif ROUNDING == "stochastic_8bit":
+            steps = (parts.to(tl.int32) + (words >> 24).to(tl.int32)) >> BITS
+        elif ROUNDING == "stochastic_rocm":
+            steps = (parts.to(tl.int32) + (words >> 10).to(tl.int32)) >> BITS
+        elif ROUNDING == "nearest_away":
+            steps = (parts.to(tl.int32) + 1) >> BITS
+        elif ROUNDING == "nearest_toward_zero":
+            steps = tl.ceil(parts).to(tl.int32) >> BITS
+        else:  # without mantissa bits the exponent makes the code even or odd
+            halves = parts.to(tl.int32)
+            is_odd = (((power - LEAST) >> 23) + (halves >> BITS)) & 1
+            steps = tl.where(is_odd == 1, halves + 1, tl.ceil(parts).to(tl.int32)) >> BITS
+        value = steps.to(tl.float32) * (power - (MANTISSA << 23)).to(tl.float32, bitcast=True)
+    return signed(value, v.to(tl.int32, bitcast=True))
+
+
+@triton.constexpr_function
+def bits_of(rounding):
+    """Return the number of bits of p that a rounding other than nearest even looks at."""
+    return {"stochastic": 24, "stochastic_8bit": 8, "stochastic_rocm": 22}.get(rounding, 1)
 
 
 @triton.jit
-def value_of(code, v, ELEMENT: tl.constexpr):
-    """Return the fp32 values of magnitude codes (int32) with the signs of v; a NaN code gives a number."""
+def code_of(value, ELEMENT: tl.constexpr):
+    """Return the magnitude codes (int32) of fp32 values on an element's grid, whatever their signs.
+
+    A power of two makes the element's subnormals those of fp32; then the codes are the bits of the values.
+    """
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
-    E_MIN: tl.constexpr = ELEMENT.min_exponent
-    normal = ((code + ((126 + E_MIN) << MANTISSA)) << (23 - MANTISSA)).to(tl.float32, bitcast=True)
-    magnitude = tl.where(code < (1 << MANTISSA), code.to(tl.float32) * 2.0 ** (E_MIN - MANTISSA), normal)
-    return tl.where(v.to(tl.int32, bitcast=True) < 0, -magnitude, magnitude)
+    scaled = tl.abs(value) * 2.0 ** (-126 - ELEMENT.min_exponent)
+    return scaled.to(tl.int32, bitcast=True) >> (23 - MANTISSA)
+
+
+@triton.jit
+def signed(v, bits):
+    """Flip the sign of v (fp32) where bit 31 of ``bits`` (32-bit integers) is set.
+
+    By its bit: Triton 3.6's unary minus is 0 − x, which makes +0 of +0.
+    """
+    return (v.to(tl.int32, bitcast=True) ^ (bits.to(tl.int32, bitcast=True) & SIGN)).to(
+        tl.float32, bitcast=True
+    )
 
 
 @triton.jit
@@ -229,9 +298,8 @@ def nvfp4_scale(base, decode_scale, SIDE: tl.constexpr):
     """Return the E4M3 byte nearest to ``base``, what divides by it and the tensor's scale, and its value."""
     OF_SCALES: tl.constexpr = SIDE.of_scales
     base = tl.minimum(base, LARGEST_FP32)
-    byte = rounded(base, 0, OF_SCALES, "nearest")
-    up = value_of(byte, base, OF_SCALES)
-    return byte, tl.minimum(tl.div_rn(1.0, up * decode_scale), LARGEST_FP32), up
+    up = rounded(base, 0, OF_SCALES, "nearest")
+    return code_of(up, OF_SCALES), tl.minimum(tl.div_rn(1.0, up * decode_scale), LARGEST_FP32), up
 
 
 @triton.jit
@@ -262,8 +330,16 @@ def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
     scaled = blocks * down[:, :, None]
     if SIDE.prescale != 1.0:
         scaled = scaled * SIDE.prescale
-    value = value_of(rounded(scaled, words, ELEMENT, ROUNDING), scaled, ELEMENT)
-    off = tl.abs(tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks)
+    value = rounded(scaled, words, ELEMENT, ROUNDING)
+    if (amax > 2.0**-100) & (amax < 2.0**112):
+        # All is normal, so powers of two change no rounding: 1 and 1.5 stand for all of E2M1's values.
+        one = tl.div_rn(up * amax, SIDE.error_divisor)[:, :, None]
+        more = tl.div_rn(1.5 * up * amax, SIDE.error_divisor)[:, :, None]
+        bits = value.to(tl.int32, bitcast=True)
+        power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
+        off = tl.abs(power * tl.where((bits & 0x400000) != 0, more, one) - tl.abs(blocks))
+    else:
+        off = tl.abs(tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks)
     if SIDE.four_six == "max":
         error = largest(off, SIDE.rows)
     else:
@@ -280,18 +356,16 @@ def eden_scale(amax, tensor, SIDE: tl.constexpr):
     """Return MS-EDEN's block scales before their correction; NaN where the tensor's scale is NaN or zero."""
     OF_SCALES: tl.constexpr = SIDE.of_scales
     base = tl.div_rn(tl.div_rn(amax, CLIP_OF_EDEN), tl.load(tensor + 1))
-    up = value_of(rounded(base, 0, OF_SCALES, "nearest"), base, OF_SCALES)
+    up = rounded(base, 0, OF_SCALES, "nearest")
     return tl.where(base != base, float("nan"), tl.where(up == 0.0, 1.0, up))
 
 
 @triton.jit
-def eden_corrected(scaled, code, up, words, SIDE: tl.constexpr):
+def eden_corrected(scaled, value, up, words, SIDE: tl.constexpr):
     """Return byte and value of MS-EDEN's block scales, stretched group by group, and where they are NaN."""
-    ELEMENT: tl.constexpr = SIDE.element
     OF_SCALES: tl.constexpr = SIDE.of_scales
     N: tl.constexpr = scaled.shape[0]
     GROUPS: tl.constexpr = scaled.shape[1] * scaled.shape[2] // SIDE.hadamard
-    value = value_of(code, scaled, ELEMENT)
     if SIDE.unscaled:
         scaled = scaled * up[:, :, None]
         value = value * up[:, :, None]
@@ -300,10 +374,7 @@ def eden_corrected(scaled, code, up, words, SIDE: tl.constexpr):
     stretch = tl.where(product == 0.0, 1.0, tl.div_rn(energy, product))
     of_blocks = tl.broadcast_to(stretch[:, :, None], [N, GROUPS, SIDE.hadamard // SIDE.block])
     stretched = up * tl.reshape(of_blocks, [N, scaled.shape[1]])
-    byte = rounded(stretched, first_of(words, SIDE.block), OF_SCALES, "stochastic")
+    corrected = rounded(stretched, first_of(words, SIDE.block), OF_SCALES, "stochastic")
     bad = stretched != stretched
-    return (
-        tl.where(bad, 0x7F, byte),
-        tl.where(bad, float("nan"), value_of(byte, stretched, OF_SCALES)),
-        bad,
-    )
+    byte = tl.where(bad, 0x7F, code_of(corrected, OF_SCALES))
+    return byte, tl.where(bad, float("nan"), corrected), bad

@@ -1,28 +1,45 @@
 """Convert an operand's policy to a launch of the quantise kernel: codes and scales, or dequantised values.
 
-Nothing here waits for the device: tensor scales stay on it.
+Nothing here waits for the device or copies to it: tensor scales stay on it, signs are drawn by the kernel.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import triton
+from torch import Tensor
 
-from ablate.backends.triton.policies import BITS, BLOCK, side_of, tile
-from ablate.backends.triton.quantise import quantise_kernel
+from ablate.backends.device import device_of
+from ablate.backends.triton.policies import BITS, BLOCK, Side, scale_constants, side_of, tile
+from ablate.backends.triton.quantise import WORDS, quantise_kernel, scale_kernel
+from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import Quantized, check_operand
-from ablate.numerics.rotate import permutation_of, signs_of
-from ablate.numerics.scales import fp32_scale
+from ablate.numerics.rotate import shared_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor
-
     from ablate.backends.protocol import Draw
+    from ablate.recipes import OperandPolicy
+
+_LARGEST_GRID = 65_535
+_WIDE = 1 << 22
+"""From this stride on, 31 bits do not hold a place in a tile of up to 512 rows or columns."""
+_NO_KEYS = (0,) * len(WORDS)
+_OFF = (None, None, None, None, *_NO_KEYS)
+
+
+class Operand(NamedTuple):
+    """The memory of one side: output, scale bytes, mask, and the tensor's scales."""
+
+    out: Tensor
+    scales: Tensor | None = None
+    mask: Tensor | None = None
+    tensor: Tensor | None = None
 
 
 def quantise_codes(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, dict[str, Any]]:
@@ -30,7 +47,8 @@ def quantise_codes(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, dict[str, 
 
     Args:
         x: [R, C] in bf16, fp16 or fp32, of any strides.
-        draws: by contraction axis: 1 contracts over C, 0 over R and gives the transposed copy.
+        draws: by contraction axis: 1 contracts over C, 0 over R and gives the transposed copy. All of one
+            step and call.
 
     Returns:
         For each axis ``codes`` and ``scales``, contraction last, ``descale`` and ``mask``.
@@ -38,84 +56,150 @@ def quantise_codes(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, dict[str, 
     Raises:
         ValueError: a dtype, shape or missing key that a policy cannot take.
     """
-    outs: dict[int, dict[str, Any]] = {}
+    outs: dict[int, tuple[Tensor, Tensor | None]] = {}
     for axis, draw in draws.items():
         fmt, (n, k) = draw.policy.format, x.shape if axis else x.shape[::-1]
         block = BLOCK.get(fmt, None if draw.policy.has_tensor_scale else 32)
-        outs[axis] = {
-            "out": x.new_empty(n, k // 2 if BITS.get(fmt) == 4 else k, dtype=torch.uint8),
-            "scales": None if block is None else x.new_empty(n, k // block, dtype=torch.uint8),
-        }
+        codes = x.new_empty(n, k // 2 if BITS.get(fmt) == 4 else k, dtype=torch.uint8)
+        outs[axis] = codes, None if block is None else x.new_empty(n, k // block, dtype=torch.uint8)
     done = _quantise(x, draws, outs, "codes")
-    return {axis: done[axis] | {"codes": out["out"], "scales": out["scales"]} for axis, out in outs.items()}
+    return {axis: done[axis] | {"codes": out[0], "scales": out[1]} for axis, out in outs.items()}
 
 
-def quantise_values(x: Tensor, draw: Draw, axis: int) -> Quantized:
-    """Quantise and dequantise to bf16 along ``axis``."""
-    out = x.new_empty(x.shape, dtype=torch.bfloat16)
-    return Quantized(
-        values=out, axis=axis, **_quantise(x, {axis: draw}, {axis: {"out": out}}, "values")[axis]
-    )
+def quantise_values(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Quantized]:
+    """Quantise and dequantise to bf16 along one or both axes in one read; arguments as ``quantise_codes``."""
+    outs = {axis: (x.new_empty(x.shape, dtype=torch.bfloat16), None) for axis in draws}
+    done = _quantise(x, draws, outs, "values")
+    return {axis: Quantized(values=out, axis=axis, **done[axis]) for axis, (out, _) in outs.items()}
 
 
 def _quantise(
-    x: Tensor, draws: Mapping[int, Draw], outs: Mapping[int, dict[str, Any]], output: str
+    x: Tensor, draws: Mapping[int, Draw], outs: Mapping[int, tuple[Tensor, Tensor | None]], output: str
 ) -> dict[int, dict[str, Any]]:
     """Run the kernel, first for the tensor's largest magnitude if need be; return descales and masks."""
-    given, done = {}, {}
+    for axis, draw in draws.items():
+        check_operand(x, draw.policy, axis, draw.key)
+    tensors = tensor_scales(x, draws)
+    operands, done = {}, {}
     for axis, draw in draws.items():
         policy = draw.policy
-        check_operand(x, policy, axis, draw.key)
-        tensor: Tensor | None = None
-        descale: float | Tensor = 1.0 / policy.prescale
-        if policy.has_tensor_scale:
-            amax = x.new_full((1,), draw.amax or 0.0, dtype=torch.float32)
-            if draw.amax is None:  # raised by the bits of magnitudes
-                _launch(x, {axis: draw}, {axis: {"out": amax.view(torch.int32)}}, "amax")
-            encode, decode = fp32_scale(amax, policy)
-            tensor = torch.cat((encode, decode, amax))
-            descale = decode
-            if policy.prescale != 1.0:
-                descale = (decode.double() / policy.prescale).to(torch.float32)
-        done[axis] = {
-            "descale": descale,
-            "mask": x.new_empty(x.shape, dtype=torch.bool) if policy.mask else None,
-        }
-        given[axis] = outs[axis] | {"tensor": tensor, "mask": done[axis]["mask"]}
-    _launch(x, draws, given, output)
+        mask = x.new_empty(x.shape, dtype=torch.bool) if policy.mask else None
+        tensor = tensors.get(axis)
+        operands[axis] = Operand(*outs[axis], mask, tensor)
+        descale = 1.0 / policy.prescale if tensor is None else tensor[3:]
+        done[axis] = {"descale": descale, "mask": mask}
+    if x.numel():
+        launch(x, draws, operands, output)
     return done
 
 
-def _launch(x: Tensor, draws: Mapping[int, Draw], given: Mapping[int, dict[str, Any]], output: str) -> None:
-    """Launch the kernel with what is given for each axis, rotations and keys."""
-    if not x.numel():
-        return
-    arguments: dict[str, Any] = {}
-    step, call = 0, 0
-    for axis, name in ((1, "r"), (0, "c")):
-        side = dict.fromkeys(("out", "scales", "mask", "tensor", "order", "signs")) | {"key0": 0, "key1": 0}
-        if (draw := draws.get(axis)) is not None:
-            order = permutation_of(draw.policy, draw.key)
-            groups = {
-                "order": None if order is None else order.int(),
-                "signs": signs_of(draw.policy, draw.key),
-            }
-            side |= given[axis]
-            side |= {
-                of: None if one is None else one.to(x.device, non_blocking=True) for of, one in groups.items()
-            }
-            if draw.key is not None:
-                side["key0"], side["key1"] = map(_signed, draw.key.words())
-                step, call = draw.key.step, draw.key.call
-        arguments |= {f"{name}_{of}": value for of, value in side.items()}
-    policies = [draws[axis].policy if axis in draws else None for axis in (1, 0)]
-    tile_rows, tile_columns, warps = tile(*policies)
-    grid = (triton.cdiv(x.shape[0], tile_rows) * triton.cdiv(x.shape[1], tile_columns),)
+def tensor_scales(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Tensor]:
+    """Compute the scales of the whole tensor where a policy has one: fp32 [4], as ``scale_kernel`` says."""
+    scaled = {axis: draw for axis, draw in draws.items() if draw.policy.has_tensor_scale}
+    rotated = {axis: draw for axis, draw in scaled.items() if draw.policy.hadamard and draw.amax is None}
+    parts: dict[int, Tensor] = {}
+    if rotated and x.numel():
+        programs = math.prod(_plan_of(x, rotated, "amax").grid(x))
+        parts = {axis: x.new_empty(programs, dtype=torch.float32) for axis in rotated}
+        launch(x, rotated, {axis: Operand(part) for axis, part in parts.items()}, "amax")
+    plain: Tensor | None = None
+    done: dict[int, Tensor] = {}
+    of_policy: dict[OperandPolicy, Tensor] = {}  # both axes may have the same
+    for axis, draw in scaled.items():
+        if axis in rotated or draw.amax is not None or not x.numel():
+            done[axis] = _scales_of(x, draw, parts.get(axis))
+            continue
+        if plain is None:
+            plain = torch.linalg.vector_norm(x, torch.inf)
+        if draw.policy not in of_policy:
+            of_policy[draw.policy] = _scales_of(x, draw, plain)
+        done[axis] = of_policy[draw.policy]
+    return done
+
+
+def _scales_of(x: Tensor, draw: Draw, parts: Tensor | None) -> Tensor:
+    """Compute a tensor's scales from parts of its largest magnitude, or from the amax that is given."""
+    tensor = x.new_empty(4, dtype=torch.float32)
     with on_device(x):
-        quantise_kernel[grid](
-            x, x.shape[0], x.shape[1], x.stride(0), x.stride(1), _signed(step), _signed(call),
-            R=side_of(policies[0], output), C=side_of(policies[1], output), **arguments,
-            TILE_ROWS=tile_rows, TILE_COLUMNS=tile_columns, num_warps=warps, enable_fp_fusion=False,
+        scale_kernel[(1,)](
+            parts, 0 if parts is None else parts.numel(), draw.amax or 0.0, tensor,
+            **scale_constants(draw.policy), num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return tensor
+
+
+class _Plan(NamedTuple):
+    """What every launch for two policies and an output has in common."""
+
+    rows: Side
+    columns: Side
+    tile_rows: int
+    tile_columns: int
+    warps: int
+
+    def grid(self, x: Tensor) -> tuple[int, int, int]:
+        """Count the tiles of a matrix: along a row, down a column and, where CUDA takes no more, again."""
+        rows, columns = x.shape
+        down = -(-rows // self.tile_rows)
+        return -(-columns // self.tile_columns), min(down, _LARGEST_GRID), -(-down // _LARGEST_GRID)
+
+
+@lru_cache(maxsize=1024)
+def _plan(rows: OperandPolicy | None, columns: OperandPolicy | None, output: str, arch: str) -> _Plan:
+    return _Plan(side_of(rows, output), side_of(columns, output), *tile(rows, columns, arch))
+
+
+def _plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
+    rows, columns = (draws[axis].policy if axis in draws else None for axis in (1, 0))
+    arch = device_of(str(x.device)).arch if x.device.type == "cuda" else "cpu"
+    return _plan(rows, columns, output, arch)
+
+
+@lru_cache(maxsize=65_536)
+def _key_words(policy: OperandPolicy, seed: int, layer: str, gemm: str, operand: str) -> tuple[int, ...]:
+    """Return the kernel's WORDS of one operand; 0 for what its policy does not draw."""
+    key = Key(seed=seed, layer=layer, gemm=gemm, operand=operand, step=0)
+    signs, order = (0, 0), (0, 0)
+    if policy.signs != "none":
+        signs = shared_key(policy, key, "signs").words()
+    if policy.permute:
+        order = shared_key(policy, key, "permutation").words()
+    return tuple(_signed(word) for word in (*key.words(), *signs, *order))
+
+
+def launch(
+    x: Tensor,
+    draws: Mapping[int, Draw],
+    operands: Mapping[int, Operand],
+    output: str,
+    *,
+    tile: tuple[int, int, int] | None = None,
+) -> None:
+    """Launch the kernel on a matrix that is not empty, with another tile than the table's if one is given."""
+    plan = _plan_of(x, draws, output)
+    if tile is not None:
+        plan = plan._replace(tile_rows=tile[0], tile_columns=tile[1], warps=tile[2])
+    step, call, position = 0, 0, None
+    sides: list[Any] = []
+    for axis in (1, 0):
+        draw = draws.get(axis)
+        if draw is None:
+            sides += _OFF
+            continue
+        sides += operands[axis]
+        key, position = draw.key, draw.position if position is None else position
+        if key is None:
+            # Fixed signs need no key.
+            sides += _key_words(draw.policy, 0, "", "", "") if draw.policy.hadamard else _NO_KEYS
+        else:
+            sides += _key_words(draw.policy, key.seed, key.layer, key.gemm, key.operand)
+            step, call = key.step, key.call
+    strides = x.stride()
+    with on_device(x):
+        quantise_kernel[plan.grid(x)](
+            x, *x.shape, *strides, _signed(step), _signed(call), position, *sides,
+            R=plan.rows, C=plan.columns, TILE_ROWS=plan.tile_rows, TILE_COLUMNS=plan.tile_columns,
+            WIDE=max(*x.shape, *strides) >= _WIDE, num_warps=plan.warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -124,6 +208,11 @@ def _signed(word: int) -> int:
     return (word + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
+_HERE: AbstractContextManager[Any] = nullcontext()
+
+
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Make x's GPU the current one for a launch; do nothing on a CPU (the interpreter)."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+    """Make x's GPU the current one for a launch; do nothing if it is, or on a CPU (the interpreter)."""
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(x.device)

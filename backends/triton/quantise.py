@@ -9,6 +9,10 @@ import triton
 import triton.language as tl
 
 from ablate.backends.triton.functions import (
+    CLIP_OF_EDEN,
+    LARGEST_FP32,
+    MAX_OF_EDEN,
+    code_of,
     e8m0_byte,
     eden_corrected,
     eden_scale,
@@ -23,14 +27,23 @@ from ablate.backends.triton.functions import (
     shared_by_four,
     to_fp32,
     two_level,
-    value_of,
 )
+
+
+@triton.jit
+def offsets(first_n, first_k, n, k, stride_n, stride_k, WIDE: tl.constexpr):
+    """Return where the elements n, k of a tile lie. WIDE: 31 bits do not hold a place within the tile."""
+    if WIDE:
+        n = n.to(tl.int64)
+        k = k.to(tl.int64)
+    return first_n.to(tl.int64) * stride_n + first_k.to(tl.int64) * stride_k + (n * stride_n + k * stride_k)
 
 
 @triton.jit
 def _side(
     v, words, first_n, first_k, n_total, k_total, values_n, values_k,
-    out, scales, mask, tensor, order, signs, SIDE: tl.constexpr,
+    out, scales, mask, tensor, sign0, sign1, order0, order1, step, call,
+    SIDE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantise v [N, K] fp32, contraction last, and store it."""
     N: tl.constexpr = v.shape[0]
@@ -40,9 +53,11 @@ def _side(
     ELEMENT: tl.constexpr = SIDE.element
     ROUNDING: tl.constexpr = SIDE.rounding
     if SIDE.hadamard:
-        v = rotate(v, order, signs, SIDE)
+        v = rotate(v, sign0, sign1, order0, order1, step, call, SIDE)
     if SIDE.output == "amax":
-        tl.atomic_max(out, tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0))
+        bits = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0)
+        program = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+        tl.store(out + program * tl.num_programs(0) + tl.program_id(0), bits.to(tl.float32, bitcast=True))
     else:
         blocks = tl.reshape(v, [N, K // BLOCK, BLOCK])
         of_elements = words
@@ -64,6 +79,7 @@ def _side(
                 scale = tl.load(tensor)  # NaN where the tensor has a NaN or an Inf
                 bad = tl.broadcast_to(scale != scale, [N, K // BLOCK])
                 byte = tl.where(bad, 0x7F, byte)
+                up = tl.where(bad, float("nan"), up)
             else:
                 byte = quest_byte(blocks, amax_bits) if SIDE.rule == "quest" else e8m0_byte(amax_bits, SIDE)
                 down = power_of_two(tl.where(byte == 255, byte, 254 - byte))  # its reciprocal
@@ -72,70 +88,87 @@ def _side(
             scaled = blocks * down[:, :, None]
         if SIDE.prescale != 1.0:
             scaled = scaled * SIDE.prescale
-        code = rounded(scaled, of_elements, ELEMENT, ROUNDING)
+        value = rounded(scaled, of_elements, ELEMENT, ROUNDING)
         if SIDE.rule == "tensor":
             bad = scaled != scaled
         else:
             if SIDE.rule == "eden":
-                byte, up, bad = eden_corrected(scaled, code, up, words, SIDE)
+                byte, up, bad = eden_corrected(scaled, value, up, words, SIDE)
             bad = tl.broadcast_to(bad[:, :, None], [N, K // BLOCK, BLOCK])
-        n = first_n + tl.arange(0, N)[:, None].to(tl.int64)
-        k = first_k + tl.arange(0, K)[None, :]
-        at = n * values_n + k * values_k
-        inside = (n < n_total) & (k < k_total)
+        n = tl.arange(0, N)[:, None]
+        k = tl.arange(0, K)[None, :]
+        n_left = n_total - first_n
+        k_left = k_total - first_k
+        at = offsets(first_n, first_k, n, k, values_n, values_k, WIDE)
+        inside = (n < n_left) & (k < k_left)
         if SIDE.mask:
             tl.store(mask + at, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
         if SIDE.output == "values":
-            value = tl.where(bad, float("nan"), value_of(code, scaled, ELEMENT) * up[:, :, None])
-            value = tl.reshape(value, [N, K])
+            if SIDE.rule == "tensor":
+                value = tl.where(bad, float("nan"), value)
+            value = tl.reshape(value * up[:, :, None], [N, K])  # a bad block's scale is NaN
             if (
                 SIDE.rule == "e8m0" and SIDE.element.mantissa_bits == 3
             ):  # MXFP8 has values below bf16's smallest
                 value = round_to_bf16(value)
             tl.store(out + at, exact_bf16(value), mask=inside)
         else:
-            code = tl.where(scaled.to(tl.int32, bitcast=True) < 0, code | (1 << (SIDE.bits - 1)), code)
+            sign = (value.to(tl.int32, bitcast=True) >> (32 - SIDE.bits)) & (1 << (SIDE.bits - 1))
+            code = code_of(value, ELEMENT) | sign
             code = tl.where(bad, 0x7F if SIDE.rule == "tensor" else 0, code)
             if SIDE.bits == 4:
                 low, high = tl.split(tl.reshape(code, [N, K // 2, 2]))
                 packed = (low | (high << 4)).to(tl.uint8)
-                k = first_k // 2 + tl.arange(0, K // 2)[None, :]
-                tl.store(out + n * (k_total // 2) + k, packed, mask=(n < n_total) & (k < k_total // 2))
+                k = tl.arange(0, K // 2)[None, :]
+                at = offsets(first_n, first_k // 2, n, k, k_total // 2, 1, WIDE)
+                tl.store(out + at, packed, mask=(n < n_left) & (k < k_left // 2))
             else:
-                tl.store(out + n * k_total + k, tl.reshape(code, [N, K]).to(tl.uint8), mask=inside)
+                at = offsets(first_n, first_k, n, k, k_total, 1, WIDE)
+                tl.store(out + at, tl.reshape(code, [N, K]).to(tl.uint8), mask=inside)
             if SIDE.rule != "tensor":
-                b = first_k // BLOCK + tl.arange(0, K // BLOCK)[None, :]
-                per_row = k_total // BLOCK
-                tl.store(scales + n * per_row + b, byte.to(tl.uint8), mask=(n < n_total) & (b < per_row))
+                b = tl.arange(0, K // BLOCK)[None, :]
+                at = offsets(first_n, first_k // BLOCK, n, b, k_total // BLOCK, 1, WIDE)
+                tl.store(scales + at, byte.to(tl.uint8), mask=(n < n_left) & (b < k_left // BLOCK))
 
 
-@triton.jit(do_not_specialize=["r_key0", "r_key1", "c_key0", "c_key1", "step", "call"])
+PARTS = tl.constexpr(4096)
+"""Parts of a tensor's largest magnitude that are compared at a time."""
+WORDS = ("key0", "key1", "sign0", "sign1", "order0", "order1")
+"""The words of a side's three keys: of its elements, of its signs and of its permutation."""
+
+
+@triton.jit(do_not_specialize=["step", "call", *(f"{side}_{word}" for side in "rc" for word in WORDS)])
 def quantise_kernel(
-    x, rows, columns, stride_row, stride_column, step, call,
-    r_out, r_scales, r_mask, r_tensor, r_order, r_signs, r_key0, r_key1,
-    c_out, c_scales, c_mask, c_tensor, c_order, c_signs, c_key0, c_key1,
+    x, rows, columns, stride_row, stride_column, step, call, position,
+    r_out, r_scales, r_mask, r_tensor, r_key0, r_key1, r_sign0, r_sign1, r_order0, r_order1,
+    c_out, c_scales, c_mask, c_tensor, c_key0, c_key1, c_sign0, c_sign1, c_order0, c_order1,
     R: tl.constexpr, C: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Quantise x [rows, columns] along its rows, its columns or both. One program does one tile.
 
-    With output ``amax`` raise out (int32) to the bits of the largest magnitude after the rotation instead;
-    NaN and Inf are largest.
+    ``position`` (int64 [2]) holds step and call in place of the two numbers, or is None.
+
+    With output ``amax`` write the tile's largest magnitude after the rotation to out (fp32 [programs])
+    instead; NaN and Inf are largest.
     """
-    tiles_across = tl.cdiv(columns, TILE_COLUMNS)
-    first_row = (tl.program_id(0) // tiles_across) * TILE_ROWS
-    first_column = (tl.program_id(0) % tiles_across) * TILE_COLUMNS
-    r = first_row + tl.arange(0, TILE_ROWS)[:, None]
-    c = first_column + tl.arange(0, TILE_COLUMNS)[None, :]
-    at = x + r.to(tl.int64) * stride_row + c.to(tl.int64) * stride_column
-    v = to_fp32(tl.load(at, mask=(r < rows) & (c < columns), other=0.0))  # zeros outside
+    if position is not None:
+        step = tl.load(position).to(tl.int32)
+        call = tl.load(position + 1).to(tl.int32)
+    first_row = (tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)) * TILE_ROWS
+    first_column = tl.program_id(0) * TILE_COLUMNS
+    r = tl.arange(0, TILE_ROWS)[:, None]
+    c = tl.arange(0, TILE_COLUMNS)[None, :]
+    at = x + offsets(first_row, first_column, r, c, stride_row, stride_column, WIDE)
+    inside = (r < rows - first_row) & (c < columns - first_column)
+    v = to_fp32(tl.load(at, mask=inside, other=0.0))  # zeros outside
     if R.output != "off":
         words = 0
         if R.draws:
             words = random_words(first_row, first_column, r_key0, r_key1, step, call, TILE_ROWS, TILE_COLUMNS)
         _side(
             v, words, first_row, first_column, rows, columns, columns, 1,
-            r_out, r_scales, r_mask, r_tensor, r_order, r_signs, R,
+            r_out, r_scales, r_mask, r_tensor, r_sign0, r_sign1, r_order0, r_order1, step, call, R, WIDE,
         )  # fmt: skip
     if C.output != "off":
         words = 0
@@ -145,5 +178,43 @@ def quantise_kernel(
             )
         _side(
             tl.trans(v), words, first_column, first_row, columns, rows, 1, columns,
-            c_out, c_scales, c_mask, c_tensor, c_order, c_signs, C,
+            c_out, c_scales, c_mask, c_tensor, c_sign0, c_sign1, c_order0, c_order1, step, call, C, WIDE,
         )  # fmt: skip
+
+
+@triton.jit
+def scale_kernel(
+    parts, number, amax, tensor, LARGEST: tl.constexpr, PRESCALE: tl.constexpr, EDEN: tl.constexpr
+):
+    """Write a tensor's scale, its reciprocal, its largest magnitude and its descale to ``tensor`` (fp32 [4]).
+
+    As ``fp32_scale`` of ``ablate.numerics.scales``, from the largest of ``parts`` [number]: bf16, fp16 or
+    fp32, with NaN and Inf largest; from ``amax`` (fp32) where there are none. Descale is the reciprocal over
+    the prescale. One program.
+    """
+    bits = tl.full([], amax, tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if parts is not None:
+        found = tl.zeros([PARTS], tl.int32)
+        start = number * 0
+        while start < number:  # Triton 3.6's interpreter has no range of a number that it is given
+            at = start + tl.arange(0, PARTS)
+            part = to_fp32(tl.load(parts + at, mask=at < number, other=0.0))
+            found = tl.maximum(found, part.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+            start += PARTS
+        bits = tl.max(found, axis=0)
+    amax = bits.to(tl.float32, bitcast=True)
+    if EDEN:
+        encode = tl.div_rn(tl.div_rn(amax, MAX_OF_EDEN), CLIP_OF_EDEN)
+    else:
+        encode = tl.minimum(tl.div_rn(LARGEST, amax), LARGEST_FP32)
+    encode = tl.where(bits == 0, 1.0, tl.where(bits < 0x7F800000, encode, float("nan")))
+    decode = encode
+    if not EDEN:
+        decode = tl.div_rn(1.0, encode)
+    descale = decode
+    if PRESCALE != 1.0:
+        descale = (decode.to(tl.float64) / tl.full([], PRESCALE, tl.float64)).to(tl.float32)
+    tl.store(tensor, encode)
+    tl.store(tensor + 1, decode)
+    tl.store(tensor + 2, amax)
+    tl.store(tensor + 3, descale)

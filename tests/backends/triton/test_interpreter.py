@@ -10,17 +10,28 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("which", ["conformance", "dequantised", "not conformance and not dequantised"])
-def test_kernels_in_the_interpreter_with_every_policy(which):
+def check_kernels(which, triton=None):
+    """Run the interpreter's tests that ``which`` selects, with the installed Triton or one in a folder."""
     folder = Path(__file__).parent / "interpreted"
     command = [sys.executable, "-m", "pytest", str(folder), "-q", "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+    if triton is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(triton), environment.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*command, "-m", "", "-k", which],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, "-m", "", "-k", which], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout or "[100%]" in done.stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("which", ["conformance", "dequantised", "not conformance and not dequantised"])
+def test_kernels_in_the_interpreter_with_every_policy(which):
+    check_kernels(which)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("which", ["short_form", "dequantised"])
+def test_kernels_in_the_oldest_tritons_interpreter(which, oldest_triton):
+    """There unary minus is 0 − x, as on GPUs: the newer interpreter does not show it."""
+    check_kernels(which, oldest_triton)

@@ -8,15 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language as tl
 from triton.runtime import interpreter
 
 from ablate.backends.device import device_of
+from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.packed import packed_by_torch
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
-from ablate.backends.testing.inputs import POLICIES, awkward, label, policies_of
-from ablate.backends.testing.suite import KEY, both, checks, difference, same_bits
+from ablate.backends.testing.inputs import POLICIES, QUICK, awkward, label, policies_of
+from ablate.backends.testing.suite import KEY, both, checks, difference, quantised_bits, same_bits
 from ablate.backends.triton import launch, policies
 from ablate.check import Setup, training
 from ablate.numerics import round_operand
@@ -57,18 +59,39 @@ nvfp4 ms_eden_unscaled H128 step permute
 CLAIMED = [policy for policy in (*POLICIES, *MORE) if policies.refusal(policy) is None]
 
 
+class OnGpu(EmulatedBackend):
+    """Emulation as on a GPU: the kernel quantises to values."""
+
+    def quantize(self, x, draw, *, axis):
+        return launch.quantise_values(x, {axis: draw})[axis]
+
+    def quantize_both(self, x, rows, columns):
+        done = launch.quantise_values(x, {1: rows, 0: columns})
+        return done[1], done[0]
+
+
 def quantised(x, policy):
     return BACKEND.quantize(x, Draw(policy=policy, key=KEY), axis=1)
 
 
+def quantised_by(draw, x, axis=1):
+    return OnGpu().quantize(x, draw, axis=axis)
+
+
 def check_values(x, policy, axis, key=KEY):
-    ours = launch.quantise_values(x, Draw(policy=policy, key=key), axis)
+    ours = quantised_by(Draw(policy=policy, key=key), x, axis)
     assert difference(ours, round_operand(x, policy, axis=axis, key=key)) is None
 
 
 @pytest.mark.parametrize("check", checks(BACKEND, "cpu"), ids=lambda check: check.name)
 def test_conformance(check):
     assert check.run()
+
+
+@pytest.mark.parametrize("policy", QUICK, ids=label)
+@pytest.mark.parametrize("backend", [BACKEND, OnGpu()], ids=["codes", "values"])
+def test_short_form(backend, policy):
+    assert quantised_bits(backend, "cpu", policy)
 
 
 def test_what_the_kernel_leaves_to_plain_torch():
@@ -135,10 +158,63 @@ def test_codes_and_scale_bytes(policy):
         assert difference(ours, theirs) is difference(theirs, ours) is None  # a mask may lack on either side
 
 
+@pytest.mark.parametrize(
+    "text", ["fp8_e4m3", "nvfp4 H16 fixed", "nvfp4 stochastic 16/17", "nvfp4 ms_eden H16"]
+)
+@pytest.mark.parametrize("shape", [(32, 64), (0, 64), (700, 1536)])
+def test_a_tensors_largest_magnitude(text, shape):
+    (policy,), x = policies_of(text), normal(*shape)
+    ours = launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1]
+    expected = round_operand(x, policy, axis=1, key=KEY)
+    assert float(ours[3]) == expected.descale
+    for value in (torch.nan, torch.inf):
+        if x.numel():
+            x[-1, -1] = value
+            assert launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1][:2].isnan().all()
+
+
 def test_delayed_scales_take_the_amax_they_are_given():
     (policy,), x = policies_of("fp8_e4m3 delayed"), normal(32, 64)
     ours = BACKEND.quantize(x, Draw(policy=policy, amax=2.0), axis=1)
     assert difference(ours, round_operand(x, policy, axis=1, amax=2.0)) is None
+
+
+@pytest.mark.parametrize("text", ["mxfp4 stochastic 0.75 H16 call permute", "mxfp4 stochastic H32 layer"])
+def test_step_and_call_are_read_from_the_position(text):
+    (policy,), x = policies_of(text), normal(64, 64)
+    other = dataclasses.replace(KEY, step=2**40 + 7, call=1)
+    draw = Draw(policy=policy, key=KEY, position=torch.tensor([other.step, other.call]))
+    assert difference(quantised_by(draw, x), round_operand(x, policy, axis=1, key=other)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["mxfp4", "mxfp4 stochastic 0.75 H16 step permute", "fp8_e4m3", "nvfp4 H16 fixed"]
+)
+def test_a_launch_brings_nothing_from_the_cpu(text, monkeypatch):
+    (policy,), x = policies_of(text), normal(64, 64)
+    names = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(func.__name__.split(".")[0])
+            return func(*args, **(kwargs or {}))
+
+    draw = Draw(policy=policy, key=KEY)
+    monkeypatch.setattr(launch, "quantise_kernel", Nothing())
+    monkeypatch.setattr(launch, "scale_kernel", Nothing())
+    launch.quantise_values(x, {1: draw, 0: draw})  # what is the same in each launch is prepared once
+    launch.quantise_codes(x, {1: draw, 0: draw})
+    with Record():
+        launch.quantise_values(x, {1: draw, 0: draw})
+        launch.quantise_codes(x, {1: draw, 0: draw})
+    assert set(names) <= {"empty", "new_empty", "slice", "linalg_vector_norm"}
+
+
+class Nothing:
+    """A kernel that does nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *_, **__: None
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (32, 0), (1, 32), (1, 64), (33, 32), (130, 96)])
@@ -147,6 +223,21 @@ def test_empty_and_odd_shapes(shape):
     ours = quantised(x, FULL)
     assert ours.shape == shape
     assert same_bits(ours.values, round_operand(x, FULL, axis=1, key=KEY).values)
+
+
+def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
+    monkeypatch.setattr(launch, "_LARGEST_GRID", 2)
+    monkeypatch.setattr(launch, "_WIDE", 0)
+    (policy,) = policies_of("nvfp4 stochastic H16 step")
+    for x in (normal(640, 192), normal(192, 640).t()):
+        draw = Draw(policy=policy, key=KEY)
+        for axis in (0, 1):
+            assert (
+                difference(quantised_by(draw, x, axis), round_operand(x, policy, axis=axis, key=KEY)) is None
+            )
+            ours, theirs = BACKEND.quantize(x, draw, axis=axis), packed_by_torch(x, draw, axis=axis)
+            assert torch.equal(ours.codes, theirs.codes)
+            assert torch.equal(ours.scales, theirs.scales)
 
 
 @settings(max_examples=5)
@@ -181,17 +272,15 @@ def test_a_nan_block_makes_its_row_nan_and_no_other(k, at):
         assert product.isnan().any(dim=1).tolist() == [False, False, True, False]
 
 
-ORIGINAL_SCALE = interpreter._dot_scaled_scale_to_f32
-
-
-def e4m3_scale_to_fp32(handle, compute_type):
-    """Read an E4M3 scale as what it is: Triton 3.9's interpreter takes every scale byte for E8M0."""
-    if handle.dtype != tl.float8e4nv:
-        return ORIGINAL_SCALE(handle, compute_type)
-    return torch.from_numpy(handle.data.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
-
-
 def test_nvfp4_products(monkeypatch):
+    original_scale = interpreter._dot_scaled_scale_to_f32
+
+    def e4m3_scale_to_fp32(handle, compute_type):
+        """Read an E4M3 scale as what it is: Triton 3.9's interpreter takes every scale byte for E8M0."""
+        if handle.dtype != tl.float8e4nv:
+            return original_scale(handle, compute_type)
+        return torch.from_numpy(handle.data.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+
     assert BACKEND.support(both(NVFP4), device_of("cpu")).mode == "no"
     monkeypatch.setattr(interpreter, "_dot_scaled_scale_to_f32", e4m3_scale_to_fp32)
     policy = dataclasses.replace(NVFP4, hadamard=16, signs="fixed")
