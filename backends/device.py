@@ -32,8 +32,9 @@ KNOWN: dict[str, tuple[Kind, str]] = {
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm")
 """The names under which builds of torch bring Triton."""
 
-OLDEST_TRITON = (3, 6)
-"""The oldest Triton for which the kernels were compiled and checked (``ablate check sm_100``)."""
+OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 9)
+"""The range of Triton in which the tests interpret the kernels and compile them. A newer one is not refused:
+the self-test on the device decides."""
 
 OLDEST_TO_INTERPRET = (3, 8)
 """The oldest Triton whose interpreter supports ``tl.dot_scaled``."""
