@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
     """Run eight runs of half a GPU each."""
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     kind = {"accelerator_type:H200": 1.0}
-    ray.init(num_cpus=4, num_gpus=2, resources=kind, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, num_gpus=2, resources=kind, include_dashboard=False, log_to_driver=False)
     queue.execute_run = look_round  # type: ignore[assignment]
     _, requests = requests_of(folder)
     folder.joinpath("seen").mkdir()

@@ -237,27 +237,29 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(tmp_path, undi
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("JOBS", str(tmp_path))
     script = Path(__file__).parents[2] / "examples/slurm.sh"
-    given = config("--sleep", "0.02", metrics=LogSource(preset="megatron", file="{run_dir}/slurm.log"))
-    given = replace(
-        given, trainer=replace(given.trainer, command=["bash", str(script), *given.trainer.command])
-    )
+
+    def job(sleep):
+        given = config("--sleep", sleep, metrics=LogSource(preset="megatron", file="{run_dir}/slurm.log"))
+        command = ["bash", str(script), *given.trainer.command]
+        return replace(given, trainer=replace(given.trainer, command=command))
 
     def lives():
         (job,) = tmp_path.glob("ablate-*")
         return Path(f"/proc/{job.read_text().strip()}").exists()
 
-    end, rows = attempt(tmp_path, given, stop_after=4)
+    end, rows = attempt(tmp_path, job("0.02"), stop_after=4)
     assert end.state == "interrupted"
     wait_until(lambda: not lives())
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
     log = tmp_path / "slurm.log"
     before = log.stat().st_size
-    worker = in_child(lambda: attempt(tmp_path, given, 2, rows))
+    worker = in_child(lambda: attempt(tmp_path, job("1"), 2, rows))  # it must live longer than the worker
     wait_until(lambda: log.stat().st_size > before)
     for pid in [worker, *left(tmp_path)]:
         os.kill(pid, signal.SIGKILL)
     os.waitpid(worker, 0)
     assert lives()
+    given = job("0.02")
     given = replace(given, trainer=replace(given.trainer, expect=["arithmetic: bf16"], refuse=["FP4"]))
     end, rows = attempt(tmp_path, given, 3, rows)
     assert (end.state, end.seen) == ("finished", ("arithmetic: bf16",))

@@ -202,7 +202,8 @@ def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(study, monkeypatc
 
 def test_ray_puts_a_share_on_one_gpu_and_no_process_stays_for_a_second(tmp_path):
     script = Path(__file__).with_name("shared_gpus.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     of_gpu = defaultdict(list)
     for run in found["runs"]:
