@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -29,17 +28,19 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.protocol import Draw, dequantised
+from ablate.layers.plan import plan_layer
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.formats import ELEMENTS
-from ablate.numerics.philox import Key
-from ablate.recipes import GEMMS, OPERANDS, LayerRecipe, features_fault, token_group
+from ablate.recipes import GEMMS, LayerRecipe, features_fault
 from ablate.recipes.coverage import in_short
-from ablate.recipes.policy import NO_ROTATION, contracted_axis
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.optim import Optimizer
 
-    from ablate.backends.protocol import Backend, Operand
+    from ablate.backends.protocol import Operand
+    from ablate.layers.plan import PlannedLayer, PlannedOperand
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
     from ablate.recipes.place import LayerPlace
@@ -111,6 +112,7 @@ class QuantLinear(nn.Linear):
         self._register()
 
     def _register(self) -> None:
+        self._plans: dict[tuple[Hashable, torch.device, int], PlannedLayer] = {}
         self.site = next(_numbers)
         _sites[self.site] = self
 
@@ -151,66 +153,51 @@ class QuantLinear(nn.Linear):
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Find this layer's recipe after this many training tokens; ``override`` replaces it."""
+        return self._phase_at(tokens)[1]
+
+    def _phase_at(self, tokens: int) -> tuple[Hashable, LayerRecipe]:
         if self.override is not None:
-            return self.override
-        return next(recipe for start, recipe in self._phases if start <= tokens)
+            return self.override, self.override
+        return next(phase for phase in self._phases if phase[0] <= tokens)
 
-    def filled(self, tensor: Tensor, at: Position) -> Tensor:
-        """Fill the rows of x or dy up to whole blocks with zeros, which add nothing to a product."""
-        missing = -len(tensor) % token_group(self.recipe_at(at.tokens))
-        return functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
+    def plan(self, tokens: int, device: torch.device) -> PlannedLayer:
+        """Return this layer's work by its recipe after this many training tokens; planned on first use."""
+        phase, recipe = self._phase_at(tokens)
+        key = (phase, device, self.state.replica_number)
+        planned = self._plans.get(key)
+        if planned is None:
+            planned = plan_layer(recipe, self.name, self.state, str(device), self._delayed)
+            self._plans[key] = planned
+        return planned
 
-    def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
-        """Make the key of one operand's random draw; None if the policy draws nothing."""
-        if not policy.draws_anew and policy.signs == "none":
-            return None
-        return Key(
-            seed=self.state.seed, layer=self.name, gemm=gemm, operand=self.state.stream_of(operand),
-            step=at.stream_step, call=at.call,
-        )  # fmt: skip
+    def draw(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Draw:
+        """Collect what quantises an operand at a position; a delayed scale records its magnitude."""
+        amax = None if operand.history is None else self._delayed_amax(tensor, operand, at)
+        return Draw(policy=operand.policy, key=operand.key(at), amax=amax)
 
-    def backend(self, gemm: Gemm, at: Position, where: Tensor) -> Backend:
-        """Choose the back end for one GEMM at this position."""
-        return self.state.backend.of(self.recipe_at(at.tokens).gemm(gemm), str(where.device))
-
-    def draw(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Draw:
-        """Collect policy, key and amax of one operand of one GEMM; a delayed scale records its magnitude."""
-        policy = self.recipe_at(at.tokens).gemm(gemm)
-        chosen = policy.left if operand == OPERANDS[gemm][0] else policy.right
-        amax = None
-        if chosen.scale == "delayed":
-            amax = self._delayed_amax(tensor, chosen, (gemm, operand), at)
-        return Draw(policy=chosen, key=self.key(gemm, operand, chosen, at), amax=amax)
-
-    def operand(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Operand:
-        """Quantise one operand of one GEMM by the recipe at this position.
-
-        ``tensor`` may be the forward pass's operand, which is quantised once more.
-        """
-        axis = contracted_axis(gemm, operand)
-        draw = self.draw(tensor, gemm, operand, at)
+    def operand(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Operand:
+        """Quantise an operand as planned; ``tensor`` may be the forward pass's, to be quantised once more."""
+        draw = self.draw(tensor, operand, at)
         if isinstance(tensor, Tensor):
-            done = self.backend(gemm, at, tensor).quantize(tensor, draw, axis=axis)
+            done = operand.backend.quantize(tensor, draw, axis=operand.axis)
         else:
-            done = self.backend(gemm, at, self.weight).quantize_again(tensor, draw, axis=axis)
-        return self.watched(gemm, operand, done)
+            done = operand.backend.quantize_again(tensor, draw, axis=operand.axis)
+        return self.watched(operand, done)
 
-    def watched(self, gemm: Gemm, operand: str, done: Operand) -> Operand:
-        """Pass an operand to ``state.watch``, and return it."""
+    def watched(self, operand: PlannedOperand, done: Operand) -> Operand:
+        """Pass a quantised operand to ``state.watch``, and return it."""
         if self.state.watch is not None:
-            self.state.watch(self.name, gemm, operand, done)
+            self.state.watch(self.name, operand.gemm, operand.name, done)
         return done
 
-    def _delayed_amax(
-        self, tensor: Tensor | Operand, policy: OperandPolicy, which: tuple[Gemm, str], at: Position
-    ) -> float:
+    def _delayed_amax(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> float:
         """Record this pass's largest magnitude; return that of the passes before it.
 
         As TransformerEngine's ``delayed_scaling.cu``: the history rolls with each pass, unless the magnitude
         is zero, and NaN counts as nothing. The scale begins at 1 (in diagnostics: with the tensor's own), and
         stays as it was where the past has no magnitude, or one that is not finite.
         """
-        index = self._delayed[which]
+        index = operand.history
         history, passes = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
         used = self.get_buffer("amax_used")
         tensor = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
@@ -222,7 +209,7 @@ class QuantLinear(nn.Linear):
         past[slot] = False
         known = float(history[past].max().item()) if bool(past.any()) else 0.0
         if not 0 < known < math.inf:
-            known = float(used[index]) or (now if at.redraw else ELEMENTS[policy.format].max)
+            known = float(used[index]) or (now if at.redraw else ELEMENTS[operand.policy.format].max)
         elif trains:
             used[index] = known
         if trains:
@@ -248,6 +235,12 @@ def compute(layer: QuantLinear, x: Tensor, weight: Tensor) -> Tensor:
     keep = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
     out: Tensor = y if keep else y.to(x.dtype)
     return out.view(*x.shape[:-1], layer.out_features)
+
+
+def filled(tensor: Tensor, group: int) -> Tensor:
+    """Fill the rows of x or dy up to whole groups of tokens with zeros, which add nothing to a product."""
+    missing = -len(tensor) % group
+    return functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
 
 
 def phases_that_fit(
@@ -361,13 +354,8 @@ def _gradients(
     with torch.autocast(dy.device.type, enabled=False):
         back = _Pass(layer, at, x, weight, dy)
         if wants_dx and wants_dw:
-            backend = layer.backend("dgrad", at, dy)
-            if backend.one_read and backend is layer.backend("wgrad", at, dy):
-                draws = (layer.draw(back.dy, gemm, "dy", at) for gemm in GEMMS[1:])
-                both = zip(GEMMS[1:], backend.quantize_both(back.dy, *draws), strict=True)
-                dx, dw = (back.product(gemm, layer.watched(gemm, "dy", done)) for gemm, done in both)
-                return dx, dw
-        # One after the other, so that only one copy of dy exists at a time.
+            back.quantise_dy_in_one_read()
+        # One after the other, so that else only one copy of dy exists at a time.
         nothing = dy.new_empty(0)
         return (
             back.product("dgrad") if wants_dx else nothing,
@@ -404,51 +392,63 @@ class _Pass:
         self, layer: QuantLinear, at: Position, x: Tensor, weight: Tensor, dy: Tensor | None = None
     ) -> None:
         self._layer, self._at, self._rows = layer, at, len(x)
-        self._x, self._weight = layer.filled(x, at), weight
-        self.dy = self._x if dy is None else layer.filled(dy, at)
-        self._recipe = layer.recipe_at(at.tokens)
+        self._plan = layer.plan(at.tokens, x.device)
+        self._x, self._weight = filled(x, self._plan.token_group), weight
+        self._dy = None if dy is None else filled(dy, self._plan.token_group)
         self._kept: dict[str, Operand] = {}
+        self._kept_dy: dict[Gemm, Operand] = {}
 
-    def product(self, gemm: Gemm, dy: Operand | None = None) -> Tensor:
-        """Compute y [M, N] or dx [M, K] in bf16, or dw [N, K] in the weight's dtype.
-
-        ``dy``: quantised for this GEMM.
-        """
-        layer, at, backend = self._layer, self._at, self._layer.backend(gemm, self._at, self._weight)
+    def product(self, gemm: Gemm) -> Tensor:
+        """Compute y [M, N] or dx [M, K] in bf16, or dw [N, K] in the weight's dtype."""
+        planned = self._plan.gemms[gemm]
         if gemm == "fprop":
-            out = backend.multiply(self.operand("x"), self.operand("w"))
+            out = planned.backend.multiply(self._forward("x"), self._forward("w"))
         else:
-            name, of = ("w", "x") if gemm == "dgrad" else ("x", "w")
-            dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
-            source = self._recipe.gemm(gemm).right.source
-            right = layer.operand(
-                self.tensor(name) if source == "high_precision" else self.operand(name), gemm, name, at
+            right = planned.right
+            again = right.policy.source != "high_precision"
+            source = self._forward(right.name) if again else self._tensor(right.name)
+            left = self._kept_dy.pop(gemm, None) or self._layer.operand(
+                self._tensor("dy"), planned.left, self._at
             )
-            out = backend.multiply(dy, right)
-            # Back through the mask and the rotation of the forward operand, whose gradient it is.
-            policy = self._recipe.fprop.left if of == "x" else self._recipe.fprop.right
-            mask = self.operand(of).mask if policy.mask else None
-            rotated = bool(policy.hadamard) and source != "high_precision"
-            if not rotated and mask is not None:
-                policy = replace(policy, **NO_ROTATION)
-            if rotated or mask is not None:
-                forward = layer.backend("fprop", at, out)
-                out = forward.gradient_through(out, policy, key=layer.key("fprop", of, policy, at), mask=mask)
+            out = planned.backend.multiply(left, self._layer.operand(source, right, self._at))
+            if planned.way_back is not None:
+                out = self._way_back(out, planned.way_back, "x" if gemm == "dgrad" else "w")
         if gemm == "wgrad":
             return out.to(self._weight.dtype)
         return out if len(out) == self._rows else out[: self._rows].clone()  # the rows that filled it up
 
-    def tensor(self, name: str) -> Tensor:
-        """Return x or w in bf16."""
-        return self._x if name == "x" else self._weight.to(torch.bfloat16)
+    def quantise_dy_in_one_read(self) -> None:
+        """Quantise dy for both gradients together, where the back end reads it only once."""
+        if not self._plan.dy_in_one_read:
+            return
+        dy = self._tensor("dy")
+        planned = {gemm: self._plan.gemms[gemm].left for gemm in GEMMS[1:]}
+        draws = [self._layer.draw(dy, operand, self._at) for operand in planned.values()]
+        backend = self._plan.gemms["dgrad"].backend
+        for (gemm, operand), done in zip(planned.items(), backend.quantize_both(dy, *draws), strict=True):
+            self._kept_dy[gemm] = self._layer.watched(operand, done)
 
-    def operand(self, name: str) -> Operand:
+    def _way_back(self, grad: Tensor, policy: OperandPolicy, name: str) -> Tensor:
+        """Take the gradient of x or w back through the mask and the rotation of its forward operand."""
+        forward = self._plan.operand("fprop", name)
+        mask = self._forward(name).mask if policy.mask else None
+        return forward.backend.gradient_through(grad, policy, key=forward.key(self._at), mask=mask)
+
+    def _tensor(self, name: str) -> Tensor:
+        """Return x, dy or w in bf16."""
+        if name == "w":
+            return self._weight.to(torch.bfloat16)
+        tensor = self._x if name == "x" else self._dy
+        assert tensor is not None
+        return tensor
+
+    def _forward(self, name: str) -> Operand:
         """Quantise x or w as for Fprop's product."""
         if name in self._kept:
             return self._kept.pop(name)
-        done = self._layer.operand(self.tensor(name), "fprop", name, self._at)
-        backward = self._recipe.wgrad.right if name == "x" else self._recipe.dgrad.right
-        if done.mask is not None and backward.source != "high_precision":
+        done = self._layer.operand(self._tensor(name), self._plan.operand("fprop", name), self._at)
+        backward = self._plan.operand("wgrad" if name == "x" else "dgrad", name)
+        if done.mask is not None and backward.policy.source != "high_precision":
             self._kept[name] = done
         return done
 

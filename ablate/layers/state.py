@@ -262,11 +262,16 @@ class RecipeState:
         if layer in self._passes:
             self._passes[layer].open.discard(at)
 
+    @property
+    def replica_number(self) -> int:
+        """Which of the model's replicas this process trains."""
+        if self.replica is not None:
+            return self.replica
+        return distributed.get_rank() if distributed.is_initialized() else 0
+
     def stream_of(self, operand: str) -> str:
         """Name an operand's stream of noise in this replica; all replicas share that of weights."""
-        replica = self.replica
-        if replica is None:
-            replica = distributed.get_rank() if distributed.is_initialized() else 0
+        replica = self.replica_number
         return operand if operand == "w" or not replica else f"{operand} of replica {replica}"
 
     def state_dict(self) -> dict[str, Any]:
