@@ -1,10 +1,10 @@
 """The quantised linear layer: three GEMMs, with both operands of each quantised along its contraction axis.
 
-Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. Custom operators do all
-the work, so that ``torch.compile`` sees one node and never traces a random generator. They receive the number
-of a layer's *site* and look up its recipe, back end and stream position when they run. The backward pass
-saves x and the weight parameter itself, never a copy of the weight: under FSDP2 a copy would keep the
-gathered weight in memory.
+Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. On a GPU a layer in which
+nothing is quantised is plain torch, around which a compiler fuses. Else custom operators do all the work, so
+that ``torch.compile`` sees one node and never traces a random generator. They receive the number of a layer's
+*site* and look up its plan and stream position when they run. The backward pass saves x and the weight
+parameter itself, never a copy of the weight: under FSDP2 a copy would keep the gathered weight in memory.
 
 If blocks, tiles or Hadamard groups do not divide the number of tokens, the operators add rows of zeros.
 In-features and out-features must fit.
@@ -54,6 +54,9 @@ BUFFERS_OF_SCALES = ("amax_history", "amax_step", "amax_used")
 _STEPS_WITHOUT_ADVANCE = 10
 """Optimizer steps after which a state should have advanced. An optimizer made of others counts some twice."""
 
+_PLAIN_ON = ("cuda",)
+"""Device types where a layer without quantised operands is plain torch; a CPU may multiply in its own way."""
+
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -92,10 +95,10 @@ class QuantLinear(nn.Linear):
 
     def _follow(self, name: str, state: RecipeState, place: LayerPlace) -> None:
         self.name, self.state, self.place = name, state, place
-        self._phases = phases_that_fit(self, name, state, place)
+        self.phases = phases_that_fit(self, name, state, place)
         delayed = dict.fromkeys(
             (gemm, operand)
-            for _, recipe in self._phases
+            for _, recipe in self.phases
             for gemm, operand, policy in recipe.operands()
             if policy.scale == "delayed"
         )
@@ -151,6 +154,19 @@ class QuantLinear(nn.Linear):
         self.has_run = True
         return self.state.position(self.name, training=self.training)
 
+    def is_plain_now(self, device: torch.device) -> bool:
+        """Whether plain torch computes this pass: nothing is quantised, and nobody observes the operands."""
+        state = self.state
+        if device.type not in _PLAIN_ON or state.watch is not None or state.tap is not None:
+            return False
+        if torch.compiler.is_compiling():
+            return self.override is None and _is_always_plain(self.site, str(device))
+        if not self.plan(state.tokens, device).is_plain:
+            return False
+        self.has_run = True
+        state.note_start(training=self.training)
+        return True
+
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Find this layer's recipe after this many training tokens; ``override`` replaces it."""
         return self._phase_at(tokens)[1]
@@ -158,7 +174,7 @@ class QuantLinear(nn.Linear):
     def _phase_at(self, tokens: int) -> tuple[Hashable, LayerRecipe]:
         if self.override is not None:
             return self.override, self.override
-        return next(phase for phase in self._phases if phase[0] <= tokens)
+        return next(phase for phase in self.phases if phase[0] <= tokens)
 
     def plan(self, tokens: int, device: torch.device) -> PlannedLayer:
         """Return this layer's work by its recipe after this many training tokens; planned on first use."""
@@ -226,15 +242,44 @@ class QuantLinear(nn.Linear):
         return known
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens
+def _is_always_plain(site: int, device: str) -> bool:
+    layer = _sites[site]
+    return all(layer.plan(start, torch.device(device)).is_plain for start, _ in layer.phases)
+
+
 def compute(layer: QuantLinear, x: Tensor, weight: Tensor) -> Tensor:
     """Compute x wᵀ + b by a layer's recipe; ``weight``: the layer's, or what its module has made of it."""
     rows = x.reshape(-1, layer.in_features).to(torch.bfloat16)
-    y, _ = _fprop(rows, weight, layer.site)
+    if layer.is_plain_now(x.device):
+        y = _Plain.apply(rows, weight)
+    else:
+        y, _ = _fprop(rows, weight, layer.site)
     if layer.bias is not None:
         y = y + layer.bias.to(y.dtype)
     keep = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
     out: Tensor = y if keep else y.to(x.dtype)
     return out.view(*x.shape[:-1], layer.out_features)
+
+
+class _Plain(torch.autograd.Function):
+    """The three GEMMs in plain torch. Saves the weight itself, where autograd would save its bf16 copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.linear(x, weight.to(torch.bfloat16))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        dy = grads[0].to(torch.bfloat16)
+        wants_dx, wants_dw = ctx.needs_input_grad
+        with torch.autocast(dy.device.type, enabled=False):
+            dx = dy @ weight.to(torch.bfloat16) if wants_dx else None
+            dw = (dy.t() @ x).to(weight.dtype) if wants_dw else None
+        return dx, dw
 
 
 def filled(tensor: Tensor, group: int) -> Tensor:

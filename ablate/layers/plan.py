@@ -67,13 +67,15 @@ class PlannedLayer:
     """The three GEMMs of a layer by one recipe on one device.
 
     ``token_group``: what must divide its tokens. ``dy_in_one_read``: whether the back end quantises dy for
-    Dgrad and Wgrad together.
+    Dgrad and Wgrad together. ``is_plain``: whether all three are the device's own bf16 GEMM of untouched
+    operands.
     """
 
     recipe: LayerRecipe
     gemms: Mapping[Gemm, PlannedGemm]
     token_group: int
     dy_in_one_read: bool
+    is_plain: bool
 
     def operand(self, gemm: Gemm, name: str) -> PlannedOperand:
         """Return an operand by its GEMM and name."""
@@ -112,6 +114,10 @@ def plan_layer(
     return PlannedLayer(
         recipe=recipe, gemms=gemms, token_group=token_group(recipe),
         dy_in_one_read=dgrad is wgrad and dgrad.one_read,
+        is_plain=all(
+            recipe.gemm(gemm).is_untouched and planned.backend.name == "emulated"
+            for gemm, planned in gemms.items()
+        ),
     )  # fmt: skip
 
 

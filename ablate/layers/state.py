@@ -232,8 +232,7 @@ class RecipeState:
 
     def _next(self, layer: str, *, training: bool) -> Position:
         """Return the position of a pass that no region repeats."""
-        if training and self._began is None:
-            self._began = self.step, self.tokens
+        self.note_start(training=training)
         if self.call is not None:
             return Position(step=self.step, call=self.call, tokens=self.tokens)
         passes = self._passes.setdefault(layer, _Passes())
@@ -256,6 +255,11 @@ class RecipeState:
         if len(passes.open) < _MOST_OPEN:
             passes.open.add(at)
         return at
+
+    def note_start(self, *, training: bool) -> None:
+        """Note where training began, to say later whether its loop has moved on."""
+        if training and self._began is None:
+            self._began = self.step, self.tokens
 
     def backward_done(self, layer: str, at: Position) -> None:
         """Note that the gradients of a pass were computed."""
