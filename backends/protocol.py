@@ -58,11 +58,16 @@ class Operand(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The inputs of one quantisation: the policy, the random stream, and the amax of a delayed scale."""
+    """The inputs of one quantisation: the policy, the random stream, and the amax of a delayed scale.
+
+    ``position``: step and call (int64 [2], on the matrix's device), which Triton's kernels read in place of
+    the key's, so that a CUDA graph draws anew each time it is replayed. Other quantisers take the key's.
+    """
 
     policy: OperandPolicy
     key: Key | None = None
     amax: float | None = None
+    position: Tensor | None = None
 
 
 def dequantised(operand: Operand) -> Tensor:

@@ -17,7 +17,6 @@ forward's rotated in-features and is rotated back.
 from __future__ import annotations
 
 import itertools
-import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -28,6 +27,7 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.protocol import Draw, dequantised
+from ablate.layers.delayed import BUFFERS_OF_SCALES, clear_history, delayed_amax, keep_history, newest_step
 from ablate.layers.plan import plan_layer
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.formats import ELEMENTS
@@ -44,12 +44,6 @@ if TYPE_CHECKING:
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
     from ablate.recipes.place import LayerPlace
-
-AMAX_HISTORY = 1024
-"""Passes whose largest magnitudes a delayed scale uses (TransformerEngine's DelayedScaling)."""
-
-BUFFERS_OF_SCALES = ("amax_history", "amax_step", "amax_used")
-"""Buffers that a layer with delayed scales has in addition to its weights."""
 
 _STEPS_WITHOUT_ADVANCE = 10
 """Optimizer steps after which a state should have advanced. An optimizer made of others counts some twice."""
@@ -104,11 +98,7 @@ class QuantLinear(nn.Linear):
         )
         self._delayed = {which: index for index, which in enumerate(delayed)}
         if self._delayed:
-            shape = (len(self._delayed), AMAX_HISTORY + 1)  # the past, and this pass
-            self.register_buffer("amax_history", torch.empty(shape, dtype=torch.float32))
-            self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
-            self.register_buffer("amax_used", torch.empty(shape[:1], dtype=torch.float32))
-            self.forget_amax()
+            keep_history(self, len(self._delayed))
         self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
         self.has_run = False
         self.optimizer_steps = 0
@@ -126,9 +116,7 @@ class QuantLinear(nn.Linear):
     def forget_amax(self) -> None:
         """Clear the history of largest magnitudes for delayed scales."""
         if self._delayed:
-            self.get_buffer("amax_history").zero_()
-            self.get_buffer("amax_step").fill_(-1)
-            self.get_buffer("amax_used").zero_()
+            clear_history(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute x wᵀ + b for x [..., in_features].
@@ -182,14 +170,17 @@ class QuantLinear(nn.Linear):
         key = (phase, device, self.state.replica_number)
         planned = self._plans.get(key)
         if planned is None:
-            planned = plan_layer(recipe, self.name, self.state, str(device), self._delayed)
+            planned = plan_layer(recipe, self.name, self.state, device, self._delayed)
             self._plans[key] = planned
         return planned
 
     def draw(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Draw:
         """Collect what quantises an operand at a position; a delayed scale records its magnitude."""
-        amax = None if operand.history is None else self._delayed_amax(tensor, operand, at)
-        return Draw(policy=operand.policy, key=operand.key(at), amax=amax)
+        position, amax = self.state.placed(at, operand.device), None
+        if operand.history is not None:
+            values = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
+            amax = self._delayed_amax(values, operand, at, position)
+        return Draw(policy=operand.policy, key=operand.key(at), amax=amax, position=position)
 
     def operand(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Operand:
         """Quantise an operand as planned; ``tensor`` may be the forward pass's, to be quantised once more."""
@@ -206,40 +197,20 @@ class QuantLinear(nn.Linear):
             self.state.watch(self.name, operand.gemm, operand.name, done)
         return done
 
-    def _delayed_amax(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> float:
-        """Record this pass's largest magnitude; return that of the passes before it.
-
-        As TransformerEngine's ``delayed_scaling.cu``: the history rolls with each pass, unless the magnitude
-        is zero, and NaN counts as nothing. The scale begins at 1 (in diagnostics: with the tensor's own), and
-        stays as it was where the past has no magnitude, or one that is not finite.
-        """
-        index = operand.history
-        history, passes = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
-        used = self.get_buffer("amax_used")
-        tensor = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
-        now = float(tensor.abs().nan_to_num(0.0, math.inf).max().item()) if tensor.numel() else 0.0
-        trains = at.call < EVAL_CALL
-        own = at.step * EVAL_CALL + at.call * (not at.redraw)  # in order; what is drawn again sees past steps
-        slot = int(torch.where(passes == own, -2, passes).argmin().item())  # else the oldest, which leaves
-        past = (passes >= 0) & (passes < own)
-        past[slot] = False
-        known = float(history[past].max().item()) if bool(past.any()) else 0.0
-        if not 0 < known < math.inf:
-            known = float(used[index]) or (now if at.redraw else ELEMENTS[operand.policy.format].max)
-        elif trains:
-            used[index] = known
-        if trains:
-            newest = int(passes.max().item())
-            if not at.step and newest >= EVAL_CALL:
-                self.state.warn_once(
-                    f"delayed scales of step {newest // EVAL_CALL} came with the weights, but the state is "
-                    "at step 0 and draws its noise anew (to go on, load what state.state_dict() gave into "
-                    "state.load_state_dict; for a new training, load the weights without amax_… buffers)"
-                )
-            if now:  # a pass that is recomputed, or whose layer runs twice, has its slot already
-                history[slot] = max(now, float(history[slot]) if int(passes[slot]) == own else 0.0)
-                passes[slot] = own
-        return known
+    def _delayed_amax(
+        self, tensor: Tensor, operand: PlannedOperand, at: Position, position: Tensor | None
+    ) -> Any:
+        """Return a delayed scale's magnitude, a number on a CPU; record that of ``tensor``."""
+        assert operand.history is not None
+        if not at.step and at.call < EVAL_CALL and (step := newest_step(self, operand.history)) > 0:
+            self.state.warn_once(
+                f"delayed scales of step {step} came with the weights, but the state is at step 0 and draws "
+                "its noise anew (to go on, load what state.state_dict() gave into state.load_state_dict; for "
+                "a new training, load the weights without amax_… buffers)"
+            )
+        largest = ELEMENTS[operand.policy.format].max
+        amax = delayed_amax(self, operand.history, tensor, at, position, largest=largest)
+        return amax.item() if amax.device.type == "cpu" else amax
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens

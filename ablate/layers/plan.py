@@ -16,6 +16,8 @@ from ablate.recipes.policy import NO_ROTATION, contracted_axis
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
+
     from ablate.backends.protocol import Backend
     from ablate.layers.state import Position, RecipeState
     from ablate.recipes import Gemm, LayerRecipe, OperandPolicy
@@ -33,6 +35,7 @@ class PlannedOperand:
     name: str
     axis: int
     policy: OperandPolicy
+    device: torch.device
     backend: Backend
     stream: Key | None
     history: int | None
@@ -87,10 +90,10 @@ def plan_layer(
     recipe: LayerRecipe,
     layer: str,
     state: RecipeState,
-    device: str,
+    device: torch.device,
     histories: Mapping[tuple[Gemm, str], int],
 ) -> PlannedLayer:
-    """Plan a layer's work by one recipe on a torch device.
+    """Plan a layer's work by one recipe on a device.
 
     ``histories``: the rows of past magnitudes of the operands with delayed scales.
 
@@ -100,11 +103,12 @@ def plan_layer(
     gemms: dict[Gemm, PlannedGemm] = {}
     for gemm in GEMMS:
         policies = recipe.gemm(gemm)
-        backend = state.backend.of(policies, device)
+        backend = state.backend.of(policies, str(device))
         left, right = (
             PlannedOperand(
-                gemm=gemm, name=name, axis=contracted_axis(gemm, name), policy=policy, backend=backend,
-                stream=_stream(policy, layer, gemm, name, state), history=histories.get((gemm, name)),
+                gemm=gemm, name=name, axis=contracted_axis(gemm, name), policy=policy, device=device,
+                backend=backend, stream=_stream(policy, layer, gemm, name, state),
+                history=histories.get((gemm, name)),
             )
             for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True)
         )  # fmt: skip

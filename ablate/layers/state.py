@@ -41,6 +41,7 @@ EVAL_CALL = 1 << 31
 _REDRAW_STEP = 1 << 31
 _REDRAWS = 1 << 10
 _MOST_OPEN = 64
+_PLACED_ON = ("cuda",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,8 @@ class RecipeState:
     _began: tuple[int, int] | None = field(default=None, repr=False)
     """Step and tokens of the first pass in training."""
     _warned: bool = field(default=False, repr=False)
+    _placed: dict[torch.device, tuple[tuple[int, int], Tensor]] = field(default_factory=dict, repr=False)
+    """By GPU: step and call, and the tensor there that holds them."""
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__"):
@@ -255,6 +258,23 @@ class RecipeState:
         if len(passes.open) < _MOST_OPEN:
             passes.open.add(at)
         return at
+
+    def placed(self, at: Position, device: torch.device) -> Tensor | None:
+        """Return step and call on a GPU (int64 [2]) for kernels that are launched next; None on a CPU.
+
+        It is one tensor for each device, and it is written when the position moves, not copied from the CPU.
+        """
+        if device.type not in _PLACED_ON:
+            return None
+        wanted = (at.stream_step, at.call)
+        held, tensor = self._placed.get(device, (None, None))
+        if tensor is None:
+            tensor = torch.empty(2, dtype=torch.int64, device=device)
+        if held != wanted:
+            for number, entry in zip(wanted, tensor, strict=True):
+                entry.fill_(number)
+            self._placed[device] = wanted, tensor
+        return tensor
 
     def note_start(self, *, training: bool) -> None:
         """Note where training began, to say later whether its loop has moved on."""
