@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ablate.layers.linear import QuantLinear, quantised_layers
+from ablate.layers.plan import PlannedOperand
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
 from ablate.numerics.scales import tensor_scale
@@ -75,8 +76,8 @@ def test_phases_move_on_with_the_tokens():
 
 
 def test_every_pass_and_step_draws_anew_and_evaluation_apart(monkeypatch):
-    keys, own = [], QuantLinear.key
-    monkeypatch.setattr(QuantLinear, "key", lambda *args: keys.append(own(*args)) or keys[-1])
+    keys, own = [], PlannedOperand.key
+    monkeypatch.setattr(PlannedOperand, "key", lambda *args: keys.append(own(*args)) or keys[-1])
     model, state = make()
     model(TOKENS)
     model(TOKENS)
