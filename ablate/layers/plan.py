@@ -108,7 +108,7 @@ def plan_layer(
             PlannedOperand(
                 gemm=gemm, name=name, axis=contracted_axis(gemm, name), policy=policy, device=device,
                 backend=backend, stream=_stream(policy, layer, gemm, name, state),
-                history=histories.get((gemm, name)),
+                history=histories[gemm, name] if policy.scale == "delayed" else None,
             )
             for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True)
         )  # fmt: skip
