@@ -30,11 +30,10 @@ from torch import Tensor
 
 from ablate.backends.protocol import dequantised
 from ablate.diagnose import measure
-from ablate.layers.linear import product, quantised_layers
+from ablate.layers.linear import filled, product, quantised_layers
 from ablate.models.decoder import Experts
 from ablate.numerics.quantiser import on_grid
 from ablate.recipes import GEMMS, OPERANDS
-from ablate.recipes.policy import contracted_axis
 from ablate.run.diagnostics import chosen_layers
 
 if TYPE_CHECKING:
@@ -110,19 +109,21 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
         for draw in range(1, draws + 1)
     )
     figures = measure.product_figures(exact, outputs, per_token=gemm != "wgrad")
-    operands, at, policies = {}, tapped.at.redrawn(1), layer.recipe_at(tapped.at.tokens).gemm(gemm)
-    for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True):
+    operands, at = {}, tapped.at.redrawn(1)
+    plan = layer.plan(at.tokens, tapped.x.device)
+    for operand in (plan.gemms[gemm].left, plan.gemms[gemm].right):
+        name, policy = operand.name, operand.policy
         if policy.is_high_precision:
             continue
-        stored, axis = tensors[name], contracted_axis(gemm, name)
+        stored = tensors[name]
         if policy.source != "high_precision":  # measure only this second quantisation
-            stored = dequantised(layer.operand(stored, "fprop", name, at))
+            stored = dequantised(layer.operand(stored, plan.operand("fprop", name), at))
             stored = stored.to(torch.bfloat16) if policy.source == "forward_bf16" else stored
-        stored = stored if name == "w" else layer.filled(stored, at)
-        draw = layer.draw(stored, gemm, name, at)
-        grid = on_grid(stored, draw.policy, axis=axis, key=draw.key, amax=draw.amax)
-        sides = (dequantised(layer.operand(stored, gemm, name, at)), stored)
-        quantised, last = (one.float() if axis else one.float().t() for one in sides)
+        stored = stored if name == "w" else filled(stored, plan.token_group)
+        draw = layer.draw(stored, operand, at)
+        grid = on_grid(stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax)
+        sides = (dequantised(layer.operand(stored, operand, at)), stored)
+        quantised, last = (one.float() if operand.axis else one.float().t() for one in sides)
         operands[name] = measure.operand_figures(grid, quantised, last)
     return {
         "layer": layer.name,

@@ -160,7 +160,8 @@ class Deoscillation:
         own, rows = local_rows(weight)
         whole = weight.full_tensor() if is_sharded(weight) else weight  # tiles and scales cross the rows
         at = Position(step=state.step, call=EVAL_CALL, tokens=state.tokens)
-        done = layer.operand(whole.to(torch.bfloat16), "fprop", "w", at)
+        planned = layer.plan(at.tokens, whole.device).operand("fprop", "w")
+        done = layer.operand(whole.to(torch.bfloat16), planned, at)
         return own, dequantised(done)[rows].to(torch.float32)
 
 

@@ -1,10 +1,10 @@
 """The quantised linear layer: three GEMMs, with both operands of each quantised along its contraction axis.
 
-Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. Custom operators do all
-the work, so that ``torch.compile`` sees one node and never traces a random generator. They receive the number
-of a layer's *site* and look up its recipe, back end and stream position when they run. The backward pass
-saves x and the weight parameter itself, never a copy of the weight: under FSDP2 a copy would keep the
-gathered weight in memory.
+Fprop y = x wᵀ, Dgrad dx = dy w, Wgrad dw = dyᵀ x, in bf16 with fp32 accumulation. On a GPU a layer in which
+nothing is quantised is plain torch, around which a compiler fuses. Else custom operators do all the work, so
+that ``torch.compile`` sees one node and never traces a random generator. They receive the number of a layer's
+*site* and look up its plan and stream position when they run. The backward pass saves x and the weight
+parameter itself, never a copy of the weight: under FSDP2 a copy would keep the gathered weight in memory.
 
 If blocks, tiles or Hadamard groups do not divide the number of tokens, the operators add rows of zeros.
 In-features and out-features must fit.
@@ -17,8 +17,6 @@ forward's rotated in-features and is rotated back.
 from __future__ import annotations
 
 import itertools
-import math
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -29,29 +27,29 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.protocol import Draw, dequantised
+from ablate.layers.delayed import BUFFERS_OF_SCALES, clear_history, delayed_amax, keep_history, newest_step
+from ablate.layers.plan import plan_layer
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.formats import ELEMENTS
-from ablate.numerics.philox import Key
-from ablate.recipes import GEMMS, OPERANDS, LayerRecipe, features_fault, token_group
+from ablate.recipes import GEMMS, LayerRecipe, features_fault
 from ablate.recipes.coverage import in_short
-from ablate.recipes.policy import NO_ROTATION, contracted_axis
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.optim import Optimizer
 
-    from ablate.backends.protocol import Backend, Operand
+    from ablate.backends.protocol import Operand
+    from ablate.layers.plan import PlannedLayer, PlannedOperand
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
     from ablate.recipes.place import LayerPlace
 
-AMAX_HISTORY = 1024
-"""Passes whose largest magnitudes a delayed scale uses (TransformerEngine's DelayedScaling)."""
-
-BUFFERS_OF_SCALES = ("amax_history", "amax_step", "amax_used")
-"""Buffers that a layer with delayed scales has in addition to its weights."""
-
 _STEPS_WITHOUT_ADVANCE = 10
 """Optimizer steps after which a state should have advanced. An optimizer made of others counts some twice."""
+
+_PLAIN_ON = ("cuda",)
+"""Device types where a layer without quantised operands is plain torch; a CPU may multiply in its own way."""
 
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -91,26 +89,23 @@ class QuantLinear(nn.Linear):
 
     def _follow(self, name: str, state: RecipeState, place: LayerPlace) -> None:
         self.name, self.state, self.place = name, state, place
-        self._phases = phases_that_fit(self, name, state, place)
+        self.phases = phases_that_fit(self, name, state, place)
         delayed = dict.fromkeys(
             (gemm, operand)
-            for _, recipe in self._phases
+            for _, recipe in self.phases
             for gemm, operand, policy in recipe.operands()
             if policy.scale == "delayed"
         )
         self._delayed = {which: index for index, which in enumerate(delayed)}
         if self._delayed:
-            shape = (len(self._delayed), AMAX_HISTORY + 1)  # the past, and this pass
-            self.register_buffer("amax_history", torch.empty(shape, dtype=torch.float32))
-            self.register_buffer("amax_step", torch.empty(shape, dtype=torch.int64))
-            self.register_buffer("amax_used", torch.empty(shape[:1], dtype=torch.float32))
-            self.forget_amax()
+            keep_history(self, len(self._delayed))
         self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
         self.has_run = False
         self.optimizer_steps = 0
         self._register()
 
     def _register(self) -> None:
+        self._plans: dict[tuple[Hashable, torch.device, int], PlannedLayer] = {}
         self.site = next(_numbers)
         _sites[self.site] = self
 
@@ -121,9 +116,7 @@ class QuantLinear(nn.Linear):
     def forget_amax(self) -> None:
         """Clear the history of largest magnitudes for delayed scales."""
         if self._delayed:
-            self.get_buffer("amax_history").zero_()
-            self.get_buffer("amax_step").fill_(-1)
-            self.get_buffer("amax_used").zero_()
+            clear_history(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute x wᵀ + b for x [..., in_features].
@@ -149,105 +142,121 @@ class QuantLinear(nn.Linear):
         self.has_run = True
         return self.state.position(self.name, training=self.training)
 
+    def is_plain_now(self, device: torch.device) -> bool:
+        """Whether plain torch computes this pass: nothing is quantised, and nobody observes the operands."""
+        state = self.state
+        if device.type not in _PLAIN_ON or state.watch is not None or state.tap is not None:
+            return False
+        if torch.compiler.is_compiling():
+            return self.override is None and _is_always_plain(self.site, str(device))
+        if not self.plan(state.tokens, device).is_plain:
+            return False
+        self.has_run = True
+        state.note_start(training=self.training)
+        return True
+
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Find this layer's recipe after this many training tokens; ``override`` replaces it."""
+        return self._phase_at(tokens)[1]
+
+    def _phase_at(self, tokens: int) -> tuple[Hashable, LayerRecipe]:
         if self.override is not None:
-            return self.override
-        return next(recipe for start, recipe in self._phases if start <= tokens)
+            return self.override, self.override
+        return next(phase for phase in self.phases if phase[0] <= tokens)
 
-    def filled(self, tensor: Tensor, at: Position) -> Tensor:
-        """Fill the rows of x or dy up to whole blocks with zeros, which add nothing to a product."""
-        missing = -len(tensor) % token_group(self.recipe_at(at.tokens))
-        return functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
+    def plan(self, tokens: int, device: torch.device) -> PlannedLayer:
+        """Return this layer's work by its recipe after this many training tokens; planned on first use."""
+        phase, recipe = self._phase_at(tokens)
+        key = (phase, device, self.state.replica_number)
+        planned = self._plans.get(key)
+        if planned is None:
+            planned = plan_layer(recipe, self.name, self.state, device, self._delayed)
+            self._plans[key] = planned
+        return planned
 
-    def key(self, gemm: Gemm, operand: str, policy: OperandPolicy, at: Position) -> Key | None:
-        """Make the key of one operand's random draw; None if the policy draws nothing."""
-        if not policy.draws_anew and policy.signs == "none":
-            return None
-        return Key(
-            seed=self.state.seed, layer=self.name, gemm=gemm, operand=self.state.stream_of(operand),
-            step=at.stream_step, call=at.call,
-        )  # fmt: skip
+    def draw(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Draw:
+        """Collect what quantises an operand at a position; a delayed scale records its magnitude."""
+        position, amax = self.state.placed(at, operand.device), None
+        if operand.history is not None:
+            values = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
+            amax = self._delayed_amax(values, operand, at, position)
+        return Draw(policy=operand.policy, key=operand.key(at), amax=amax, position=position)
 
-    def backend(self, gemm: Gemm, at: Position, where: Tensor) -> Backend:
-        """Choose the back end for one GEMM at this position."""
-        return self.state.backend.of(self.recipe_at(at.tokens).gemm(gemm), str(where.device))
-
-    def draw(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Draw:
-        """Collect policy, key and amax of one operand of one GEMM; a delayed scale records its magnitude."""
-        policy = self.recipe_at(at.tokens).gemm(gemm)
-        chosen = policy.left if operand == OPERANDS[gemm][0] else policy.right
-        amax = None
-        if chosen.scale == "delayed":
-            amax = self._delayed_amax(tensor, chosen, (gemm, operand), at)
-        return Draw(policy=chosen, key=self.key(gemm, operand, chosen, at), amax=amax)
-
-    def operand(self, tensor: Tensor | Operand, gemm: Gemm, operand: str, at: Position) -> Operand:
-        """Quantise one operand of one GEMM by the recipe at this position.
-
-        ``tensor`` may be the forward pass's operand, which is quantised once more.
-        """
-        axis = contracted_axis(gemm, operand)
-        draw = self.draw(tensor, gemm, operand, at)
+    def operand(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Operand:
+        """Quantise an operand as planned; ``tensor`` may be the forward pass's, to be quantised once more."""
+        draw = self.draw(tensor, operand, at)
         if isinstance(tensor, Tensor):
-            done = self.backend(gemm, at, tensor).quantize(tensor, draw, axis=axis)
+            done = operand.backend.quantize(tensor, draw, axis=operand.axis)
         else:
-            done = self.backend(gemm, at, self.weight).quantize_again(tensor, draw, axis=axis)
-        return self.watched(gemm, operand, done)
+            done = operand.backend.quantize_again(tensor, draw, axis=operand.axis)
+        return self.watched(operand, done)
 
-    def watched(self, gemm: Gemm, operand: str, done: Operand) -> Operand:
-        """Pass an operand to ``state.watch``, and return it."""
+    def watched(self, operand: PlannedOperand, done: Operand) -> Operand:
+        """Pass a quantised operand to ``state.watch``, and return it."""
         if self.state.watch is not None:
-            self.state.watch(self.name, gemm, operand, done)
+            self.state.watch(self.name, operand.gemm, operand.name, done)
         return done
 
     def _delayed_amax(
-        self, tensor: Tensor | Operand, policy: OperandPolicy, which: tuple[Gemm, str], at: Position
-    ) -> float:
-        """Record this pass's largest magnitude; return that of the passes before it.
+        self, tensor: Tensor, operand: PlannedOperand, at: Position, position: Tensor | None
+    ) -> Any:
+        """Return a delayed scale's magnitude, a number on a CPU; record that of ``tensor``."""
+        assert operand.history is not None
+        if not at.step and at.call < EVAL_CALL and (step := newest_step(self, operand.history)) > 0:
+            self.state.warn_once(
+                f"delayed scales of step {step} came with the weights, but the state is at step 0 and draws "
+                "its noise anew (to go on, load what state.state_dict() gave into state.load_state_dict; for "
+                "a new training, load the weights without amax_… buffers)"
+            )
+        largest = ELEMENTS[operand.policy.format].max
+        amax = delayed_amax(self, operand.history, tensor, at, position, largest=largest)
+        return amax.item() if amax.device.type == "cpu" else amax
 
-        As TransformerEngine's ``delayed_scaling.cu``: the history rolls with each pass, unless the magnitude
-        is zero, and NaN counts as nothing. The scale begins at 1 (in diagnostics: with the tensor's own), and
-        stays as it was where the past has no magnitude, or one that is not finite.
-        """
-        index = self._delayed[which]
-        history, passes = self.get_buffer("amax_history")[index], self.get_buffer("amax_step")[index]
-        used = self.get_buffer("amax_used")
-        tensor = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
-        now = float(tensor.abs().nan_to_num(0.0, math.inf).max().item()) if tensor.numel() else 0.0
-        trains = at.call < EVAL_CALL
-        own = at.step * EVAL_CALL + at.call * (not at.redraw)  # in order; what is drawn again sees past steps
-        slot = int(torch.where(passes == own, -2, passes).argmin().item())  # else the oldest, which leaves
-        past = (passes >= 0) & (passes < own)
-        past[slot] = False
-        known = float(history[past].max().item()) if bool(past.any()) else 0.0
-        if not 0 < known < math.inf:
-            known = float(used[index]) or (now if at.redraw else ELEMENTS[policy.format].max)
-        elif trains:
-            used[index] = known
-        if trains:
-            newest = int(passes.max().item())
-            if not at.step and newest >= EVAL_CALL:
-                self.state.warn_once(
-                    f"delayed scales of step {newest // EVAL_CALL} came with the weights, but the state is "
-                    "at step 0 and draws its noise anew (to go on, load what state.state_dict() gave into "
-                    "state.load_state_dict; for a new training, load the weights without amax_… buffers)"
-                )
-            if now:  # a pass that is recomputed, or whose layer runs twice, has its slot already
-                history[slot] = max(now, float(history[slot]) if int(passes[slot]) == own else 0.0)
-                passes[slot] = own
-        return known
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens
+def _is_always_plain(site: int, device: str) -> bool:
+    layer = _sites[site]
+    return all(layer.plan(start, torch.device(device)).is_plain for start, _ in layer.phases)
 
 
 def compute(layer: QuantLinear, x: Tensor, weight: Tensor) -> Tensor:
     """Compute x wᵀ + b by a layer's recipe; ``weight``: the layer's, or what its module has made of it."""
     rows = x.reshape(-1, layer.in_features).to(torch.bfloat16)
-    y, _ = _fprop(rows, weight, layer.site)
+    if layer.is_plain_now(x.device):
+        y = _Plain.apply(rows, weight)
+    else:
+        y, _ = _fprop(rows, weight, layer.site)
     if layer.bias is not None:
         y = y + layer.bias.to(y.dtype)
     keep = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
     out: Tensor = y if keep else y.to(x.dtype)
     return out.view(*x.shape[:-1], layer.out_features)
+
+
+class _Plain(torch.autograd.Function):
+    """The three GEMMs in plain torch. Saves the weight itself, where autograd would save its bf16 copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.linear(x, weight.to(torch.bfloat16))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        dy = grads[0].to(torch.bfloat16)
+        wants_dx, wants_dw = ctx.needs_input_grad
+        with torch.autocast(dy.device.type, enabled=False):
+            dx = dy @ weight.to(torch.bfloat16) if wants_dx else None
+            dw = (dy.t() @ x).to(weight.dtype) if wants_dw else None
+        return dx, dw
+
+
+def filled(tensor: Tensor, group: int) -> Tensor:
+    """Fill the rows of x or dy up to whole groups of tokens with zeros, which add nothing to a product."""
+    missing = -len(tensor) % group
+    return functional.pad(tensor, (0, 0, 0, missing)) if missing else tensor
 
 
 def phases_that_fit(
@@ -361,13 +370,8 @@ def _gradients(
     with torch.autocast(dy.device.type, enabled=False):
         back = _Pass(layer, at, x, weight, dy)
         if wants_dx and wants_dw:
-            backend = layer.backend("dgrad", at, dy)
-            if backend.one_read and backend is layer.backend("wgrad", at, dy):
-                draws = (layer.draw(back.dy, gemm, "dy", at) for gemm in GEMMS[1:])
-                both = zip(GEMMS[1:], backend.quantize_both(back.dy, *draws), strict=True)
-                dx, dw = (back.product(gemm, layer.watched(gemm, "dy", done)) for gemm, done in both)
-                return dx, dw
-        # One after the other, so that only one copy of dy exists at a time.
+            back.quantise_dy_in_one_read()
+        # One after the other, so that else only one copy of dy exists at a time.
         nothing = dy.new_empty(0)
         return (
             back.product("dgrad") if wants_dx else nothing,
@@ -404,51 +408,63 @@ class _Pass:
         self, layer: QuantLinear, at: Position, x: Tensor, weight: Tensor, dy: Tensor | None = None
     ) -> None:
         self._layer, self._at, self._rows = layer, at, len(x)
-        self._x, self._weight = layer.filled(x, at), weight
-        self.dy = self._x if dy is None else layer.filled(dy, at)
-        self._recipe = layer.recipe_at(at.tokens)
+        self._plan = layer.plan(at.tokens, x.device)
+        self._x, self._weight = filled(x, self._plan.token_group), weight
+        self._dy = None if dy is None else filled(dy, self._plan.token_group)
         self._kept: dict[str, Operand] = {}
+        self._kept_dy: dict[Gemm, Operand] = {}
 
-    def product(self, gemm: Gemm, dy: Operand | None = None) -> Tensor:
-        """Compute y [M, N] or dx [M, K] in bf16, or dw [N, K] in the weight's dtype.
-
-        ``dy``: quantised for this GEMM.
-        """
-        layer, at, backend = self._layer, self._at, self._layer.backend(gemm, self._at, self._weight)
+    def product(self, gemm: Gemm) -> Tensor:
+        """Compute y [M, N] or dx [M, K] in bf16, or dw [N, K] in the weight's dtype."""
+        planned = self._plan.gemms[gemm]
         if gemm == "fprop":
-            out = backend.multiply(self.operand("x"), self.operand("w"))
+            out = planned.backend.multiply(self._forward("x"), self._forward("w"))
         else:
-            name, of = ("w", "x") if gemm == "dgrad" else ("x", "w")
-            dy = layer.operand(self.dy, gemm, "dy", at) if dy is None else dy
-            source = self._recipe.gemm(gemm).right.source
-            right = layer.operand(
-                self.tensor(name) if source == "high_precision" else self.operand(name), gemm, name, at
+            right = planned.right
+            again = right.policy.source != "high_precision"
+            source = self._forward(right.name) if again else self._tensor(right.name)
+            left = self._kept_dy.pop(gemm, None) or self._layer.operand(
+                self._tensor("dy"), planned.left, self._at
             )
-            out = backend.multiply(dy, right)
-            # Back through the mask and the rotation of the forward operand, whose gradient it is.
-            policy = self._recipe.fprop.left if of == "x" else self._recipe.fprop.right
-            mask = self.operand(of).mask if policy.mask else None
-            rotated = bool(policy.hadamard) and source != "high_precision"
-            if not rotated and mask is not None:
-                policy = replace(policy, **NO_ROTATION)
-            if rotated or mask is not None:
-                forward = layer.backend("fprop", at, out)
-                out = forward.gradient_through(out, policy, key=layer.key("fprop", of, policy, at), mask=mask)
+            out = planned.backend.multiply(left, self._layer.operand(source, right, self._at))
+            if planned.way_back is not None:
+                out = self._way_back(out, planned.way_back, "x" if gemm == "dgrad" else "w")
         if gemm == "wgrad":
             return out.to(self._weight.dtype)
         return out if len(out) == self._rows else out[: self._rows].clone()  # the rows that filled it up
 
-    def tensor(self, name: str) -> Tensor:
-        """Return x or w in bf16."""
-        return self._x if name == "x" else self._weight.to(torch.bfloat16)
+    def quantise_dy_in_one_read(self) -> None:
+        """Quantise dy for both gradients together, where the back end reads it only once."""
+        if not self._plan.dy_in_one_read:
+            return
+        dy = self._tensor("dy")
+        planned = {gemm: self._plan.gemms[gemm].left for gemm in GEMMS[1:]}
+        draws = [self._layer.draw(dy, operand, self._at) for operand in planned.values()]
+        backend = self._plan.gemms["dgrad"].backend
+        for (gemm, operand), done in zip(planned.items(), backend.quantize_both(dy, *draws), strict=True):
+            self._kept_dy[gemm] = self._layer.watched(operand, done)
 
-    def operand(self, name: str) -> Operand:
+    def _way_back(self, grad: Tensor, policy: OperandPolicy, name: str) -> Tensor:
+        """Take the gradient of x or w back through the mask and the rotation of its forward operand."""
+        forward = self._plan.operand("fprop", name)
+        mask = self._forward(name).mask if policy.mask else None
+        return forward.backend.gradient_through(grad, policy, key=forward.key(self._at), mask=mask)
+
+    def _tensor(self, name: str) -> Tensor:
+        """Return x, dy or w in bf16."""
+        if name == "w":
+            return self._weight.to(torch.bfloat16)
+        tensor = self._x if name == "x" else self._dy
+        assert tensor is not None
+        return tensor
+
+    def _forward(self, name: str) -> Operand:
         """Quantise x or w as for Fprop's product."""
         if name in self._kept:
             return self._kept.pop(name)
-        done = self._layer.operand(self.tensor(name), "fprop", name, self._at)
-        backward = self._recipe.wgrad.right if name == "x" else self._recipe.dgrad.right
-        if done.mask is not None and backward.source != "high_precision":
+        done = self._layer.operand(self._tensor(name), self._plan.operand("fprop", name), self._at)
+        backward = self._plan.operand("wgrad" if name == "x" else "dgrad", name)
+        if done.mask is not None and backward.policy.source != "high_precision":
             self._kept[name] = done
         return done
 

@@ -41,6 +41,7 @@ EVAL_CALL = 1 << 31
 _REDRAW_STEP = 1 << 31
 _REDRAWS = 1 << 10
 _MOST_OPEN = 64
+_PLACED_ON = ("cuda",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,8 @@ class RecipeState:
     _began: tuple[int, int] | None = field(default=None, repr=False)
     """Step and tokens of the first pass in training."""
     _warned: bool = field(default=False, repr=False)
+    _placed: dict[torch.device, tuple[tuple[int, int], Tensor]] = field(default_factory=dict, repr=False)
+    """By GPU: step and call, and the tensor there that holds them."""
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__"):
@@ -232,8 +235,7 @@ class RecipeState:
 
     def _next(self, layer: str, *, training: bool) -> Position:
         """Return the position of a pass that no region repeats."""
-        if training and self._began is None:
-            self._began = self.step, self.tokens
+        self.note_start(training=training)
         if self.call is not None:
             return Position(step=self.step, call=self.call, tokens=self.tokens)
         passes = self._passes.setdefault(layer, _Passes())
@@ -257,16 +259,43 @@ class RecipeState:
             passes.open.add(at)
         return at
 
+    def placed(self, at: Position, device: torch.device) -> Tensor | None:
+        """Return step and call on a GPU (int64 [2]) for kernels that are launched next; None on a CPU.
+
+        It is one tensor for each device, and it is written when the position moves, not copied from the CPU.
+        """
+        if device.type not in _PLACED_ON:
+            return None
+        wanted = (at.stream_step, at.call)
+        held, tensor = self._placed.get(device, (None, None))
+        if tensor is None:
+            tensor = torch.empty(2, dtype=torch.int64, device=device)
+        if held != wanted:
+            for number, entry in zip(wanted, tensor, strict=True):
+                entry.fill_(number)
+            self._placed[device] = wanted, tensor
+        return tensor
+
+    def note_start(self, *, training: bool) -> None:
+        """Note where training began, to say later whether its loop has moved on."""
+        if training and self._began is None:
+            self._began = self.step, self.tokens
+
     def backward_done(self, layer: str, at: Position) -> None:
         """Note that the gradients of a pass were computed."""
         if layer in self._passes:
             self._passes[layer].open.discard(at)
 
+    @property
+    def replica_number(self) -> int:
+        """Which of the model's replicas this process trains."""
+        if self.replica is not None:
+            return self.replica
+        return distributed.get_rank() if distributed.is_initialized() else 0
+
     def stream_of(self, operand: str) -> str:
         """Name an operand's stream of noise in this replica; all replicas share that of weights."""
-        replica = self.replica
-        if replica is None:
-            replica = distributed.get_rank() if distributed.is_initialized() else 0
+        replica = self.replica_number
         return operand if operand == "w" or not replica else f"{operand} of replica {replica}"
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,9 @@ signs), so arms with the same seed share weights and data order, and the same co
 bits on the same machine and number of threads.
 
 How it fails: a non-finite loss or gradient, or a validation loss above a bound for several evaluations,
-ends the run as *diverged*, with the tokens seen; that is a result, not an error.
+ends the run as *diverged*, with the tokens seen; that is a result, not an error. On a GPU the figures of a
+step are read with the next row, evaluation or checkpoint, and after ``READ_EVERY`` steps at the latest, so
+that no step waits. A step that diverged, and all after it, have left the weights as they were.
 """
 
 from __future__ import annotations
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 End = Literal["finished", "diverged", "interrupted"]
+READ_EVERY = 16
+"""Steps after which a GPU's losses and norms are read at the latest."""
+_READ_LATE_ON = ("cuda",)
 _CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: …, recipe: bf16}]"
 
 
@@ -138,10 +143,26 @@ def train(
         restore_snapshot(snapshot, model, optimizer, own.deoscillation)
         above_bound = snapshot.numbers["evaluations_above_bound"]
 
-    def diverged(message: str, at: int) -> TrainResult:
+    def diverged(message: str, at: int, done: int) -> TrainResult:
+        seen = done * plan.tokens_per_step
         if at < fork_step:
             raise UserError(f"what it forks from diverged after {seen:,} tokens, before the fork: {message}")
         return TrainResult(state="diverged", tokens=seen, step=done, message=message)
+
+    unread: list[_Step] = []
+    reads_late = observer is None and _can_read_late(own, config)
+
+    def read() -> TrainResult | None:
+        """Read the figures of all steps since the last reading; return how the run ended if one diverged."""
+        for past, (loss, norm) in zip(unread, _read(own.group, unread), strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                what = "loss" if not math.isfinite(loss) else "gradient norm"
+                state.step, state.tokens = past.number, past.number * plan.tokens_per_step
+                where = _first_bad_operand(past.trainee, past.sequences)
+                return diverged(f"non-finite training {what}{where}", past.number, past.number + 1)
+            window.update({"loss": loss, "norm": norm})
+        unread.clear()
+        return None
 
     for step in range(first, plan.steps):
         started = time.perf_counter()
@@ -154,28 +175,33 @@ def train(
         sequences = batch(train_tokens, starts, settings.seq_len)
         if observer is not None:
             observer.before(step)
-        loss, norm = gradients(trainee, sequences, settings.grad_clip)
+        figures = set_gradients(trainee, sequences, settings.grad_clip)
+        unread.append(_Step(number=step, trainee=trainee, sequences=sequences, figures=figures))
         foreign = not config.model.is_built_in and group.size == 1  # an expert may run only elsewhere
         if step == first and foreign and (fault := weights_used_alone(state)) is not None:
             raise UserError(f"{named(config.model)}: {fault}", hint=_CALL_IT)
         done, seen = step + 1, (step + 1) * plan.tokens_per_step
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            what = "loss" if not math.isfinite(loss) else "gradient norm"
-            return diverged(f"non-finite training {what}{_first_bad_operand(trainee, sequences)}", step)
+        has_row = done % trainee.plan.log_every_steps == 0 or done == plan.steps
+        is_evaluated = done % trainee.plan.eval_every_steps == 0 or done in (fork_step, plan.steps)
+        is_read = not reads_late or has_row or is_evaluated or len(unread) == READ_EVERY
+        if is_read and (end := read()) is not None:
+            return end
         if observer is not None:
             stepped = time.perf_counter() - started
             observer.after()
             started = time.perf_counter() - stepped  # the observer's time does not count for the speed
         state.tokens = seen
+        if reads_late:
+            _skip_if_diverged(optimizer, figures)
         reset = take_step(trainee)
         sums: dict[str, Any] = {
-            "steps": 1, "tokens": plan.tokens_per_step, "loss": loss, "norm": norm,
+            "steps": 1, "tokens": plan.tokens_per_step,
             "seconds": time.perf_counter() - started,
             "reset": 0 if reset is None else sum(group.gathered(reset)),
         }  # fmt: skip
         window.update(sums)
 
-        if done % trainee.plan.log_every_steps == 0 or done == plan.steps:
+        if has_row:
             row = {
                 "kind": "train", "tokens": seen, "step": done, "lr": rate,
                 "loss": window["loss"] / window["steps"], "grad_norm": window["norm"] / window["steps"],
@@ -185,21 +211,23 @@ def train(
                 row["weights_reset"] = window["reset"]
             on_metrics(row)
             window.clear()
-        if done % trainee.plan.eval_every_steps == 0 or done in (fork_step, plan.steps):
+        if is_evaluated:
             losses = evaluate(trainee, validation_tokens)
             if not math.isfinite(val_loss := losses["val_loss"]):
-                return diverged("non-finite validation loss", done)
+                return diverged("non-finite validation loss", done, done)
             finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
             on_metrics({"kind": "eval", "tokens": seen, "step": done, **finite})
             bound = divergence_bound(settings.divergence_loss, config.vocab_size)
             above_bound = above_bound + 1 if val_loss > bound else 0
             if above_bound >= settings.divergence_evals:
                 what = f"validation loss above {bound:.3g} nats/token for {above_bound} evaluations"
-                return diverged(what, done)
+                return diverged(what, done, done)
         if done == plan.steps:
             break
         is_due = checkpoints is not None and group.first(checkpoints.due(seen))
         stops = any(group.gathered(should_stop()))
+        if (is_due or stops) and (end := read()) is not None:
+            return end
         if checkpoints is not None and (is_due or stops):
             numbers = {"evaluations_above_bound": above_bound, "window": dict(window)}
             checkpoints.save(take_snapshot(model, optimizer, own.deoscillation, step=done, numbers=numbers))
@@ -290,9 +318,20 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
 
 def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
     """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
+    figures = set_gradients(trainee, window, grad_clip)
+    step = _Step(number=trainee.state.step, trainee=trainee, sequences=window, figures=figures)
+    return _read(trainee.group, [step])[0]
+
+
+def set_gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> Tensor:
+    """Set a step's clipped gradients. Waits for no device.
+
+    Returns fp64 [n + 1], on the device: the parts of the loss of this process's n micro-batches (nats per
+    token), and the norm before clipping.
+    """
     module, state, group, count = trainee.module, trainee.state, trainee.group, trainee.plan.micro_batches
     parts = np.split(window, count)
-    own: dict[int, float] = {}
+    figures: list[Tensor] = []
     for call in range(group.rank, count, group.size):
         state.call = call
         if not isinstance(module, Decoder):  # so that a resumed run has the dropout of an uninterrupted one
@@ -300,12 +339,50 @@ def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float |
         inputs, targets = _split(parts[call], trainee.device)
         trained, loss = trainee.loss(module, inputs, targets, "mean")
         (trained / count).backward()  # type: ignore[no-untyped-call]
-        own[call] = (loss / count).item()
-    total = group.total(own, count)
+        figures.append((loss / count).detach().double())
     norm: Any = torch.nn.utils.clip_grad_norm_(
         module.parameters(), math.inf if grad_clip is None else grad_clip
     )
-    return total, (norm.full_tensor() if is_sharded(norm) else norm).item()
+    figures.append((norm.full_tensor() if is_sharded(norm) else norm).double())
+    return torch.stack(figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A step whose ``figures`` (see ``set_gradients``) are not read yet, and what can replay it."""
+
+    number: int
+    trainee: Trainee
+    sequences: np.ndarray[Any, Any]
+    figures: Tensor
+
+
+def _read(group: Group, steps: list[_Step]) -> list[tuple[float, float]]:
+    """Return the loss and the norm of each step, with one wait for the device."""
+    if not steps:
+        return []
+    figures = torch.cat([step.figures for step in steps]).tolist()
+    found = []
+    for step in steps:
+        *losses, norm = figures[: len(step.figures)]
+        del figures[: len(step.figures)]
+        count = step.trainee.plan.micro_batches
+        parts = dict(zip(range(group.rank, count, group.size), losses, strict=True))
+        found.append((group.total(parts, count), norm))
+    return found
+
+
+def _can_read_late(trainee: Trainee, config: RunConfig) -> bool:
+    """Whether a step can go on before its figures are known: a built-in model alone on a GPU."""
+    alone = trainee.group.size == 1 and trainee.deoscillation is None
+    return torch.device(trainee.device).type in _READ_LATE_ON and alone and config.model.is_built_in
+
+
+def _skip_if_diverged(optimizer: Any, figures: Tensor) -> None:
+    """Let the fused optimizer leave the weights as they are from the first figure on that is not finite."""
+    is_bad = (~figures.isfinite()).any().to(torch.float32)
+    before = getattr(optimizer, "found_inf", None)
+    optimizer.found_inf = is_bad if before is None else torch.maximum(before, is_bad)
 
 
 def take_step(trainee: Trainee) -> int | None:
@@ -347,7 +424,7 @@ def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
     windows = list(
         validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro, which=settings.eval_windows)
     )
-    own: dict[int, float] = {}
+    sums: dict[int, Tensor] = {}
     training_call = state.call
     module.eval()
     with torch.no_grad():
@@ -356,9 +433,10 @@ def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
             taken = min(index, len(windows) - 1)
             state.call = EVAL_CALL + taken
             inputs, targets = _split(windows[taken], trainee.device)
-            own[index] = trainee.loss(module, inputs, targets, "sum")[1].item()
+            sums[index] = trainee.loss(module, inputs, targets, "sum")[1].double()
     module.train()
     state.call = training_call
+    own = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
     return group.total(own, len(windows)) / sum(len(window) * settings.seq_len for window in windows)
 
 
@@ -379,7 +457,10 @@ def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
 
 def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
     """Split [sequences, seq_len + 1] tokens into inputs and next-token targets."""
-    tensor = torch.from_numpy(window).to(device)
+    tensor = torch.from_numpy(window)
+    if torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    tensor = tensor.to(device, non_blocking=True)
     return tensor[:, :-1], tensor[:, 1:]
 
 

@@ -21,7 +21,7 @@ from ablate.layers.linear import quantised_layers
 from ablate.layers.state import RecipeState
 from ablate.models.custom_models import build_network, describe_error, named
 from ablate.train.group import ONE_DEVICE, Layout
-from ablate.train.loop import assemble, gradients, keep_freed_memory, stream_seed, take_step
+from ablate.train.loop import assemble, keep_freed_memory, set_gradients, stream_seed, take_step
 
 if TYPE_CHECKING:
     from ablate.run.config import RunConfig
@@ -111,7 +111,7 @@ def time_steps(
         started = time.perf_counter()
         for _ in range(count):
             window = draw.integers(0, config.vocab_size, shape)
-            gradients(trainee, window, config.training.grad_clip)
+            set_gradients(trainee, window, config.training.grad_clip)
             take_step(trainee)
             trainee.state.step += 1
         if on_gpu:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ablate.base.files import write_json_atomic
-from ablate.layers.linear import BUFFERS_OF_SCALES, is_sharded, local_rows
+from ablate.layers.delayed import BUFFERS_OF_SCALES
+from ablate.layers.linear import is_sharded, local_rows
 from ablate.store.checkpoints import Snapshot, as_os_error, read_rows, write_tensors
 
 if TYPE_CHECKING:

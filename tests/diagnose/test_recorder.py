@@ -99,7 +99,8 @@ def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured
         return tapped_of(Recipe(fprop=fprop, wgrad=GemmPolicy(left=rotated, right=right)))
 
     twice, once = tapped("forward_bf16"), tapped("high_precision")
-    forward = dequantised(twice.layer.operand(twice.x, "fprop", "x", AT)).to(torch.bfloat16)
+    planned = twice.layer.plan(AT.tokens, twice.x.device).operand("fprop", "x")
+    forward = dequantised(twice.layer.operand(twice.x, planned, AT)).to(torch.bfloat16)
     expected = diagnosed(dataclasses.replace(once, x=forward))
     assert diagnosed(twice)["wgrad"]["operands"]["x"] == expected["wgrad"]["operands"]["x"]
 
@@ -117,9 +118,9 @@ def test_every_published_recipe_can_be_diagnosed(name):
 
 def test_draws_of_diagnostics_are_not_trainings():
     tapped = tapped_of(SR | {"stabiliser": "sr+rht"})
-    policy = tapped.layer.recipe_at(0).wgrad.left
+    dy = tapped.layer.plan(0, tapped.dy.device).operand("wgrad", "dy")
     keys = [
-        tapped.layer.key("wgrad", "dy", policy, Position(step=step, call=0, tokens=0).redrawn(redraw))
+        dy.key(Position(step=step, call=0, tokens=0).redrawn(redraw))
         for step in (0, 1, 7, 1_000_000)
         for redraw in (1, 2, 1023)
     ]

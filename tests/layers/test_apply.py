@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ablate.layers.linear import QuantLinear, quantised_layers
+from ablate.layers.plan import PlannedOperand
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
 from ablate.numerics.scales import tensor_scale
@@ -75,8 +76,8 @@ def test_phases_move_on_with_the_tokens():
 
 
 def test_every_pass_and_step_draws_anew_and_evaluation_apart(monkeypatch):
-    keys, own = [], QuantLinear.key
-    monkeypatch.setattr(QuantLinear, "key", lambda *args: keys.append(own(*args)) or keys[-1])
+    keys, own = [], PlannedOperand.key
+    monkeypatch.setattr(PlannedOperand, "key", lambda *args: keys.append(own(*args)) or keys[-1])
     model, state = make()
     model(TOKENS)
     model(TOKENS)
@@ -148,14 +149,13 @@ class Theirs:
 @pytest.mark.parametrize(("gemm", "operand", "largest"), [("fprop", "x", 448), ("wgrad", "dy", 57344)])
 def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, largest):
     layer, theirs = make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up, Theirs(largest)
+    planned = layer.plan(0, torch.device("cpu")).operand(gemm, operand)
     rng = np.random.default_rng(0)
 
     def same(values, *, step, call=0):
         values = np.array(values, np.float32)
         for _ in range(2):  # the second time it is recomputed
-            draw = layer.draw(
-                torch.from_numpy(values), gemm, operand, Position(step=step, call=call, tokens=0)
-            )
+            draw = layer.draw(torch.from_numpy(values), planned, Position(step=step, call=call, tokens=0))
             assert tensor_scale(draw.amax, draw.policy)[0] == theirs.scale
         theirs.quantised(values)
 
@@ -176,7 +176,7 @@ def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, larges
         same([2.0 ** -min((step - 600) // 7, 149)], step=step)
         theirs.rolled()
         at = Position(step=step, call=EVAL_CALL, tokens=0)
-        layer.draw(torch.ones(1) * 1e30, gemm, operand, at)  # evaluation leaves no trace
+        layer.draw(torch.ones(1) * 1e30, planned, at)  # evaluation leaves no trace
     assert frozen < theirs.scale == LARGEST
 
 

@@ -170,3 +170,53 @@ def test_compiled_blocks_train_alike_whatever_was_compiled_before(make_config, t
     # Fused operations round less often.
     assert losses(compiled) == pytest.approx(plain, abs=0.02)
     assert losses(compiled) != plain
+
+
+def test_figures_that_are_read_late_are_the_same(make_config, tokens, monkeypatch):
+    config = make_config(tokens=10_240, eval_every_tokens=10_240, micro_batch_size=4)
+    expected = curve(config, tokens)[1]
+    reads = []
+    own = loop._read
+    monkeypatch.setattr(loop, "_READ_LATE_ON", ("cpu",))
+    monkeypatch.setattr(loop, "_read", lambda group, steps: (reads.append(len(steps)), own(group, steps))[1])
+    kept = Kept()
+    first = curve(config, tokens, checkpoints=kept, should_stop=after(5))[1]
+    assert first + curve(config, tokens, checkpoints=kept)[1] == expected
+    assert max(reads) == 2 == config.training.tokens // 512 // 10  # from row to row
+
+
+@pytest.mark.parametrize(("gemm", "operand"), [("wgrad", "dy"), ("fprop", "x")])
+def test_a_divergence_that_is_read_late_is_that_of_its_own_step(
+    make_config, tokens, monkeypatch, gemm, operand
+):
+    original = EmulatedBackend.quantize
+    steps = []
+
+    def break_one_operand(self, x, draw, *, axis):
+        key = draw.key
+        steps.append(key.step if key else 0)
+        which = (key.step, key.layer, key.gemm, key.operand) if key else ()
+        if which == (4, "blocks.1.ffn.down", gemm, operand):
+            x = x.clone()
+            x[40, 5] = float("nan")
+        return original(self, x, draw, axis=axis)
+
+    monkeypatch.setattr(EmulatedBackend, "quantize", break_one_operand)
+    config = make_config(RecipeSpec(gemms=ALL, stabiliser="sr"), eval_every_tokens=16_384)  # rows of 3 steps
+    expected = curve(config, tokens)
+    assert (max(steps), expected[0].step, expected[0].state) == (4, 5, "diverged")
+    monkeypatch.setattr(loop, "_READ_LATE_ON", ("cpu",))
+    assert curve(config, tokens) == expected
+    assert max(steps) == 5  # a step was taken before the figures were read
+
+
+def test_from_a_step_that_diverged_on_the_weights_stay(make_config, tokens):
+    trainee = assemble(make_config(), "cpu")
+    before = [parameter.detach().clone() for parameter in trainee.module.parameters()]
+    for figures, moves in (([1.0, 2.0], True), ([1.0, math.inf], False), ([1.0, 2.0], False)):
+        loop.set_gradients(trainee, tokens[0][: 16 * 33].reshape(16, 33).astype("int64"), 1.0)
+        loop._skip_if_diverged(trainee.optimizer, torch.tensor(figures, dtype=torch.float64))
+        loop.take_step(trainee)
+        now = [parameter.detach().clone() for parameter in trainee.module.parameters()]
+        assert any(not torch.equal(a, b) for a, b in zip(now, before, strict=True)) is moves
+        before = now

@@ -1,0 +1,128 @@
+"""Nothing of a layer's forward and backward pass waits for a GPU, or comes to it from the CPU.
+
+The operators run on tensors without values that say they are on a GPU; Triton's kernels are launched as far
+as the launch itself, which does nothing.
+"""
+
+import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ablate.backends import select
+from ablate.backends.device import Device
+from ablate.backends.emulated import EmulatedBackend
+from ablate.backends.triton import launch
+from ablate.layers import linear
+from ablate.layers import state as state_of_layers
+from ablate.numerics import apply_recipe
+from ablate.recipes import PRESETS, RecipeSpec, resolve
+from tests.tensors import assert_same
+
+ALL = ["fprop", "dgrad", "wgrad"]
+RECIPES = {
+    **{name: dataclasses.replace(preset.recipe, rules=(), phases=()) for name, preset in PRESETS.items()},
+    **{name: resolve(RecipeSpec(gemms=ALL, stabiliser=name)) for name in ("none", "sr", "dht", "sr+rht")},
+    "bf16": resolve(RecipeSpec()),
+    "fp8 delayed": resolve(RecipeSpec(rest="fp8-delayed")),
+}
+
+
+BY_PLAIN_TORCH = {
+    "tseng-code", "alto-amdfp4", "quartet-code", "tetrajet2", "fouroversix-if4", "fouroversix-wgrad-nvint4",
+}  # fmt: skip
+"""Recipes with a policy that Triton's kernels refuse, or a way back through signs that are drawn."""
+
+
+def waits(name):
+    """Whether a recipe's signs are drawn on the CPU, or its delayed scale is read by the launch."""
+    policies = [policy for _, _, policy in RECIPES[name].operands()]
+    drawn = any(policy.signs != "none" or policy.permute or policy.scale == "delayed" for policy in policies)
+    return drawn or name in BY_PLAIN_TORCH
+
+
+class FromTheCpu(TorchDispatchMode):
+    """Notes operators that read a number from a GPU, move a tensor to or from it, or compute on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, torch.Tensor)]
+        devices = {one.device.type for one in tensors}
+        are_small = all(one.numel() <= 3 for one in tensors)  # the position, and constants of a policy
+        reads = func is torch.ops.aten._local_scalar_dense.default and "cuda" in devices
+        if reads or ("cpu" in devices and not (are_small and devices == {"cpu"})):
+            self.found.append(func.name())
+        return out
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(select, "device_of", lambda _: Device(kind="cuda", arch="sm_90", name="made up"))
+    monkeypatch.setattr(launch, "on_device", lambda _: nullcontext())
+    monkeypatch.setattr(triton.JITFunction, "run", lambda *_given, **_named: None)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason="it waits")] * waits(name))
+        for name in RECIPES
+    ],
+)
+def test_nothing_of_a_layers_pass_comes_from_the_cpu(name):
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(256, 256, bias=False, device="cuda"))
+        state = apply_recipe(model, RECIPES[name], backend="emulated")
+        layer, seen = model[0], FromTheCpu()
+        state.step, state.call = 5, 0
+        x, dy = (torch.ones(256, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        with seen, torch.no_grad():
+            y, position = linear._fprop._init_fn(x, layer.weight, layer.site)
+            assert (position.device.type, position.shape) == ("cpu", (3,))
+            position = SimpleNamespace(tolist=lambda: [5, 0, 0])  # what is without values tells none
+            dx, dw = linear._gradients._init_fn(dy, x, layer.weight, position, layer.site, True, True)
+    assert [tensor.device.type for tensor in (y, dx, dw)] == ["cuda"] * 3
+    assert seen.found == []
+
+
+@pytest.mark.parametrize("recipe", ["te-hybrid-fp8-delayed", "sr+rht"])
+def test_step_and_call_on_a_device_are_those_of_each_draw(monkeypatch, recipe):
+    quantize, draws = EmulatedBackend.quantize, []
+
+    def note(self, x, draw, *, axis):
+        draws.append((draw.key, None if draw.position is None else draw.position.tolist()))
+        return quantize(self, x, draw, axis=axis)
+
+    def gradients():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        state, found = apply_recipe(model, RECIPES[recipe], seed=3), []
+        for step in range(4):
+            x = torch.randn(64, 64, generator=torch.Generator().manual_seed(step))
+            first, second = model(x), model(2 * x)
+            state.advance(64)  # the backward pass draws at the positions of its own forward pass
+            second.square().mean().backward()
+            first.square().mean().backward()
+            found += [parameter.grad.clone() for parameter in model.parameters()]
+        return found
+
+    expected = gradients()
+    monkeypatch.setattr(EmulatedBackend, "quantize", note)
+    monkeypatch.setattr(state_of_layers, "_PLACED_ON", ("cpu",))
+    assert_same(gradients(), expected)
+    keys = [(key, position) for key, position in draws if key is not None]
+    assert all(position == [key.step, key.call] for key, position in keys)
+    assert len(keys) == (80 if recipe == "sr+rht" else 0)  # no dx of the first layer
+    assert all(position is not None for _, position in draws)
