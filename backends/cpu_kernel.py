@@ -136,7 +136,7 @@ class Kernel:
         ``factor`` multiplies a bf16 matrix first, in fp32; for source ``forward_bf16`` the product is rounded
         to bf16.
         """
-        policy, amax, key = draw.policy, draw.amax, draw.key
+        policy, amax, key = draw.policy, draw.amax_number, draw.key
         check_operand(x, policy, axis, key)
         axis %= 2
         x = x if x.stride(1) == 1 else x.contiguous()

@@ -88,7 +88,7 @@ class EmulatedBackend(Backend):
             from ablate.backends.triton.launch import quantise_values
 
             return quantise_values(x, {axis % 2: draw})[axis % 2]
-        return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+        return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax_number)
 
     def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
         """Quantise along both axes, in one launch if Triton supports both policies."""

@@ -114,7 +114,7 @@ def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
 def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:
     """Quantise in plain torch and pack; a tile's scale is repeated for its rows."""
     policy = draw.policy
-    found = quantize(x, policy, axis=axis, key=draw.key, amax=draw.amax)
+    found = quantize(x, policy, axis=axis, key=draw.key, amax=draw.amax_number)
     scales: Tensor | None = None
     descale: float | Tensor = found.descale
     if policy.format not in FP8:

@@ -60,14 +60,20 @@ class Operand(Protocol):
 class Draw:
     """The inputs of one quantisation: the policy, the random stream, and the amax of a delayed scale.
 
+    ``amax`` is a number, or fp32 of one element on the matrix's device.
     ``position``: step and call (int64 [2], on the matrix's device), which Triton's kernels read in place of
     the key's, so that a CUDA graph draws anew each time it is replayed. Other quantisers take the key's.
     """
 
     policy: OperandPolicy
     key: Key | None = None
-    amax: float | None = None
+    amax: float | Tensor | None = None
     position: Tensor | None = None
+
+    @property
+    def amax_number(self) -> float | None:
+        """``amax`` as a number; this waits for the device on which it lies."""
+        return self.amax.item() if isinstance(self.amax, Tensor) else self.amax
 
 
 def dequantised(operand: Operand) -> Tensor:

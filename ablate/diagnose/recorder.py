@@ -121,7 +121,7 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
             stored = stored.to(torch.bfloat16) if policy.source == "forward_bf16" else stored
         stored = stored if name == "w" else filled(stored, plan.token_group)
         draw = layer.draw(stored, operand, at)
-        grid = on_grid(stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax)
+        grid = on_grid(stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax_number)
         sides = (dequantised(layer.operand(stored, operand, at)), stored)
         quantised, last = (one.float() if operand.axis else one.float().t() for one in sides)
         operands[name] = measure.operand_figures(grid, quantised, last)

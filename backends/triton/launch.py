@@ -119,10 +119,15 @@ def tensor_scales(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Tensor]:
 
 def _scales_of(x: Tensor, draw: Draw, parts: Tensor | None) -> Tensor:
     """Compute a tensor's scales from parts of its largest magnitude, or from the amax that is given."""
+    amax = 0.0
+    if isinstance(draw.amax, Tensor):
+        parts = draw.amax
+    elif draw.amax is not None:
+        amax = draw.amax
     tensor = x.new_empty(4, dtype=torch.float32)
     with on_device(x):
         scale_kernel[(1,)](
-            parts, 0 if parts is None else parts.numel(), draw.amax or 0.0, tensor,
+            parts, 0 if parts is None else parts.numel(), amax, tensor,
             **scale_constants(draw.policy), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return tensor

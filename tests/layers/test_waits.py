@@ -41,13 +41,6 @@ BY_PLAIN_TORCH = {
 """Recipes with a policy that Triton's kernels refuse, or a way back through signs that are drawn."""
 
 
-def waits(name):
-    """Whether a recipe's signs are drawn on the CPU, or its delayed scale is read by the launch."""
-    policies = [policy for _, _, policy in RECIPES[name].operands()]
-    drawn = any(policy.signs != "none" or policy.permute or policy.scale == "delayed" for policy in policies)
-    return drawn or name in BY_PLAIN_TORCH
-
-
 class FromTheCpu(TorchDispatchMode):
     """Notes operators that read a number from a GPU, move a tensor to or from it, or compute on the CPU."""
 
@@ -68,7 +61,8 @@ class FromTheCpu(TorchDispatchMode):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    monkeypatch.setattr(select, "device_of", lambda _: Device(kind="cuda", arch="sm_90", name="made up"))
+    for module in (select, launch):
+        monkeypatch.setattr(module, "device_of", lambda _: Device(kind="cuda", arch="sm_90", name="made up"))
     monkeypatch.setattr(launch, "on_device", lambda _: nullcontext())
     monkeypatch.setattr(triton.JITFunction, "run", lambda *_given, **_named: None)
 
@@ -77,7 +71,9 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason="it waits")] * waits(name))
+        pytest.param(
+            name, marks=[pytest.mark.xfail(strict=True, reason="it waits")] * (name in BY_PLAIN_TORCH)
+        )
         for name in RECIPES
     ],
 )

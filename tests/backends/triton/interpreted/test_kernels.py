@@ -175,8 +175,9 @@ def test_a_tensors_largest_magnitude(text, shape):
 
 def test_delayed_scales_take_the_amax_they_are_given():
     (policy,), x = policies_of("fp8_e4m3 delayed"), normal(32, 64)
-    ours = BACKEND.quantize(x, Draw(policy=policy, amax=2.0), axis=1)
-    assert difference(ours, round_operand(x, policy, axis=1, amax=2.0)) is None
+    for amax in (2.0, torch.tensor([2.0]), torch.tensor(2.0)):
+        ours = BACKEND.quantize(x, Draw(policy=policy, amax=amax), axis=1)
+        assert difference(ours, round_operand(x, policy, axis=1, amax=2.0)) is None
 
 
 @pytest.mark.parametrize("text", ["mxfp4 stochastic 0.75 H16 call permute", "mxfp4 stochastic H32 layer"])
