@@ -1,6 +1,6 @@
 """A device's bits and times in one command of a few minutes: a record and a page for ``docs/devices``.
 
-    PYTHONPATH=. python benchmarks/device.py cuda [--minutes 8] [--out ablate-proof] [--processes 12]
+    python -m benchmarks.device cuda [--minutes 8] [--out ablate-proof] [--processes 12]
 
 It needs a plain copy of the folder with torch, Triton, numpy and pydantic; the study at the end needs the
 installed package. On a CPU models and study are tiny, and Triton's kernels are interpreted.
@@ -255,11 +255,11 @@ def study(task: Task) -> Iterator[Finding]:
 
 PARTS: dict[str, tuple[float, Callable[[Task], Iterator[Finding]]]] = {
     "device": (0.03, partial(checked, part="device", alone=True)),
-    "conformance": (0.35, partial(checked, part="conformance", alone=False)),
+    "conformance": (0.31, partial(checked, part="conformance", alone=False)),
     "quantisers over a copy": (0.06, kernels),
     "host time of a call": (0.03, lambda task: kernels(task, "--host")),
-    "step times": (0.11, partial(checked, part="step times", alone=True)),
-    "graph against eager": (0.05, partial(checked, part="graph against eager", alone=True)),
+    "step times": (0.17, partial(checked, part="step times", alone=True)),
+    "graph against eager": (0.04, partial(checked, part="graph against eager", alone=True)),
     "study": (0.34, study),
 }
 """The parts in their order, each with its share of the time; the rest is for programs that end late."""
@@ -275,7 +275,8 @@ def part_of(name: str, findings: Callable[[Task], Iterator[Finding]], task: Task
             raise TimeoutError  # noqa: TRY301  as a part does that has begun
         for finding in findings(task):
             found.append(finding)
-            print(safe_text(f"{finding.result:<7} {name}: {finding.check}: {detail_of(finding)}"), flush=True)
+            check = f"{finding.check} ({finding.backend})" if finding.backend else finding.check
+            print(safe_text(f"{finding.result:<7} {name}: {check}: {detail_of(finding)}"), flush=True)
     except TimeoutError as reason:
         state, why = "not run", ": ".join(filter(None, ("time", str(reason))))
     except Skip as reason:
