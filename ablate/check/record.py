@@ -1,7 +1,7 @@
 """What ``ablate check`` leaves: the record, and the page in Markdown beside it, the failures first.
 
 A record names the device, the versions and the code, but no host and no path. A later call with the same
-device, versions and code continues it.
+device, versions and code continues it. ``benchmarks/device.py`` leaves one of the same form.
 
 How it fails: ``read_proof`` raises ``ValueError`` for a file that is no such record, in one line.
 """
@@ -83,11 +83,12 @@ class Machine:
 class ProofRecord:
     """The record.
 
-    ``code``: hash of the sources that were tested. ``begun``: the check (part, back end, name) that runs now;
-    if it is there after the process has ended, the process ended within it.
+    ``command``: what left it. ``code``: hash of the sources that were tested. ``begun``: the check (part,
+    back end, name) that runs now; if it is there after the process has ended, the process ended within it.
     """
 
     format: Literal[1] = 1
+    command: Text = "ablate check"
     machine: Machine
     code: Text
     measured_unix: Time
@@ -129,7 +130,7 @@ def page(record: ProofRecord) -> str:
     findings.sort(key=lambda found: found[1].result != "failed")
     lines = [
         f"# {machine.name}\n",
-        f"`ablate check` on {device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
+        f"`{record.command}` on {device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
         f"threads: {machine.threads}. {versions}. Code {record.code}.\n",
         f"{record}. What each part tests is in docs/native.md.\n",
         *beside,

@@ -40,7 +40,7 @@ def with_needs(names):
 def bare(tmp_path_factory):
     """Return how to run Python in a plain copy, on an image with these packages alone."""
     copy = tmp_path_factory.mktemp("copy")
-    for folder in ("ablate", "backends", "reports", "studies"):
+    for folder in ("ablate", "backends", "benchmarks", "reports", "studies"):
         shutil.copytree(REPOSITORY / folder, copy / folder, symlinks=True)
 
     @cache
@@ -116,6 +116,15 @@ def test_every_part_can_be_made_there(bare, packages, triton):
     assert len(parts) >= 8
     assert all(re.fullmatch(r".+: [1-9]\d*", line) for line in parts), done.stdout
     assert last == triton
+
+
+def test_the_benchmark_of_a_device_starts_there(bare, tmp_path):
+    done = bare("-m", "benchmarks.device", "cpu", "--minutes", "1e-9", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    parts = json.loads(path.read_text())["parts"]
+    assert len(parts) >= 7
+    assert {(part["state"], part["why"]) for part in parts} == {("not run", "time")}
 
 
 def test_a_bad_option_is_one_line(bare):
