@@ -8,6 +8,7 @@ multiplies bf16 itself, nothing changes.
 
 from __future__ import annotations
 
+import os
 import platform
 import warnings
 from functools import cache
@@ -18,6 +19,8 @@ from torch import Tensor
 
 _OPERATORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """ATen's matrix products, and which argument is the left operand."""
+_ONEDNN_WITHOUT_BF16 = ("AVX512_CORE", "AVX512_CORE_VNNI")
+"""Values of ONEDNN_MAX_CPU_ISA with which oneDNN takes bf16, but converts it piece by piece."""
 _overrides: list[torch.library.Library] = []
 """Kept, because a library's operators are removed when it is deleted."""
 
@@ -25,6 +28,8 @@ _overrides: list[torch.library.Library] = []
 @cache
 def multiplies_bf16() -> bool:
     """Whether this CPU multiplies bf16 itself, and oneDNN may use that (ONEDNN_MAX_CPU_ISA can forbid it)."""
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _ONEDNN_WITHOUT_BF16:
+        return False
     if platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

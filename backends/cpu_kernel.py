@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ablate.backends.cpu_bf16 import multiplies_bf16
 from ablate.backends.protocol import Backend
 from ablate.numerics.formats import E2M1, ELEMENTS, SCALE_ADD
 from ablate.numerics.quantiser import Quantized, check_operand, turned
@@ -113,7 +114,7 @@ class Kernel:
         self._library.ablate_amax_bits.restype = ctypes.c_uint32
         self._job = _structure("Job", sources["job.h"].decode())
         self._product = _structure("Product", sources["product.h"].decode())
-        self.multiplies = bool(self._library.ablate_multiplies())
+        self.multiplies = multiplies_bf16() and bool(self._library.ablate_multiplies())
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         with suppress(OSError, AttributeError):  # no /proc, or without GNU's functions
             for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():

@@ -119,7 +119,10 @@ class EmulatedBackend(Backend):
         if {left.dtype, right.dtype} != {torch.bfloat16} or (
             left.device.type == "cpu" and not multiplies_bf16()
         ):
-            return ((left.float() @ right.float()).mul_(alpha)).to(torch.bfloat16)
+            product = left.float() @ right.float()
+            if isinstance(alpha, Tensor) or alpha != 1.0:
+                product.mul_(alpha)
+            return product.to(torch.bfloat16)
         if isinstance(alpha, Tensor):  # on the device: reading its value would wait
             return (torch.mm(left, right, out_dtype=torch.float32) * alpha).to(torch.bfloat16)
         if alpha == 1.0:

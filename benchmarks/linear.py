@@ -19,7 +19,6 @@ from machine import in_turns, options, prepare
 from torch import Tensor, nn
 
 from ablate.numerics import apply_recipe
-from ablate.train.loop import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +66,6 @@ def torchao_layer(weight: Tensor) -> Callable[[Tensor, Tensor], None] | None:
 def main() -> None:
     args = options(__doc__, tokens=4096, inputs=1024, outputs=1024, threads=1, repeats=7)
     machine = prepare(args.threads)
-    keep_freed_memory()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(args.tokens, args.inputs, generator=generator).to(torch.bfloat16).requires_grad_()
     dy = torch.randn(args.tokens, args.outputs, generator=generator).to(torch.bfloat16)

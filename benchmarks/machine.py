@@ -13,7 +13,7 @@ from ablate.backends.cpu_bf16 import multiplies_bf16, multiply_in_fp32
 from ablate.backends.select import load_backend
 from ablate.execute.environment import cpu_name
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.train.loop import Trainee, gradients
+from ablate.train.loop import Trainee, gradients, keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,9 +30,10 @@ def options(description: str | None, **defaults: Any) -> argparse.Namespace:
 
 
 def prepare(threads: int) -> str:
-    """Set the threads, let bf16 products take the fastest way of this CPU, and describe the machine."""
+    """Set the threads, multiply bf16 and keep freed memory as the trainer does, and describe the machine."""
     torch.set_num_threads(threads)
     multiply_in_fp32()
+    keep_freed_memory()
     instructions = torch.backends.cpu.get_cpu_capability()
     products = "multiplies bf16" if multiplies_bf16() else "multiplies bf16 in fp32, rounded once"
     return (

@@ -18,7 +18,6 @@ from machine import in_turns, options, prepare
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
 from ablate.numerics import Key, OperandPolicy
-from ablate.train.loop import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +63,6 @@ def microxcaling_peer(x: torch.Tensor) -> Callable[[], object] | None:
 def main() -> None:
     args = options(__doc__, size=4096, threads=1, repeats=5)
     machine = prepare(args.threads)
-    keep_freed_memory()
     x = torch.randn(args.size, args.size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     backend = load_backend("emulated")
     work: dict[str, Callable[[], object]] = {"clone": x.clone}

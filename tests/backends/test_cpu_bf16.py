@@ -13,8 +13,11 @@ CODE = """
     import torch
     from torch import nn
     from ablate.backends.cpu_bf16 import multiplies_bf16, multiply_in_fp32
+    from ablate.backends.cpu_build import loaded
 
     assert not multiplies_bf16()
+    kernel, _ = loaded()
+    assert kernel is None or not kernel.multiplies
     multiply_in_fp32()
     whole = lambda *shape: torch.randint(-90, 91, shape, generator=torch.Generator().manual_seed(sum(shape)))
     a, b, c = whole(3, 33, 127), whole(3, 127, 40), whole(33, 40)
@@ -42,12 +45,12 @@ CODE = """
 """
 
 
-def test_products_are_rounded_once_forward_and_backward():
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE", "avx512_core_vnni"])
+def test_products_are_rounded_once_forward_and_backward(instructions):
     # In a process of its own: the operators of a process are changed for good.
     run = [sys.executable, "-W", "error", "-c", textwrap.dedent(CODE)]
-    done = subprocess.run(
-        run, env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, capture_output=True, text=True, check=False
-    )
+    limited = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
+    done = subprocess.run(run, env=limited, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
