@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton import language as tl
 from triton.runtime import interpreter
 
 from ablate.backends.device import device_of
@@ -274,16 +273,15 @@ def test_a_nan_block_makes_its_row_nan_and_no_other(k, at):
 
 
 def test_nvfp4_products(monkeypatch):
-    original_scale = interpreter._dot_scaled_scale_to_f32
-
-    def e4m3_scale_to_fp32(handle, compute_type):
-        """Read an E4M3 scale as what it is: Triton 3.9's interpreter takes every scale byte for E8M0."""
-        if handle.dtype != tl.float8e4nv:
-            return original_scale(handle, compute_type)
-        return torch.from_numpy(handle.data.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+    def e4m3_scale_to_fp32(scale, *_):
+        """Read E4M3 scales as what they are: Triton's interpreter takes every scale byte for E8M0."""
+        codes = scale if isinstance(scale, np.ndarray) else scale.data
+        return torch.from_numpy(codes.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
 
     assert BACKEND.support(both(NVFP4), device_of("cpu")).mode == "no"
-    monkeypatch.setattr(interpreter, "_dot_scaled_scale_to_f32", e4m3_scale_to_fp32)
+    in_triton_3_9 = hasattr(interpreter, "_dot_scaled_scale_to_f32")
+    name = "_dot_scaled_scale_to_f32" if in_triton_3_9 else "_e8m0_to_f32"
+    monkeypatch.setattr(interpreter, name, e4m3_scale_to_fp32)
     policy = dataclasses.replace(NVFP4, hadamard=16, signs="fixed")
     for m, n, k in ((64, 48, 256), (33, 17, 80)):
         left, right = (quantised(normal(rows, k, seed=rows), policy) for rows in (m, n))
