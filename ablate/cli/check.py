@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.backends.device import chosen_device, device_of_arch
+from ablate.backends.device import NO_COMPILER, chosen_device, cpp_compiler, device_of_arch
 from ablate.base.errors import UserError
 from ablate.check import ARCHITECTURE, DEVICE, MINUTES, OUT
 from ablate.cli.common import (
@@ -167,6 +167,8 @@ def _machine(arch: str, out: Path | None, *, as_json: bool, details: bool) -> in
             said = f"FAILED: {'; '.join(failed)}" if failed else f"{len(own)} checks passed"
             say(f"self-test of {name}: {said}")
             tests += own
+        if where == "cpu" and cpp_compiler() is None:
+            say(NO_COMPILER)
         found, code = {"self_tests": tests}, int(not all(test["passed"] for test in tests))
     about = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": not arch}
     deliver({"device": about, "backends": rows, "auto": auto, **found}, (), as_json=as_json, out=out)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ablate.backends import cpu_build
+from ablate.backends import cpu_build, device
 from ablate.backends.cpu_kernel import BlockScaled, Kernel, supports
 from ablate.backends.device import cpp_compiler
 from ablate.backends.emulated import EmulatedBackend
@@ -177,6 +177,17 @@ def anew():
     cpu_build.loaded.cache_clear()
     yield
     cpu_build.loaded.cache_clear()
+
+
+def test_a_compiler_is_looked_for_on_the_path_then_among_packages(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(device, "find_spec", lambda _: None)
+    assert cpp_compiler() is None
+    monkeypatch.setattr(device, "find_spec", lambda name: name)
+    assert cpp_compiler() == (sys.executable, "-m", "ziglang", "c++")
+    (tmp_path / "c++").touch(mode=0o700)
+    assert cpp_compiler() == (str(tmp_path / "c++"),)
 
 
 def test_with_a_compiler_the_kernel_is_used():

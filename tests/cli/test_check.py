@@ -6,10 +6,12 @@ import shlex
 import pytest
 
 from ablate.backends import select
+from ablate.backends.device import NO_COMPILER
 from ablate.backends.select import load_backend
 from ablate.check import __main__ as door
 from ablate.check import certificate, run
 from ablate.check.run import PARTS
+from ablate.cli import check as cli_check
 from tests.cli.command import ablate
 
 QUANTISERS = """
@@ -42,6 +44,8 @@ def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested(check,
     tests = check("--json")["self_tests"]
     assert {one["backend"] for one in tests} >= {"emulated", "torch"}
     assert all(one["passed"] for one in tests)
+    monkeypatch.setattr(cli_check, "cpp_compiler", lambda: None)
+    assert check("").endswith(f"{NO_COMPILER}\n")
     bad = {"backend": "torch", "check": "product: fp8_e4m3", "passed": False, "detail": "off by 3"}
     monkeypatch.setattr(select, "quick_self_test", lambda *_: (bad,))
     assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in check("", code=1)

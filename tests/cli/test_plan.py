@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ablate.cli import VERBS, cli
+from ablate.backends.device import NO_COMPILER
+from ablate.cli import VERBS, cli, plan_text
 from ablate.cli.common import format_table
 from ablate.study.schema import json_schema
 from tests.cli.command import ablate
@@ -37,6 +38,11 @@ def test_the_quickstart_takes_a_gpu_and_says_so(here):
 def test_without_a_gpu_the_quickstart_says_that_it_takes_the_cpu(here):
     said = "devices   the CPU: resources.gpus is auto, and this machine has no GPU that torch can use"
     assert said in ablate("plan", "quickstart", cwd=here).out
+
+
+def test_a_missing_compiler_is_named(here, monkeypatch):
+    monkeypatch.setattr(plan_text, "cpp_compiler", lambda: None)
+    assert f"{NO_COMPILER}\n" in ablate("plan", "quickstart", cwd=here).out
 
 
 COMMAND = """
