@@ -60,6 +60,7 @@ def test_a_rate_above_the_published_peak_is_a_failure(monkeypatch, share, result
 
 
 def test_on_a_cpu_the_tiny_model_alone_is_timed_eager_and_compiled(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
     results = found(steps)
     timed = [name for name, one in results.items() if one["result"] == "told"]
     recipes = ["bf16", *(f"{fmt} emulated" for fmt in ("mxfp4", "nvfp4", "mxfp8", "fp8"))]

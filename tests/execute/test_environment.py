@@ -122,6 +122,7 @@ def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkey
     assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != own
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     (folder := tmp_path / "venv").mkdir()
