@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from ablate.recipes import GEMMS, LayerRecipe, OperandPolicy, describe_gemm
 from ablate.run import BUILT_IN, backend_names, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ablate.backends.device import Device
     from ablate.backends.protocol import Backend
@@ -189,6 +189,7 @@ def quick_self_test(
     return tuple(results)
 
 
+_TESTED_ROOMS = ("backends", "numerics", "recipes")
 _OF_EMULATION = ("quantised bits", "accumulator")
 """What is tested of emulation: its GEMM is the device's own in bf16."""
 
@@ -201,7 +202,12 @@ def run_self_tests(config: ArmConfig, where: str, *, allow_failed: bool) -> list
     """
     results: list[dict[str, Any]] = []
     for name, policies in _policies_to_test(config, where).items():
-        results += _known_or_tested(name, where, policies)
+        kinds = _OF_EMULATION if name == "emulated" else ()
+        test = partial(quick_self_test, name, where, policies, kinds)
+        if name in BUILT_IN:
+            results += known_or_tested((name, policies), where, _TESTED_ROOMS, test)
+        else:  # sources of others are not known
+            results += test()
     for result in results:
         if result["passed"] or allow_failed:
             continue
@@ -233,25 +239,28 @@ def _policies_to_test(config: ArmConfig, where: str) -> dict[str, tuple[OperandP
     return {name: tuple(policies) for name, policies in by_backend.items()}
 
 
-def _known_or_tested(name: str, where: str, policies: tuple[OperandPolicy, ...]) -> Sequence[dict[str, Any]]:
-    """Read what a self-test found that passed under equal conditions, from the user's cache; or test.
+def known_or_tested(
+    decisive: object, where: str, rooms: tuple[str, ...], test: Callable[[], Sequence[dict[str, Any]]]
+) -> Sequence[dict[str, Any]]:
+    """Read what a test found that passed under equal conditions, from the user's cache; or test.
 
-    A record that is damaged, or that others can change, counts as none.
+    ``decisive``: what was tested; its ``repr`` counts, beside the device, the versions of what drives it and
+    the sources of these ``rooms``. A record that is damaged, or that others can change, counts as none.
     """
     import torch
 
     from ablate.backends.cpu_build import folder
 
     versions = (driver_version(), torch.__version__, torch.version.cuda, torch.version.hip, triton_build())
-    sources = hash_of_sources(Path(str(files("ablate"))), ("backends", "numerics", "recipes"))
-    decisive = repr((name, policies, device_of(where), versions, sources))
-    path = folder("self-tests")[0] / f"{hash_of(decisive.encode())}.json"
+    sources = hash_of_sources(Path(str(files("ablate"))), rooms)
+    conditions = repr((decisive, device_of(where), versions, sources))
+    path = folder("self-tests")[0] / f"{hash_of(conditions.encode())}.json"
     with suppress(OSError, ValueError):
         if changed_by_others(path) is None:
             known: list[dict[str, Any]] = read_record(path)["results"]
             return known
-    results = quick_self_test(name, where, policies, _OF_EMULATION if name == "emulated" else ())
-    if name in BUILT_IN and all(result["passed"] for result in results):  # sources of others are not known
+    results = test()
+    if all(result["passed"] for result in results):
         with suppress(OSError):
-            write_record(path, {"results": results})
+            write_record(path, {"results": list(results)})
     return results

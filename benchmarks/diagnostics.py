@@ -16,7 +16,7 @@ from machine import in_turns, options, small_run, step
 from ablate.diagnose.recorder import Recorder
 from ablate.recipes import PRESETS, RecipeSpec, resolve
 from ablate.run.diagnostics import DEFAULT_STEPS, Diagnostics
-from ablate.train.loop import assemble
+from ablate.train.step import assemble
 
 ALL = ["fprop", "dgrad", "wgrad"]
 RECIPES = {

@@ -13,7 +13,7 @@ from ablate.backends.cpu_bf16 import multiplies_bf16, multiply_in_fp32
 from ablate.backends.select import load_backend
 from ablate.execute.environment import cpu_name
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.train.loop import Trainee, gradients, keep_freed_memory
+from ablate.train.step import Trainee, gradients, keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

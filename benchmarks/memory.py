@@ -34,7 +34,7 @@ def peak_mib(width: int, layers: int, recipe: dict[str, object]) -> float:
 
     from ablate.backends.select import load_backend
     from ablate.recipes import RecipeSpec, resolve
-    from ablate.train.loop import assemble
+    from ablate.train.step import assemble
 
     torch.set_num_threads(1)
     load_backend("emulated").detail()

@@ -30,8 +30,8 @@ from ablate.modelled.on_hardware import PURPOSES, Memory, step_memory
 from ablate.recipes import read_recipe
 from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
 from ablate.train.group import Layout, join_group
-from ablate.train.loop import assemble, gradients
 from ablate.train.probe import time_steps
+from ablate.train.step import assemble, gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from machine import prepare
 
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.train.loop import assemble, gradients
+from ablate.train.step import assemble, gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable

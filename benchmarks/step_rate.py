@@ -17,7 +17,7 @@ from machine import in_turns, options, prepare, small_run, step
 
 from ablate.recipes import RecipeSpec, resolve
 from ablate.run.architecture import block_layers, model_size
-from ablate.train.loop import assemble
+from ablate.train.step import assemble
 
 
 def main() -> None:

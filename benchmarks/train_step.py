@@ -13,7 +13,7 @@ from functools import partial
 from machine import in_turns, options, prepare, small_run, step
 
 from ablate.recipes import RecipeSpec, resolve
-from ablate.train.loop import assemble
+from ablate.train.step import assemble
 
 ALL = ["fprop", "dgrad", "wgrad"]
 ARMS = {

@@ -18,7 +18,7 @@ from ablate.backends.testing.suite import difference
 from ablate.layers.linear import product, quantised_layers
 from ablate.recipes import GEMMS, Recipe, read_recipe
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
-from ablate.train.loop import Trainee, assemble, gradients, take_step
+from ablate.train.step import Trainee, assemble, gradients, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -132,7 +132,7 @@ def command(
     from ablate.diagnose.budget import check_budget, confirm_study, policies
     from ablate.diagnose.ranking import layer_gemms, predict_harm
     from ablate.layers.linear import quantised_layers
-    from ablate.train.loop import assemble
+    from ablate.train.step import assemble
 
     try:
         # Matrices that no recipe reaches are named in the result; the others are still diagnosed.

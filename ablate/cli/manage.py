@@ -121,6 +121,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
         for run in runs:
             if run.message and run.state in ("failed", "diverged", "interrupted", "stopped", "damaged"):
                 alike.setdefault((run.arm, run.state, run.message), []).append(str(run.seed))
+            if run.eager:
+                alike.setdefault((run.arm, "step", f"eager, because {run.eager}"), []).append(str(run.seed))
         for (arm, state, message), seeds in alike.items():
             yield f"{arm} seed {', '.join(seeds)} {state}: {message}"
 

@@ -259,11 +259,32 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts, devices: str
         ],
         "runs": runs,
         "devices": [devices] if devices else [],
+        "step": _step_texts(plan),
         "time": [time, *_slowed(plan)],
         "storage": [f"about {costs.storage_bytes / 1e6:,.1f} MB, without the token cache"],
     }
     for name, texts in figures.items():
         yield from (f"{'' if place else name:<9} {text}" for place, text in enumerate(texts))
+
+
+def _step_texts(plan: Plan) -> list[str]:
+    """Say how a step on a GPU is launched, and why."""
+    if not any(arm.resources.num_gpus for arm in plan.arms):
+        return []
+    from ablate.train.graphed import why_eager
+
+    def text_of(arm: PlannedArm) -> str:
+        if arm.config.trainer is not None:
+            return "the trainer's own"
+        reason = why_eager(
+            arm.config,
+            "cuda" if arm.resources.num_gpus else "cpu",
+            devices=arm.resources.devices_per_run,
+            observed=plan.diagnostics is not None,
+        )
+        return "one CUDA graph where the device proves it" if reason is None else f"eager, because {reason}"
+
+    return _each(plan, text_of)
 
 
 def _slowed(plan: Plan) -> list[str]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ablate.store.checkpoints import StoredTensor
-    from ablate.train.loop import Trainee
+    from ablate.train.step import Trainee
 
 _SEQ_LEN = 512
 

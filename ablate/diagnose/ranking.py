@@ -21,7 +21,7 @@ from ablate.diagnose.measure import energy_of, ratio
 from ablate.diagnose.recorder import Tapped, diagnose_gemm, draws_of, tapped_copy
 from ablate.layers.linear import quantised_layers
 from ablate.recipes import LayerRecipe
-from ablate.train.loop import gradients
+from ablate.train.step import gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ablate.layers.linear import QuantLinear
     from ablate.layers.state import Position
     from ablate.recipes import Gemm
-    from ablate.train.loop import Trainee
+    from ablate.train.step import Trainee
 
 
 @dataclass(frozen=True, kw_only=True)

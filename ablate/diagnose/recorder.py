@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ablate.layers.state import Position
     from ablate.recipes import Gemm, LayerRecipe
     from ablate.run.diagnostics import Diagnostics
-    from ablate.train.loop import Trainee
+    from ablate.train.step import Trainee
 
 MAX_ROWS = 512
 """Largest number of tokens measured per layer."""

@@ -6,6 +6,7 @@ The newest values of a file are cached until it changes, and lie near its end, s
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ablate.store import State, Status, StudyStore
+    from ablate.store import RunDir, State, Status, StudyStore
     from ablate.store.plan_file import LockedPlan
 
 _SHOWN = {
@@ -34,6 +35,7 @@ class RunProgress:
     """One run at one moment. Losses are in nats per token.
 
     ``pace``: seconds per token since the worker's start, loading and evaluations included; None: unknown.
+    ``eager``: why steps on a GPU are no CUDA graphs; None: they are, or it was not asked for.
     """
 
     run_id: str
@@ -47,6 +49,7 @@ class RunProgress:
     tokens_per_sec: float | None = None
     message: str | None = None
     pace: float | None = None
+    eager: str | None = None
 
     @property
     def seconds_left(self) -> float | None:
@@ -89,6 +92,7 @@ def read_progress(
                 tokens_per_sec=newest.get("tokens_per_sec"),
                 message=status.message,
                 pace=_pace(status, newest) if executor_alive else None,
+                eager=_eager(run) if examines_files else None,
             )
         if shown.state == "running" and executor_alive is False:
             shown = replace(shown, state="interrupted", message="its executor is gone")
@@ -125,6 +129,13 @@ def _pace(status: Status, newest: Mapping[str, float | None]) -> float | None:
         return 1 / rate if rate else None
     end = status.ended_unix if status.state in END_STATES else None
     return max(0.0, (end or time_unix or 0.0) - status.started_unix) / tokens
+
+
+def _eager(run: RunDir) -> str | None:
+    with suppress(OSError, ValueError):
+        environment = run.environment()
+        return environment.get("step_eager_because") if environment.get("gpu") else None
+    return None
 
 
 def count_states(runs: Iterable[RunProgress]) -> dict[str, int]:

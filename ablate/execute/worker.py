@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ablate.execute.pending_runs import RunRequest
     from ablate.store.checkpoints import Checkpoint
     from ablate.train.group import Group
-    from ablate.train.loop import Trainee
+    from ablate.train.step import Trainee
 
     Begin = Callable[[int], Group]
 
@@ -186,7 +186,14 @@ def _train(
                 choices, tests, task.device, task.git_commit,
                 fingerprints=fingerprints, world_size=resources.devices_per_run,
             )  # fmt: skip
+            if is_ours:
+                environment["step_eager_because"] = None
             write_record(run.environment_path, environment)
+
+            def on_eager(reason: str) -> None:
+                print(f"step: eager, because {reason}", flush=True)
+                write_record(run.environment_path, environment | {"step_eager_because": reason})
+
             kept = start.rows if start else {}
             paths = [run.metrics_path, *[run.diagnostics_path] * bool(task.diagnostics)]
             paths += [run.routes_path] * task.records
@@ -203,6 +210,7 @@ def _train(
                 on_metrics=watch.writing(writers[run.metrics_path]),
                 should_stop=should_stop,
                 diagnosed=watch.writing(writers[run.diagnostics_path]) if task.diagnostics else None,
+                on_eager=on_eager,
             )
             hashes = {writer.name: writer.sync()[1] for writer in writers.values()}
             transient = False
@@ -278,6 +286,7 @@ def _call_trainer(
     lease: Leases | None = None,
     fingerprints: Sequence[str] = (),
     diagnosed: Callable[[dict[str, Any]], None] | None = None,
+    on_eager: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Any:
     """Call the user's trainer, or ours; only ours takes a layout and an observer."""
@@ -319,7 +328,7 @@ def _call_trainer(
 
             return recorder.Recorder(trainee, settings, diagnosed)
 
-        result = train(task.config, observe=observe, **options)
+        result = train(task.config, observe=observe, on_eager=on_eager, **options)
     else:
         assert isinstance(name, str)
         result = own_trainer.call(name, task.config, follows=lease is None, **options)

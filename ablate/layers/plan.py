@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ablate.backends.device import triton_fault
+from ablate.backends.triton.policies import refusal
 from ablate.numerics.philox import Key
 from ablate.recipes import GEMMS, OPERANDS, token_group
 from ablate.recipes.policy import NO_ROTATION, contracted_axis
@@ -123,6 +125,23 @@ def plan_layer(
             for gemm, planned in gemms.items()
         ),
     )  # fmt: skip
+
+
+def work_of_the_host(recipe: LayerRecipe) -> str | None:
+    """Say what of a layer's work on a GPU needs the CPU; None if nothing does."""
+    for gemm in GEMMS:
+        policies = recipe.gemm(gemm)
+        if policies.accumulate == "blackwell":
+            return f"sums of {gemm} by Blackwell's model wait for the host"
+        for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True):
+            why = triton_fault() or refusal(policy)
+            needs_numbers = policy.draws_anew or policy.signs != "none" or policy.has_tensor_scale
+            if why is not None and needs_numbers:
+                return f"plain torch quantises {gemm}'s {name} ({why})"
+        way_back = _way_back(recipe, gemm, policies.right)
+        if way_back is not None and way_back.signs != "none":
+            return f"the host draws the signs through which {gemm}'s gradient passes back"
+    return None
 
 
 def _stream(policy: OperandPolicy, layer: str, gemm: Gemm, name: str, state: RecipeState) -> Key | None:

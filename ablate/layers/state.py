@@ -141,7 +141,8 @@ class RecipeState:
     backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
     it must change nothing. ``coverage``: what the recipe reaches in a model that others built, and what it
     does not. ``deoscillation``, if set, follows the weights whenever the state advances. ``check``, if set,
-    is called when the state first advances; what it returns is warned of.
+    is called when the state first advances; what it returns is warned of. ``positions``: while a step is
+    captured as a CUDA graph, step and call of each of its passes (int64 [calls, 2], on the device).
     """
 
     recipe: Recipe
@@ -158,6 +159,7 @@ class RecipeState:
     coverage: Coverage | None = field(default=None, repr=False)
     deoscillation: Any = field(default=None, repr=False)
     check: Callable[[RecipeState], str | None] | None = field(default=None, repr=False)
+    positions: Tensor | None = field(default=None, repr=False)
     _passes: dict[str, _Passes] = field(default_factory=dict, repr=False)
     _began: tuple[int, int] | None = field(default=None, repr=False)
     """Step and tokens of the first pass in training."""
@@ -266,6 +268,8 @@ class RecipeState:
         """
         if device.type not in _PLACED_ON:
             return None
+        if self.positions is not None:
+            return self.positions[at.call]
         wanted = (at.stream_step, at.call)
         held, tensor = self._placed.get(device, (None, None))
         if tensor is None:

@@ -13,43 +13,47 @@ that no step waits. A step that diverged, and all after it, have left the weight
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import math
-import platform
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from ablate.backends.cpu_bf16 import multiply_in_fp32
-from ablate.backends.select import Selection
 from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts, validation_batches
-from ablate.layers.deoscillation import Deoscillation
-from ablate.layers.linear import is_sharded, quantised_layers, weights_used_alone
-from ablate.layers.state import EVAL_CALL, RecipeState
-from ablate.models.custom_models import Loss, build_network, named
-from ablate.models.decoder import Decoder
+from ablate.layers.linear import quantised_layers, weights_used_alone
+from ablate.layers.state import EVAL_CALL
+from ablate.models.custom_models import named
 from ablate.recipes import LayerRecipe
-from ablate.run.schedule import StepPlan, divergence_bound, learning_rate, plan_steps
-from ablate.train.group import ONE_DEVICE, Layout, blocks, shard
+from ablate.run.schedule import divergence_bound, learning_rate, plan_steps
+from ablate.train.graphed import WholeSteps, unproven, why_eager
+from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
+from ablate.train.step import (
+    TakenStep,
+    Trainee,
+    assemble,
+    first_bad_operand,
+    inputs_and_targets,
+    keep_freed_memory,
+    on_device,
+    read_figures,
+    set_gradients,
+    set_optimizer,
+    take_step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.backends.protocol import Operand
-    from ablate.recipes import Gemm, Recipe
-    from ablate.run.config import RunConfig, TrainingConfig
+    from torch import Tensor
+
+    from ablate.recipes import Recipe
+    from ablate.run.config import RunConfig
     from ablate.train.group import Group
 
 Metrics = dict[str, Any]
@@ -77,12 +81,6 @@ class TrainResult:
     trainee: Trainee | None = field(default=None, repr=False, compare=False)
 
 
-def stream_seed(seed: int, stream: str) -> int:
-    """Derive the 63-bit seed of one of a run's streams."""
-    digest = hashlib.blake2b(f"{stream}:{seed}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
 def train(
     config: RunConfig,
     on_metrics: Callable[[Metrics], None],
@@ -93,6 +91,7 @@ def train(
     device: str = "cpu",
     layout: Layout = ONE_DEVICE,
     observe: Callable[[Trainee], Observer | None] | None = None,
+    on_eager: Callable[[str], None] = lambda _: None,
 ) -> TrainResult:
     """Train one run and return how it ended. A run resumed from a checkpoint gives the same bits.
 
@@ -113,6 +112,7 @@ def train(
         observe: called once with the built model, before training. It may return an observer, such as
             ``ablate.diagnose.recorder.Recorder``, and record or replay the routes of a mixture
             (``ablate.train.routes``).
+        on_eager: called with the reason where steps are no CUDA graphs, at the start or when a capture fails.
 
     A run that forks trains as its parent up to the fork, then evaluates and trains with its own recipe.
 
@@ -149,20 +149,21 @@ def train(
             raise UserError(f"what it forks from diverged after {seen:,} tokens, before the fork: {message}")
         return TrainResult(state="diverged", tokens=seen, step=done, message=message)
 
-    unread: list[_Step] = []
+    unread: list[TakenStep] = []
+    eager = why_eager(config, device, devices=group.size, observed=observer is not None)
+    whole_steps = WholeSteps(own, eager or unproven(config, device, layout), on_eager)
     reads_late = observer is None and _can_read_late(own, config)
 
     def read() -> TrainResult | None:
         """Read the figures of all steps since the last reading; return how the run ended if one diverged."""
-        for past, (loss, norm) in zip(unread, _read(own.group, unread), strict=True):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                what = "loss" if not math.isfinite(loss) else "gradient norm"
-                state.step, state.tokens = past.number, past.number * plan.tokens_per_step
-                where = _first_bad_operand(past.trainee, past.sequences)
-                return diverged(f"non-finite training {what}{where}", past.number, past.number + 1)
-            window.update({"loss": loss, "norm": norm})
-        unread.clear()
-        return None
+        bad = _read_up_to_divergence(group, unread, window)
+        if bad is None:
+            return None
+        step, what = bad
+        whole_steps.forget()  # the replay needs the memory
+        state.step, state.tokens = step.number, step.number * plan.tokens_per_step
+        where = first_bad_operand(step.trainee, step.window)
+        return diverged(f"non-finite training {what}{where}", step.number, step.number + 1)
 
     for step in range(first, plan.steps):
         started = time.perf_counter()
@@ -170,13 +171,17 @@ def train(
         trainee = own if step >= fork_step else as_parent
         settings = trainee.settings
         rate = learning_rate(settings, step)
-        _set_optimizer(optimizer, settings, rate)
+        set_optimizer(optimizer, settings, rate)
         starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
-        sequences = batch(train_tokens, starts, settings.seq_len)
+        tokens_of_step = batch(train_tokens, starts, settings.seq_len)
         if observer is not None:
             observer.before(step)
-        figures = set_gradients(trainee, sequences, settings.grad_clip)
-        unread.append(_Step(number=step, trainee=trainee, sequences=sequences, figures=figures))
+        sequences = on_device(tokens_of_step, device)
+        if reads_late:
+            figures = whole_steps.take(trainee, sequences)
+        else:
+            figures = set_gradients(trainee, sequences, settings.grad_clip)
+        unread.append(TakenStep(number=step, trainee=trainee, window=tokens_of_step, figures=figures))
         foreign = not config.model.is_built_in and group.size == 1  # an expert may run only elsewhere
         if step == first and foreign and (fault := weights_used_alone(state)) is not None:
             raise UserError(f"{named(config.model)}: {fault}", hint=_CALL_IT)
@@ -191,9 +196,7 @@ def train(
             observer.after()
             started = time.perf_counter() - stepped  # the observer's time does not count for the speed
         state.tokens = seen
-        if reads_late:
-            _skip_if_diverged(optimizer, figures)
-        reset = take_step(trainee)
+        reset = None if reads_late else take_step(trainee)
         sums: dict[str, Any] = {
             "steps": 1, "tokens": plan.tokens_per_step,
             "seconds": time.perf_counter() - started,
@@ -246,153 +249,24 @@ class Observer(Protocol):
         """Observe the model with the step's gradients, before its weights change."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trainee:
-    """The objects of a training step: settings, arithmetic, recipe state, model and optimizer."""
-
-    settings: TrainingConfig
-    plan: StepPlan
-    state: RecipeState
-    module: nn.Module
-    loss: Loss
-    optimizer: torch.optim.Optimizer
-    device: str
-    group: Group
-    deoscillation: Deoscillation | None = None
-
-
-def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Trainee:
-    """Build the parts of a run, with initial weights.
-
-    Raises:
-        UserError: a model that is not built in cannot be used.
-        ValueError: the layout needs blocks and the model has none.
-    """
-    multiply_in_fp32()
-    settings, group = config.training, layout.group
-    plan = plan_steps(settings, group.size)
-    state = RecipeState(
-        recipe=config.recipe, backend=Selection(config.backend), seed=config.seed,
-        total_tokens=plan.tokens, fork=config.fork,
-    )  # fmt: skip
-    initial_seed = stream_seed(config.seed, "initial weights")
-    with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
-        module, loss = build_network(config, state, initial_seed=initial_seed)
-    module.train()  # transformers loads a checkpoint in evaluation mode, without dropout
-    if settings.master_weights == "bf16":
-        for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
-            parameter.data = parameter.data.to(torch.bfloat16)
-    if settings.compile:
-        # A step's kernels must not depend on what was compiled before, here or by an earlier attempt: other
-        # runs leave nothing, no block falls back to eager because there are others, and each shape has its
-        # own kernels. The rows of experts differ with each step, and so may the shapes of foreign models.
-        torch.compiler.reset()
-        limits = torch._dynamo.config  # noqa: SLF001  there is no public way
-        limits.cache_size_limit = limits.accumulated_cache_size_limit = sys.maxsize
-        mixtures: list[Any] = module.mixtures if isinstance(module, Decoder) else []
-        for mixture in mixtures:
-            mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[no-untyped-call]
-        for block in blocks(module, needed_by="training.compile"):
-            block.forward = torch.compile(block.forward, dynamic=False if config.model.is_built_in else None)
-    if layout.checkpoint_activations:
-        for block in blocks(module, needed_by="resources.activation_checkpointing"):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if group.size > 1:
-        dense = config.model.is_built_in and config.model.experts is None
-        shard(module, group, settings, gather_bf16=dense)
-    if isinstance(module, Decoder) and group.size > 1:  # no process ever holds the whole model
-        module.to_empty(device=device)
-        module.initialise(torch.Generator().manual_seed(initial_seed))
-    else:
-        module.to(device)
-    # Weight decay applies to matrices only.
-    decayed = [[p for p in module.parameters() if (p.dim() >= 2) is matrix] for matrix in (True, False)]
-    optimizer = torch.optim.AdamW([{"params": parameters} for parameters in decayed], fused=True)
-    _set_optimizer(optimizer, settings, settings.learning_rate)
-    return Trainee(
-        settings=settings, plan=plan, state=state, module=module, loss=loss,
-        optimizer=optimizer, device=device, group=group,
-        deoscillation=Deoscillation(module, state) if state.deoscillates else None,
-    )  # fmt: skip
-
-
-def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
-    """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
-    figures = set_gradients(trainee, window, grad_clip)
-    step = _Step(number=trainee.state.step, trainee=trainee, sequences=window, figures=figures)
-    return _read(trainee.group, [step])[0]
-
-
-def set_gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> Tensor:
-    """Set a step's clipped gradients. Waits for no device.
-
-    Returns fp64 [n + 1], on the device: the parts of the loss of this process's n micro-batches (nats per
-    token), and the norm before clipping.
-    """
-    module, state, group, count = trainee.module, trainee.state, trainee.group, trainee.plan.micro_batches
-    parts = np.split(window, count)
-    figures: list[Tensor] = []
-    for call in range(group.rank, count, group.size):
-        state.call = call
-        if not isinstance(module, Decoder):  # so that a resumed run has the dropout of an uninterrupted one
-            torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
-        inputs, targets = _split(parts[call], trainee.device)
-        trained, loss = trainee.loss(module, inputs, targets, "mean")
-        (trained / count).backward()  # type: ignore[no-untyped-call]
-        figures.append((loss / count).detach().double())
-    norm: Any = torch.nn.utils.clip_grad_norm_(
-        module.parameters(), math.inf if grad_clip is None else grad_clip
-    )
-    figures.append((norm.full_tensor() if is_sharded(norm) else norm).double())
-    return torch.stack(figures)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """A step whose ``figures`` (see ``set_gradients``) are not read yet, and what can replay it."""
-
-    number: int
-    trainee: Trainee
-    sequences: np.ndarray[Any, Any]
-    figures: Tensor
-
-
-def _read(group: Group, steps: list[_Step]) -> list[tuple[float, float]]:
-    """Return the loss and the norm of each step, with one wait for the device."""
-    if not steps:
-        return []
-    figures = torch.cat([step.figures for step in steps]).tolist()
-    found = []
-    for step in steps:
-        *losses, norm = figures[: len(step.figures)]
-        del figures[: len(step.figures)]
-        count = step.trainee.plan.micro_batches
-        parts = dict(zip(range(group.rank, count, group.size), losses, strict=True))
-        found.append((group.total(parts, count), norm))
-    return found
-
-
 def _can_read_late(trainee: Trainee, config: RunConfig) -> bool:
     """Whether a step can go on before its figures are known: a built-in model alone on a GPU."""
     alone = trainee.group.size == 1 and trainee.deoscillation is None
     return torch.device(trainee.device).type in _READ_LATE_ON and alone and config.model.is_built_in
 
 
-def _skip_if_diverged(optimizer: Any, figures: Tensor) -> None:
-    """Let the fused optimizer leave the weights as they are from the first figure on that is not finite."""
-    is_bad = (~figures.isfinite()).any().to(torch.float32)
-    before = getattr(optimizer, "found_inf", None)
-    optimizer.found_inf = is_bad if before is None else torch.maximum(before, is_bad)
-
-
-def take_step(trainee: Trainee) -> int | None:
-    """Update the weights and clear the gradients; return how many weights de-oscillation reset.
-
-    None if no window of de-oscillation ended.
-    """
-    trainee.optimizer.step()
-    trainee.optimizer.zero_grad(set_to_none=True)
-    return None if trainee.deoscillation is None else trainee.deoscillation.step()
+def _read_up_to_divergence(
+    group: Group, unread: list[TakenStep], window: Counter[str]
+) -> tuple[TakenStep, str] | None:
+    """Add the figures of steps to ``window``; return the first that diverged, and what was not finite."""
+    for step, (loss, norm) in zip(unread, read_figures(group, unread), strict=True):
+        if not math.isfinite(loss):
+            return step, "loss"
+        if not math.isfinite(norm):
+            return step, "gradient norm"
+        window.update({"loss": loss, "norm": norm})
+    unread.clear()
+    return None
 
 
 def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]:
@@ -432,53 +306,9 @@ def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
             # Gathering weights needs all processes: a process without a batch repeats the last one.
             taken = min(index, len(windows) - 1)
             state.call = EVAL_CALL + taken
-            inputs, targets = _split(windows[taken], trainee.device)
+            inputs, targets = inputs_and_targets(on_device(windows[taken], trainee.device))
             sums[index] = trainee.loss(module, inputs, targets, "sum")[1].double()
     module.train()
     state.call = training_call
     own = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
     return group.total(own, len(windows)) / sum(len(window) * settings.seq_len for window in windows)
-
-
-def _first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
-    """Replay the step, which gives the same bits, and name the first operand of a GEMM that is not finite."""
-    found: list[str] = []
-
-    def watch(layer: str, gemm: Gemm, operand: str, done: Operand) -> None:
-        if not found and not bool(torch.isfinite(done.values).all()):
-            found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
-
-    trainee.state.watch = watch
-    trainee.module.zero_grad(set_to_none=True)
-    gradients(trainee, window, None)
-    trainee.state.watch = None
-    return next(filter(None, trainee.group.gathered("".join(found))), "")
-
-
-def _split(window: np.ndarray[Any, Any], device: str) -> tuple[Tensor, Tensor]:
-    """Split [sequences, seq_len + 1] tokens into inputs and next-token targets."""
-    tensor = torch.from_numpy(window)
-    if torch.device(device).type == "cuda":
-        tensor = tensor.pin_memory()
-    tensor = tensor.to(device, non_blocking=True)
-    return tensor[:, :-1], tensor[:, 1:]
-
-
-def _set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float) -> None:
-    """Set what AdamW reads at a step: the settings may change at a fork."""
-    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, in the order of ``assemble``
-    for parameters, decay in zip(optimizer.param_groups, decays, strict=True):
-        betas = settings.beta1, settings.beta2
-        parameters.update(lr=rate, betas=betas, eps=settings.adam_eps, weight_decay=decay)
-
-
-def keep_freed_memory() -> None:
-    """Keep the memory that a training step frees, because the next step asks for the same sizes again.
-
-    By default glibc returns every freed block above a few MiB to the kernel, and the next step pays for each
-    of its pages again: on tensors of 32 MiB that costs several times as much as quantising them.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        mallopt = ctypes.CDLL(None).mallopt
-        # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h; the second only if the first was accepted.
-        mallopt(-3, 1 << 30) and mallopt(-1, 2**31 - 1)

@@ -20,8 +20,9 @@ from ablate.base.errors import UserError
 from ablate.layers.linear import quantised_layers
 from ablate.layers.state import RecipeState
 from ablate.models.custom_models import build_network, describe_error, named
+from ablate.train.graphed import WARM_UP, WholeSteps, unproven, why_eager
 from ablate.train.group import ONE_DEVICE, Layout
-from ablate.train.loop import assemble, keep_freed_memory, set_gradients, stream_seed, take_step
+from ablate.train.step import assemble, keep_freed_memory, on_device, stream_seed
 
 if TYPE_CHECKING:
     from ablate.run.config import RunConfig
@@ -98,7 +99,10 @@ def time_steps(
         ValueError: an operand does not fit its policy.
     """
     keep_freed_memory()
-    trainee = assemble(replace(config, fork=None), device, layout)  # its own recipe from the first step on
+    config = replace(config, fork=None)  # its own recipe from the first step on
+    trainee = assemble(config, device, layout)
+    eager = why_eager(config, device, devices=layout.group.size) or unproven(config, device, layout)
+    whole_steps = WholeSteps(trainee, eager)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
     on_gpu = torch.device(device).type == "cuda"
@@ -110,15 +114,14 @@ def time_steps(
             torch.cuda.synchronize(device)
         started = time.perf_counter()
         for _ in range(count):
-            window = draw.integers(0, config.vocab_size, shape)
-            set_gradients(trainee, window, config.training.grad_clip)
-            take_step(trainee)
+            sequences = on_device(draw.integers(0, config.vocab_size, shape), device)
+            whole_steps.take(trainee, sequences)
             trainee.state.step += 1
         if on_gpu:
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
-    take(warmup)
+    take(warmup if eager else max(warmup, WARM_UP + 1))
     return StepTimes(
         sec_per_step=tuple(take(steps) / steps for _ in range(repeats)),
         tokens_per_step=trainee.plan.tokens_per_step,

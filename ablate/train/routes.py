@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ablate.train.loop import Trainee
+    from ablate.train.step import Trainee
 
 
 def record(trainee: Trainee, write: Callable[[dict[str, Any]], None]) -> None:

@@ -240,7 +240,7 @@ def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config
     tested = "torch" if name == "auto" else name
     assert mode in {choice.mode for choice in fit_choices(config, ResourcesConfig(), "cuda")}
     bad = {"backend": tested, "check": "exact probe: mxfp4", "passed": False, "detail": "3 differ"}
-    monkeypatch.setattr(select, "_known_or_tested", lambda name, *_: [bad] * (name == tested))
+    monkeypatch.setattr(select, "known_or_tested", lambda decisive, *_: [bad] * (decisive[0] == tested))
     assert run_self_tests(config, "cuda", allow_failed=True) == [bad]
     with pytest.raises(UnfitDeviceError, match=f"back end '{tested}' failed: exact probe: mxfp4: 3 differ"):
         run_self_tests(config, "cuda", allow_failed=False)

@@ -5,7 +5,7 @@ import pytest
 
 from ablate.diagnose.ranking import layer_gemms, predict_harm
 from ablate.layers.linear import quantised_layers
-from ablate.train.loop import assemble, gradients
+from ablate.train.step import assemble, gradients
 
 ALL = ["fprop", "dgrad", "wgrad"]
 WINDOW = np.random.default_rng(0).integers(0, 64, (4, 33))

@@ -22,6 +22,7 @@ from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.triton import launch
 from ablate.layers import linear
 from ablate.layers import state as state_of_layers
+from ablate.layers.plan import work_of_the_host
 from ablate.numerics import apply_recipe
 from ablate.recipes import PRESETS, RecipeSpec, resolve
 from tests.tensors import assert_same
@@ -91,6 +92,11 @@ def test_nothing_of_a_layers_pass_comes_from_the_cpu(name):
             dx, dw = linear._gradients._init_fn(dy, x, layer.weight, position, layer.site, True, True)
     assert [tensor.device.type for tensor in (y, dx, dw)] == ["cuda"] * 3
     assert seen.found == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_needs_the_cpu_is_known_before_a_run(name):
+    assert (work_of_the_host(RECIPES[name]) is not None) == (name in BY_PLAIN_TORCH)
 
 
 @pytest.mark.parametrize("recipe", ["te-hybrid-fp8-delayed", "sr+rht"])

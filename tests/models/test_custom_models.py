@@ -14,8 +14,8 @@ from ablate.layers.linear import QuantLinear
 from ablate.models.custom_models import build, outline
 from ablate.run.config import ModelConfig
 from ablate.train import train
-from ablate.train.loop import assemble
 from ablate.train.probe import dry_run
+from ablate.train.step import assemble
 from tests.curves import Kept, after, curve, losses
 from tests.exhaustive import rest_exhaustive
 

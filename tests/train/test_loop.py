@@ -6,9 +6,10 @@ import torch
 
 from ablate.backends.emulated import EmulatedBackend
 from ablate.recipes import RecipeSpec
-from ablate.train import loop, train
+from ablate.train import loop, step, train
 from ablate.train.group import Layout
-from ablate.train.loop import assemble, evaluate
+from ablate.train.loop import evaluate
+from ablate.train.step import assemble
 from tests.curves import Kept, after, curve, losses
 
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -176,9 +177,11 @@ def test_figures_that_are_read_late_are_the_same(make_config, tokens, monkeypatc
     config = make_config(tokens=10_240, eval_every_tokens=10_240, micro_batch_size=4)
     expected = curve(config, tokens)[1]
     reads = []
-    own = loop._read
+    own = loop.read_figures
     monkeypatch.setattr(loop, "_READ_LATE_ON", ("cpu",))
-    monkeypatch.setattr(loop, "_read", lambda group, steps: (reads.append(len(steps)), own(group, steps))[1])
+    monkeypatch.setattr(
+        loop, "read_figures", lambda group, steps: (reads.append(len(steps)), own(group, steps))[1]
+    )
     kept = Kept()
     first = curve(config, tokens, checkpoints=kept, should_stop=after(5))[1]
     assert first + curve(config, tokens, checkpoints=kept)[1] == expected
@@ -212,11 +215,13 @@ def test_a_divergence_that_is_read_late_is_that_of_its_own_step(
 
 def test_from_a_step_that_diverged_on_the_weights_stay(make_config, tokens):
     trainee = assemble(make_config(), "cpu")
+    trainee.optimizer.found_inf = torch.zeros(())
     before = [parameter.detach().clone() for parameter in trainee.module.parameters()]
     for figures, moves in (([1.0, 2.0], True), ([1.0, math.inf], False), ([1.0, 2.0], False)):
-        loop.set_gradients(trainee, tokens[0][: 16 * 33].reshape(16, 33).astype("int64"), 1.0)
-        loop._skip_if_diverged(trainee.optimizer, torch.tensor(figures, dtype=torch.float64))
-        loop.take_step(trainee)
+        window = tokens[0][: 16 * 33].reshape(16, 33).astype("int64")
+        step.set_gradients(trainee, step.on_device(window, "cpu"), 1.0)
+        step.skip_if_diverged(trainee.optimizer, torch.tensor(figures, dtype=torch.float64))
+        step.take_step(trainee)
         now = [parameter.detach().clone() for parameter in trainee.module.parameters()]
         assert any(not torch.equal(a, b) for a, b in zip(now, before, strict=True)) is moves
         before = now

@@ -12,8 +12,8 @@ from ablate.check.training import config_of
 from ablate.recipes import Recipe, read_recipe
 from ablate.run.config import ModelConfig
 from ablate.train.group import ALONE
-from ablate.train.loop import assemble
 from ablate.train.snapshot import load_weights, save_weights
+from ablate.train.step import assemble
 from tests.tensors import assert_same
 
 TOKENS = torch.randint(0, 96, (1, 65), generator=torch.Generator().manual_seed(0))

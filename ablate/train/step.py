@@ -1,0 +1,267 @@
+"""The objects of a training step, and the step itself: gradients, clipping, AdamW.
+
+On one GPU nothing of a step waits for the device. The learning rate, the step's figures, and whether one of
+them was not finite, stay there, so that the whole step can be a CUDA graph (``ablate.train.graphed``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import platform
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ablate.backends.cpu_bf16 import multiply_in_fp32
+from ablate.backends.select import Selection
+from ablate.layers.deoscillation import Deoscillation
+from ablate.layers.linear import is_sharded
+from ablate.layers.state import RecipeState
+from ablate.models.custom_models import Loss, build_network
+from ablate.models.decoder import Decoder
+from ablate.run.schedule import StepPlan, plan_steps
+from ablate.train.group import ONE_DEVICE, Layout, blocks, shard
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ablate.backends.protocol import Operand
+    from ablate.recipes import Gemm
+    from ablate.run.config import RunConfig, TrainingConfig
+    from ablate.train.group import Group
+
+_GRAPHS_ON = ("cuda",)
+
+
+def has_graphs(device: str) -> bool:
+    """Whether a step on this torch device can be a CUDA graph."""
+    return torch.device(device).type in _GRAPHS_ON
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """The objects of a training step: settings, arithmetic, recipe state, model and optimizer."""
+
+    settings: TrainingConfig
+    plan: StepPlan
+    state: RecipeState
+    module: nn.Module
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    device: str
+    group: Group
+    deoscillation: Deoscillation | None = None
+
+
+def stream_seed(seed: int, stream: str) -> int:
+    """Derive the 63-bit seed of one of a run's streams."""
+    digest = hashlib.blake2b(f"{stream}:{seed}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Trainee:
+    """Build the parts of a run, with initial weights.
+
+    Raises:
+        UserError: a model that is not built in cannot be used.
+        ValueError: the layout needs blocks and the model has none.
+    """
+    multiply_in_fp32()
+    settings, group = config.training, layout.group
+    plan = plan_steps(settings, group.size)
+    state = RecipeState(
+        recipe=config.recipe, backend=Selection(config.backend), seed=config.seed,
+        total_tokens=plan.tokens, fork=config.fork,
+    )  # fmt: skip
+    initial_seed = stream_seed(config.seed, "initial weights")
+    with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
+        module, loss = build_network(config, state, initial_seed=initial_seed)
+    module.train()  # transformers loads a checkpoint in evaluation mode, without dropout
+    if settings.master_weights == "bf16":
+        for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
+            parameter.data = parameter.data.to(torch.bfloat16)
+    if settings.compile:
+        # A step's kernels must not depend on what was compiled before, here or by an earlier attempt: other
+        # runs leave nothing, no block falls back to eager because there are others, and each shape has its
+        # own kernels. The rows of experts differ with each step, and so may the shapes of foreign models.
+        torch.compiler.reset()
+        limits = torch._dynamo.config  # noqa: SLF001  there is no public way
+        limits.cache_size_limit = limits.accumulated_cache_size_limit = sys.maxsize
+        mixtures: list[Any] = module.mixtures if isinstance(module, Decoder) else []
+        for mixture in mixtures:
+            mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[no-untyped-call]
+        for block in blocks(module, needed_by="training.compile"):
+            block.forward = torch.compile(block.forward, dynamic=False if config.model.is_built_in else None)
+    if layout.checkpoint_activations:
+        for block in blocks(module, needed_by="resources.activation_checkpointing"):
+            # A built-in block uses no generator, and within a CUDA graph none can be set back.
+            uses_generator = not isinstance(module, Decoder)
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=uses_generator
+            )
+    if group.size > 1:
+        dense = config.model.is_built_in and config.model.experts is None
+        shard(module, group, settings, gather_bf16=dense)
+    if isinstance(module, Decoder) and group.size > 1:  # no process ever holds the whole model
+        module.to_empty(device=device)
+        module.initialise(torch.Generator().manual_seed(initial_seed))
+    else:
+        module.to(device)
+    # Weight decay applies to matrices only.
+    decayed = [[p for p in module.parameters() if (p.dim() >= 2) is matrix] for matrix in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": parameters} for parameters in decayed], fused=True)
+    if has_graphs(device) and group.size == 1:
+        for parameters in optimizer.param_groups:
+            rate = torch.empty((), dtype=torch.float32, device=device)
+            parameters.update(capturable=True, lr=rate)
+        optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
+    set_optimizer(optimizer, settings, settings.learning_rate)
+    return Trainee(
+        settings=settings, plan=plan, state=state, module=module, loss=loss,
+        optimizer=optimizer, device=device, group=group,
+        deoscillation=Deoscillation(module, state) if state.deoscillates else None,
+    )  # fmt: skip
+
+
+def set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float) -> None:
+    """Set what AdamW reads at a step: the settings may change at a fork."""
+    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, in the order of ``assemble``
+    for parameters, decay in zip(optimizer.param_groups, decays, strict=True):
+        betas = settings.beta1, settings.beta2
+        parameters.update(betas=betas, eps=settings.adam_eps, weight_decay=decay)
+        if isinstance(parameters["lr"], Tensor):
+            parameters["lr"].fill_(rate)
+        else:
+            parameters["lr"] = rate
+
+
+def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
+    """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
+    figures = set_gradients(trainee, on_device(window, trainee.device), grad_clip)
+    step = TakenStep(number=trainee.state.step, trainee=trainee, window=window, figures=figures)
+    return read_figures(trainee.group, [step])[0]
+
+
+def set_gradients(trainee: Trainee, sequences: Tensor, grad_clip: float | None) -> Tensor:
+    """Set a step's clipped gradients for [sequences, seq_len + 1] tokens. Waits for no device.
+
+    Returns fp64 [n + 1], on the device: the parts of the loss of this process's n micro-batches (nats per
+    token), and the norm before clipping.
+    """
+    module, state, group, count = trainee.module, trainee.state, trainee.group, trainee.plan.micro_batches
+    parts = sequences.unflatten(0, (count, -1))
+    figures: list[Tensor] = []
+    for call in range(group.rank, count, group.size):
+        state.call = call
+        if not isinstance(module, Decoder):  # so that a resumed run has the dropout of an uninterrupted one
+            torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
+        inputs, targets = inputs_and_targets(parts[call])
+        trained, loss = trainee.loss(module, inputs, targets, "mean")
+        (trained / count).backward()  # type: ignore[no-untyped-call]
+        figures.append((loss / count).detach().double())
+    norm: Any = torch.nn.utils.clip_grad_norm_(
+        module.parameters(), math.inf if grad_clip is None else grad_clip
+    )
+    figures.append((norm.full_tensor() if is_sharded(norm) else norm).double())
+    return torch.stack(figures)
+
+
+def on_device(window: np.ndarray[Any, Any], device: str) -> Tensor:
+    """Copy [sequences, seq_len + 1] tokens to a device, without waiting for it."""
+    tensor = torch.from_numpy(window)
+    if torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def inputs_and_targets(sequences: Tensor) -> tuple[Tensor, Tensor]:
+    """Split [sequences, seq_len + 1] tokens into inputs and next-token targets."""
+    return sequences[:, :-1], sequences[:, 1:]
+
+
+def take_whole_step(trainee: Trainee, sequences: Tensor) -> Tensor:
+    """Take a step; return its figures (see ``set_gradients``). Waits for no device.
+
+    On one GPU the optimizer leaves the weights as they are from the first figure on that is not finite.
+    """
+    figures = set_gradients(trainee, sequences, trainee.settings.grad_clip)
+    skip_if_diverged(trainee.optimizer, figures)
+    take_step(trainee)
+    return figures
+
+
+def skip_if_diverged(optimizer: Any, figures: Tensor) -> None:
+    """Let the fused optimizer of a GPU skip this step and all later ones if a figure is not finite."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None:
+        is_bad = (~figures.isfinite()).any().to(torch.float32)
+        torch.maximum(found_inf, is_bad, out=found_inf)
+
+
+def take_step(trainee: Trainee) -> int | None:
+    """Update the weights and clear the gradients; return how many weights de-oscillation reset.
+
+    None if no window of de-oscillation ended.
+    """
+    trainee.optimizer.step()
+    trainee.optimizer.zero_grad(set_to_none=True)
+    return None if trainee.deoscillation is None else trainee.deoscillation.step()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenStep:
+    """A step whose ``figures`` (see ``set_gradients``) are not read yet, and what can replay it."""
+
+    number: int
+    trainee: Trainee
+    window: np.ndarray[Any, Any]
+    figures: Tensor
+
+
+def read_figures(group: Group, steps: list[TakenStep]) -> list[tuple[float, float]]:
+    """Return the loss and the norm of each step, with one wait for the device."""
+    if not steps:
+        return []
+    figures = torch.cat([step.figures for step in steps]).tolist()
+    found = []
+    for step in steps:
+        *losses, norm = figures[: len(step.figures)]
+        del figures[: len(step.figures)]
+        count = step.trainee.plan.micro_batches
+        parts = dict(zip(range(group.rank, count, group.size), losses, strict=True))
+        found.append((group.total(parts, count), norm))
+    return found
+
+
+def first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
+    """Replay the step, which gives the same bits, and name the first operand of a GEMM that is not finite."""
+    found: list[str] = []
+
+    def watch(layer: str, gemm: Gemm, operand: str, done: Operand) -> None:
+        if not found and not bool(torch.isfinite(done.values).all()):
+            found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
+
+    trainee.state.watch = watch
+    trainee.module.zero_grad(set_to_none=True)
+    gradients(trainee, window, None)
+    trainee.state.watch = None
+    return next(filter(None, trainee.group.gathered("".join(found))), "")
+
+
+def keep_freed_memory() -> None:
+    """Keep the memory that a training step frees, because the next step asks for the same sizes again.
+
+    By default glibc returns every freed block above a few MiB to the kernel, and the next step pays for each
+    of its pages again: on tensors of 32 MiB that costs several times as much as quantising them.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h; the second only if the first was accepted.
+        mallopt(-3, 1 << 30) and mallopt(-1, 2**31 - 1)
