@@ -39,7 +39,7 @@ import torch
 
 from ablate.backends.device import chosen_device, triton_fault
 from ablate.backends.select import Selection, overall_mode
-from ablate.backends.testing import Check, Skip, Told, ending
+from ablate.backends.testing import Check, Skip, Told
 from ablate.backends.testing.suite import checks
 from ablate.base.errors import safe_text, with_type
 from ablate.base.files import write_bytes_atomic, write_record
@@ -49,6 +49,8 @@ from ablate.check.speed import MODELS
 from ablate.check.training import RECIPES, config_of
 from ablate.execute.environment import code_digest
 from ablate.recipes import Recipe, read_recipe
+from ablate.train.graphed import proof, why_eager
+from ablate.train.group import ONE_DEVICE
 from ablate.train.probe import time_steps
 
 if TYPE_CHECKING:
@@ -124,14 +126,26 @@ def time_step(setup: Setup, model: str, name: str, *, compiled: bool = False) ->
     if times.peak_memory_bytes is not None:
         figures["peak_memory_GB"] = times.peak_memory_bytes / 1e9
     mode = overall_mode(Selection("auto").choices(STEPS[name], setup.device))
-    return Told(f"{mode}, 8 × {seq_len} tokens", figures)
+    return Told(f"{mode}, {times.launch}, 8 × {seq_len} tokens", figures)
 
 
-def graphs(_: Setup) -> Iterator[Check]:
-    """Yield a check that a graphed step has the bits of an eager one."""
-    is_there = find_spec("ablate.train.graphed") is not None
-    reason = "benchmarks/device.py does not call it yet" if is_there else "this copy has no graphed step"
-    yield Check(of="losses and weights", run=partial(ending, Skip(reason)))
+def graphs(setup: Setup) -> Iterator[Check]:
+    """Yield checks that graphed steps leave the losses, weights and moments of eager ones."""
+    for name in STEPS:
+        yield Check(of=name, run=partial(compare_graphed, setup, name))
+
+
+def compare_graphed(setup: Setup, name: str) -> str:
+    """Take steps of ``llama-tiny`` eager and graphed, in two micro-batches of 4 × 128 tokens each."""
+    config = config_of(
+        MODELS["llama-tiny"], STEPS[name], "auto", 256,
+        tokens=8 * 128, seq_len=128, batch_size=8, micro_batch_size=4,
+    )  # fmt: skip
+    if (reason := why_eager(config, setup.where)) is not None:
+        raise Skip(reason)
+    (result,) = proof(config, setup.where, ONE_DEVICE)
+    assert result["passed"], result["detail"]
+    return "equal to the bit"
 
 
 CHECKS: dict[str, Callable[[Setup], Iterable[Check]]] = {

@@ -77,11 +77,15 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds per step, one figure per repeat; and the device's peak memory in bytes, if it is known."""
+    """Seconds per step, one figure per repeat; and the device's peak memory in bytes, if it is known.
+
+    ``launch``: eager, or one CUDA graph.
+    """
 
     sec_per_step: tuple[float, ...]
     tokens_per_step: int
     peak_memory_bytes: int | None
+    launch: str
 
 
 def time_steps(
@@ -126,4 +130,5 @@ def time_steps(
         sec_per_step=tuple(take(steps) / steps for _ in range(repeats)),
         tokens_per_step=trainee.plan.tokens_per_step,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        launch="eager" if whole_steps.eager else "one CUDA graph",
     )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ablate.base.files import write_json_atomic
+from ablate.base.files import write_json_atomic, write_record
 from ablate.cli import manage
 from ablate.store import Status
 from ablate.store.leases import Leases
@@ -42,6 +42,14 @@ def test_logs_follow_to_the_end(store, call, monkeypatch):
 
     monkeypatch.setattr(manage, "time", SimpleNamespace(sleep=go_on))
     assert call("logs", "00bb", "--follow").out.endswith("\n\none\ntwo\n")
+
+
+def test_status_says_why_steps_on_a_gpu_are_eager(store, call):
+    for gpu, shown in (("NVIDIA H200", True), (None, False)):
+        record = {"gpu": gpu, "step_eager_because": "diagnostics observe the steps"}
+        write_record(store.run(IDS[1]).environment_path, record)
+        line = "bf16 seed 1 step: eager, because diagnostics observe the steps\n"
+        assert (line in call("status", "s").out) is shown
 
 
 def test_cancel_asks_only_where_somebody_runs_it(store, call):

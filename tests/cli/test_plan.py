@@ -28,8 +28,11 @@ def here(tmp_path, monkeypatch):
 def test_the_quickstart_takes_a_gpu_and_says_so(here):
     shown = ablate("plan", "quickstart", cwd=here).out
     sharing = "8 runs at a time on each GPU, 1.0 of 141 GB each (NVIDIA H200)"
-    assert f"devices   {sharing}\n" in shown
-    assert "devices" not in ablate("plan", "quickstart", "--set=base.resources.gpus=0", cwd=here).out
+    assert f"devices   {sharing}\nstep      one CUDA graph where the device proves it\n" in shown
+    on_cpu = ablate("plan", "quickstart", "--set=base.resources.gpus=0", cwd=here).out
+    assert re.search("^(devices|step) ", on_cpu, re.MULTILINE) is None
+    of_experts = ablate("plan", "quickstart", "--set=base.model.experts=4", cwd=here).out
+    assert "step      eager, because the routes of experts depend on the data\n" in of_experts
     begun = ablate("run", "quickstart", "--set=base.resources.require_native=true", cwd=here)
     assert begun.code == 2
     assert begun.out.splitlines()[0].endswith(f"6 arms, 24 runs, {sharing}. Loading torch …")

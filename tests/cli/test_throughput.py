@@ -74,7 +74,12 @@ def two_arms(monkeypatch):
     def times(config, **settings):
         taken.append(config)
         sec = (1.0 if config == "slow" else 0.5) * (1 + 0.1 * len(taken))
-        return StepTimes(sec_per_step=(sec,) * settings["repeats"], tokens_per_step=100, peak_memory_bytes=7)
+        return StepTimes(
+            sec_per_step=(sec,) * settings["repeats"],
+            tokens_per_step=100,
+            peak_memory_bytes=7,
+            launch="eager",
+        )
 
     monkeypatch.setattr(throughput, "time_steps", times)
     monkeypatch.setattr(throughput, "fit_choices", lambda *_: ())

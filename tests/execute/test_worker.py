@@ -19,7 +19,8 @@ from ablate.store import RunDir, StudyStore
 from ablate.store.checkpoints import load_newest
 from ablate.store.metrics import MetricsWriter
 from ablate.track.describe import points
-from ablate.train import Snapshot
+from ablate.train import Snapshot, loop
+from ablate.train.graphed import WholeSteps
 from ablate.train.group import ALONE
 from tests.execute.kill import make_run, rows_in, task_of
 from tests.waiting import wait_until
@@ -132,3 +133,14 @@ def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that
     assert execute_run(task).state == "finished"
     assert rows_in(broken.metrics_path) == rows_in(plain.metrics_path)
     assert rows_in(broken.diagnostics_path) == rows_in(whole.diagnostics_path)
+
+
+def test_the_record_says_why_steps_are_eager(tmp_path, monkeypatch):
+    run = make_run(RunDir(tmp_path / "run"), 1, 2)
+    assert execute_run(task_of(run, tmp_path)).state == "finished"
+    assert run.environment()["step_eager_because"] == "there is no GPU"
+    assert "step: eager, because there is no GPU\n" in run.attempt_log(1).read_text()
+    monkeypatch.setattr(loop, "WholeSteps", lambda trainee, *_: WholeSteps(trainee, "unheard of"))
+    graphed = make_run(RunDir(tmp_path / "graphed"), 1, 2)
+    assert execute_run(task_of(graphed, tmp_path)).state == "finished"
+    assert graphed.environment()["step_eager_because"] is None
