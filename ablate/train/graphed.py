@@ -39,29 +39,37 @@ if TYPE_CHECKING:
 WARM_UP = 3
 """Steps of each phase before one is captured."""
 _PROOF_STEPS = WARM_UP + 3
-_PROOF_SHAPE = {"width": 128, "layers": 1, "heads": 2, "kv_heads": None, "ffn": 256}
 _BACKENDS = ("auto", "emulated", "torch", "triton")
 _ROOMS = ("backends", "layers", "models", "numerics", "recipes", "train")
 """Whose sources a proof depends on."""
 
 
-def why_eager(config: ArmConfig, device: str, *, devices: int = 1, observed: bool = False) -> str | None:
-    """Say why no step of a run can be a CUDA graph on a torch device, which is not touched; None if it can.
+def why_read_at_once(
+    config: ArmConfig, device: str, *, devices: int = 1, observed: bool = False
+) -> str | None:
+    """Say why the figures of a step are read before the next; None if the device can go on without that.
 
-    ``devices``: how many train the run. ``observed``: whether an observer sees each step.
+    The torch device is not touched. ``devices``: how many train the run. ``observed``: whether an observer
+    sees each step.
     """
     reasons = {
         "there is no GPU": not has_graphs(device),
         "several devices train the run": devices > 1,
         "the model is not built in": not config.model.is_built_in,
-        "the routes of experts depend on the data": config.model.experts is not None,
         "de-oscillation resets weights": any(recipe.deoscillate is not None for recipe in _recipes(config)),
         "diagnostics observe the steps": observed,
-        f"back end '{config.backend}' may wait for the host": config.backend not in _BACKENDS,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            return reason
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def why_eager(config: ArmConfig, device: str, **options: Any) -> str | None:
+    """Say why no step of a run can be a CUDA graph; None if it can. Parameters as of ``why_read_at_once``."""
+    if (reason := why_read_at_once(config, device, **options)) is not None:
+        return reason
+    if config.model.experts is not None:
+        return "the routes of experts depend on the data"
+    if config.backend not in _BACKENDS:
+        return f"back end '{config.backend}' may wait for the host"
     for recipe in _recipes(config):
         for part in recipe.parts:
             if (work := work_of_the_host(part)) is not None:
@@ -88,7 +96,7 @@ class WholeSteps:
         self.eager = eager
         self.forget()
         if eager is None:
-            self._stream = torch.cuda.Stream(trainee.device)
+            self._stream = torch.cuda.Stream(trainee.device)  # type: ignore[no-untyped-call]
         else:
             on_eager(eager)
 
@@ -167,13 +175,14 @@ def unproven(config: RunConfig, device: str, layout: Layout) -> str | None:
 def _tiny(config: RunConfig, part: LayerRecipe) -> RunConfig:
     """Make a small run in which every layer of the blocks follows one recipe."""
     recipe = Recipe(fprop=part.fprop, dgrad=part.dgrad, wgrad=part.wgrad)
+    model = replace(config.model, width=128, layers=1, heads=2, kv_heads=None, ffn=256)
     settings = config.training
     training = TrainingConfig(
         tokens=4 * 32 * _PROOF_STEPS, seq_len=32, batch_size=4, micro_batch_size=2,
         grad_clip=settings.grad_clip, master_weights=settings.master_weights, compile=settings.compile,
     )  # fmt: skip
     return replace(
-        config, model=replace(config.model, **_PROOF_SHAPE), training=training, recipe=recipe,
+        config, model=model, training=training, recipe=recipe,
         vocab_size=256, fork=None,
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ from ablate.layers.state import EVAL_CALL
 from ablate.models.custom_models import named
 from ablate.recipes import LayerRecipe
 from ablate.run.schedule import divergence_bound, learning_rate, plan_steps
-from ablate.train.graphed import WholeSteps, unproven, why_eager
+from ablate.train.graphed import WholeSteps, unproven, why_eager, why_read_at_once
 from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
 from ablate.train.step import (
@@ -61,7 +61,6 @@ TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 End = Literal["finished", "diverged", "interrupted"]
 READ_EVERY = 16
 """Steps after which a GPU's losses and norms are read at the latest."""
-_READ_LATE_ON = ("cuda",)
 _CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: …, recipe: bf16}]"
 
 
@@ -150,9 +149,10 @@ def train(
         return TrainResult(state="diverged", tokens=seen, step=done, message=message)
 
     unread: list[TakenStep] = []
-    eager = why_eager(config, device, devices=group.size, observed=observer is not None)
-    whole_steps = WholeSteps(own, eager or unproven(config, device, layout), on_eager)
-    reads_late = observer is None and _can_read_late(own, config)
+    conditions: dict[str, Any] = {"devices": group.size, "observed": observer is not None}
+    reads_late = why_read_at_once(config, device, **conditions) is None
+    eager = why_eager(config, device, **conditions) or unproven(config, device, layout)
+    whole_steps = WholeSteps(own, eager, on_eager)
 
     def read() -> TrainResult | None:
         """Read the figures of all steps since the last reading; return how the run ended if one diverged."""
@@ -247,12 +247,6 @@ class Observer(Protocol):
 
     def after(self) -> None:
         """Observe the model with the step's gradients, before its weights change."""
-
-
-def _can_read_late(trainee: Trainee, config: RunConfig) -> bool:
-    """Whether a step can go on before its figures are known: a built-in model alone on a GPU."""
-    alone = trainee.group.size == 1 and trainee.deoscillation is None
-    return torch.device(trainee.device).type in _READ_LATE_ON and alone and config.model.is_built_in
 
 
 def _read_up_to_divergence(

@@ -156,7 +156,7 @@ def set_gradients(trainee: Trainee, sequences: Tensor, grad_clip: float | None) 
     token), and the norm before clipping.
     """
     module, state, group, count = trainee.module, trainee.state, trainee.group, trainee.plan.micro_batches
-    parts = sequences.unflatten(0, (count, -1))
+    parts = sequences.reshape(count, -1, sequences.shape[1])
     figures: list[Tensor] = []
     for call in range(group.rank, count, group.size):
         state.call = call

@@ -127,7 +127,6 @@ def graphs(monkeypatch):
     monkeypatch.setattr(quantise, "breaks", None, raising=False)
     monkeypatch.setattr(state_of_layers, "_PLACED_ON", ("cpu",))
     monkeypatch.setattr(step, "_GRAPHS_ON", ("cpu",))
-    monkeypatch.setattr(loop, "_READ_LATE_ON", ("cpu",))
     monkeypatch.setattr(loop, "unproven", lambda *_: None)
     stream = SimpleNamespace(wait_stream=lambda _: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)

@@ -173,12 +173,25 @@ def test_compiled_blocks_train_alike_whatever_was_compiled_before(make_config, t
     assert losses(compiled) != plain
 
 
-def test_figures_that_are_read_late_are_the_same(make_config, tokens, monkeypatch):
+@pytest.fixture
+def read_at_once(monkeypatch):
+    """This CPU as a GPU whose steps are eager; return how to train there without reading late."""
+    monkeypatch.setattr(step, "_GRAPHS_ON", ("cpu",))
+    monkeypatch.setattr(loop, "why_eager", lambda *_, **__: "no graph here")
+
+    def train_at_once(*given):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "why_read_at_once", lambda *_, **__: "it is compared with")
+            return curve(*given)
+
+    return train_at_once
+
+
+def test_figures_that_are_read_late_are_the_same(make_config, tokens, monkeypatch, read_at_once):
     config = make_config(tokens=10_240, eval_every_tokens=10_240, micro_batch_size=4)
-    expected = curve(config, tokens)[1]
+    expected = read_at_once(config, tokens)[1]
     reads = []
     own = loop.read_figures
-    monkeypatch.setattr(loop, "_READ_LATE_ON", ("cpu",))
     monkeypatch.setattr(
         loop, "read_figures", lambda group, steps: (reads.append(len(steps)), own(group, steps))[1]
     )
@@ -190,7 +203,7 @@ def test_figures_that_are_read_late_are_the_same(make_config, tokens, monkeypatc
 
 @pytest.mark.parametrize(("gemm", "operand"), [("wgrad", "dy"), ("fprop", "x")])
 def test_a_divergence_that_is_read_late_is_that_of_its_own_step(
-    make_config, tokens, monkeypatch, gemm, operand
+    make_config, tokens, monkeypatch, read_at_once, gemm, operand
 ):
     original = EmulatedBackend.quantize
     steps = []
@@ -206,9 +219,8 @@ def test_a_divergence_that_is_read_late_is_that_of_its_own_step(
 
     monkeypatch.setattr(EmulatedBackend, "quantize", break_one_operand)
     config = make_config(RecipeSpec(gemms=ALL, stabiliser="sr"), eval_every_tokens=16_384)  # rows of 3 steps
-    expected = curve(config, tokens)
+    expected = read_at_once(config, tokens)
     assert (max(steps), expected[0].step, expected[0].state) == (4, 5, "diverged")
-    monkeypatch.setattr(loop, "_READ_LATE_ON", ("cpu",))
     assert curve(config, tokens) == expected
     assert max(steps) == 5  # a step was taken before the figures were read
 
