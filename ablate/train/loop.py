@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ablate.layers.deoscillation import Deoscillation
     from ablate.recipes import Recipe
     from ablate.run.config import RunConfig
     from ablate.train.group import Group
@@ -205,14 +206,8 @@ def train(
         window.update(sums)
 
         if has_row:
-            row = {
-                "kind": "train", "tokens": seen, "step": done, "lr": rate,
-                "loss": window["loss"] / window["steps"], "grad_norm": window["norm"] / window["steps"],
-                "tokens_per_sec": window["tokens"] / window["seconds"],
-            }  # fmt: skip
-            if own.deoscillation is not None and own.deoscillation.followed is not None:
-                row["weights_reset"] = window["reset"]
-            on_metrics(row)
+            row = {"kind": "train", "tokens": seen, "step": done, "lr": rate}
+            on_metrics(row | _figures_of_row(window, own.deoscillation))
             window.clear()
         if is_evaluated:
             losses = evaluate(trainee, validation_tokens)
@@ -247,6 +242,18 @@ class Observer(Protocol):
 
     def after(self) -> None:
         """Observe the model with the step's gradients, before its weights change."""
+
+
+def _figures_of_row(window: Counter[str], deoscillation: Deoscillation | None) -> Metrics:
+    """Turn the sums since the last training row into its figures."""
+    figures = {
+        "loss": window["loss"] / window["steps"],
+        "grad_norm": window["norm"] / window["steps"],
+        "tokens_per_sec": window["tokens"] / window["seconds"],
+    }
+    if deoscillation is not None and deoscillation.followed is not None:
+        figures["weights_reset"] = window["reset"]
+    return figures
 
 
 def _read_up_to_divergence(
