@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class OpenStudy:
     """One study as it was when it was opened. Each method returns a frame of its own, which you may change.
 
-    ``analysis`` holds every number of the report, ``faults`` one line for each file that could not be read.
+    ``analysis`` holds every number of the report, ``faults`` one line for each file that could not be read,
+    ``loss_unit`` the unit of validation losses, such as ``nats/token``.
     """
 
     def __init__(self, store: StudyStore, frames: StudyFrames, analysis: Analysis) -> None:
@@ -36,6 +37,7 @@ class OpenStudy:
         self._evals = frames.evals
         self.analysis = analysis
         self.faults = frames.faults
+        self.loss_unit = frames.plan.unit
 
     def runs(self) -> pd.DataFrame:
         """Return one row a run of the plan, as ``tables/runs.csv`` has them.
@@ -43,8 +45,8 @@ class OpenStudy:
         ``run_id``, ``arm``, ``seed``; ``state``, as ``ablate status`` shows it; ``end``: ``hit``,
         ``censored``, ``diverged``, ``missing``, ``unused`` where its arm was stopped early, or ``ended`` in a
         study of logs without a target; ``tokens``: trained; ``tokens_to_target``: tokens, NaN without a hit;
-        ``left_bound``: whether the target was reached at or before the first evaluation; ``last_loss``: nats
-        per token; ``seconds``: from start to end; ``tokens_per_sec``: the median in training;
+        ``left_bound``: whether the target was reached at or before the first evaluation; ``last_loss``;
+        ``seconds``: from start to end; ``tokens_per_sec``: the median in training;
         ``backend_mode``: ``native``, ``upcast``, ``emulated``, ``reference`` or ``imported``; ``message``:
         why it ended so.
         """
@@ -55,7 +57,7 @@ class OpenStudy:
         """Return one row an evaluation, ordered by run and tokens, as ``tables/evaluations.csv`` has them.
 
         ``run_id``, ``arm``, ``seed``; ``tokens``: trained before it; ``step``: optimizer steps done;
-        ``val_loss``: nats per token.
+        ``val_loss``.
         """
         return self._evals.copy()
 
@@ -64,7 +66,8 @@ class OpenStudy:
 
         ``run_id``, ``arm``, ``seed``; ``tokens``: trained so far; ``step``: optimizer steps done;
         ``loss_nats_per_token`` and ``tokens_per_sec``: means since the row before; ``learning_rate``;
-        ``gradient_norm``: before clipping. Imported logs have ``tokens_per_sec`` only, or no rows.
+        ``gradient_norm``: before clipping. Imported logs have ``tokens_per_sec`` only, or no rows. If
+        validation losses are in another unit, the loss in training is ``loss``, in the log's own unit.
         """
         return training_frame(self._store)
 
@@ -74,11 +77,10 @@ class OpenStudy:
         ``arm``, ``recipe``; ``n``: results, and how many of them ``hit`` the target, were ``censored`` or
         ``diverged``; ``missing``: runs without a result. Four figures, each as ``…_estimate``, ``…_low`` and
         ``…_high`` (the ends of its interval), NaN where there is no honest figure: ``tokens_to_target`` in
-        tokens; ``token_cost`` as a fraction of the baseline's tokens (0.1 is 10 % more); ``final_loss`` in
-        nats per token; ``loss_difference`` to the baseline in nats per token, after
-        ``loss_difference_tokens``. ``token_cost_kind``: ``interval``, ``point``, ``bound``, ``none`` or
-        ``baseline``. ``counted_from_tokens``: of the fork from which tokens and cost are counted, else 0.
-        Of a study that tuned its arms: at the values found for them.
+        tokens; ``token_cost`` as a fraction of the baseline's tokens (0.1 is 10 % more); ``final_loss``;
+        ``loss_difference`` to the baseline, after ``loss_difference_tokens``. ``token_cost_kind``:
+        ``interval``, ``point``, ``bound``, ``none`` or ``baseline``. ``counted_from_tokens``: of the fork
+        from which tokens and cost are counted, else 0. Of a study that tuned its arms: at the values found.
         """
         arms = arm_frame(self.analysis).infer_objects()
         figures = [name for name in arms.columns if name.endswith(("_estimate", "_low", "_high", "_tokens"))]

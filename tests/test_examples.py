@@ -27,7 +27,7 @@ def test_a_study_from_python(run, tmp_path):
     # The pilot's two runs are the study's own: the baseline reached the target where the pilot said.
     base = runs[runs["arm"] == "bf16"]
     assert base["tokens_to_target"].tolist() == list(advice.take.tokens.values())
-    line = f"target: {{val_loss: {advice.take.val_loss:g}}}  # nats per token"
+    line = f"target: {{val_loss: {advice.take.val_loss:g}}}  # nats/token"
     assert (tmp_path / "from-python.yaml").read_text().count(line) == 1
     assert costs["hit"].tolist() == [2, 2]
     assert costs.loc[costs["arm"] == "all three", "token_cost_kind"].item() == "interval"

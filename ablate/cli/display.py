@@ -102,7 +102,7 @@ class ConsoleListener(Listener):
             changed = [run for run in runs if states.get(run.run_id, "pending") != run.state]
             for run in changed:
                 states[run.run_id] = run.state
-                detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} nats/token"
+                detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} {plan.unit}"
                 detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
                 detail += f": {run.message}" if run.message else ""
                 self.say(safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}"))

@@ -40,7 +40,7 @@ _RUNS = {
     "tokens": "{of.tokens:count}/{of.budget:count}", "train": "{of.loss:.4f}", "val": "{of.val_loss:.4f}",
     "tok/s": "{of.tokens_per_sec:count}", "left": "{of.seconds_left:time}",
 }  # fmt: skip
-"""The first letters of an id are enough for ``ablate logs``; losses are in nats per token."""
+"""The first letters of an id are enough for ``ablate logs``."""
 _ARMS = {"arm": "{arm}", "runs": "{runs}", "tokens": "{tokens:count}/{budget:count}"}
 _RUN_NOW = {True: "being run now", False: "not being run", None: "whether it is being run cannot be seen"}
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -96,6 +96,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     ends = None if seconds_left is None else now + timedelta(seconds=seconds_left)
     content = {
         "study": store.path.name,
+        "loss_unit": store.plan().unit,
         "running": running,
         "states": count_states(runs),
         "ends": ends and ends.isoformat(timespec="seconds"),

@@ -42,7 +42,7 @@ _MAX_GROUPS = 4
 _HIGH_PRECISION = "bf16"
 """Description of a layer that no recipe applies to."""
 _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation"}
-_TARGETS = {"val_loss": "validation loss {:g} nats per token", "perplexity": "perplexity {:g}"}
+_TARGETS = {"val_loss": "validation loss {:g} {unit}", "perplexity": "perplexity {:g}"}
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 """Suffixes of a key, for the estimate and for the ends of its 95 % range."""
 _EMULATED = "modelled from an H200's measured factors"
@@ -198,7 +198,7 @@ def _head(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     yield f"{plan.study}: {' '.join((plan.description or '').split())}".removesuffix(": ")
     target = "no target: final losses are compared (`ablate pilot` says which target to take)"
     if plan.target is not None:
-        value = _TARGETS[plan.target.kind].format(plan.target.value)
+        value = _TARGETS[plan.target.kind].format(plan.target.value, unit=plan.unit)
         target = f"target {value} ({_CROSSINGS[plan.target.crossing]})"
     yield f"baseline {plan.baseline}; {target}"
     seeds = [run.seed for run in plan.arms[0].runs]

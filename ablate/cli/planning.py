@@ -207,7 +207,7 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
             own = "the study's own is not reached by both runs, or too late; " if advice.has_target else ""
             yield f"target   {own}{'written' if written else 'write'} into the file:"
             yield f"\n         target: {{val_loss: {take.val_loss:g}}}\n"
-        yield f"         seeds {seeds} reach {take.val_loss:g} nats per token after {tokens} tokens;"
+        yield f"         seeds {seeds} reach {take.val_loss:g} {advice.loss_unit} after {tokens} tokens;"
         yield f"         an arm that needs up to {take.room:.0%} more still reaches it"
     else:
         yield f"target   none to be had: {advice.why_not}"

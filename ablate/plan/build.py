@@ -181,6 +181,7 @@ def build_plan(
         diagnostics=study.diagnostics,
         missing=missing,
         keep_weights=study.keep_weights,
+        loss_unit="nats",
     )
     return plan if study.tune is None else tuned_plan(plan, study.tune)
 

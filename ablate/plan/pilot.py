@@ -36,7 +36,7 @@ _FEWEST_EVALS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The evaluations of one run of the baseline; losses in nats per token."""
+    """The evaluations of one run of the baseline."""
 
     seed: int
     tokens: Sequence[float]
@@ -46,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """A loss in nats per token, and the tokens after which each run reaches it, by seed.
+    """A loss, and the tokens after which each run reaches it, by seed.
 
     ``room``: how many more tokens than the slower run an arm may need within the budget, as a share.
     """
@@ -93,6 +93,7 @@ class Advice:
     study: str
     baseline: str
     seeds: int
+    loss_unit: str
     has_target: bool
     own: Reached | None
     take: Reached | None
@@ -138,6 +139,7 @@ def advise(
         study=plan.study,
         baseline=base.name,
         seeds=len(base.runs),
+        loss_unit=plan.unit,
         has_target=plan.target is not None,
         own=own,
         take=take,
@@ -200,7 +202,7 @@ def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> I
         yield SeedsFor(cost=cost, seeds=seeds, seconds=seconds)
 
 
-def with_target(text: str, line: int, target: Reached) -> str | None:
+def with_target(text: str, line: int, target: Reached, unit: str) -> str | None:
     """Replace ``target: null`` in a line (counted from 1) of a study's text by the target.
 
     None if the line says something else. All other lines stay as they are.
@@ -210,6 +212,6 @@ def with_target(text: str, line: int, target: Reached) -> str | None:
     if key != "target" or rest.partition("#")[0].strip() not in ("", "null", "~"):
         return None
     tokens = " and ".join(f"{tokens:,.0f}" for tokens in target.tokens.values())
-    said = f"nats per token; two runs of the baseline reach it after {tokens} tokens (ablate pilot)"
+    said = f"{unit}; two runs of the baseline reach it after {tokens} tokens (ablate pilot)"
     lines[line - 1] = f"target: {{val_loss: {target.val_loss:g}}}  # {said}\n"
     return "".join(lines)

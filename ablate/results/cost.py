@@ -197,7 +197,7 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
 def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA) -> Standing:
     """Tell whether an arm is within the margin, outside of it, or neither is shown.
 
-    ``loss``: the arm's difference in final loss, nats per token; None where unknown. A margin in cost is the
+    ``loss``: the arm's difference in final loss; None where unknown. A margin in cost is the
     same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the chance that each of the
     two tests errs.
     """

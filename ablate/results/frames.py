@@ -58,9 +58,9 @@ class Ran(NamedTuple):
 class StudyFrames:
     """A study as plain data.
 
-    ``runs`` has every run of the plan by id, ``evals`` a row for each evaluation (``val_loss`` in nats
-    per token, ordered by run and tokens, each token count once). If any run was also evaluated in bf16, there
-    is a column ``val_loss_bf16``, NaN for evaluations without it. ``configs`` maps an arm to the resolved
+    ``runs`` has every run of the plan by id, ``evals`` a row for each evaluation (ordered by run and
+    tokens, each token count once). If any run was also evaluated in bf16, there is a column
+    ``val_loss_bf16``, NaN for evaluations without it. ``configs`` maps an arm to the resolved
     configuration of its first run that has one; ``environments`` maps a run id to what it ran on.
     ``throughput``: what ``ablate check STUDY --steps`` measured.
     """
@@ -130,16 +130,18 @@ def load_frames(store: StudyStore) -> StudyFrames:
 def training_frame(store: StudyStore) -> pd.DataFrame:
     """Read the training rows of all runs of the plan, by run and tokens, without damaged ones.
 
-    The columns are those of ``TRAINING`` after ``run_id``, ``arm`` and ``seed``.
+    The columns are those of ``TRAINING`` after ``run_id``, ``arm`` and ``seed``. Where validation losses are
+    not in nats per token, the unit of those in training is not known, and their column is ``loss``.
     """
-    rows = []
-    for arm, entry in store.plan().runs():
+    plan, rows = store.plan(), []
+    for arm, entry in plan.runs():
         run = store.run(entry.id)
         content, _ = run.rows(run.metrics_path, run.examined())
         found = {row["tokens"]: training_row(row) for row in rows_of(lines_of(content), "train")}
         who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
         rows += [who | found[at] for at in sorted(found)]
-    return pd.DataFrame(rows, columns=[*_OF_RUN, *TRAINING.values()])
+    frame = pd.DataFrame(rows, columns=[*_OF_RUN, *TRAINING.values()])
+    return frame if plan.loss_unit == "nats" else frame.rename(columns={TRAINING["loss"]: "loss"})
 
 
 def training_row(row: dict[str, Any]) -> dict[str, Any]:

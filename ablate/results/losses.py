@@ -37,7 +37,7 @@ Arm = TypeVar("Arm")
 
 @dataclass(frozen=True, kw_only=True)
 class Curve(Outcome):
-    """How one run ended, and its validation loss (nats per token) over tokens, tokens rising.
+    """How one run ended, and its validation loss over tokens, tokens rising.
 
     ``origin``: the token count from which tokens to target are counted; the curve begins there.
     """

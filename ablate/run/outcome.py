@@ -150,7 +150,7 @@ def outcomes(
     rule: Rule,
     fit: LocalFit | None = None,
 ) -> list[Outcome]:
-    """Return a finished run's outcome for each target (nats per token)."""
+    """Return a finished run's outcome for each target, a loss."""
     crossings = [find_crossing(tokens, loss, target, rule) for target in targets]
     fitted = np.full(len(targets), np.nan)
     if fit is not None and rule == "confirmed":
@@ -173,7 +173,7 @@ def outcomes(
 
 
 class LocalFit:
-    """The loss curve (nats per token) of one run over the spans of tokens in which training is steady."""
+    """The loss curve of one run over the spans of tokens in which training is steady."""
 
     def __init__(self, tokens: ArrayLike, loss: ArrayLike, spans: Iterable[tuple[float, float]]) -> None:
         self._at, self._loss = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)

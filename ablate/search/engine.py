@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     Execute = Callable[[list[RunRequest], Unneeded], ExecutionEnd]
 
 JOURNAL = "optuna.log"
-LOSS = "validation loss (nats per token)"
+LOSS = "validation loss"
 VIOLATION = "violation"
 _TRIES = 12
 _FEWEST_COMPLETE = 3
 """Complete trials of earlier rounds that are needed before a trial is called hopeless."""
 
 Curve = dict[int, float]
-"""Validation losses in nats per token, by tokens."""
+"""Validation losses, by tokens."""
 
 
 def quiet_optuna() -> Any:
@@ -94,7 +94,7 @@ def open_storage(folder: Path) -> BaseStorage:
 def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> Study:
     """Open or create a study of Optuna's, which serves as a list of trials.
 
-    ``objectives``: what is minimised, with its unit, as Optuna's pages show it.
+    ``objectives``: what is minimised, as Optuna's pages show it.
     """
     optuna = quiet_optuna()
     study: Study = optuna.create_study(

@@ -55,7 +55,7 @@ _BEST = 0.25
 COST = "token cost (share of the baseline's tokens)"
 STEP_TIME = "modelled step time (over the baseline's)"
 DIVERGED = 1e6
-"""The violation of a diverged run: worse than any miss of a target, which is in nats per token."""
+"""The violation of a diverged run: worse than any miss of a target."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,8 +46,9 @@ In `runs/<id>/`:
 ```
 
 A study that ran with `--set` also has `"settings": ["KEY=VALUE", …]`. An arm that forks also has `"fork": {"arm", "tokens"}`.
-`stop` is null without a rule; its looks end with all seeds. A study of others' logs also has `"imported": true`. `target` is
-null where final losses are compared.
+`stop` is null without a rule; its looks end with all seeds. A study of others' logs also has `"imported": true`, one
+whose validation losses are not in nats per token `"loss_unit"`: `bits`, `bits-per-byte`, `nats-per-byte` or `log10`. `target`
+is null where final losses are compared.
 
 Of a study that tunes its arms also `tuning`: `{"study": "quickstart tune", "done", "fields", "sampler", "trials",
 "at_once", "prune", "tokens", "seeds", "groups": [{"name", "fingerprint", "arms", "shared", "chosen", "trials":

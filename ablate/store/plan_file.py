@@ -17,6 +17,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from ablate.base.command_hints import command_line, set_words
+from ablate.base.errors import UserError
+from ablate.run.loss_units import UNIT_NAMES, LossUnit
 from ablate.store.records import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _ASKED = ("baseline", "target", "paired_seeds", "intervals", "waive", "stop")
 class Margin:
     """How far an arm may be from the baseline and still count as equal.
 
-    ``cost``: in token cost, a fraction; ``loss``: in final loss, nats per token.
+    ``cost``: in token cost, a fraction; ``loss``: in final loss, in the unit of the study's losses.
     """
 
     kind: Literal["cost", "loss"]
@@ -39,7 +41,7 @@ class Margin:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class Target:
-    """The validation loss at which arms are compared, in the unit that the study chose."""
+    """The validation loss at which arms are compared, as itself or as a perplexity."""
 
     kind: Literal["val_loss", "perplexity"]
     value: Number
@@ -48,8 +50,17 @@ class Target:
 
     @property
     def val_loss(self) -> float:
-        """The target in nats per token."""
+        """The target in the unit of the study's losses."""
         return math.log(self.value) if self.kind == "perplexity" else self.value
+
+    def check_unit(self, unit: LossUnit) -> None:
+        """Raise ``UserError`` for a perplexity if losses in this unit are not its logarithm."""
+        if self.kind == "perplexity" and unit != "nats":
+            raise UserError(
+                "--target: a perplexity is exp(loss), with the loss in nats per token; these losses are in "
+                f"{UNIT_NAMES[unit]}",
+                hint="write --target val_loss=NUMBER",
+            )
 
 
 def _rise(looks: tuple[int, ...]) -> tuple[int, ...]:
@@ -141,7 +152,7 @@ class DroppedCell:
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
 class TrialRecord:
-    """One trial. ``loss``: nats per token, None if it was stopped early; ``tokens``: trained in all its runs.
+    """One trial. ``loss``: None if it was stopped early; ``tokens``: trained in all its runs.
 
     ``diverged``: the number of diverged runs; each counts with the loss at which a run is called diverged.
     """
@@ -230,7 +241,8 @@ class LockedPlan(Question):
     """The content of a study's plan.
 
     ``training``: the base's section, which most arms share. ``tuning``: None for a study without tuning.
-    ``imported``: the study was built from the logs of others.
+    ``imported``: the study was built from the logs of others. ``loss_unit``: of its validation losses; a
+    trainer may log its training losses in another one.
     """
 
     format: Literal[1] = FORMAT
@@ -239,6 +251,12 @@ class LockedPlan(Question):
     arms: Annotated[tuple[LockedArm, ...], Field(min_length=1)]
     tuning: LockedTuning | None = None
     imported: Flag = False
+    loss_unit: LossUnit = "nats"
+
+    @property
+    def unit(self) -> str:
+        """The unit of its validation losses, as axes have it: ``nats/token``."""
+        return UNIT_NAMES[self.loss_unit].replace(" per ", "/")
 
     @property
     def start(self) -> str:
@@ -285,6 +303,8 @@ def plan_to_json(plan: LockedPlan) -> dict[str, Any]:
     for arm in content["arms"]:
         if arm["fork"] is None:
             del arm["fork"]
+    if plan.loss_unit == "nats":
+        del content["loss_unit"]
     return {key: value for key, value in content.items() if value or key not in _RARE}
 
 

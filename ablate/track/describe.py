@@ -74,8 +74,8 @@ class Point(NamedTuple):
     step: int
 
 
-def points(row: Any) -> list[Point]:
-    """Convert one row to points; empty if the row is of no known kind."""
+def points(row: Any, unit: str = "nats") -> list[Point]:
+    """Convert one row to points; empty if the row is of no known kind. ``unit``: of its loss."""
     if not isinstance(row, dict):
         return []
     tokens, time_unix = number_in(row, "tokens"), number_in(row, "time_unix")
@@ -84,7 +84,7 @@ def points(row: Any) -> list[Point]:
     values = {
         name: number for key, name in _names(row).items() if (number := number_in(row, key)) is not None
     }
-    if values.get("val_loss", math.inf) < math.log(_MAX_PERPLEXITY):
+    if unit == "nats" and values.get("val_loss", math.inf) < math.log(_MAX_PERPLEXITY):
         values["val_perplexity"] = math.exp(values["val_loss"])
     return [Point(name, value, round(time_unix * 1000), int(tokens)) for name, value in values.items()]
 
@@ -103,13 +103,13 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
     return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED} if gemm in GEMMS else {}
 
 
-def read_points(path: Path, offset: int, max_bytes: int) -> tuple[list[Point], int]:
+def read_points(path: Path, offset: int, max_bytes: int, unit: str = "nats") -> tuple[list[Point], int]:
     """Read the points of the complete lines from ``offset`` on; return them and the offset after the lines.
 
     Reads about ``max_bytes``. The offset is unchanged if no complete line follows.
     """
     lines, end = new_lines(path, offset, max_bytes)
-    return [point for row in parse_rows(lines) for point in points(row)], end
+    return [point for row in parse_rows(lines) for point in points(row, unit)], end
 
 
 def text(value: Any) -> str:
@@ -186,6 +186,7 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
     lines = [
         f"{plan.description or ''}\n",
         f"- **Target**: {target}",
+        f"- **Validation losses**: in {plan.unit}",
         f"- **Baseline**: `{plan.baseline}`",
         f"- **Report**: [token cost, curves and verdict]({report})",
         "- **Step** of a metric: training tokens\n",

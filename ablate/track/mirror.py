@@ -233,7 +233,9 @@ class Mirror:
         while True:
             offsets, news = {}, []
             for file in FILES:
-                more, offsets[file] = describe.read_points(run.path / file, entry.offsets[file], _CHUNK_BYTES)
+                more, offsets[file] = describe.read_points(
+                    run.path / file, entry.offsets[file], _CHUNK_BYTES, plan.loss_unit
+                )
                 news += more
             if news or params or tags:
                 self._sink.log(entry.mlflow_id, news, params, tags)

@@ -81,7 +81,7 @@ def pilot_study(
     advice = advise(plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated)
     if write and advice.take is not None:
         line = loaded.source.place(("target",)).line
-        text = with_target(loaded.path.read_text(encoding="utf-8"), line, advice.take)
+        text = with_target(loaded.path.read_text(encoding="utf-8"), line, advice.take, plan.unit)
         if text is None:
             place = f"{loaded.path}:{line}"
             raise UserError(f"--write: {place}: no line that says 'target: null' (write it by hand)")

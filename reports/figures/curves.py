@@ -38,7 +38,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     if not any(curve.tokens.any() for curve in curves):
         return None
     caption = (
-        "Validation loss (nats/token) over training tokens, "
+        f"Validation loss ({analysis.plan.unit}) over training tokens, "
         f"{plural(sum(curve.end != 'missing' for curve in curves), 'result')} of "
         f"{plural(len(analysis.arms), 'arm')}, each with its mean final loss. Thin: each seed; × where a run "
         "diverged; dotted: no result (yet). Thick: the mean over seeds, drawn as far as all runs of the arm "
@@ -64,7 +64,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
         axis.set_ylim(low, high)
         canvas.token_axis(axis, analysis.tokens_per_step)
         canvas.shade_decay(axis, analysis.decay_begins)
-    axes[0].set_ylabel("validation loss (nats/token)")
+    axes[0].set_ylabel(f"validation loss ({analysis.plan.unit})")
     axes[0].set_title("whole run")
     axes[1].set_title("late part, enlarged")
     ends = {arm.name: loss(arm.final_loss.estimate) for arm in analysis.arms}
@@ -132,7 +132,7 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.xaxis.set_minor_formatter("")
     axis.set_xlabel("peak learning rate")
-    axis.set_ylabel("final validation loss (nats/token)")
+    axis.set_ylabel(f"final validation loss ({analysis.plan.unit})")
     canvas.legend(figure, style)
     found = "; ".join({f"{arm.group} at {float(arm.chosen[_RATE]):g}": None for arm in tuning.arms})
     runs = max(len(trial.runs) for group in groups for trial in group.trials)

@@ -85,7 +85,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     if band is not None:
         axis.axvspan(-band, band, color=canvas.SHADE, zorder=0, linewidth=0)
     caption = (
-        f"Token cost against {analysis.baseline}: tokens to {target_text(analysis.plan.target)} over the "
+        f"Token cost against {analysis.baseline}: tokens to {target_text(analysis.plan)} over the "
         f"baseline's, minus one. Points: estimates; bars: {coverage(analysis.plan.stop)} intervals; small "
         "dots: seeds that reached the target; open triangles: bounds, where not every run reached it (no "
         "estimate). n: results of the arm, and how they ended. Grey band: one evaluation interval "

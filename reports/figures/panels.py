@@ -55,7 +55,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         },
         canvas.looks_of(analysis),
         "training tokens",
-        "loss difference (nats/token)",
+        f"loss difference ({analysis.plan.unit})",
         least=1e-4,
         mixed=mixed,
     )
@@ -69,8 +69,9 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     canvas.count_ticks(axis, 4)
     way = "differences of seeds in common" if analysis.plan.paired_seeds else "Welch"
     caption = (
-        f"Validation loss minus that of {analysis.baseline} at equal tokens (nats/token): mean difference "
-        f"with its pointwise {coverage(analysis.plan.stop)} band ({way}), as far as all runs of both go; "
+        f"Validation loss minus that of {analysis.baseline} at equal tokens "
+        f"({analysis.plan.unit}): mean difference with its pointwise "
+        f"{coverage(analysis.plan.stop)} band ({way}), as far as all runs of both go; "
         "above zero the arm is worse. Grey: the other arms. The scale follows the later part of arms that "
         "did not diverge. No band with one run, or where runs diverged. Left out: arms without an evaluation "
         "in common."
@@ -110,7 +111,7 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
             for targets, costs in [zip(*pairs, strict=True)]
         },
         canvas.looks_of(analysis),
-        "target (nats/token)",
+        f"target ({analysis.plan.unit})",
         "token cost",
         least=0.01,
     )

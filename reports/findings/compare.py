@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.results.frames import StudyFrames
     from ablate.run.config import RunConfig
-    from ablate.store.plan_file import StopRule, Target
+    from ablate.store.plan_file import LockedPlan, StopRule
 
 Axis = Literal["", "parameters", "tokens"]
 NOT_TOLD = "–"
@@ -85,7 +85,7 @@ class Comparison:
 
     ``left_out``: other arms, and why. ``differs`` maps each difference, besides that of the axis, to its
     value in each study, as text. ``rules``: the studies' stop rules; with a rule the intervals are repeated
-    confidence intervals.
+    confidence intervals. ``loss_unit``: of the losses of all studies.
     """
 
     studies: tuple[PlacedStudy, ...]
@@ -95,6 +95,7 @@ class Comparison:
     left_out: Mapping[str, str]
     differs: Mapping[str, tuple[str, ...]]
     rules: tuple[StopRule | None, ...]
+    loss_unit: str
 
     @property
     def against(self) -> str:
@@ -103,13 +104,14 @@ class Comparison:
         return names.pop() if len(names) == 1 else "the study's own baseline"
 
 
-def target_text(target: Target | None) -> str:
+def target_text(plan: LockedPlan) -> str:
     """Say the target in words, with its unit."""
+    target = plan.target
     if target is None:
         return "none (final losses are compared)"
     if target.kind == "perplexity":
-        return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} nats/token)"
-    return f"a validation loss of {target.value:g} nats/token"
+        return f"a validation perplexity of {target.value:g} ({target.val_loss:.4f} {plan.unit})"
+    return f"a validation loss of {target.value:g} {plan.unit}"
 
 
 def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comparison:
@@ -119,8 +121,12 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
 
     Raises:
         UserError: no arm has two estimates; of more than two studies a size is unknown, or sizes and budgets
-            are all equal.
+            are all equal; losses of two units.
     """
+    units = dict.fromkeys(analysis.plan.unit for analysis in analyses)
+    if len(units) > 1:
+        hint = "name studies whose losses are in one unit"
+        raise UserError(f"losses in {' and '.join(units)} cannot be compared", hint=hint)
     studies = [_placed(one) for one in analyses]
     axis = _axis(studies) if len(studies) > 2 else ""
     places = [getattr(study, axis) for study in studies] if axis else [1, 10]
@@ -177,6 +183,7 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
             and not (axis == "tokens" and key == "training.tokens")
         },
         rules=tuple(one.plan.stop for one in analyses),
+        loss_unit=analyses[0].plan.unit,
     )
 
 
@@ -185,7 +192,7 @@ def _placed(one: Analysis) -> PlacedStudy:
     return PlacedStudy(
         name=one.plan.study,
         baseline=one.baseline,
-        target=target_text(one.plan.target),
+        target=target_text(one.plan),
         parameters=None if config is None else _parameters(config),
         tokens=None if config is None else config.training.tokens,
     )

@@ -38,7 +38,7 @@ class InBf16:
     ``token_cost``, ``difference``, ``final_loss``: as in ``ArmResult``, by bf16. ``tokens_alone``: (1 + cost
     by its own evaluation) / (1 + cost by bf16) − 1. ``share``: log (1 + ``tokens_alone``) as a share of
     log (1 + cost by its own evaluation), without an interval; None unless that cost's interval excludes zero.
-    ``loss_alone``: loss difference by its own evaluation minus the one by bf16, in nats per token. The
+    ``loss_alone``: loss difference by its own evaluation minus the one by bf16. The
     intervals of ``tokens_alone`` and ``loss_alone`` are from the arm's own variance, because the spread of
     this difference varies between arms.
     """
@@ -212,7 +212,7 @@ class Analysis:
 
     @property
     def reached_by_all(self) -> float | None:
-        """The lowest loss that all runs but diverged ones have reached and confirmed, in nats per token."""
+        """The lowest loss that all runs but diverged ones have reached and confirmed."""
         losses = [one.loss for one in self.curves if one.end not in ("diverged", "missing")]
         reached = [float(np.maximum(loss[1:], loss[:-1]).min()) for loss in losses if len(loss) > 1]
         return max(reached) if reached and len(reached) == len(losses) else None

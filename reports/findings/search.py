@@ -33,7 +33,7 @@ _SHAPES = {"study": "this study's own shapes", "llama-8b": "the shapes of Llama 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPoint:
-    """One trial. ``value``: loss in nats per token, or token cost; only a bound unless ``end`` is ``ok``.
+    """One trial. ``value``: loss or token cost; only a bound unless ``end`` is ``ok``.
 
     ``modelled_time``: of a step, over the baseline's. ``end``: ``ok``, ``missed``, ``diverged``, ``failed``
     or ``open``.
@@ -78,6 +78,7 @@ class Found:
     name: str
     description: str | None
     objective: str
+    loss_unit: str
     hardware: str
     shapes: str
     sampler: str
@@ -103,7 +104,7 @@ class Found:
     @property
     def value_words(self) -> str:
         """The name of the value, with its unit."""
-        return "validation loss (nats/token)" if self.objective == "loss" else "token cost"
+        return f"validation loss ({self.loss_unit})" if self.objective == "loss" else "token cost"
 
 
 def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Found:
@@ -144,6 +145,7 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
         name=planned.name,
         description=planned.plans[0].description,
         objective=search.objective,
+        loss_unit=planned.plans[0].unit,
         hardware=search.hardware,
         shapes=_SHAPES[search.shapes],
         sampler=search.sampler,

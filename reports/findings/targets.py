@@ -28,7 +28,7 @@ MOST_TARGETS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """One arm if another loss were the target: ``targets`` in nats per token, falling, the same for all arms.
+    """One arm if another loss were the target: ``targets``: losses, falling, the same for all arms.
 
     At each target: ``costs`` has the token cost, ``ends`` how the arm's runs ended, ``base_ends`` how those
     of the baseline did.

@@ -2,13 +2,14 @@
 """What scripts read: ``report.json``, the JSON of the pages beside it, and the CSV tables.
 
 The keys are an interface; these are they. Values are strict JSON: no NaN, no Infinity. A dataclass becomes an
-object of its fields. Costs are fractions (0.18 is 18 %), losses nats per token; null stands where there is no
+object of its fields. Costs are fractions (0.18 is 18 %), losses in `loss_unit`, such as
+"nats/token"; null stands where there is no
 honest figure, and a `note` says why.
 
 ## report.json
 
 ```text
-format, study, description, baseline
+format, study, description, baseline, loss_unit
 target            {kind, value, val_loss, crossing}, null where imported logs are compared by final loss
 take              the arm that the verdict says to take, null without one
 verdict, notices, warnings          lists of sentences
@@ -79,6 +80,7 @@ arms[]         {name, token_cost, loss_gap}, each {points[] (null: not in that s
 left_out       {arm: reason}
 differs        {key: a value each study}
 rules[]        the studies' stop rules
+loss_unit      of all losses
 ```
 
 ## search.json
@@ -161,7 +163,15 @@ def report_document(
     return {
         "format": FORMAT,
         **_parts(
-            plan, "study", "description", "baseline", "paired_seeds", "intervals", "training", "dropped"
+            plan,
+            "study",
+            "description",
+            "baseline",
+            "paired_seeds",
+            "intervals",
+            "training",
+            "dropped",
+            loss_unit="unit",
         ),
         "target": target,
         **_parts(verdict, "take", "findings", verdict="sentences"),

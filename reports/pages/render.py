@@ -106,7 +106,7 @@ def definitions(analysis: Analysis) -> list[tuple[str, str]]:
     runs = [run for arm in analysis.every_arm for run in arm.runs if run.end == "hit" and not run.left_bound]
     record = analysis.throughput
     text = _environment(autoescape=False).get_template("method.txt.j2").render(
-        analysis=analysis, words=words, target=target_text(analysis.plan.target),
+        analysis=analysis, words=words, target=target_text(analysis.plan),
         hits=len(runs), fitted=sum(run.fitted is not None for run in runs),
         alone=record if record and record.tokens_per_sec else None,
     )  # fmt: skip

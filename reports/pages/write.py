@@ -116,7 +116,7 @@ def write_report(
         "refresh_sec": refresh_sec,
         "arms": tables.design_table(analysis),
         "definitions": definitions(analysis),
-        "target": target_text(analysis.plan.target),
+        "target": target_text(analysis.plan),
         "ended": words.moment(analysis.last_ended_unix),
     }
     document = report_document(analysis, verdict, notices, warnings, diagnosed)
@@ -169,6 +169,9 @@ def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
     if most:
         moved[analysis.baseline] = [figures(ends, "baseline") for ends in most.base_ends]
     own = analysis.plan.target.val_loss if analysis.plan.target else 0.0
+    label = f"{{:.4f}} {analysis.plan.unit}"
+    if analysis.plan.loss_unit == "nats":
+        label += " (perplexity {:.4g})"
     runs = []
     for curve in analysis.curves:
         shown = slice(None, None, 1 + len(curve.tokens) // _MOST_POINTS)
@@ -179,7 +182,8 @@ def _live_data(analysis: Analysis, drawing: Drawing) -> dict[str, Any]:
         "axes": drawing.axes,
         "runs": runs,
         "targets": targets,
-        "labels": [f"{at:.4f} nats/token (perplexity {math.exp(at):.4g})" for at in targets],
+        "unit": analysis.plan.unit,
+        "labels": [label.format(at, math.exp(at)) for at in targets],
         "own": min(range(len(targets)), key=lambda i: abs(targets[i] - own), default=0),
         "moved": moved,
     }

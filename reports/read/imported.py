@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from ablate.run.loss_units import LoggedUnit, LossUnit
     from ablate.store import State
     from ablate.store.plan_file import Target
 
@@ -43,7 +44,7 @@ PRECISION = {f"lowest_numerical_precision_in_{part}": part for part in ("linear"
 class ImportedRun:
     """One run of a log.
 
-    ``evals`` are (tokens, validation loss in nats per token), by rising tokens; ``in_bf16`` the losses of a
+    ``evals`` are (tokens, validation loss), by rising tokens; ``in_bf16`` the losses of a
     second evaluation in bf16, by tokens; ``throughput`` (tokens, tokens per second). ``settings`` must be
     equal for runs to be comparable: batch, learning rate, data, hardware; never the seed, which is None if
     the log lacks it. ``source`` names the run in messages; ``content`` is hashed to its id. ``piece``: the
@@ -152,16 +153,18 @@ def write_study(
     paired_seeds: bool = False,
     description: str | None = None,
     waived: Sequence[str] = (),
+    loss_unit: LoggedUnit = "nats",
 ) -> tuple[StudyStore, list[str]]:
     """Write an ordinary run store of a study named after its folder; also return a line for each copy.
 
-    ``target``: None compares final losses.
+    ``target``: None compares final losses. ``loss_unit``: of the logs; perplexities are in ``arms`` as
+    their logarithms.
     A second import of the same logs writes the same store; a study that was not imported is not replaced.
 
     Raises:
         UserError: an arm has no runs, the baseline is unknown, the runs of an arm are not comparable, a log
-        is
-            in two arms, the folder holds a study that was not imported, or the logs lack seeds for pairs.
+            is in two arms, the folder holds a study that was not imported, the logs lack seeds for pairs, or
+            the target is a perplexity and the losses are not in nats per token.
     """
     copies: list[str] = []
     known: dict[str, tuple[str, ImportedRun]] = {}
@@ -191,6 +194,9 @@ def write_study(
             "--target: the logs hold final losses alone (no column 'tokens'): leave the option out to "
             "compare those, or see --columns"
         )
+    unit: LossUnit = "nats" if loss_unit == "perplexity" else loss_unit
+    if target is not None:
+        target.check_unit(unit)
     store = StudyStore(folder)
     if store.plan_path.exists():
         try:
@@ -228,6 +234,7 @@ def write_study(
             training=base,
             arms=tuple(entries),
             imported=True,
+            loss_unit=unit,
         )
     )
     return store, copies

@@ -44,6 +44,7 @@ def read_against(
     if target is not None:
         named = plan.target or Target(kind="val_loss", value=1.0)
         if isinstance(target, Target):
+            target.check_unit(plan.loss_unit)
             named, target = replace(named, kind=target.kind), target.value
         if not math.isfinite(target) or target <= 0:
             raise UserError(f"--target: {target:g} is no {named.kind} (expected above 0)")

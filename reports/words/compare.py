@@ -36,8 +36,8 @@ def line_tables(found: Comparison) -> tuple[Table, ...]:
     captions = {
         "Token cost": f"Token cost over {found.against} in each study, at the study's own target; and "
         f"what (1 + token cost) changes by: above zero the cost grows. {about}",
-        "Loss gap": f"Validation loss (nats/token) minus that of {found.against} in each study, at the "
-        f"last evaluation that all runs of both have; and what it changes by. {about}",
+        "Loss gap": f"Validation loss ({found.loss_unit}) minus that of {found.against} in "
+        f"each study, at the last evaluation that all runs of both have; and what it changes by. {about}",
     }
     return tuple(
         make_table(

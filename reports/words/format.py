@@ -41,7 +41,7 @@ def signed(value: float, decimals: int = 4) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Format a validation loss (nats per token), with four decimals."""
+    """Format a validation loss, with four decimals."""
     return DASH if value is None else f"{value:.4f}".replace("-", MINUS)
 
 
@@ -150,11 +150,11 @@ def timed_alone(value: Throughput) -> str:
     return f"{value.device}, {size}, {moment(value.measured_unix)}"
 
 
-def margin(value: Margin) -> str:
+def margin(value: Margin, unit: str) -> str:
     """Format a margin: ``±5 % in token cost`` or ``±0.01 nats/token in final loss``."""
     if value.kind == "cost":
         return f"±{100 * value.value:g}{NBSP}% in token cost"
-    return f"±{value.value:g} nats/token in final loss"
+    return f"±{value.value:g} {unit} in final loss"
 
 
 def coverage(*rules: StopRule | None) -> str:

@@ -37,7 +37,8 @@ def front_table(found: Found) -> Table:
         "Recipes on the front",
         f"Recipes that no other tried at {short_tokens(rung.tokens)} tokens beats in both. One run each, so "
         f"no intervals. Step time over that of {found.baseline}: modelled on {found.hardware} at "
-        f"{found.shapes}, not measured. Loss, if given: on the validation text at the end, nats/token.",
+        f"{found.shapes}, not measured. Loss, if given: on the validation text at the end, "
+        f"{found.loss_unit}.",
         [
             {
                 "Recipe": one.name,

@@ -72,14 +72,14 @@ def arms_table(analysis: Analysis) -> Table:
         f"Arms against the baseline. n: results (runs that finished or diverged). Brackets: "
         f"{coverage(analysis.plan.stop)} intervals over runs, each for its own comparison. Loss difference: "
         f"{'at the last evaluation that all runs of both have' if analysis.has_curves else 'of final losses'}"
-        ", nats/token."
+        f", {analysis.plan.unit}."
     )
     if analysis.plan.target is not None:
         caption += (
             " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the target."
         )
     if within is not None:
-        caption += f" Margin: {margin(within)}; two one-sided tests at 5{NBSP}%."
+        caption += f" Margin: {margin(within, analysis.plan.unit)}; two one-sided tests at 5{NBSP}%."
     if any(arm.counted_from for arm in analysis.arms):
         caption += " From … on: counted from the fork, as the baseline's are; not those of whole runs."
     return make_table("arms", "Arms against the baseline", caption, map(row, analysis.arms), range(2, 9))
@@ -116,7 +116,7 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[T
             f"the operands. {DASH}: not in the study."
         )
         if analysis.plan.margin is not None:
-            caption += f" Margin: {margin(analysis.plan.margin)}."
+            caption += f" Margin: {margin(analysis.plan.margin, analysis.plan.unit)}."
         if common:
             caption += f" All with {', '.join(common)}."
         if left:
@@ -218,7 +218,8 @@ def _plain(value: Any) -> str:
 
 def run_table(analysis: Analysis) -> Table:
     """List every run of the plan: its tokens, last loss, state and, with a target, its end."""
-    caption, hidden = "Every run of the plan. Losses in nats/token.", {"To target", "End"}
+    caption = f"Every run of the plan. Losses in {analysis.plan.unit}."
+    hidden = {"To target", "End"}
     if analysis.plan.target is not None:
         hidden = set()
         caption += (
@@ -267,7 +268,7 @@ def evaluation_table(analysis: Analysis) -> Table:
             )
             | {
                 "Loss difference, in bf16": interval(found.difference, signed),
-                "Evaluation alone, nats/token": interval(found.loss_alone, signed),
+                f"Evaluation alone, {analysis.plan.unit}": interval(found.loss_alone, signed),
             }
             for arm in analysis.others
             if (found := arm.in_bf16) is not None
@@ -292,7 +293,8 @@ def tuning_table(analysis: Analysis) -> Table | None:
         f"What was found for each arm in {tuning.plan.trials} trials of {tokens(tuning.plan.tokens)} "
         f"tokens ({tuning.plan.sampler}), and the token cost at the study's own values beside the one at the "
         "values found, each against the baseline at the same kind of values. Trials: complete / pruned / "
-        "diverged, of the arm's group. Loss: mean final validation loss of the trial, nats/token. "
+        "diverged, of the arm's group. Loss: mean final validation loss of the trial, "
+        f"{analysis.plan.unit}. "
         f"Brackets: 95{NBSP}% intervals over the seeds of the runs.",
         [
             {

@@ -98,7 +98,7 @@ def write_verdict(analysis: Analysis) -> Verdict:
     if not tones:
         lead = (
             f"The study has one arm, {base.name}: there is nothing to compare it with. Its final loss is "
-            f"{interval(base.final_loss)} nats/token, its tokens to target "
+            f"{interval(base.final_loss)} {analysis.plan.unit}, its tokens to target "
             f"{interval(base.tokens_to_target, tokens)}, n = {base.n}."
         )
         return Verdict(lead=lead, **said)
@@ -108,7 +108,7 @@ def write_verdict(analysis: Analysis) -> Verdict:
     arms = plural(len(tones), "arm")
     if target is None:
         return Verdict(lead=f"Final loss of {arms} against {base.name}: {found}.", **said)
-    said["count"] = f"Of {arms} compared with {base.name} at {target_text(target)}: {found}."
+    said["count"] = f"Of {arms} compared with {base.name} at {target_text(analysis.plan)}: {found}."
     return Verdict(**_advice(analysis, tones), **said)
 
 
@@ -154,7 +154,9 @@ def _advice(analysis: Analysis, tones: dict[str, Tone]) -> dict[str, Any]:
     if good:
         lead = f"Take {answer}: {TONES[tones[first.name]]}.{beside}"
     else:
-        lacking = f"need fewer tokens than {base.name}" if within is None else f"be within {margin(within)}"
+        lacking = f"need fewer tokens than {base.name}"
+        if within is not None:
+            lacking = f"be within {margin(within, analysis.plan.unit)}"
         least = "Most in FP4 at the least cost" if beside else "Least costly"
         lead = f"{least}: {answer}.{beside} No arm is shown to {lacking}."
     more = [
@@ -192,7 +194,7 @@ def _judge(arm: ArmResult, analysis: Analysis) -> Finding:
     if of_loss:
         loss, noun, worse, better = arm.difference, "loss difference", "ends above", "ends below"
         at = f" after {tokens(loss.tokens)} tokens" if analysis.has_curves else ""
-        size = f"{interval(loss, signed)} nats/token{at}, {counts(loss)}"
+        size = f"{interval(loss, signed)} {analysis.plan.unit}{at}, {counts(loss)}"
         kind = "none" if loss.estimate is None else "point" if low is None or high is None else "interval"
         limit = f"differences above {max(-(low or 0), high or 0):.4f}"
     tone: Tone = "open"
@@ -252,8 +254,9 @@ def _notes(analysis: Analysis) -> Iterator[str]:
         higher = replace(target, value=math.ceil(value * steps) / steps)
         command = command_line("report", analysis.plan.study, target=f"{higher.value:g}", out="FOLDER")
         yield (
-            f"All runs that have not diverged reach {target_text(higher)}: with that target (`{command}`) a "
-            "cost can be given."
+            "All runs that have not diverged reach "
+            f"{target_text(replace(analysis.plan, target=higher))}: with that target (`{command}`) a cost "
+            "can be given."
         )
     for arm in analysis.others:
         found = arm.in_bf16
@@ -264,8 +267,8 @@ def _notes(analysis: Analysis) -> Iterator[str]:
             continue
         if target is None:
             yield (
-                f"Of the loss difference of {arm.name}, {interval(alone, signed)} nats/token is its "
-                f"evaluation alone; evaluated in bf16 it is {interval(found.difference, signed)}."
+                f"Of the loss difference of {arm.name}, {interval(alone, signed)} {analysis.plan.unit} is "
+                f"its evaluation alone; evaluated in bf16 it is {interval(found.difference, signed)}."
             )
         else:
             part = "" if found.share is None else f", {share(found.share)} of its log cost"

@@ -110,6 +110,6 @@ def test_the_target_takes_the_place_of_null_and_nothing_else_changes(line):
     target = Reached(val_loss=1.95, tokens={0: 1000.4, 1: 2000.0}, room=0.4)
     text = f"# a comment\nname: s  # one\n{line}\nseeds: 3  # another\n"
     said = "two runs of the baseline reach it after 1,000 and 2,000 tokens (ablate pilot)"
-    written = f"target: {{val_loss: 1.95}}  # nats per token; {said}"
-    assert with_target(text, 3, target) == text.replace(line, written)
-    assert with_target(text.replace(line, "target: {val_loss: 2.0}"), 3, target) is None
+    written = f"target: {{val_loss: 1.95}}  # nats/token; {said}"
+    assert with_target(text, 3, target, "nats/token") == text.replace(line, written)
+    assert with_target(text.replace(line, "target: {val_loss: 2.0}"), 3, target, "nats/token") is None

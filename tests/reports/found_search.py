@@ -45,6 +45,7 @@ def found_search(**more):
         name="a search",
         description="Which <recipe> is best?",
         objective="loss",
+        loss_unit="nats/token",
         hardware="B200",
         shapes="the shapes of Llama 3.1 8B",
         sampler="tpe",

@@ -44,6 +44,12 @@ def test_a_frame_is_the_callers_own_and_training_has_every_row(report):
     assert own.to_numpy().tolist() == [[row[key] for key in TRAINING] for row in rows]
 
 
+def test_a_loss_in_training_is_named_by_no_unit_where_the_log_may_have_another(make_study):
+    study = ablate.open_study(make_study({"a": [[(100, 2.0)]]}, loss_unit="bits").path)
+    assert study.loss_unit == "bits/token"
+    assert list(study.training()["loss"]) == [2.02]
+
+
 def test_what_is_not_there_or_damaged_is_one_line(report, make_study, tmp_path, monkeypatch):
     store = report.html.parents[1]
     monkeypatch.setenv("ABLATE_STORAGE", str(store.parent))

@@ -81,3 +81,5 @@ def test_rows_are_read_in_pieces_and_a_cut_or_foreign_line_stops_nothing(tmp_pat
     found, offset = read_points(path, offset, 10_000)
     assert ([point.key for point in found], offset) == (["val_loss", "val_perplexity"], whole)
     assert read_points(path, offset, 10_000) == ([], whole)
+    in_bits, _ = read_points(path, first, 10_000, "bits")
+    assert [point.key for point in in_bits] == ["val_loss"]

@@ -121,7 +121,7 @@
     dot.setAttribute("cx", found.across);
     dot.setAttribute("cy", found.down);
     dot.classList.remove("off");
-    tip.textContent = `${data.arms[found.arm]}, seed ${found.seed}: ${found.loss.toFixed(4)} nats/token `
+    tip.textContent = `${data.arms[found.arm]}, seed ${found.seed}: ${found.loss.toFixed(4)} ${data.unit} `
       + `after ${found.tokens.toLocaleString("en")} tokens`;
     tip.hidden = false;
     const room = figure.getBoundingClientRect();

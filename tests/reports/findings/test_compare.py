@@ -240,6 +240,17 @@ def test_what_cannot_be_compared(tmp_path, studies, said):
     assert said in refusal(lambda: compared(*stores))
 
 
+def test_losses_in_two_units_are_not_compared_and_in_one_it_is_named(tmp_path):
+    first, second = (sized(tmp_path, width, FP4, seeds=2, loss_unit="bits") for width in WIDTHS[:2])
+    found = compared(first, second)
+    assert found.loss_unit == "bits/token"
+    assert line_tables(found)[1].caption.startswith("Validation loss (bits/token) minus that of bf16")
+    second.write_plan(replace(second.plan(), loss_unit="nats"))
+    assert "losses in bits/token and nats/token cannot be compared" in refusal(
+        lambda: compared(first, second)
+    )
+
+
 def test_the_size_of_a_model_that_another_trainer_builds_is_not_known(tmp_path):
     trained, *others = (sized(tmp_path, width, FP4, seeds=2) for width in WIDTHS)
     for run in (trained.run(entry.id) for _, entry in trained.plan().runs()):

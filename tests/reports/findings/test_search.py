@@ -54,6 +54,9 @@ def test_the_whole_text_is_the_one_that_was_read(tmp_path):
     }  # fmt: skip
     check_page("search", tmp_path / "search.md")
     page = (tmp_path / "search.html").read_text()
+    write_search(found_search(loss_unit="bits/token"), tmp_path / "bits", None)
+    in_bits = (tmp_path / "bits" / "search.html").read_text()
+    assert (in_bits.count("nats"), in_bits.count("bits/token")) == (0, page.count("nats/token"))
     assert "<b>" not in page
     assert "<recipe>" not in page
     document = json.loads((tmp_path / "search.json").read_text())

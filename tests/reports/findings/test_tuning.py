@@ -79,6 +79,14 @@ def test_the_comparison_is_at_the_values_found_with_the_studys_own_beside(tuned)
     assert ("bf16 tuned", "fprop tuned") in {(step.from_arm, step.to_arm) for step in analysis.steps}
 
 
+def test_the_trials_losses_are_in_the_studys_unit(tuned):
+    in_nats = write_report(tuned).markdown.read_text()
+    tuned.write_plan(replace(tuned.plan(), loss_unit="log10"))
+    written = write_report(tuned)
+    assert written.markdown.read_text() == in_nats.replace("nats/token", "log10/token")
+    assert "final validation loss (log10/token)" in (written.figures / "trials.svg").read_text()
+
+
 def test_pages_and_json_say_it(tuned):
     written = write_report(tuned)
     check_page("tuned", written.markdown)

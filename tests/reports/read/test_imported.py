@@ -18,7 +18,7 @@ from ablate.reports.words.tables import design_table
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.frames import load_frames
 from ablate.store import StudyStore
-from ablate.store.plan_file import Target
+from ablate.store.plan_file import Margin, Target
 
 
 def run(seed, *losses, first=1, settings=None, **other):
@@ -178,6 +178,48 @@ def test_no_speed_where_the_logs_do_not_say_equal_hardware(analysed, base, arm, 
     assert [arm.n for arm in analysis.arms] == [1, 1]  # tokens are compared all the same
     assert analysis.others[0].measured is None
     assert f"no claim on speed is made: {why}" in " ".join(write_verdict(analysis).sentences)
+
+
+def report_texts(report):
+    files = (path for path in report.html.parent.rglob("*") if path.is_file() and path.suffix != ".png")
+    return {path.name: path.read_text() for path in files}
+
+
+def test_losses_in_another_unit_are_named_by_it_everywhere(write, tmp_path):
+    def twice(text):
+        return [
+            dataclasses.replace(one, in_bf16={at: 0.99 * loss for at, loss in one.evals})
+            for one in runs(text)
+        ]
+
+    arms = {"a": twice("0: 1.2 1.0 0.8; 1: 1.2 1.0 0.81"), "b": twice("2: 1.3 1.1 0.9; 3: 1.3 1.1 0.92")}
+    store, _ = write(0.95, loss_unit="bits-per-byte", **arms)
+    plan = store.plan()
+    margin = Margin(kind="loss", value=0.1)
+    store.write_plan(dataclasses.replace(plan, target=dataclasses.replace(plan.target, within=margin)))
+    report = write_report(store)
+    texts = report_texts(report)
+    assert [name for name, text in texts.items() if re.search(r"nats|perplexity", text)] == []
+    assert {name for name, text in texts.items() if "bits/byte" in text} == {
+        *("report.html", "report.md", "report.json", "arms.tex", "evaluation.tex", "runs.tex"),
+        *("convergence.svg", "difference.svg", "sweep.svg"),
+    }
+    assert json.loads(texts["report.json"])["loss_unit"] == "bits/byte"
+    assert "±0.1 bits/byte in final loss" in texts["report.md"]
+    store, _ = write(None, loss_unit="bits-per-byte", **arms)
+    without_target = write_report(store, tmp_path / "no target").verdict
+    assert any("] bits/byte after" in sentence for sentence in without_target.sentences)
+
+
+def test_a_perplexity_is_a_target_of_losses_in_nats_per_token_alone(tmp_path):
+    target = Target(kind="perplexity", value=20.0)
+    named = {"arms": {"a": runs("0: 4 2")}, "baseline": "a", "target": target}
+    with pytest.raises(
+        UserError, match=r"these losses are in log10 per token \(write --target val_loss=NUMBER\)"
+    ):
+        write_study(tmp_path / "s", loss_unit="log10", **named)
+    assert not (tmp_path / "s").exists()
+    assert write_study(tmp_path / "s", loss_unit="perplexity", **named)[0].plan().loss_unit == "nats"
 
 
 def test_final_losses_alone(write):

@@ -69,6 +69,11 @@ def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
         ({"target": float("nan")}, {}, "--target: nan is no val_loss (expected above 0)"),
         ({"baseline": "all"}, {"stop": StopRule(diverged=2)}, "has 'stop', which chose its runs"),
         ({"target": 2.0}, {"tuning": TUNING}, "has 'tune', which chose its runs"),
+        (
+            {"target": Target(kind="perplexity", value=9.0)},
+            {"loss_unit": "bits"},
+            "these losses are in bits per token",
+        ),
     ],
 )
 def test_what_is_refused(frames, options, plan, line):
