@@ -1,6 +1,8 @@
 """Processes of their own, and waiting for what has to come, however busy the machine is."""
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -39,3 +41,11 @@ def is_alive(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def has_ipv6():
+    """Tell whether this machine has the address [::1]."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False

@@ -5,19 +5,25 @@ A reader of a file written here sees the old or the new content, never a mixture
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import grp
 import hashlib
 import json
 import os
+import pwd
 import stat
 import time
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from ablate.base.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import IO
 
 _NO_HASH = "0" * 32
 
@@ -109,8 +115,22 @@ def parse_json(text: str | bytes) -> Any:
 def append_line(path: Path, value: Any) -> None:
     """Append a JSON object as one line in one write: a crash can truncate only the last line."""
     line = json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n"
-    with path.open("ab") as file:
+    with open_unlinked(path, "ab") as file:
         file.write(line.encode())
+
+
+def open_unlinked(path: Path, mode: Literal["a", "ab", "w"], permissions: int = 0o666) -> IO[Any]:
+    """Open a file to write; a link, which somebody else may have put there, is an ``OSError``."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if mode == "w" else os.O_APPEND)
+    encoding = None if mode == "ab" else "utf-8"
+    return os.fdopen(os.open(path, flags, permissions), mode, encoding=encoding)
+
+
+def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
+    """Open a text file that only this user can read, in a folder that only this user can open."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    return open_unlinked(path, mode, 0o600)
 
 
 def default_storage() -> Path:
@@ -129,23 +149,92 @@ def users_cache_folder(kind: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ablate" / kind
 
 
-def changed_by_others(path: Path) -> str | None:
-    """Say in a clause how somebody other than this user and root can change a path; None if nobody can."""
+def changed_by_others(path: Path, *, group_may: bool = False) -> str | None:
+    """Say in a clause how somebody other than this user and root can change a path; None if nobody can.
+
+    ``group_may``: a group of this user's may share the path, if its folder is group-writable and setgid.
+    """
     status = path.stat()
-    if status.st_uid not in (0, os.geteuid()):
+    folder = path if path.is_dir() else path.parent
+    is_shared = group_may and _is_shared(folder.stat())
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if is_shared or (group_may and _is_private_group(status)):
+        others = stat.S_IWOTH
+    is_own = status.st_uid in (0, os.geteuid()) or status.st_uid == _owner_of_new_files(folder)
+    if not is_own and not is_shared:
         return f"{path} belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & others:
         return f"others can write to {path}"
-    for folder in path.resolve().parents:
-        mode = folder.stat().st_mode
+    return _replaceable(path)
+
+
+def _is_shared(folder: os.stat_result) -> bool:
+    sharing = stat.S_ISGID | stat.S_IWGRP
+    return folder.st_mode & sharing == sharing and folder.st_gid in (os.getegid(), *os.getgroups())
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Whether the group is its owner's alone, with his number or name, as many systems make one for each."""
+    if status.st_gid == status.st_uid:
+        return True
+    with contextlib.suppress(KeyError):
+        return grp.getgrgid(status.st_gid).gr_name == pwd.getpwuid(status.st_uid).pw_name
+    return False
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """Return the owner that a file server shows for what this user makes in a folder."""
+    import tempfile  # hardly anybody needs it
+
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
+    return os.geteuid()
+
+
+def _replaceable(path: Path) -> str | None:
+    for parent in (*path.absolute().parents, *path.resolve().parents):
+        mode = parent.stat().st_mode if parent.exists() else 0
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return f"others can replace what is in {folder}"
+            return f"others can replace what is in {parent}"
     return None
 
 
-def restrict_umask() -> None:
-    """Set the umask of this process and its children: others (not owner or group) cannot write new files."""
-    os.umask(os.umask(0o077) | 0o002)
+def refuse_open_folder(folder: Path, *, with_links: bool = True) -> None:
+    """Refuse to write into a folder that others can change, except a group that shares it on purpose.
+
+    ``with_links``: accept links in it that lead out.
+
+    Raises:
+        UserError: somebody else could lead what is written there to another place.
+    """
+    is_there = folder.exists()
+    fault = changed_by_others(folder, group_may=True) if is_there else _replaceable(folder)
+    if fault is not None:
+        fix = f"chmod 700 {folder}, or 2770 for a group that shares it, or " * is_there
+        raise UserError(f"{fault} ({fix}choose another folder)")
+    if not with_links:
+        inside = str(folder.resolve())
+        for link in _links_in(inside):
+            if not Path(link).resolve().is_relative_to(inside):
+                raise UserError(f"{link} is a link that leads out of {folder} (remove it)")
+
+
+def _links_in(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # closed to this user, or gone
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir():
+                yield from _links_in(entry.path)
+
+
+def restrict_umask(folder: Path | None = None) -> None:
+    """Set the umask of this process and its children: others cannot write new files.
+
+    ``folder``: of these files; its group can write them only if it shares the folder on purpose.
+    """
+    group_may = folder is None or (folder.exists() and _is_shared(folder.stat()))
+    os.umask(os.umask(0o077) | (0o002 if group_may else 0o022))
 
 
 @contextmanager
@@ -155,7 +244,7 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
     The lock ends with the process at the latest. ``waiting`` is called several times a second while another
     process holds it.
     """
-    with path.open("ab") as file:
+    with open_unlinked(path, "ab") as file:
         has_lock = False
         while not has_lock:
             try:

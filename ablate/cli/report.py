@@ -21,6 +21,7 @@ import click
 
 from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError
+from ablate.base.files import open_private
 from ablate.cli.common import (
     AT_LEAST_1,
     FOLDER,
@@ -221,7 +222,7 @@ def _comparison_lines(found: Comparison) -> Iterator[str]:
 @tracking_option
 @click.option("--sync", is_flag=True, help="Only send MLflow what it lacks of the study; open nothing.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port on 127.0.0.1 (default: 5000, else a free one)."
+    "--port", type=click.IntRange(1, 65535), help="Port on this machine (default: 5000, else a free one)."
 )
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def dashboard(
@@ -238,7 +239,7 @@ def dashboard(
     What is there already is not sent twice. --tracking-uri also puts a study into another MLflow server.
     """
     from ablate.base.command_hints import redact
-    from ablate.track.cursor import mirror_dir
+    from ablate.track.cursor import private_dir
     from ablate.track.mirror import Mirror
     from ablate.track.sink import (
         default_tracking_uri,
@@ -259,10 +260,10 @@ def dashboard(
             hint = f"leave --tracking-uri out for {storage}/mlflow.db"
             raise UserError(f"no MLflow database {database} ({hint})")
 
-    from ablate.track.server import choose_port, local_server
+    from ablate.track.server import listen, local_server
 
     # Early, so that a taken port is reported at once.
-    chosen = choose_port(port) if is_database(uri) and not sync else 0
+    sockets = listen(port) if is_database(uri) and not sync else []
     click.echo(f"Sending what is new to {redact(uri)} …", err=True)
     try:
         report = Mirror(store, uri).sync_once()
@@ -282,13 +283,15 @@ def dashboard(
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    log, artifacts = mirror_dir(store) / "server.log", storage / "mlartifacts"
+    log, hidden = private_dir(store) / "server.log", private_dir(store) / "pages.html"
     name = f"{secrets.token_hex(16)}.localhost"  # nobody can guess it
     with (
         contextlib.suppress(KeyboardInterrupt),  # the way to end it
-        local_server(uri, artifacts, log, chosen, name=name) as (url, process),
+        local_server(uri, storage / "mlartifacts", log, sockets, name=name) as (url, process),
+        contextlib.ExitStack() as at_end,
     ):
-        _show(page(url, experiment), no_browser, hidden=mirror_dir(store) / "pages.html")
+        at_end.callback(hidden.unlink, missing_ok=True)
+        _show(page(url, experiment), no_browser, hidden=hidden)
         click.echo("The address is a key: whoever has it can open the pages. Ctrl-C ends it.", err=True)
         while process.poll() is None:
             time.sleep(0.2)
@@ -318,7 +321,6 @@ def _show(address: str, no_browser: bool, hidden: Path | None = None) -> None:
     if hidden is not None:
         from html import escape
 
-        hidden.unlink(missing_ok=True)
-        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with open_private(hidden, "w") as file:
             file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
     webbrowser.open(address if hidden is None else hidden.absolute().as_uri())

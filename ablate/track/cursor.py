@@ -10,6 +10,7 @@ what is unsent even when MLflow is broken.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -84,6 +85,11 @@ class Cursor:
 def mirror_dir(store: StudyStore) -> Path:
     """Return the folder of the mirror's own files."""
     return store.path / "mirror"
+
+
+def private_dir(store: StudyStore) -> Path:
+    """Return the folder of what this user's mirror and server print, which is for nobody else's eyes."""
+    return mirror_dir(store) / f"logs-{os.geteuid()}"
 
 
 def cursor_path(store: StudyStore, tracking_uri: str) -> Path:

@@ -4,8 +4,9 @@ A pass runs every two seconds, at low priority. SIGTERM, or the end of the paren
 pass. If that sends nothing for half a minute, or takes ten minutes, the process ends itself.
 
 How it fails: while MLflow is away, the pauses between passes grow up to half a minute, and each problem is
-one line of ``<study>/mirror/mirror.log``, without secrets. A mirror that does not end in time is killed.
-Nothing is lost: the cursor is atomic, and the next ``ablate run`` or ``ablate dashboard`` sends the rest.
+one line of ``<study>/mirror/logs-UID/mirror.log``, without secrets. A mirror that does not end in time is
+killed. Nothing is lost: the cursor is atomic, and the next ``ablate run`` or ``ablate dashboard`` sends the
+rest.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ablate.base.command_hints import redact
+from ablate.base.files import open_private
 from ablate.store import StudyStore
-from ablate.track.cursor import MirrorReport, cursor_path, mirror_dir, pending
+from ablate.track.cursor import MirrorReport, cursor_path, pending, private_dir
 from ablate.track.mirror import Mirror
 from ablate.track.sink import resolve_tracking_uri
 
@@ -64,15 +66,17 @@ def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProc
 
     The environment carries the address, because every user of the machine can read a command line. The
     process has its own session, so that Ctrl-C in the terminal does not stop its last pass.
+
+    Raises:
+        UserError: an address or a folder that cannot be used.
     """
     uri = resolve_tracking_uri(study_dir.parent, tracking_uri)
     store = StudyStore(study_dir.resolve())
-    mirror_dir(store).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "ablate.track.process", str(store.path), str(os.getpid())]
     # The child inherits the mask: an early SIGTERM waits until the child can handle it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        with (mirror_dir(store) / "mirror.log").open("ab") as log:
+        with open_private(private_dir(store) / "mirror.log", "a") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -1,9 +1,10 @@
 """MLflow's own server on loopback, for the pages of a database.
 
-It is kept small: one worker and no job runner (2 processes instead of 15), no telemetry, and only 127.0.0.1.
-It has no login, and other users of the machine reach that address as well. So it can be told to answer only
-under one name that nobody can guess. MLflow checks the name that a browser asks for before anything else, and
-browsers take every name that ends in ``.localhost`` for this machine.
+It is kept small: one process and no job runner, no telemetry, and only the loopback addresses.
+It has no login, and other users of the machine reach these addresses as well. So it can be told to answer
+only under one name that nobody can guess. MLflow checks the name that a browser asks for before anything
+else, and browsers take every name that ends in ``.localhost`` for this machine: for ``[::1]`` and for
+127.0.0.1. Whoever listened on the other one would be told the name, so the server listens on both.
 
 How it fails: a taken port, and a server that ends or does not answer, are ``UserError``s that name the log.
 """
@@ -11,6 +12,7 @@ How it fails: a taken port, and a server that ends or does not answer, are ``Use
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -25,33 +27,43 @@ from typing import TYPE_CHECKING
 
 from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
+from ablate.base.files import open_private
 from ablate.track.sink import MLFLOW_ENVIRONMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 DEFAULT_PORT = 5000
 _START_SEC = 90.0
 _STOP_SEC = 5.0
+_HAS_NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 @contextmanager
 def local_server(
-    tracking_uri: str, artifacts: Path, log_path: Path, port: int, *, name: str | None = None
+    tracking_uri: str,
+    artifacts: Path,
+    log_path: Path,
+    sockets: Sequence[socket.socket],
+    *,
+    name: str | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Serve a database's pages for the block; yields the server's address and process.
 
+    ``sockets``: those of ``listen``. They stay open here until the end of the block, so that nobody else can
+    take the port if the server ends.
     ``name``: the only host name under which it answers; None: those that every machine has.
 
     Raises:
         UserError: the server does not start.
     """
+    port = sockets[0].getsockname()[1]
     environment = os.environ | MLFLOW_ENVIRONMENT
     environment |= {
         # In the environment, because every user of the machine can read a command line.
         "MLFLOW_BACKEND_STORE_URI": tracking_uri,
-        "MLFLOW_ARTIFACTS_DESTINATION": artifacts.resolve().as_uri(),
+        "ABLATE_ARTIFACTS": str(artifacts.resolve()),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     url = f"http://{name or '127.0.0.1'}:{port}"
@@ -61,22 +73,23 @@ def local_server(
             "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": url,
         }
     environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+    descriptors = [each.fileno() for each in sockets]
     process = subprocess.Popen(
-        [*command, "--port", str(port), "--workers", "1"],
+        [sys.executable, "-m", "ablate.track.pages", *map(str, descriptors)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        pass_fds=descriptors,
         env=environment,
     )
 
     def copy_redacted() -> None:
         assert process.stdout is not None
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with process.stdout as output, log_path.open("w", encoding="utf-8") as log:
+        with process.stdout as output, open_private(log_path, "w") as log:
             for line in output:
-                log.write(redact(line.decode(errors="replace")))
+                text = redact(line.decode(errors="replace"))
+                log.write(text.replace(name, "***") if name else text)
                 log.flush()
 
     copier = threading.Thread(target=copy_redacted, daemon=True)
@@ -85,25 +98,41 @@ def local_server(
         _wait_until_up(f"http://127.0.0.1:{port}", process, log_path)
         yield url, process
     finally:
-        with contextlib.suppress(ProcessLookupError):  # the server and its worker, first with SIGTERM
+        with contextlib.suppress(ProcessLookupError):  # first with SIGTERM
             os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_SEC)
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for each in sockets:
+            each.close()
         copier.join(_STOP_SEC)
 
 
-def choose_port(port: int | None) -> int:
-    """Choose ``port`` if it is free; without one, MLflow's usual port or any free one.
+def listen(port: int | None) -> list[socket.socket]:
+    """Listen on ``port`` of each loopback address; without one, on MLflow's usual port or any free one.
+
+    Nobody else can take the port as long as the sockets are open.
 
     Raises:
-        UserError: the port is taken.
+        UserError: the port is taken on one of them.
     """
-    for candidate in (port,) if port else (DEFAULT_PORT, 0):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", candidate)) as probe:
-            return int(probe.getsockname()[1])
+    for candidate in (port,) if port else (DEFAULT_PORT, 0, 0, 0):
+        with contextlib.suppress(OSError):
+            return _listen_on_both(candidate)
     raise UserError(f"port {port} is in use (leave --port out to take a free one)")
+
+
+def _listen_on_both(port: int) -> list[socket.socket]:
+    sockets = [socket.create_server(("127.0.0.1", port))]
+    try:
+        address = ("::1", sockets[0].getsockname()[1])
+        sockets.append(socket.create_server(address, family=socket.AF_INET6))
+    except OSError as error:
+        if error.errno not in _HAS_NO_IPV6:  # another program listens there
+            sockets[0].close()
+            raise
+    return sockets
 
 
 def _wait_until_up(url: str, process: subprocess.Popen[bytes], log_path: Path) -> None:

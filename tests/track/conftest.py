@@ -11,9 +11,8 @@ from ablate.base.files import append_line, write_record
 from ablate.store import Status, StudyStore
 from ablate.store.plan_file import plan_from_json
 from ablate.track.describe import points
-from ablate.track.server import local_server
+from ablate.track.server import listen, local_server
 from ablate.track.sink import Sink
-from tests.execute.heads import free_port
 from tests.gateway import gateway
 
 __all__ = ["gateway"]
@@ -166,5 +165,5 @@ def server(tmp_path_factory, empty_database):
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ablate.track.server._START_SEC", 500.0)  # minutes on a busy machine
-        with local_server(uri, folder / "mlartifacts", folder / "log", free_port()) as (url, _):
+        with local_server(uri, folder / "mlartifacts", folder / "log" / "log", listen(None)) as (url, _):
             yield url

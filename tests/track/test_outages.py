@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.track.cursor import load_cursor, pending
+from ablate.track.cursor import load_cursor, pending, private_dir
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
-from ablate.track.server import local_server
+from ablate.track.server import listen, local_server
 from tests.execute.heads import free_port
 from tests.waiting import wait_until
 
@@ -64,7 +64,7 @@ def test_the_process_catches_up_by_itself(make_study, server, gateway):
         assert len(report.unsent) == 4
     finally:
         mirror.process.kill()
-    log = (study.store.path / "mirror" / "mirror.log").read_bytes()
+    log = (private_dir(study.store) / "mirror.log").read_bytes()
     assert all(said in log for said in (b"will try again", b"all is sent again", b"ended with 4 unsent"))
     assert b"s3cret" not in log + command_line + report.problem.encode()
     way.is_open = True
@@ -118,7 +118,7 @@ def test_a_server_that_hangs_costs_one_request(study, gateway, monkeypatch):
 def test_a_server_that_cannot_start(tmp_path):
     with (
         pytest.raises(UserError, match="ended at once"),
-        local_server("nonsense://x", tmp_path, tmp_path / "log", free_port()),
+        local_server("nonsense://x", tmp_path, tmp_path / "logs" / "log", listen(None)),
     ):
         pass
 
@@ -162,7 +162,8 @@ def test_postgresql(study, postgres, tmp_path, storage):
     direct = Mirror(study.store, postgres)
     write_third(study, 0)
     assert direct.sync_once().problem is None
-    with local_server(postgres, tmp_path / "artifacts", tmp_path / "log", free_port()) as (url, _):
+    log = tmp_path / "logs" / "log"
+    with local_server(postgres, tmp_path / "artifacts", log, listen(None)) as (url, _):
         served = Mirror(study.store, url)
         for third in (1, 2):
             write_third(study, third)
