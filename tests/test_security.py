@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ablate.base.files import hash_of, record_text
+from tests.cli.command import ablate
 from tests.execute.heads import free_port
 from tests.waiting import run_python, start_ablate
 
@@ -124,17 +125,18 @@ def stranger(tmp_path_factory):
     """Return a function that runs code with this Ray as another user; skip where that cannot be done."""
     home = tmp_path_factory.mktemp("stranger", numbered=True)
     nobody = pwd.getpwnam("nobody")
-    places = os.pathsep.join(path for path in sys.path if "site-packages" in path)
+    here = str(Path(__file__).parents[1])
+    places = os.pathsep.join([here, *(path for path in sys.path if "site-packages" in path)])
     environment = {"PYTHONPATH": places, "HOME": "/", "PATH": "/usr/bin:/bin"}
     environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "TMPDIR": str(home)}
     # The interpreter of a virtual environment may lie where others cannot go.
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin")):
 
-        def run(code, python=python, **variables):
+        def run(code, python=python, user=nobody.pw_uid, groups=(), **variables):
             return subprocess.run(
                 [python, "-c", code], env=environment | variables, cwd="/", capture_output=True, text=True,
-                user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[], check=False,
+                user=user, group=nobody.pw_gid, extra_groups=groups, check=False,
             )  # fmt: skip
 
         with contextlib.suppress(OSError, TypeError):
@@ -219,3 +221,74 @@ def test_no_other_user_can_plant_a_kernel(stranger, short):
     target.chmod(0o755)
     ctypes.CDLL(str(target))  # the test can fail
     assert seen.exists()
+
+
+PLANT_LINKS = """
+from pathlib import Path
+from tests.cli.stored import make_store
+
+study = make_store(Path({storage!r})).path
+(study / "report").symlink_to({private!r})
+(study / "mirror").mkdir()
+(study / "mirror" / "mirror.log").symlink_to({private!r} + "/diary")
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("mode", "why"), [(0o777, "others can write to"), (0o755, "belongs to another user")]
+)
+def test_a_storage_in_which_a_stranger_has_put_links_is_refused(stranger, short, tmp_path, mode, why):
+    short.chmod(0o777)  # he needs to write there once
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "diary").write_text("mine")
+    planted = stranger(PLANT_LINKS.format(storage=str(short), private=str(private)))
+    assert planted.returncode == 0, planted.stderr
+    short.chmod(mode)
+    for words in (("report",), ("dashboard", "--sync"), ("clean", "--yes")):
+        assert why in ablate(*words, "s", cwd=tmp_path, storage=short).line
+    assert [(path.name, path.read_text()) for path in private.iterdir()] == [("diary", "mine")]
+
+
+SHARE = """
+import os, sys
+from pathlib import Path
+from ablate.cli import main
+from ablate.store import StudyStore
+from ablate.store.leases import Leases
+from ablate.store.runs import running
+from ablate.track.mirror import Mirror
+from tests.cli.stored import IDS, make_store
+
+os.umask(0o002)
+storage = Path({storage!r})
+store = StudyStore(storage / "s")
+if not store.path.exists():
+    make_store(storage)
+with running(store, store.plan()):
+    lease = Leases(store.run(IDS[1]).attempts).claim()
+    print(lease.record.attempt)
+    lease.end("interrupted")
+report = Mirror(store, "sqlite:///" + str(storage / "mlflow.db")).sync_once()
+assert report.problem is None, report.problem
+sys.argv = ["ablate", "report", "s", "--storage", str(storage)]
+main()
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_group_shares_a_storage(stranger, short):
+    """Two users of one group, one after the other; without the setgid bit, or the group, it is refused."""
+    group, (first, second) = pwd.getpwnam("nobody").pw_gid + 7, (65531, 65532)
+    os.chown(short, 0, group)
+    short.chmod(0o2770)
+    code = SHARE.format(storage=str(short))
+    for attempt, user in enumerate((first, second, first), 1):
+        done = stranger(code, user=user, groups=[group])
+        assert (done.returncode, done.stdout[:1]) == (0, str(attempt)), done.stderr
+    owners = {path.stat().st_uid for path in short.rglob("*")}
+    assert owners == {first, second}
+    short.chmod(0o770)
+    refused = stranger(code, user=second, groups=[group])
+    assert "UserError: others can write to" in refused.stderr

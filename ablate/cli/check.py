@@ -311,6 +311,7 @@ def _time_steps(
     if plan.baseline not in [one.arm for one in measured.arms]:
         said = f"Not kept for the report, which needs the baseline timed, too: --arm '{plan.baseline}'"
     else:
+        store.refuse_unsafe()
         try:
             write_record(store.throughput_path, asdict(measured))
         except OSError as error:

@@ -182,6 +182,7 @@ def command(
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     from ablate.reports.read.imported import machine, tidied, with_settings, write_study
     from ablate.reports.read.tables import seeds_by_names
+    from ablate.store import StudyStore
 
     own = {name: options.pop(name) for name in set().union(*_OWN_OPTIONS.values())}
     refuse_other_options(context, {*context.params} - {*own} | _OWN_OPTIONS[kind], kind)
@@ -205,6 +206,7 @@ def command(
     seeded, told = seeds_by_names(named)
     found, done = tidied(seeded, options["waived"])
     echo_lines(told + done)
+    StudyStore(storage / study).refuse_unsafe()
     try:
         found = with_settings(found, hardware, constant_from)
         store, left_out = write_study(

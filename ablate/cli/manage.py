@@ -198,6 +198,7 @@ def cancel(study: str, storage: Path) -> None:
         return
     from ablate.execute.driver import request_stop
 
+    store.refuse_unsafe()
     request_stop(store.path)
     if (trials := _trials_of(store)) is not None and is_running(trials.path):
         request_stop(trials.path)
@@ -231,6 +232,7 @@ def clean(
     if mlflow and not whole:
         raise UserError("--mlflow: only with --whole")
     store, uri = find_study(storage, study), resolve_tracking_uri(storage, tracking_uri)
+    store.refuse_unsafe()
     sent = load_cursor(store, uri).runs if whole else {}
     with kept_still(store.path) as still:
         if not still:
@@ -258,10 +260,14 @@ def clean(
             except (Refused, Away) as error:  # it is in the bin already, or MLflow does not answer
                 click.echo(f"MLflow: {error}", err=True)
         for path in found:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            try:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                why = f"{error.filename}: {error.strerror}"
+                raise UserError(f"cannot remove {why} (its owner can)") from None
     click.echo(f"Removed {len(found)}.")
 
 

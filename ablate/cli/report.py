@@ -250,6 +250,7 @@ def dashboard(
     )
 
     store = find_study(storage, study)
+    store.refuse_unsafe()
     uri = resolve_tracking_uri(storage, tracking_uri)
     is_http = scheme(uri) in ("http", "https")
     if not sync:

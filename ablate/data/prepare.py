@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError
-from ablate.base.files import locked, read_record, write_record
+from ablate.base.files import locked, read_record, refuse_open_folder, write_record
 from ablate.data.identity import DataIdentity, identify
 from ablate.data.sources import content_hashes, hash_file, stat_file
 
@@ -80,12 +80,13 @@ def prepare(
     sentence about damaged files. One thread per core tokenises text; $RAYON_NUM_THREADS changes that.
 
     Raises:
-        UserError: the corpus cannot be used, or the cache cannot be written.
+        UserError: the corpus cannot be used, or the cache cannot be written or is open to others.
     """
     corpus = identify(data)
     folder = cache_dir / corpus.digest[:_DIGEST_CHARACTERS]
     files = _ready(folder, corpus, notice)
     if files is None:
+        refuse_open_folder(cache_dir)
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             lock = cache_dir / f".{folder.name}.lock"

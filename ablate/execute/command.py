@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from ablate.base.errors import UserError, first_line, safe_text
-from ablate.base.files import restrict_umask, write_record
+from ablate.base.files import open_unlinked, restrict_umask, write_record
 from ablate.execute.command_log import LogFiles, Rows, Text
 from ablate.execute.environment import describe_command
 from ablate.execute.orphans import end_with_this_process, marked
@@ -180,7 +180,7 @@ def _start_others(task: RunRequest, place: Place, attempt: int) -> list[Callable
 
 def start_on_node(place: Place, run: RunDir, attempt: int, rank: int) -> int:
     """Run the command on one more node until it ends, or the attempt is over; return its exit code."""
-    restrict_umask()
+    restrict_umask(run.path)
     end_with_this_process()
     leases = Leases(run.attempts)
     process = place.start(run.attempt_log(attempt, rank), rank)
@@ -252,7 +252,7 @@ class Place:
             "ABLATE_RUN_DIR": str(values["run_dir"]),
             MARK: self.mark(rank),
         }
-        with log.open("ab") as file:
+        with open_unlinked(log, "ab") as file:
             try:
                 return subprocess.Popen(
                     words, cwd=command.cwd, env=environment, stdin=subprocess.DEVNULL, stdout=file,

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
-from ablate.base.files import restrict_umask, write_record
+from ablate.base.files import open_unlinked, restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
 from ablate.run.command import Command
 from ablate.run.ids import run_id
@@ -70,9 +70,9 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     ``begin`` is called with the step after which training begins, when all is ready. It returns the group of
     the processes that train the run together. None: this process trains alone.
     """
-    restrict_umask()
-    end_with_this_process()
     run = task.folder
+    restrict_umask(run.path)
+    end_with_this_process()
     if (state := run.state()) in END_STATES:  # handed over again after the result was written
         shutil.rmtree(run.checkpoints, ignore_errors=True)
         return TaskEnd(state=state)
@@ -100,7 +100,7 @@ def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) 
     run.write_status(status)
     transient, broken_gpu = False, False
     with (
-        run.attempt_log(attempt).open("a", encoding="utf-8") as file,
+        open_unlinked(run.attempt_log(attempt), "a") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
@@ -252,7 +252,7 @@ def follow_run(task: RunRequest, group: Group, step: int) -> None:
 
     from ablate.store.checkpoints import load_step
 
-    restrict_umask()
+    restrict_umask(task.folder.path)
     end_with_this_process()
     torch.set_num_threads(task.resources.cpus)
     start = load_step(task.folder.checkpoints, step) if step else None

@@ -25,7 +25,15 @@ from pydantic import Field
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, likely
-from ablate.base.files import hash_of, read_record, record_text, write_record
+from ablate.base.files import (
+    hash_of,
+    open_unlinked,
+    read_record,
+    record_text,
+    refuse_open_folder,
+    restrict_umask,
+    write_record,
+)
 from ablate.store.checkpoints import checkpointed_rows
 from ablate.store.metrics import new_lines, parse_rows, rows_of
 from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
@@ -229,6 +237,15 @@ class StudyStore:
     prefixes = _Inside("prefixes")
     """States that runs have in common, for those that still begin with them."""
 
+    def refuse_unsafe(self) -> None:
+        """Raise ``UserError`` if others could lead what is written into this store to another place.
+
+        From now on the group can write new files only if it shares the storage.
+        """
+        refuse_open_folder(self.path.parent)
+        refuse_open_folder(self.path, with_links=False)
+        restrict_umask(self.path.parent)
+
     def write_plan(self, plan: LockedPlan) -> None:
         """Replace the plan."""
         write_record(self.plan_path, plan_to_json(plan))
@@ -319,12 +336,14 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
     another process is about to replace. Waits while another writes its plan or cleans the study.
 
     Raises:
-        UserError: another process runs the study with another plan; the message names that process.
+        UserError: as ``refuse_unsafe``, or another process runs the study with another plan; the message
+            names that process.
     """
+    store.refuse_unsafe()
     holder, lock = "", store.path / _LOCK
     for _ in range(_LOOKS):
         store.path.mkdir(parents=True, exist_ok=True)
-        with lock.open("ab") as file:
+        with open_unlinked(lock, "ab") as file:
             alone = _alone(file)
             if alone:
                 store.write_plan(plan)
@@ -349,7 +368,7 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
 @contextlib.contextmanager
 def kept_still(study_dir: Path) -> Iterator[bool]:
     """Keep others from running the study for the block; yields False if a process runs it now."""
-    with (study_dir / _LOCK).open("ab") as file:
+    with open_unlinked(study_dir / _LOCK, "ab") as file:
         yield _alone(file)
 
 

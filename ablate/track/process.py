@@ -72,6 +72,7 @@ def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProc
     """
     uri = resolve_tracking_uri(study_dir.parent, tracking_uri)
     store = StudyStore(study_dir.resolve())
+    store.refuse_unsafe()
     command = [sys.executable, "-m", "ablate.track.process", str(store.path), str(os.getpid())]
     # The child inherits the mask: an early SIGTERM waits until the child can handle it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -17,6 +17,7 @@ import psutil
 
 from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
+from ablate.base.files import changed_by_others
 from ablate.track.describe import SUMMARY
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
     """Choose the option, else $MLFLOW_TRACKING_URI, else the default; relative sqlite paths become absolute.
 
     Raises:
-        UserError: a plain folder or ``file:``, which MLflow refuses.
+        UserError: a plain folder or ``file:``, which MLflow refuses, or a file that others can change.
     """
     uri = option or os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(storage)
     if scheme(uri) in ("", "file") and uri not in ("databricks", "uc"):
@@ -108,6 +109,8 @@ def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
             "(expected http(s)://host:port or sqlite:///path/to/mlflow.db)"
         )
     path = sqlite_path(uri)
+    if path and path.exists() and (fault := changed_by_others(path, group_may=True)):
+        raise UserError(f"{fault}: it can name any folder for artifacts (take another with --tracking-uri)")
     return f"sqlite:///{path.resolve()}" if path else uri
 
 
@@ -260,6 +263,7 @@ def make_database(path: Path, artifacts: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
         fresh = Path(folder) / "mlflow.db"
+        fresh.touch()  # a group that shares the storage can write it; sqlite itself would not allow that
         store = SqlAlchemyStore(f"sqlite:///{fresh}", artifacts.as_uri())
         store.engine.dispose()
         if is_local(path.parent):

@@ -75,9 +75,13 @@ def write_report(
 
     Raises:
         FileNotFoundError: the study never ran here.
-        UserError: its plan cannot be read, or it does not allow that baseline or target.
+        UserError: its plan cannot be read, or does not allow that baseline or target, or others can change
+            its folder.
     """
-    folder = store.path / "report" if out is None else out
+    folder = out
+    if folder is None:
+        store.refuse_unsafe()
+        folder = store.path / "report"
     frames = read_against(load_frames(store), baseline=baseline, target=target)
     analysis = analyse(frames)
     # Faults name files relative to the study, so that the report does not depend on the study's place.
