@@ -121,9 +121,11 @@ def append_line(path: Path, value: Any) -> None:
 
 def open_unlinked(path: Path, mode: Literal["a", "ab", "w"], permissions: int = 0o666) -> IO[Any]:
     """Open a file to write; a link, which somebody else may have put there, is an ``OSError``."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if mode == "w" else os.O_APPEND)
-    encoding = None if mode == "ab" else "utf-8"
-    return os.fdopen(os.open(path, flags, permissions), mode, encoding=encoding)
+
+    def follow_no_link(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, permissions)
+
+    return open(path, mode, opener=follow_no_link, encoding=None if mode == "ab" else "utf-8")
 
 
 def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:

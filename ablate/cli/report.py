@@ -283,7 +283,8 @@ def dashboard(
         _show(page(uri, experiment), no_browser)
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`
+            signal.signal(number, signal.default_int_handler)
     log, hidden = private_dir(store) / "server.log", private_dir(store) / "pages.html"
     name = f"{secrets.token_hex(16)}.localhost"  # nobody can guess it
     with (

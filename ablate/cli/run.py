@@ -5,6 +5,8 @@ Exit codes: 0 every run asked for has a result; 1 one of them failed; 2 bad inpu
 
 from __future__ import annotations
 
+import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,6 +76,8 @@ def command(
         from ablate.workflow.run import run_study
 
         listener = ConsoleListener()
+        if sys.stdout.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            listener.say("Closing the terminal stops this (nohup, tmux or `ablate submit` let it go on).")
         end = run_study(study, Where(storage=storage, **place), listener, seeds=seeds, **which)
         return conclude(listener.say, end, again)
 

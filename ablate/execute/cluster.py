@@ -18,6 +18,7 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import stat
 import tempfile
@@ -30,9 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ablate.base.clock import running_clock
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import changed_by_others, hash_of
 from ablate.execute.environment import code_digest
+from ablate.execute.orphans import start_watch
+from ablate.execute.worker import on_signal
 from ablate.modelled.hardware import peaks_of
 from ablate.plan.shares import Machine
 
@@ -46,6 +50,8 @@ _LOOK_EVERY_SEC = 2.0
 _PATIENCE_SEC = 2.0
 _LONGEST_TEMP = 20
 """A socket's path has room for 107 letters, of which Ray's names take 65 and this process's folder 22."""
+_MARK = "ABLATE_RAY"
+"""The variable by which the processes of a local Ray are found after the end of the driver."""
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
 _ANSWER_SEC = 10.0
@@ -88,6 +94,7 @@ def _private_folder() -> Path:
     if problem := changed_by_others(folder):
         raise UserError(f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    start_watch(os.getpid(), _MARK, folder.name, folder)  # also removes it after a kill
     path = folder / "token"
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -126,13 +133,18 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
         return
     options: dict[str, Any] = {"address": address}
     if address is None:  # Ray opens its temporary folder to everybody, so it is put into the private one
-        folder = _private_folder() / "r"
-        options = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder)}
+        folder = _private_folder()
+        os.environ |= {_MARK: folder.name, "RAY_enable_metrics_collection": "0"}
+        options = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
     try:
-        _start(**options)
+        # A terminal that is closed stops the driver, and that stops Ray.
+        with on_signal(signal.SIG_IGN, signal.SIGHUP):
+            _start(**options)
     except Exception as error:  # Ray raises plain ones
         where = f"at {address}" if address else "on this machine"
         raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
+    finally:
+        os.environ.pop(_MARK, None)
     try:
         if address is not None and (shared := _folder_open_to_others()):
             say(
@@ -184,7 +196,8 @@ class Head:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._looked = time.monotonic()
+        self._clock = running_clock()
+        self._looked = 0.0
         self._answered: float | None = None
 
     def is_gone(self) -> bool:
@@ -193,7 +206,7 @@ class Head:
         A head that never answered is not called gone: Ray may reach it through a proxy. Connects once in two
         seconds at most; a call in between returns False.
         """
-        now = time.monotonic()
+        now = self._clock()
         if now - self._looked < _LOOK_EVERY_SEC:
             return False
         self._looked = now

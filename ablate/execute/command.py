@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
+from ablate.base.clock import running_clock
 from ablate.base.errors import UserError, first_line, safe_text
 from ablate.base.files import open_unlinked, restrict_umask, write_record
 from ablate.execute.command_log import LogFiles, Rows, Text
@@ -108,8 +109,8 @@ def train_by_command(
             "it has started there ends",
             flush=True,
         )
-        until = time.monotonic() + wait_sec
-        while time.monotonic() < until and not should_stop():
+        clock = running_clock()
+        while clock() < wait_sec and not should_stop():
             watch.progress()
             time.sleep(LOOK_SEC)
     lines, whole = new_lines(run.metrics_path)
@@ -413,12 +414,12 @@ def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None
     ``process``: the command, which has ended when this returns.
     """
     asked: set[int] = set()
-    until = time.monotonic() + grace_sec
+    clock = running_clock()
     while True:
         left = marked(MARK, mark)
         if not left and (process is None or process.poll() is not None):
             return
-        late = time.monotonic() >= until
+        late = clock() >= grace_sec
         known = asked.intersection(left)
         for pid in left:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended

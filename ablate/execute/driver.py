@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import uuid
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,11 +29,26 @@ from ablate.store import StudyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.plan import Plan
 
 _REQUEST = "cancel"
+
+
+def _on_hangup() -> AbstractContextManager[None]:
+    """Stop as for SIGTERM when the terminal is closed, unless `nohup` has this ignored."""
+
+    def stop(*_: object) -> None:
+        for output in (1, 2):  # what is printed to the terminal would be an error now
+            if stat.S_ISCHR(os.fstat(output).st_mode):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return contextlib.nullcontext()
+    return on_signal(stop, signal.SIGHUP)
 
 
 def request_stop(study_dir: Path) -> None:
@@ -106,7 +122,7 @@ def execute_study(
                 raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
 
         try:
-            with on_signal(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
+            with on_signal(signal.default_int_handler, signal.SIGINT, signal.SIGTERM), _on_hangup():
                 end = queue.run(check, on_poll=on_poll, unneeded=unneeded)
         finally:
             stop_path.unlink(missing_ok=True)

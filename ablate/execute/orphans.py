@@ -1,49 +1,86 @@
-"""Processes that a worker's runs have started end with the worker, however it dies.
+"""Processes that a worker's runs have started end with the worker, however it dies; a worker that hangs ends.
 
 A small process waits for the worker's end and kills them. It knows them by a mark that they inherit: a
 variable of the environment or, in a fork that runs no program of its own, an open pipe. It finds the mark in
 ``/proc``. Without that, or without a way to wait for another process (macOS, Linux before 5.3), nothing is
-done.
+done. A process that clears its environment and closes what it has inherited is not found.
+
+The same process counts the seconds without progress (``end_after``), because it can while a call keeps
+Python's lock. It counts only those in which both processes ran: either may be stopped for hours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
+import math
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _VARIABLE = "ABLATE_WORKER"
 _LOOKS = 5
 _PAUSE_SEC = 0.5
+_STACKS_SEC = 2.0
+_HAS_WATCH = hasattr(os, "pidfd_open")
 
 
 def end_with_this_process() -> None:
     """Make sure that every process that this one starts from now on is killed when this one ends."""
-    if hasattr(os, "pidfd_open"):
+    if _HAS_WATCH:
         _watch(os.getpid())
 
 
+def end_after(sec: float, log: TextIO) -> None:
+    """Kill this process, with its stacks in ``log``, if this is not called again within so many seconds.
+
+    Seconds in which the process was stopped do not count. Infinite: not at all.
+    """
+    if _HAS_WATCH:
+        faulthandler.register(signal.SIGUSR2, log, chain=True)  # it ends the process afterwards
+        os.write(_watch(os.getpid()), f"{sec} {log.name}\n".encode())
+    if sec == math.inf:
+        faulthandler.unregister(signal.SIGUSR2)
+        faulthandler.cancel_dump_traceback_later()
+    elif not _HAS_WATCH:
+        faulthandler.dump_traceback_later(sec, exit=True, file=log)
+
+
 @functools.cache
-def _watch(pid: int) -> None:
+def _watch(pid: int) -> int:
     """Start the process that waits for this one's end, once; a fork of this one has another ``pid``."""
-    theirs, _ours = os.pipe()  # never written to; our end stays open, here and in every fork
     mark = secrets.token_hex(16)
+    pipe = start_watch(pid, _VARIABLE, mark)
+    os.environ[_VARIABLE] = mark
+    return pipe
+
+
+def start_watch(pid: int, variable: str, mark: str, *folders: Path) -> int:
+    """Start a process that waits for the end of ``pid``, kills what has the mark, and removes the folders.
+
+    Returns the pipe by which it is told what ``end_after`` says.
+    """
+    theirs, ours = os.pipe()  # our end stays open, here and in every fork
     # -S: the standard library is enough. -I: this folder's queue.py must not hide the standard library's.
-    command = [sys.executable, "-I", "-S", __file__, str(pid), mark]
+    command = [sys.executable, "-I", "-S", __file__, str(pid), variable, mark, *map(str, folders)]
     quiet = subprocess.DEVNULL
     subprocess.run(command, stdin=theirs, stdout=quiet, stderr=quiet, start_new_session=True, check=False)
     os.close(theirs)
-    os.environ[_VARIABLE] = mark
+    return ours
 
 
-def _wait(pid: int, mark: str) -> None:
+def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
     """Wait for the end of process ``pid``, then kill every process that has the mark."""
     worker = os.pidfd_open(pid)
     if os.fork():  # Ray kills the direct children of a worker that ends by itself
@@ -51,13 +88,34 @@ def _wait(pid: int, mark: str) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    select.select([worker], [], [])
+    left_sec, log = math.inf, ""
+    while worker not in (ready := select.select([worker, 0], [], [], _PAUSE_SEC)[0]):
+        if ready:
+            if told := os.read(0, 1 << 16).decode().splitlines():  # nothing: it is just ending
+                sec, log = told[-1].split(" ", 1)
+                left_sec = float(sec)
+        elif not _is_stopped(pid):
+            left_sec -= _PAUSE_SEC
+        if left_sec <= 0:
+            with Path(log).open("a", encoding="utf-8") as file:
+                file.write(f"Timeout ({sec})!\n")
+            os.kill(pid, signal.SIGUSR2)
+            select.select([worker], [], [], _STACKS_SEC)
+            os.kill(pid, signal.SIGKILL)
     pipe = Path("/proc/self/fd/0").readlink()
     for _ in range(_LOOKS):  # a process that is started during one look is found at the next
-        for one in marked(_VARIABLE, mark, pipe):
+        for one in marked(variable, mark, pipe):
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(one, signal.SIGKILL)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
         time.sleep(_PAUSE_SEC)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def marked(variable: str, value: str, pipe: Path | None = None) -> list[int]:
@@ -76,4 +134,4 @@ def marked(variable: str, value: str, pipe: Path | None = None) -> list[int]:
 
 
 if __name__ == "__main__":
-    _wait(int(sys.argv[1]), sys.argv[2])
+    _wait(int(sys.argv[1]), *sys.argv[2:])

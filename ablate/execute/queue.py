@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.clock import running_clock
 from ablate.base.errors import first_line
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.multi_device import execute_together
@@ -208,9 +209,9 @@ class Queue:
             problem = str(error)
         except KeyboardInterrupt:
             self.stop()
-            give_up = time.monotonic() + _STOP_GRACE_SEC
+            clock = running_clock()
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait
-                while time.monotonic() < give_up and any(one.is_handed for one in self._places.values()):
+                while clock() < _STOP_GRACE_SEC and any(one.is_handed for one in self._places.values()):
                     self._collect()
                     on_poll()
         return ExecutionEnd(states=self.states, interrupted=self._is_stopping, problem=problem)

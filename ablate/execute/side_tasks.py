@@ -11,7 +11,7 @@ full disk) is skipped with a line in the attempt's log, and the next one is writ
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import math
 import sys
 import threading
 import time
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ablate.base.files import append_line
+from ablate.execute.orphans import end_after
 from ablate.store.checkpoints import save_manifest, save_part
 
 if TYPE_CHECKING:
@@ -56,22 +57,22 @@ def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 class Watch(contextlib.ExitStack):
     """Beats a lease during a ``with`` block, and notes when the run was taken over (``lost``).
 
-    A thread of C ends the process if the trainer makes no progress for too long: nothing else can end a call
+    Another process ends this one if the trainer makes no progress for too long: nothing else can end a call
     that never returns, and may keep Python's lock. The next attempt resumes from the last checkpoint.
     """
 
     def __init__(self, lease: Leases, hang_after_sec: float) -> None:
         super().__init__()
         self._lease, self._hang_after_sec, self._log = lease, hang_after_sec, sys.stderr
-        self._progress_sec = time.monotonic()
+        self._has_progress = True
         self.lost = False
         self.tokens = 0
-        self.callback(faulthandler.cancel_dump_traceback_later)
+        self.callback(end_after, math.inf, self._log)
         self.enter_context(_beside(self._watch))
 
     def progress(self, tokens: int | None = None) -> None:
         """Record that the run made progress. ``tokens``: seen so far; None: the number is unchanged."""
-        self._progress_sec = time.monotonic()
+        self._has_progress = True
         self.tokens = self.tokens if tokens is None else tokens
 
     def writing(self, writer: MetricsWriter) -> Callable[[dict[str, Any]], None]:
@@ -86,9 +87,9 @@ class Watch(contextlib.ExitStack):
     def _watch(self, done: threading.Event) -> None:
         every_sec = min(BEAT_SEC, self._hang_after_sec / 4)
         while True:
-            left_sec = self._progress_sec + self._hang_after_sec - time.monotonic()
-            # Progress until then puts it off at the next beat.
-            faulthandler.dump_traceback_later(max(left_sec + every_sec, 1e-3), exit=True, file=self._log)
+            if self._has_progress:
+                self._has_progress = False
+                end_after(self._hang_after_sec + every_sec, self._log)
             if done.wait(every_sec):
                 return
             self._lease.beat()

@@ -341,7 +341,9 @@ def _call_trainer(
 
 
 @contextlib.contextmanager
-def on_signal(handle: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
+def on_signal(
+    handle: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: int
+) -> Iterator[None]:
     """Handle these signals with ``handle`` during the block; outside the main thread nothing is done."""
     if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
         yield

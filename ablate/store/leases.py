@@ -5,7 +5,7 @@ can succeed. It touches the file to show that it lives. When it stops doing so, 
 attempt n + 1. A holder that sees a later claim has lost its run and must not write any more.
 
 Clocks are never compared. A holder on the same machine is looked up as a process. A holder elsewhere counts
-as dead when its file's time has not changed for ``STALE_SEC`` of the observer's own monotonic clock.
+as dead when its file's time has not changed for ``STALE_SEC`` in which the observer ran.
 
 How it fails: a lost claim raises nothing; a folder that cannot be written raises ``OSError``.
 """
@@ -20,10 +20,14 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ablate.base.clock import running_clock
 from ablate.base.files import read_record, write_record
 from ablate.store.records import Text, Time, Whole, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STALE_SEC = 60.0
 
@@ -59,7 +63,8 @@ class Leases:
     folder: Path
     record: Attempt = field(init=False)
     _seen: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By attempt: the file's time (ns), and the monotonic time (s) when it was first seen."""
+    """By attempt: the file's time (ns), and the clock's (s) when it was first seen."""
+    _clock: Callable[[], float] = field(default_factory=running_clock)
 
     def latest(self) -> int:
         """Find the number of the latest claimed attempt, 0 before the first."""
@@ -139,7 +144,7 @@ class Leases:
             mtime_ns = self.path(attempt).stat().st_mtime_ns
         except FileNotFoundError:
             return True
-        now = time.monotonic()
+        now = self._clock()
         seen_ns, since = self._seen.get(attempt, (None, now))
         if seen_ns != mtime_ns:
             self._seen[attempt] = mtime_ns, now

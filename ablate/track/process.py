@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ablate.base.clock import running_clock
 from ablate.base.command_hints import redact
 from ablate.base.files import open_private
 from ablate.store import StudyStore
@@ -33,6 +34,7 @@ STOP_SEC = 30.0
 """The longest time without progress in the last pass."""
 LAST_PASS_SEC = 600.0
 """The longest time of the last pass: sending thousands of short runs takes longer than executing them."""
+_LOOK_SEC = 0.2
 _POLL_SEC = 2.0
 _MAX_POLL_SEC = 30.0
 _NICENESS = 10
@@ -51,11 +53,11 @@ class MirrorProcess:
     def stop(self, longest_sec: float = LAST_PASS_SEC + STOP_SEC) -> MirrorReport:
         """Let the mirror send the rest and end; kill it after ``longest_sec``. Return what is left unsent."""
         self.process.terminate()
-        try:
-            self.process.wait(longest_sec)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        clock = running_clock()
+        while self.process.poll() is None and clock() < longest_sec:
+            time.sleep(_LOOK_SEC)
+        self.process.kill()
+        self.process.wait()
         return pending(self.store, self.tracking_uri)
 
 
@@ -118,22 +120,23 @@ def main() -> None:
 def _watch(parent: int, cursor: Path) -> threading.Event:
     """Return an event that SIGTERM or the parent's end sets; end the process if the last pass hangs.
 
-    A separate thread takes the signal. The main thread may hang in a request, and setting an event inside a
-    signal handler can deadlock with the thread that waits for it.
+    A separate thread looks for the signal, which stays blocked. The main thread may hang in a request, and
+    setting an event inside a signal handler can deadlock with the thread that waits for it.
     """
     stopping = threading.Event()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def watch() -> None:
-        while signal.sigtimedwait({signal.SIGTERM}, 0.5) is None and os.getppid() == parent:
-            pass
+        # Not sigtimedwait: if the process is stopped for longer, that returns what is no signal.
+        while signal.SIGTERM not in signal.sigpending() and os.getppid() == parent:
+            time.sleep(_LOOK_SEC)
         stopping.set()
-        start = progress = time.monotonic()
+        clock, progress = running_clock(), 0.0
         seen = None
-        while (now := time.monotonic()) < min(progress + STOP_SEC, start + LAST_PASS_SEC):
+        while (now := clock()) < min(progress + STOP_SEC, LAST_PASS_SEC):
             if cursor.exists() and (written := cursor.stat().st_mtime_ns) != seen:
                 seen, progress = written, now
-            time.sleep(0.5)
+            time.sleep(_LOOK_SEC)
         os._exit(1)  # nothing is lost: the cursor is written atomically
 
     threading.Thread(target=watch, daemon=True).start()

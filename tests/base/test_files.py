@@ -68,7 +68,7 @@ def test_a_link_that_leads_out_is_refused_and_no_link_is_written_through(tmp_pat
     (inside / "runs").mkdir(parents=True)
     secret.write_text("secret")
     (inside / "runs" / "log").symlink_to(secret)
-    with pytest.raises(UserError, match="runs/log is a link that leads out of .*study .remove it"):
+    with pytest.raises(UserError, match=r"runs/log is a link that leads out of .*study .remove it"):
         refuse_open_folder(inside, with_links=False)
     for mode in ("a", "ab", "w"):
         with pytest.raises(OSError, match="symbolic links"):

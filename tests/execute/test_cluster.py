@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +37,7 @@ arms:
 
 def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(cluster, "running_clock", lambda: lambda: now[0])
     port = free_port()
     head = Head(f"127.0.0.1:{port}")
 
@@ -121,14 +122,20 @@ input()
 """
 
 
-def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process(short):
+@pytest.mark.parametrize("end", [None, signal.SIGTERM, signal.SIGKILL])
+def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process(short, end):
     process = subprocess.Popen(
         [sys.executable, "-c", PRIVATE, str(short)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     folder = Path(process.stdout.readline().strip())
     assert (folder.stat().st_mode & 0o777, folder.parent) == (0o700, short)
-    process.communicate("\n")
-    assert list(short.iterdir()) == []
+    if end is None:
+        process.communicate("\n")
+        assert list(short.iterdir()) == []
+    else:
+        process.send_signal(end)
+        process.communicate()
+    wait_until(lambda: not list(short.iterdir()))
 
 
 def test_a_folder_that_others_can_replace_is_refused(monkeypatch, short):

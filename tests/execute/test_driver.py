@@ -84,7 +84,7 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
 
 
 @local
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, "request"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, "request"])
 def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
     store, requests = study
     request_stop(store.path)  # one of before it began, which is none of its

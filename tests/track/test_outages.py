@@ -3,8 +3,10 @@
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,26 @@ def test_the_process_catches_up_by_itself(make_study, server, gateway):
     way.is_open = True
     assert Mirror(study.store, url).sync_once().complete
     study.check(server)
+
+
+@pytest.mark.exhaustive
+def test_the_process_goes_on_after_it_was_stopped(make_study, uri):
+    study = make_study(name="stopped")
+    write_third(study, 0)
+    mirror = start_mirror(study.store.path, uri)
+    try:
+        wait_until(lambda: pending(study.store, uri).complete, mirror.process)
+        mirror.process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        mirror.process.send_signal(signal.SIGCONT)
+        time.sleep(1)
+        write_third(study, 1)
+        wait_until(lambda: pending(study.store, uri).complete, mirror.process)
+        write_third(study, 2)
+        assert mirror.stop().complete
+    finally:
+        mirror.process.kill()
+    study.check(uri)
 
 
 @pytest.mark.parametrize("status", [None, 500])
