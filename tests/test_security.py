@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import http.client
 import os
 import pwd
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -37,8 +39,8 @@ arms:
 """
 
 
-def watch(process, until, open_to, sessions):
-    """Collect where a process and its children listen, and the folders of Ray's sessions."""
+def watch(process, until, open_to, sessions, shown):
+    """Collect where a process and its children listen, Ray's metrics there, and the folders of its sessions."""
     while not until():
         for one in family(process):
             # Most of them come and go: one that has ended between two questions listens to nobody.
@@ -47,7 +49,15 @@ def watch(process, until, open_to, sessions):
                 for connection in one.net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
                         open_to.add((connection.laddr.ip, one.name()))
+                        shown.append(metrics_at(connection.laddr.port))
         time.sleep(0.3)
+
+
+def metrics_at(port):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        return opener.open(f"http://127.0.0.1:{port}/metrics", timeout=2).read().decode()
+    return ""
 
 
 def family(process):
@@ -61,8 +71,8 @@ def test_a_run_opens_nothing_to_others(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
     environment = ENVIRONMENT | {"MLFLOW_TRACKING_URI": f"http://ann:s3cret@127.0.0.1:{free_port()}"}
     process = start_ablate("run", "small.yaml", cwd=tmp_path, env=environment, umask=0)
-    open_to, sessions = set(), set()
-    watch(psutil.Process(process.pid), lambda: process.poll() is not None, open_to, sessions)
+    open_to, sessions, shown = set(), set(), []
+    watch(psutil.Process(process.pid), lambda: process.poll() is not None, open_to, sessions, shown)
     output = process.stdout.read()
     assert process.returncode == 0, output
     assert "not up to date" in output  # MLflow was not there; the rest was done
@@ -70,6 +80,10 @@ def test_a_run_opens_nothing_to_others(tmp_path):
     assert len(open_to) > 3, "Ray's own servers were not seen"
     strange = {each for each in open_to if not each[0].removeprefix("::ffff:").startswith(("127.", "::1"))}
     assert strange == set()
+
+    ids = [path.name for path in (tmp_path / "runs" / "small" / "runs").iterdir()]
+    assert len(ids) == 2
+    assert [word for word in (*ids, "small", "ablate run") if any(word in text for text in shown)] == []
 
     [session] = sessions
     assert not Path(session).exists()

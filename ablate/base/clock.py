@@ -1,4 +1,4 @@
-"""Time for waits: only that in which this process ran."""
+"""Clocks for waits and for durations, whatever happens to the process and to the clock of the machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LONGEST_SEC = 10.0
+
+
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def steady_time() -> Callable[[], float]:
+    """Return a clock of Unix seconds whose differences are true durations, also if the time is set anew."""
+    offset = time.time() - time.clock_gettime(_STEADY)
+    return lambda: offset + time.clock_gettime(_STEADY)
 
 
 def running_clock() -> Callable[[], float]:

@@ -80,7 +80,7 @@ class Watch(contextlib.ExitStack):
 
         def write(row: dict[str, Any]) -> None:
             self.progress(row.get("tokens"))
-            writer.append({**row, "time_unix": time.time()})
+            writer.append({**row, "time_unix": self._lease.now()})
 
         return write
 

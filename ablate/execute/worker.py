@@ -18,7 +18,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 import traceback
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -95,7 +94,7 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
 
 
 def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) -> TaskEnd:
-    attempt, started = lease.record.attempt, run.status().started_unix or time.time()
+    attempt, started = lease.record.attempt, run.status().started_unix or lease.now()
     status = Status(state="running", attempt=attempt, started_unix=started)
     run.write_status(status)
     transient, broken_gpu = False, False
@@ -119,7 +118,7 @@ def _attempt(task: RunRequest, run: RunDir, lease: Leases, begin: Begin | None) 
     if status.state == "interrupted" and run.stop_path.exists():
         reason = run.stop_path.read_text(encoding="utf-8", errors="replace")
         status, transient = replace(status, state="stopped", message=reason), False
-    run.write_status(replace(status, ended_unix=time.time()), status.files)
+    run.write_status(replace(status, ended_unix=lease.now()), status.files)
     lease.end(status.state, status.message)
     run.stop_path.unlink(missing_ok=True)
     if status.state in END_STATES:

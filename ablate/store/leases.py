@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.clock import running_clock
+from ablate.base.clock import running_clock, steady_time
 from ablate.base.files import read_record, write_record
 from ablate.store.records import Text, Time, Whole, checked
 
@@ -57,11 +57,12 @@ class Attempt:
 class Leases:
     """A run's attempts, seen from one process that may want to execute it.
 
-    ``record``: of the attempt that ``claim`` has claimed; only then it is there.
+    ``record``: of the attempt that ``claim`` has claimed; only then it is there. ``now``: its clock (Unix s).
     """
 
     folder: Path
     record: Attempt = field(init=False)
+    now: Callable[[], float] = time.time
     _seen: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By attempt: the file's time (ns), and the clock's (s) when it was first seen."""
     _clock: Callable[[], float] = field(default_factory=running_clock)
@@ -112,6 +113,7 @@ class Leases:
         latest = self.latest()  # looked up once: the claim must follow the very attempt that was checked
         if latest != given_up and self.is_held(latest):
             return None
+        self.now = steady_time()
         self.record = Attempt(
             attempt=latest + 1,
             owner=uuid.uuid4().hex,
@@ -119,7 +121,7 @@ class Leases:
             machine=this_machine(),
             pid=os.getpid(),
             process_started=_process_started(os.getpid()) or "",
-            started_unix=time.time(),
+            started_unix=self.now(),
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / f".{latest + 1}.{self.record.owner}"
@@ -168,7 +170,7 @@ class Leases:
     def end(self, outcome: str, message: str | None = None) -> None:
         """Release the run and record how the attempt ended."""
         _held.discard(self.record.owner)
-        self.note(outcome=outcome, message=message, ended_unix=time.time())
+        self.note(outcome=outcome, message=message, ended_unix=self.now())
 
 
 _held: set[str] = set()

@@ -3,16 +3,17 @@
 A pass runs every two seconds, at low priority. SIGTERM, or the end of the parent process, asks for a last
 pass. If that sends nothing for half a minute, or takes ten minutes, the process ends itself.
 
-How it fails: while MLflow is away, the pauses between passes grow up to half a minute, and each problem is
-one line of ``<study>/mirror/logs-UID/mirror.log``, without secrets. A mirror that does not end in time is
-killed. Nothing is lost: the cursor is atomic, and the next ``ablate run`` or ``ablate dashboard`` sends the
-rest.
+How it fails: while MLflow is away, the pauses between passes grow up to half a minute, and the problem is one
+line a minute in ``<study>/mirror/logs-UID/mirror.log``, without secrets. A mirror that does not end in time
+is killed. Nothing is lost: the cursor is atomic, and the next ``ablate run`` or ``ablate dashboard`` sends
+the rest.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -37,6 +38,7 @@ LAST_PASS_SEC = 600.0
 _LOOK_SEC = 0.2
 _POLL_SEC = 2.0
 _MAX_POLL_SEC = 30.0
+_TELL_EVERY_SEC = 60.0
 _NICENESS = 10
 
 _log = logging.getLogger("ablate.track")
@@ -100,17 +102,22 @@ def main() -> None:
     stopping = _watch(parent, cursor_path(store, uri))
     os.nice(_NICENESS)
     sys.stdout = sys.stderr = _Redacted(sys.stderr.buffer, line_buffering=True)
+    os.environ["MLFLOW_LOGGING_LEVEL"] = "CRITICAL"  # each fault is a problem of a pass, told below
+    logging.getLogger("sqlalchemy").setLevel(logging.CRITICAL)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     _log.setLevel(logging.INFO)
     _log.info("mirroring %s to %s", study, uri)
-    mirror, delay_sec, last_problem = Mirror(store, uri), _POLL_SEC, None
+    mirror, delay_sec, told_sec = Mirror(store, uri), _POLL_SEC, -math.inf
     is_last = False
     while not is_last:
         is_last = stopping.is_set()
         report = mirror.sync_once()
-        if report.problem != last_problem:
-            _log.info("all is sent again" if report.problem is None else f"will try again: {report.problem}")
-            last_problem = report.problem
+        if report.problem is None and told_sec > -math.inf:
+            _log.info("all is sent again")
+            told_sec = -math.inf
+        elif report.problem is not None and time.monotonic() - told_sec >= _TELL_EVERY_SEC:
+            _log.info("will try again: %s", report.problem)
+            told_sec = time.monotonic()
         if is_last and not report.complete:
             _log.warning("ended with %d unsent: %s", len(report.unsent), " ".join(report.unsent))
         delay_sec = _POLL_SEC if report.problem is None else min(2 * delay_sec, _MAX_POLL_SEC)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,8 +147,8 @@ def test_a_server_that_cannot_start(tmp_path):
 
 
 @pytest.fixture
-def postgres():
-    """The address of an empty PostgreSQL database on loopback, with a password."""
+def postgres_server():
+    """The address of an empty PostgreSQL database on loopback, with a password; what starts, what stops it."""
     folders = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     programs = next((folder for folder in folders if (folder / "postgres").exists()), None)
@@ -170,12 +171,40 @@ def postgres():
 
     call("initdb", "-U", "ann", "-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
-    call("pg_ctl", "-l", folder / "log", "-w", "-o", options, "start")
+    start = partial(call, "pg_ctl", "-l", folder / "log", "-w", "-o", options, "start")
+    stop = partial(call, "pg_ctl", "-m", "immediate", "stop")
+    start()
     try:
-        yield f"postgresql://ann:s3cret@127.0.0.1:{port}/postgres"
+        yield f"postgresql://ann:s3cret@127.0.0.1:{port}/postgres", start, stop
     finally:
-        call("pg_ctl", "-m", "immediate", "stop")
+        stop()
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def postgres(postgres_server):
+    return postgres_server[0]
+
+
+@pytest.mark.exhaustive
+def test_postgresql_away_is_one_line_of_the_log(make_study, postgres_server):
+    study, (uri, start, stop) = make_study(name="away"), postgres_server
+    write_third(study, 0)
+    mirror = start_mirror(study.store.path, uri)
+    try:
+        wait_until(lambda: pending(study.store, uri).complete, mirror.process)
+        stop()
+        for third in (1, 2):
+            write_third(study, third)
+            time.sleep(8)
+        start()
+        wait_until(lambda: pending(study.store, uri).complete, mirror.process)
+    finally:
+        mirror.stop()
+    first, away, back = (private_dir(study.store) / "mirror.log").read_text().splitlines()
+    assert "mirroring" in first
+    assert "will try again: MlflowException" in away
+    assert "all is sent again" in back
 
 
 @pytest.mark.exhaustive
