@@ -40,7 +40,7 @@ arms:
 
 
 def watch(process, until, open_to, sessions, shown):
-    """Collect where a process and its children listen, Ray's metrics there, and the folders of its sessions."""
+    """Collect where a process and its children listen, the metrics there, and Ray's sessions' folders."""
     while not until():
         for one in family(process):
             # Most of them come and go: one that has ended between two questions listens to nobody.

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import grp
 import hashlib
 import json
 import os
-import pwd
 import stat
 import time
 import uuid
@@ -121,11 +119,12 @@ def append_line(path: Path, value: Any) -> None:
 
 def open_unlinked(path: Path, mode: Literal["a", "ab", "w"], permissions: int = 0o666) -> IO[Any]:
     """Open a file to write; a link, which somebody else may have put there, is an ``OSError``."""
-
-    def follow_no_link(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, permissions)
-
-    return open(path, mode, opener=follow_no_link, encoding=None if mode == "ab" else "utf-8")
+    return open(
+        path,
+        mode,
+        opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, permissions),
+        encoding=None if mode == "ab" else "utf-8",
+    )
 
 
 def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
@@ -176,12 +175,8 @@ def _is_shared(folder: os.stat_result) -> bool:
 
 
 def _is_private_group(status: os.stat_result) -> bool:
-    """Whether the group is its owner's alone, with his number or name, as many systems make one for each."""
-    if status.st_gid == status.st_uid:
-        return True
-    with contextlib.suppress(KeyError):
-        return grp.getgrgid(status.st_gid).gr_name == pwd.getpwuid(status.st_uid).pw_name
-    return False
+    """Whether the group is its owner's alone, as many systems make one of his number for each user."""
+    return status.st_gid == status.st_uid
 
 
 def _owner_of_new_files(folder: Path) -> int:

@@ -148,7 +148,7 @@ def test_a_server_that_cannot_start(tmp_path):
 
 @pytest.fixture
 def postgres_server():
-    """The address of an empty PostgreSQL database on loopback, with a password; what starts, what stops it."""
+    """The address of an empty PostgreSQL database on loopback, with a password; how to start and stop it."""
     folders = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     programs = next((folder for folder in folders if (folder / "postgres").exists()), None)
