@@ -367,7 +367,7 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undi
 def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(tmp_path, undisturbed):
     given = config("--hang-at", "42", "--child")
     run = run_of(tmp_path, given)
-    assert executed(run, given, hang_after_sec=2.0) == 1
+    assert executed(run, given, hang_after_sec=2.0) in (1, -signal.SIGUSR2)
     assert "train_by_command" in run.attempt_log(1).read_text()  # the stack says where
     wait_until(lambda: not left(run.path))
     assert executed(run, given) == 0
