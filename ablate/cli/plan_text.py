@@ -25,7 +25,7 @@ from ablate.plan.shares import is_auto, sharing_text, this_machine
 from ablate.plan.tuning import range_text, values_text
 from ablate.recipes.place import idle_roles
 from ablate.run.architecture import layer_places, parameters_text
-from ablate.run.command import Command, result_files, shell_line
+from ablate.run.command import Command, lacks_proof, result_files, shell_line
 from ablate.run.schedule import schedule_text
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
@@ -51,6 +51,7 @@ _DRY_RUN = (
     "dry run  {arm}: {parameters:,} parameters, {linear_layers} linear layers; all shapes fit, forward and "
     "backward, with {tokens:,} tokens; memory is not tried"
 )
+_UNPROVEN = "nothing in the log of {} proves that low precision ran (trainer.expect)"
 _DRY_TRAINER = "dry run  {arm}: {trainer} can be called as a run calls it; it was not tried"
 
 
@@ -246,11 +247,13 @@ def _figures(plan: Plan, progress: StudyProgress, costs: PlanCosts, devices: str
                 f"{ground}; --dry-run times the arms that have not run, emulated ones longer",
             )
         time = f"{about} {duration_text(costs.wall_seconds)}{where} ({ground})"
+    unproven = [arm.name for arm in plan.arms if lacks_proof(arm.config.trainer, arm.config.recipe)]
     figures = {
         "tuning": _tuning_texts(plan),
         **{name: _each(plan, text_of) for name, text_of in _OF_AN_ARM.items() if name in told},
         "command": [f"{arm.name}: {text}" for arm in plan.arms if (text := _command_text(plan, arm))],
         "its files": [*dict.fromkeys(str(path) for one in commands for path in result_files(one))],
+        "proof": [_UNPROVEN.format(names_text(unproven))] if unproven else [],
         "seeds": _seeds_texts(plan),
         "fork": [
             f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"

@@ -78,7 +78,7 @@ def init(
         click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
         return
     if command is not None or log is not None or patterns:
-        from ablate.workflow.init import write_command_study
+        from ablate.workflow.init_command import write_command_study
 
         refuse_other_options(context, {"command", "log", "patterns", "storage"}, "--command")
         if command is None or log is None:

@@ -55,6 +55,8 @@ def command(name: str | None, stack: str | None, as_json: bool) -> None:
                 raise UserError(f"recipe '{name}': {error}") from None
             words = [*(f"{name}={value}" for name, value in flags.env.items()), *flags.args]
             lines = [shlex.join(words) or "(no flags)", f"# read in {flags.read_in}"]
+            lines += [f"# its log must hold: {pattern}" for pattern in flags.expect]
+            lines += [f"# its log must not hold: {pattern}" for pattern in flags.refuse]
             deliver(asdict(flags), lines, as_json=as_json)
             return
         if name not in PRESETS:

@@ -31,7 +31,7 @@ import psutil
 from ablate.base.clock import running_clock
 from ablate.base.errors import UserError, first_line, safe_text
 from ablate.base.files import open_unlinked, restrict_umask, write_record
-from ablate.execute.command_log import LogFiles, Rows, Text
+from ablate.execute.command_log import Rows
 from ablate.execute.environment import describe_command
 from ablate.execute.orphans import end_with_this_process, marked
 from ablate.integrations import applied_line
@@ -41,7 +41,9 @@ from ablate.run.command import (
     filled,
     variables_of,
 )
+from ablate.run.log_formats import DIVERGED
 from ablate.run.log_rows import LogReader
+from ablate.run.log_text import NewFiles, NewText
 from ablate.run.schedule import plan_steps
 from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter, new_lines, parse_rows
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
 
 MARK = "ABLATE_COMMAND"
 LOOK_SEC = 0.2
+_LOOKS_LIKE_EVALUATION = re.compile(
+    r"(?i)\b(?:val|valid|validation|eval)\w*[\W_]+(?:\w+[\W_]+){0,4}?(?:loss|ppl|bpb|perplexity)\b.*\d"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ class CommandEnd:
     """How an attempt of a command ended. ``transient``: another attempt may get further.
 
     ``seen``: what of its output the expected markers matched; ``resumed_differently``: steps whose rows
-    differ from those of an earlier attempt.
+    differ from those of an earlier attempt; ``notes``: how its log was read, where that is not plain.
     """
 
     state: Literal["finished", "diverged", "interrupted", "failed"]
@@ -73,6 +78,7 @@ class CommandEnd:
     transient: bool = False
     seen: tuple[str, ...] = ()
     resumed_differently: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def run_values(config: RunConfig, **place: Any) -> dict[str, Any]:
@@ -145,7 +151,11 @@ def train_by_command(
                 for wait in others:
                     wait(last=True)
         hashes = {writer.name: writer.sync()[1]}
-    told = {"markers": end.seen, "resumed_differently": end.resumed_differently}
+    told = {
+        "markers": end.seen,
+        "resumed_differently": end.resumed_differently,
+        "log_notes": end.notes,
+    }
     write_record(run.environment_path, environment | told)
     return end, hashes
 
@@ -291,7 +301,7 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
             code = place.start(log).wait()
         finally:
             end_all(place.mark(0), command.grace_sec)
-        lines = [*filter(None, Text(log).new(ended=True))]
+        lines = [*filter(None, NewText(log).new(ended=True))]
     last = safe_text(lines[-1])[:200] if lines else "none"
     if code:
         raise UserError(
@@ -319,92 +329,149 @@ def run_command(
     Raises:
         UserError: as ``Place.start``, or a row does not fit the plan.
     """
-    config, command = place.config, place.command
-    assert command.metrics is not None
-    source, values = command.metrics, place.values
-    rows = Rows(config, before, on_row, values["num_nodes"] * values["num_devices"])
-    files = LogFiles(source, str(Path(command.cwd) / filled(source.place or "", values)))
-    reader_of_files, is_started = LogReader(source), False
-    # What an earlier attempt printed is read, too: its command may print until it is ended below.
-    outputs = [
-        (Text(log).new, None if source.place else LogReader(source), number == len(logs))
-        for number, nodes_logs in enumerate(logs, 1)
-        for log in nodes_logs
-    ]
-    expected = [*command.expect]
-    if source.preset == "ablate":  # the adapter says that it has applied the recipe
-        expected.append(re.escape(applied_line(config.recipe)))
-    markers = {pattern: re.compile(pattern) for pattern in expected}
-    refused = [re.compile(pattern) for pattern in command.refuse]
-    seen: dict[str, str] = {}
-    last_lines, why = deque[str](maxlen=5), ""
-    state: Literal["", "finished", "diverged", "interrupted", "failed"] = ""
-
-    def look(*, ended: bool = False) -> None:
-        nonlocal why, state
-        found: list[tuple[dict[str, Any], bool]] = []
-        for new, reader, own in [*outputs, (files.new, reader_of_files, is_started)]:
-            for text in new(ended=ended):
-                rows_of_line = list(reader.rows(text)) if reader else []
-                found += [(row, own) for row in rows_of_line]
-                if not own:
-                    continue
-                if text and not rows_of_line and not text.startswith("{"):
-                    last_lines.append(safe_text(text)[:200])
-                for pattern, marker in markers.items():
-                    if pattern not in seen and (match := marker.search(text)):
-                        seen[pattern] = match[0]
-                if not state and any(pattern.search(text) for pattern in refused):
-                    state = "failed"
-                    why = f"its output says what trainer.refuse names: {safe_text(text)[:200]}"
-        for row, own in found:
-            alive()
-            if state in ("", "interrupted") and (fault := rows.add(row, is_new=own)):
-                state, why = "diverged", fault
-
-    look()
+    follower = _Follower(place, logs, before, on_row, alive)
+    rows = follower.rows
+    follower.look()
     if should_stop():
-        tokens = rows.last * rows.plan.tokens_per_step
-        return CommandEnd(state="interrupted", step=rows.last, tokens=tokens, message="interrupted")
-    process, is_started = place.start(logs[-1][0]), True
-    look()
+        return CommandEnd(state="interrupted", step=rows.last, tokens=rows.tokens, message="interrupted")
+    process = place.start(logs[-1][0])
+    follower.is_started = True
+    follower.look()
     others = None
     try:
-        while process.poll() is None and not state and others is None:
-            look()
+        while process.poll() is None and not follower.state and others is None:
+            is_behind = follower.look()
             if should_stop():
-                state, why = "interrupted", "interrupted"
+                follower.end("interrupted", "interrupted")
             others = others_fault()
-            time.sleep(LOOK_SEC)
+            if not is_behind:
+                time.sleep(LOOK_SEC)
     finally:
         # Also what a launcher has left behind. A command that ended by itself has no time to wait for.
-        end_all(place.mark(0), command.grace_sec, process)
-    look(ended=True)
-    code, missing = process.returncode, [pattern for pattern in markers if pattern not in seen]
-    transient = False
-    if state == "":
-        if missing and rows.is_new:
-            state, why = "failed", f"its output never held '{missing[0]}' (trainer.expect)"
-        elif code == 0 and rows.is_complete and others is None:
-            state = "finished"
+        end_all(place.mark(0), place.command.grace_sec, process)
+    follower.look(ended=True)
+    is_transient = follower.judge(process.returncode, others)
+    is_finished = follower.state == "finished"
+    return CommandEnd(
+        state=follower.state or "failed",
+        step=max(rows.last, rows.plan.steps) if is_finished else rows.last,
+        tokens=max(rows.tokens, rows.plan.tokens) if is_finished else rows.tokens,
+        message=follower.why or None,
+        transient=is_transient,
+        seen=tuple(follower.seen.values()),
+        resumed_differently=tuple(rows.different),
+        notes=tuple(filter(None, [rows.disagreement()])),
+    )
+
+
+class _Follower:
+    """Reads what a command and its earlier attempts say, and notices how the run goes."""
+
+    def __init__(
+        self,
+        place: Place,
+        logs: Sequence[Sequence[Path]],
+        before: Sequence[Mapping[str, Any]],
+        on_row: Callable[[dict[str, Any]], None],
+        alive: Callable[[], None],
+    ) -> None:
+        command, values = place.command, place.values
+        source = command.metrics
+        assert source is not None
+        self.rows = Rows(place.config, before, on_row, values["num_nodes"] * values["num_devices"])
+        self._alive = alive
+        self._files = NewFiles(source, str(Path(command.cwd) / filled(source.place or "", values)))
+        self._reader_of_files = LogReader(source)
+        # What an earlier attempt printed is read, too: its command may print until it is ended.
+        self._outputs = [
+            (NewText(log), None if source.place else LogReader(source), number == len(logs))
+            for number, nodes_logs in enumerate(logs, 1)
+            for log in nodes_logs
+        ]
+        expected = [*command.expect]
+        if source.preset == "ablate":  # the adapter says that it has applied the recipe
+            expected.append(re.escape(applied_line(place.config.recipe)))
+        self._markers = {pattern: re.compile(pattern) for pattern in expected}
+        self._refused = [re.compile(pattern) for pattern in command.refuse]
+        self._diverged = [re.compile(pattern) for pattern in (*DIVERGED, *command.diverged)]
+        self._said_diverged = ""
+        self._not_read: tuple[int, str] | None = None
+        self._last_lines = deque[str](maxlen=5)
+        self.is_started = False
+        self.seen: dict[str, str] = {}
+        self.why = ""
+        self.state: Literal["", "finished", "diverged", "interrupted", "failed"] = ""
+
+    def end(self, state: Literal["finished", "diverged", "interrupted", "failed"], why: str) -> None:
+        """Set how the run has ended, unless that is known or it was only asked to stop."""
+        if self.state in ("", "interrupted"):
+            self.state = state
+            self.why = why
+
+    def look(self, *, ended: bool = False) -> bool:
+        """Read what is new; tell whether there is more."""
+        for output, reader, is_own in self._outputs:
+            for text in output.new(ended=ended):
+                self._read(text, reader, is_own=is_own)
+        for text in self._files.new(ended=ended):
+            self._read(text, self._reader_of_files, is_own=self.is_started)
+        is_behind = any(output.is_behind for output, _, _ in self._outputs)
+        if is_behind:
+            self._alive()
+        return is_behind
+
+    def _read(self, text: str, reader: LogReader | None, *, is_own: bool) -> None:
+        has_row = False
+        for row in reader.rows(text) if reader else ():
+            has_row = True
+            self._alive()
+            if self.state in ("", "interrupted") and (fault := self.rows.add(row, is_new=is_own)):
+                self.end("diverged", fault)
+        if not is_own:
+            return
+        if text and not has_row and not text.startswith("{"):
+            self._last_lines.append(safe_text(text)[:200])
+        for pattern, marker in self._markers.items():
+            if pattern not in self.seen and (match := marker.search(text)):
+                self.seen[pattern] = match[0]
+        if any(pattern.search(text) for pattern in self._refused):
+            self.end("failed", f"its output says what trainer.refuse names: {safe_text(text)[:200]}")
+        if not self._said_diverged and any(pattern.search(text) for pattern in self._diverged):
+            self._said_diverged = safe_text(text)[:200]
+        if reader is not None and not self.rows.has_evaluations:
+            self._notice_evaluation("" if has_row else text)
+
+    def _notice_evaluation(self, text: str) -> None:
+        """End a run whose evaluations cannot be read, once it has trained for half an interval more."""
+        tokens = self.rows.tokens
+        if self._not_read is None:
+            if tokens and _LOOKS_LIKE_EVALUATION.search(text):
+                self._not_read = tokens, safe_text(text)[:120]
+            return
+        first, line = self._not_read
+        if tokens >= 1.5 * first:
+            self.end("failed", f"its evaluations cannot be read (trainer.metrics): '{line}'")
+
+    def judge(self, code: int, others: str | None) -> bool:
+        """Say how a command has ended that ended by itself; tell whether another attempt may get further."""
+        missing = [pattern for pattern in self._markers if pattern not in self.seen]
+        if self.state:
+            return False
+        if self._said_diverged and code != 0:
+            self.end("diverged", f"the command says: {self._said_diverged}")
+        elif missing and self.rows.is_new:
+            self.end("failed", f"its output never held '{missing[0]}' (trainer.expect)")
+        elif code == 0 and self.rows.is_complete and others is None:
+            self.end("finished", "")
         else:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
-            why = f"{others or f'the command {how}'} after step {rows.last} of {rows.plan.steps}"
-            why += f"; its last lines: {' | '.join(last_lines)}" * bool(last_lines)
-            transient = rows.is_new
-            state = "interrupted" if transient else "failed"
-    step = rows.plan.steps if state == "finished" else rows.last
-    return CommandEnd(
-        state=state,
-        step=step,
-        tokens=step * rows.plan.tokens_per_step,
-        message=why or None,
-        transient=transient,
-        seen=tuple(seen.values()),
-        resumed_differently=tuple(rows.different),
-    )
+            why = f"{others or f'the command {how}'} after step {self.rows.last} of {self.rows.plan.steps}"
+            why += f"; its last lines: {' | '.join(self._last_lines)}" * bool(self._last_lines)
+            self.end("interrupted" if self.rows.is_new else "failed", why)
+            return self.rows.is_new
+        return False
 
 
 def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None = None) -> None:

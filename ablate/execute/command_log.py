@@ -1,4 +1,4 @@
-"""What a command says of its run: the new lines of its output and of its files, and the rows in them.
+"""The rows of a command's run, from what it says over all its attempts.
 
 The rows that earlier attempts have written stand. A resumed command repeats some steps: rows that agree are
 dropped, and of those that differ the first stands and the step is named.
@@ -7,24 +7,21 @@ dropped, and of those that differ the first stands and the step is named.
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
-from ablate.run.command import files_of
-from ablate.run.log_rows import COLOURS
+from ablate.run.command import Command
+from ablate.run.evaluations import Places, Repeats, named, place_of
+from ablate.run.log_rows import VALUES, is_nan
+from ablate.run.loss_units import short_name, stored_unit, to_stored
 from ablate.run.schedule import divergence_bound, plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping
 
     from ablate.run.config import RunConfig
-    from ablate.run.log_rows import LogSource
 
-_LONGEST_LINE = 1 << 20
 _LOSS = {"train": "loss", "eval": "val_loss"}
 
 
@@ -38,12 +35,22 @@ class Rows:
         on_row: Callable[[dict[str, Any]], None],
         num_devices: int,
     ) -> None:
+        assert isinstance(config.trainer, Command)
+        assert config.trainer.metrics is not None
         self.plan = plan_steps(config.training)
+        self._source = config.trainer.metrics
         self._training, self._devices, self._on_row = config.training, num_devices, on_row
         self._bound = divergence_bound(config.training.divergence_loss, config.vocab_size)
+        tokens_per_step = self.plan.tokens_per_step
+        self._places = Places(lambda step: step * tokens_per_step, config.training.seq_len)
+        self._repeats = Repeats(self._source.evaluations)
+        self._is_fresh = False
+        self._sets: dict[str, None] = {}
         self._losses: dict[str, dict[int, float]] = {"train": {}, "eval": {}}
+        self._tokens: dict[str, list[int]] = {"train": [0], "eval": [0]}
         for row in before:
             self._losses[row["kind"]][row["step"]] = row[_LOSS[row["kind"]]]
+            self._tokens[row["kind"]].append(row["tokens"])
         self._before = {kind: dict(known) for kind, known in self._losses.items()}
         self.is_new = False
         self.different: list[int] = []
@@ -54,14 +61,34 @@ class Rows:
         return max(next(reversed(known), 0) for known in self._losses.values())
 
     @property
+    def tokens(self) -> int:
+        """The tokens at the last row, 0 without one."""
+        return max(tokens[-1] for tokens in self._tokens.values())
+
+    @property
+    def has_evaluations(self) -> bool:
+        """Whether an evaluation was read."""
+        return bool(self._losses["eval"])
+
+    @property
     def is_complete(self) -> bool:
-        """Whether there is an evaluation, and the next row of each kind would come after the plan's end."""
+        """Whether the last evaluation is at the plan's end, or the next row of each kind would come after."""
+        gaps = {
+            kind: max((after - before for before, after in itertools.pairwise(tokens)), default=0)
+            for kind, tokens in self._tokens.items()
+        }
+        if not self.has_evaluations:
+            return False
+        if self._tokens["eval"][-1] + gaps["train"] >= self.plan.tokens:
+            return True
+        return all(
+            len(tokens) == 1 or tokens[-1] + gaps[kind] > self.plan.tokens
+            for kind, tokens in self._tokens.items()
+        )
 
-        def reaches(steps: list[int]) -> bool:
-            gap = max((after - at for at, after in itertools.pairwise([0, *steps])), default=0)
-            return not steps or steps[-1] + gap > self.plan.steps
-
-        return bool(self._losses["eval"]) and all(reaches([*known]) for known in self._losses.values())
+    def disagreement(self) -> str | None:
+        """Say where the log's own count differs from steps × batch."""
+        return self._places.disagreement()
 
     def add(self, found: Mapping[str, Any], *, is_new: bool) -> str | None:
         """Add what a log says of a step; return why the run has diverged, else None.
@@ -69,19 +96,26 @@ class Rows:
         ``is_new``: this attempt has printed it.
 
         Raises:
-            UserError: the step is beyond the plan.
+            UserError: the step is beyond the plan, or there are several evaluation sets.
         """
-        numbers, kind = dict(found), "eval" if "val_loss" in found else "train"
-        at, tokens, samples = (numbers.pop(name, None) for name in ("step", "tokens", "samples"))
-        if at is None:
-            seen = tokens if samples is None else samples * self._training.seq_len
-            at = seen / self.plan.tokens_per_step
-        step, loss = round(at), numbers[_LOSS[kind]]
+        row = dict(found)
+        self._places.learn(row)
+        self._check_sets(row)
+        kind = self._kind(row)
+        if kind is None:
+            is_bad = "loss" not in row and is_nan(row.get("grad_norm"))
+            return f"the gradient norm at {named(row)} is nan, without a loss" if is_bad else None
+        tokens = round(self._places.tokens(row))
+        step = round(row["step"]) if "step" in row else round(tokens / self.plan.tokens_per_step)
+        loss = row[_LOSS[kind]]
         if not math.isfinite(loss):
             return f"the {'validation' if kind == 'eval' else 'training'} loss at step {step} is {loss:g}"
-        if step > self.plan.steps:
+        if kind == "eval":
+            loss = row["val_loss"] = to_stored(loss, self._source.loss_unit)
+        if tokens >= self.plan.tokens + self.plan.tokens_per_step:
             raise UserError(
-                f"the command's log has a row of step {step}; the plan ends after {self.plan.steps}",
+                f"the command's log has a row of step {step}; the plan ends after {self.plan.steps} "
+                f"({tokens:,} tokens there, {self.plan.tokens:,} planned)",
                 hint="training.tokens, seq_len and batch_size say how long it trains; {steps} tells it",
             )
         known, before = self._losses[kind], self._before[kind]
@@ -89,76 +123,54 @@ class Rows:
             self.different.append(step)
         if step <= next(reversed(known), -1):
             return None
-        known[step], self.is_new = loss, self.is_new or is_new
-        step_ms, of_one = (numbers.pop(name, None) for name in ("step_ms", "tokens_per_sec_per_device"))
-        if step_ms:
-            numbers.setdefault("tokens_per_sec", self.plan.tokens_per_step * 1000 / step_ms)
-        if of_one:
-            numbers.setdefault("tokens_per_sec", of_one * self._devices)
-        rest = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        self._on_row({"kind": kind, "tokens": step * self.plan.tokens_per_step, "step": step, **rest})
+        known[step] = loss
+        self._tokens[kind].append(tokens)
+        self.is_new = self.is_new or is_new
+        self._on_row({"kind": kind, "tokens": tokens, "step": step, **self._values(row)})
         most = self._training.divergence_evals
         latest = [*itertools.islice(reversed(self._losses["eval"].values()), most)]
         if len(latest) < most or min(latest) <= self._bound:
             return None
-        return f"validation loss above {self._bound:.3g} nats/token for {most} evaluations"
+        unit = short_name(stored_unit(self._source.loss_unit))
+        return f"validation loss above {self._bound:.3g} {unit} for {most} evaluations"
 
-
-class Text:
-    """New lines of a text; a carriage return ends a line, too, as progress bars write it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._offset, self._rest = path, 0, b""
-
-    def new(self, *, ended: bool = False) -> Iterator[str]:
-        """Yield the lines without colours and outer blanks; ``ended``: an incomplete last line, too."""
-        try:
-            with self.path.open("rb") as file:
-                if self.path.stat().st_size < self._offset:  # written anew
-                    self._offset, self._rest = 0, b""
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
+    def _check_sets(self, row: dict[str, Any]) -> None:
+        name = row.pop("set", None)
+        if name is None or "val_loss" not in row or self._source.set is not None:
             return
-        self._offset += len(content)
-        *lines, self._rest = re.split(rb"[\r\n]", self._rest + content)
-        if ended or len(self._rest) > _LONGEST_LINE:
-            lines, self._rest = [*lines, self._rest], b""
-        yield from (COLOURS.sub("", line.decode("utf-8", errors="replace")).strip() for line in lines)
+        self._sets[name] = None
+        if len(self._sets) > 1:
+            raise UserError(
+                f"the command evaluates on several sets: {', '.join(self._sets)}",
+                hint=f"name the one that counts: metrics: {{set: {next(iter(self._sets))}}}",
+            )
 
+    def _kind(self, row: dict[str, Any]) -> str | None:
+        """Return whether a row is an evaluation or one of training, whose ``val_loss`` is then left out."""
+        if "val_loss" not in row:
+            self._is_fresh = self._is_fresh or "loss" in row
+            return "train" if "loss" in row else None
+        loss = row["val_loss"]
+        is_training = math.isfinite(row.get("loss", math.nan))
+        if is_nan(loss) and is_training:  # a blank
+            self._is_fresh = True
+            is_evaluation = False
+        else:
+            place = place_of(row)
+            is_evaluation = self._repeats.is_evaluation(place, loss, is_fresh=self._is_fresh)
+            self._is_fresh = False
+        if is_evaluation:
+            return "eval"
+        del row["val_loss"]
+        return "train" if is_training else None
 
-class LogFiles:
-    """What is new in the files at a place (a path or glob): lines of text, or other forms as JSON."""
-
-    def __init__(self, source: LogSource, place: str) -> None:
-        self._source, self._place = source, place
-        self._texts: dict[Path, Text] = {}
-        self._loaders: dict[Path, Any] = {}
-        self._newest = 0.0
-
-    def new(self, *, ended: bool = False) -> Iterator[str]:
-        """Yield the lines; ``ended``: nothing more is written."""
-        if self._source.tensorboard:
-            yield from self._events()
-        elif self._source.preset == "hf":
-            written = max(((path.stat().st_mtime, path) for path in files_of(self._place)), default=None)
-            if written and (ended or written[0] > self._newest):
-                self._newest = written[0]
-                yield written[1].read_text(encoding="utf-8")
-        elif self._source.place:
-            for path in files_of(self._place):
-                yield from self._texts.setdefault(path, Text(path)).new(ended=ended)
-
-    def _events(self) -> Iterator[str]:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-        from tensorboard.util import tensor_util
-
-        tags = self._source.tensorboard.values()
-        found: dict[int, dict[str, float]] = {}
-        for path in files_of(f"{self._place}/**/events.out.tfevents.*"):
-            for event in self._loaders.setdefault(path, EventFileLoader(str(path))).Load():
-                for value in event.summary.value:
-                    if value.tag in tags:
-                        number = float(tensor_util.make_ndarray(value.tensor))
-                        found.setdefault(event.step, {"step": event.step})[value.tag] = number
-        yield from (json.dumps(found[step]) for step in sorted(found))
+    def _values(self, row: dict[str, Any]) -> dict[str, float]:
+        """Return what a row of metrics holds beside its place."""
+        values = {name: row[name] for name in VALUES if math.isfinite(row.get(name, math.nan))}
+        step_ms = values.pop("step_ms", None)
+        per_device = values.pop("tokens_per_sec_per_device", None)
+        if step_ms:
+            values.setdefault("tokens_per_sec", self.plan.tokens_per_step * 1000 / step_ms)
+        if per_device:
+            values.setdefault("tokens_per_sec", per_device * self._devices)
+        return values

@@ -83,8 +83,8 @@ class Stepper:
         """Count one optimizer step, which the optimizer has just taken."""
         self.state.advance(self.tokens_per_step)
 
-    def row(self, step: int, **numbers: float) -> None:
-        """Pass a row to the study: ``loss`` or ``val_loss`` in nats per token, and others by name."""
+    def row(self, step: int, **numbers: float | str) -> None:
+        """Pass a row to the study: ``loss`` or ``val_loss``, and others by name; ``set`` is a text."""
         if self._rows is not None and int(os.environ.get("RANK", "0")) == 0:
             with self._rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **numbers}) + "\n")

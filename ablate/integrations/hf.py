@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from ablate.integrations import Stepper
 from ablate.layers.apply import convert_conv1d
-from ablate.run.log_rows import HF_KEYS
+from ablate.run.log_rows import LogReader, LogSource
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,10 +80,10 @@ class AblateCallback(TrainerCallback, ExportableState):
         self, _args: Any, state: TrainerState, *_: Any, logs: dict[str, Any] | None = None, **__: Any
     ) -> None:
         """Pass losses to the study."""
-        told = logs or {}
-        row = {ours: float(told[theirs]) for ours, theirs in HF_KEYS.items() if theirs in told}
-        if state.is_world_process_zero and row.keys() & {"loss", "val_loss"}:
-            self._own().row(state.global_step, **row)
+        reader = LogReader(LogSource(preset="hf", file=""))
+        for row in reader.rows_of({**(logs or {}), "step": state.global_step}):
+            if state.is_world_process_zero:
+                self._own().row(**row)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Check that the recipe moved."""

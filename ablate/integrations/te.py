@@ -14,13 +14,16 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from ablate.integrations import recipe_of_environment
+from ablate.integrations import applied_line, recipe_of_environment
 from ablate.recipes.stacks import Quantizer, Quantizers, te_quantizers
 
 
 @functools.cache
 def _quantizers() -> dict[str, Quantizers]:
-    return te_quantizers(recipe_of_environment())
+    recipe = recipe_of_environment()
+    quantizers = te_quantizers(recipe)
+    print(applied_line(recipe), flush=True)  # a layer asks: its trainer has turned the quantisation on
+    return quantizers
 
 
 def quantizer_factory(role: Any) -> Any:

@@ -31,6 +31,7 @@ from ablate.recipes.coverage import coverage_of
 from ablate.run.architecture import LinearLayer, ModelSize, layer_places, linear_layers, model_size
 from ablate.run.command import REACHES, THE_COMMANDS, Command
 from ablate.run.config import ArmConfig, Fork, configured
+from ablate.run.loss_units import UNIT_NAMES, stored_unit
 from ablate.run.schedule import plan_steps
 from ablate.store.plan_file import Question
 from ablate.study.study import again_name
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ablate.data import DataIdentity
     from ablate.plan.shares import Machines
     from ablate.run.config import DataConfig, Setting
+    from ablate.run.loss_units import LossUnit
     from ablate.study import ResolvedArm, Study
 
 _PLAIN: TypeAdapter[Any] = TypeAdapter(Any)
@@ -181,9 +183,22 @@ def build_plan(
         diagnostics=study.diagnostics,
         missing=missing,
         keep_weights=study.keep_weights,
-        loss_unit="nats",
+        loss_unit=_loss_unit(study),
     )
     return plan if study.tune is None else tuned_plan(plan, study.tune)
+
+
+def _loss_unit(study: Study) -> LossUnit:
+    """Return the unit of all arms' losses; raise ``UserError`` if it differs between arms."""
+    units: dict[LossUnit, str] = {}
+    for arm in study.arms:
+        metrics = arm.trainer.metrics if isinstance(arm.trainer, Command) else None
+        unit = "nats" if metrics is None else stored_unit(metrics.loss_unit)
+        units.setdefault(unit, arm.name)
+    if len(units) > 1:
+        parts = (f"{UNIT_NAMES[unit]} (arm '{name}')" for unit, name in units.items())
+        raise UserError(f"the losses are in {' and in '.join(parts)}", hint="trainer.metrics.unit names it")
+    return next(iter(units))
 
 
 def _identify_all(

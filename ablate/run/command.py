@@ -9,7 +9,6 @@ would change the arithmetic are a ``UserError``.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import re
@@ -25,11 +24,13 @@ from pydantic.dataclasses import dataclass
 from ablate.base.config_base import Section, key
 from ablate.base.errors import UserError
 from ablate.recipes.policy import Recipe
-from ablate.recipes.stacks import STACKS
-from ablate.run.log_rows import PRESET_NAMES, LogSource, compiled
+from ablate.recipes.stacks import STACKS, Flags
+from ablate.run.log_formats import FORMATS
+from ablate.run.log_rows import PLACES, LogSource, compiled
+from ablate.run.log_text import files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
 TEMPLATES = (
     "python", "seed", "steps", "tokens", "run_dir", "attempt", "num_devices", "devices", "port", "node_rank",
@@ -52,6 +53,7 @@ INHERITED = (
     "NVIDIA_DISABLE_*",
 )
 """Variables that change the arithmetic of known trainers. A run must not get them by accident."""
+_FP4 = re.compile("(?i)fp4")
 _TEMPLATE = re.compile(r"\{(" + "|".join(TEMPLATES) + r")\}")
 
 
@@ -83,13 +85,17 @@ class Command(Section):
     metrics: LogSource | None = key(None, "how its log is read")
     expect: list[str] = key(list, "regular expressions that its output must hold, or the run has failed")
     refuse: list[str] = key(list, "regular expressions that its output must not hold")
+    diverged: list[str] = key(
+        list,
+        "regular expressions of what it prints of a divergence: a run that then fails has diverged",
+    )
     grace_sec: float = Field(
         120.0, description="seconds that it has after SIGTERM to save and end", ge=0, le=3600, strict=True
     )
     dry_run_args: list[str] = key(list, "words that end it after one step, for `ablate plan --dry-run`")
 
     def __post_init__(self) -> None:
-        for part in ("expect", "refuse"):
+        for part in ("expect", "refuse", "diverged"):
             for index, pattern in enumerate(getattr(self, part)):
                 compiled(pattern, part, index)
 
@@ -99,10 +105,10 @@ class Command(Section):
             yield "no command", "write it as a list of words: [python, train.py, --seed, '{seed}']", "command"
             return
         if self.metrics is None:
-            hint = (
-                f"write metrics: {{preset: …}} ({', '.join(PRESET_NAMES)}), or patterns, jsonl or tensorboard"
-            )
+            hint = f"write metrics: {{preset: …}} ({', '.join(FORMATS)}), or patterns, jsonl or tensorboard"
             yield "nothing says how the command's log is read", hint, "command"
+        elif not self.metrics.has_place:
+            yield f"nothing reads {', '.join(PLACES[:-1])} or {PLACES[-1]}", None, "metrics"
         for name in LISTS:
             if any(f"{{{name}}}" in word and word != f"{{{name}}}" for word in self.command):
                 yield f"{{{name}}} stands for whole words", "make it a word of its own", "command"
@@ -121,31 +127,40 @@ class Command(Section):
     @property
     def reads_recipe(self) -> bool:
         """Whether the arm's recipe reaches the command."""
-        is_adapter = self.metrics is not None and self.metrics.preset == "ablate"
-        return self.recipes is not None or is_adapter
+        return self.recipes is not None or self._is_adapter
 
-    def with_recipe(self, args: Sequence[str], env: Mapping[str, str], refuse: Sequence[str] = ()) -> Command:
-        """Put a recipe's words and variables in their place; what the study sets itself wins."""
-        words = [own for word in self.words for own in (args if word == "{recipe_args}" else [word])]
-        return replace(self, command=words, args=[], env={**env, **self.env}, refuse=[*self.refuse, *refuse])
+    @property
+    def _is_adapter(self) -> bool:
+        return self.metrics is not None and self.metrics.preset == "ablate"
+
+    def with_recipe(self, flags: Flags) -> Command:
+        """Put a recipe's words, variables and patterns in their place; what the study sets itself wins."""
+        words = [own for word in self.words for own in (flags.args if word == "{recipe_args}" else [word])]
+        return replace(
+            self, command=words, args=[], env={**flags.env, **self.env}, expect=[*self.expect, *flags.expect],
+            refuse=[*self.refuse, *flags.refuse],
+        )  # fmt: skip
+
+    @property
+    def has_proof(self) -> bool:
+        """Whether a line that its log must hold proves that layers follow the arm's recipe.
+
+        A pattern with the group ``setup`` matches a line that says only what the trainer was asked for.
+        """
+        return self._is_adapter or any("setup" not in re.compile(text).groupindex for text in self.expect)
 
     @property
     def identity(self) -> dict[str, object]:
         """What of it can change a result: not its place, secrets, checks, or how it is asked to end."""
         return {
             "command": self.words, "env": self.env, "version": self.version, "precision": self.precision,
-            "metrics": self.metrics and self.metrics.text,
+            "metrics": self.metrics and self.metrics.identity,
         }  # fmt: skip
 
 
 def filled(text: str, values: Mapping[str, object]) -> str:
     """Replace the known templates in a text, and nothing else."""
     return _TEMPLATE.sub(lambda match: str(values[match[1]]), text)
-
-
-def files_of(pattern: str) -> list[Path]:
-    """List the files that a path with ``*``, ``**`` or ``?`` names, sorted."""
-    return sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207  Path.glob takes no absolute one
 
 
 def variables_of(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, str]:
@@ -167,6 +182,13 @@ def shell_line(command: Command, recipe: Recipe, values: Mapping[str, Any]) -> s
     words = ["env", *map("=".join, variables.items())] * bool(variables)
     words += [filled(word, values) for word in command.words]
     return f"cd {shlex.quote(command.cwd)} && {shlex.join(words)}"
+
+
+def lacks_proof(trainer: str | Command | None, recipe: Recipe) -> bool:
+    """Tell whether a command trains in low precision, and nothing in its log has to prove it."""
+    if not isinstance(trainer, Command) or trainer.has_proof:
+        return False
+    return recipe.is_ever_low or _FP4.search(trainer.precision or "") is not None
 
 
 def secrets_of(trainer: str | Command | None, environment: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,17 @@ UNIT_NAMES: dict[LossUnit, str] = {
     "nats-per-byte": "nats per byte",
     "log10": "log10 per token",
 }
-"""Their names in a sentence; ``LockedPlan.unit`` is the short one, for axes and figures: ``nats/token``."""
+"""Their names in a sentence."""
+
+
+def stored_unit(unit: LoggedUnit) -> LossUnit:
+    """Return the unit in which a study keeps the losses of a log."""
+    return "nats" if unit == "perplexity" else unit
+
+
+def short_name(unit: LossUnit) -> str:
+    """Return a unit's name for axes and figures: ``nats/token``."""
+    return UNIT_NAMES[unit].replace(" per ", "/")
 
 
 def to_stored(value: float, unit: LoggedUnit) -> float:

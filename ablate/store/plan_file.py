@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError
-from ablate.run.loss_units import UNIT_NAMES, LossUnit
+from ablate.run.loss_units import UNIT_NAMES, LossUnit, short_name
 from ablate.store.records import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class LockedPlan(Question):
     @property
     def unit(self) -> str:
         """The unit of its validation losses, as axes have it: ``nats/token``."""
-        return UNIT_NAMES[self.loss_unit].replace(" per ", "/")
+        return short_name(self.loss_unit)
 
     @property
     def start(self) -> str:

@@ -252,7 +252,7 @@ def ready_command(
         if flags.args and "{recipe_args}" not in command.command:
             what, hint = "the recipe's arguments have no place in the command", "add the word '{recipe_args}'"
             return command, [Misfit(what, hint, ("trainer.command",))]
-        command = command.with_recipe(flags.args, flags.env, flags.refuse)
+        command = command.with_recipe(flags)
     elif built["recipe"][1]:
         hint = "trainer.recipes names the table for it; or leave it out and name the arm by trainer.precision"
         misfits.append(Misfit("the recipe does not reach the command", hint, ("recipe",)))

@@ -9,22 +9,17 @@ How it fails: with a ``UserError`` that names the option, before anything is wri
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from ablate.base.errors import Problem, UserError
 from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
-from ablate.run.log_rows import PLACES, PRESETS, LogReader, LogSource
 from ablate.study.load import study_of
 from ablate.study.template import (
     BUILT_IN,
@@ -35,7 +30,7 @@ from ablate.study.template import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from ablate.workflow import Listener
 
@@ -252,123 +247,3 @@ def _naming(option: str) -> Iterator[None]:
         first = error.problems[0]
         place = f"{first.file}: " if first.file is not None and first.line is None else ""
         raise UserError(Problem(what=f"{option}: {place}{first.what}", hint=first.hint)) from None
-
-
-_COMMAND_STUDY = """\
-# A study of a command that trains by itself: docs/training-scripts.md says what each key does.
-name: {name}
-baseline: bf16
-target: {{val_loss: {target:.4g}}} # nats per token; the log reaches it after {part:.0%} of its steps
-seeds: 3
-base:
-  trainer:
-    command: {words}
-    metrics: {metrics}
-  # Correct these: {{steps}} is tokens / (seq_len × batch_size), {steps:,} in the log.
-  training: {{tokens: {tokens}, seq_len: {seq_len}, batch_size: {batch_size}}}
-arms:
-{arms}"""
-_ARMS = """\
-  # Your flags for each arm; or recipes: megatron-te and {recipe_args}, for flags from ablate's recipes.
-  bf16: {trainer: {precision: BF16}}
-  fp4: {trainer: {precision: FP4, args: [--fp4]}}
-"""
-_ADAPTERS_ARMS = """\
-  # `ablate recipes` lists more.
-  bf16: {recipe: bf16}
-  mxfp4: {recipe: mxfp4}
-  mxfp4 + dht: {recipe: {gemms: [fprop, dgrad, wgrad], stabiliser: dht}}
-"""
-_TARGET_AT = 0.8
-
-
-def write_command_study(
-    path: Path,
-    command: str,
-    *,
-    log: Path,
-    patterns: Sequence[str] = (),
-    ask: Callable[[UserError], str] | None = None,
-) -> str:
-    """Write a study of a command to ``path``, from a log of it; return lines that say what the log holds.
-
-    ``patterns``: regular expressions for a log that none of the known trainers writes. ``ask``: is told why
-    a log cannot be read, and returns a pattern for it.
-
-    Raises:
-        UserError: the log has no validation loss that can be read, or the study cannot be planned as written.
-    """
-    if path.exists():
-        raise UserError("is there already, and is left as it is", file=path, hint="give another name")
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"--log: cannot read {log}: {error.strerror or error}") from None
-    while True:
-        try:
-            source, rows = _read(log, text, patterns)
-            break
-        except UserError as error:
-            if ask is None:
-                raise
-            patterns = [ask(error)]
-    words = shlex.split(command)
-    scripts = [script for word in words if (script := path.parent / word).is_file()]
-    is_adapted = any(b"ablate.integrations" in script.read_bytes() for script in scripts)
-    words += ["{args}"] * ("{args}" not in words and not is_adapted)
-    batch = re.search(r'(?:global batch size|"train_batch_size"):\s*(\d+)', text)
-    seq_len, batch_size = 1024, int(batch[1]) if batch else 1
-    evals = [row for row in rows if "val_loss" in row]
-    first, last = evals[0], evals[-1]
-    of_tokens = last.get("tokens", 0) / (seq_len * batch_size)
-    steps = int(last.get("step") or last.get("samples", 0) / batch_size or of_tokens)
-    at = evals[min(len(evals) - 1, int(_TARGET_AT * len(evals)))]
-    in_study = LogSource(preset="ablate") if is_adapted else source
-    metrics = {name: value for name, value in vars(in_study).items() if value}
-    written = _COMMAND_STUDY.format(
-        name=path.stem, target=at["val_loss"], part=(evals.index(at) + 1) / len(evals),
-        words=json.dumps(words), metrics=json.dumps(metrics), steps=steps,
-        tokens=steps * seq_len * batch_size, seq_len=seq_len, batch_size=batch_size,
-        arms=_ADAPTERS_ARMS if is_adapted else _ARMS,
-    )  # fmt: skip
-    build_plan(study_of(written.encode(), path))
-    path.write_text(written, encoding="utf-8")
-    where = next(name for name in PLACES if name in first)
-    kind = f" ({source.preset})" if source.preset else ""
-    return (
-        f"{log}: {len(evals):,} validation losses and {len(rows) - len(evals):,} rows of training{kind}, "
-        f"from {first['val_loss']:g} at {where} {first[where]:,} to {last['val_loss']:g} at "
-        f"{last[where]:,}.\n"
-        f"Written: {path}. Correct training and the arms."
-    )
-
-
-def _read(log: Path, text: str, patterns: Sequence[str]) -> tuple[LogSource, list[dict[str, Any]]]:
-    """Find how a log is read; return its rows, too.
-
-    Raises:
-        UserError: it has no validation loss that can be read.
-    """
-    try:
-        sources = (
-            [LogSource(patterns=list(patterns))]
-            if patterns
-            else [
-                *(LogSource(preset=one) for one in PRESETS),
-                LogSource(preset="hf", file="{run_dir}/**/trainer_state.json"),
-            ]
-        )
-    except ValidationError as error:
-        raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
-    lines, found = text.replace("\r", "\n").splitlines(), []
-    for one in sources:
-        reader = LogReader(one)
-        found.append((one, [row for unit in ([text] if one.file else lines) for row in reader.rows(unit)]))
-    source, rows = max(found, key=lambda pair: sum("val_loss" in row for row in pair[1]))
-    if not any("val_loss" in row for row in rows):
-        hint = "--pattern 'step (?P<step>\\d+).*val_loss (?P<val_loss>\\S+)'"
-        if "'eval_loss':" in text:  # as Trainer prints it
-            hint = "Hugging Face's Trainer prints no step: give its checkpoint-…/trainer_state.json as --log"
-        told = "its patterns find none" if patterns else f"it is no log of {', '.join((*PRESETS, 'hf'))}"
-        raise UserError(f"--log: no validation loss in {log}: {told}", hint=hint)
-    return source, rows

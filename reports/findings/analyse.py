@@ -34,6 +34,7 @@ from ablate.results.ends import comparisons, find_set_apart, origins
 from ablate.results.intervals import Interval
 from ablate.results.losses import final_loss
 from ablate.results.stop_rule import method_of
+from ablate.run.evaluations import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ NO_TARGET = "no target was given"
 # Records of older versions have ``timing_…``.
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
-    "timing_why_not", "gpu_uuid", "markers", "resumed_differently",
+    "timing_why_not", "gpu_uuid", "markers", "resumed_differently", "log_notes",
 )  # fmt: skip
 
 
@@ -123,6 +124,7 @@ def _analyse(frames: StudyFrames) -> Analysis:
         failed_self_tests=sum(any(not test.passed for test in ran.self_tests or ()) for ran in environments),
         accumulators=_accumulators(frames),
         resumed_differently=sum(bool(ran.whole.get("resumed_differently")) for ran in environments),
+        log_notes=tuple(notes_of([tuple(ran.whole.get("log_notes") or ()) for ran in environments])),
         markers=tuple(dict.fromkeys(one for ran in environments for one in ran.whole.get("markers") or ())),
         set_apart=set_apart,
         last_ended_unix=max(

@@ -193,6 +193,7 @@ class Analysis:
     failed_self_tests: int
     accumulators: dict[str, tuple[str, ...]]
     resumed_differently: int
+    log_notes: tuple[str, ...]
     markers: tuple[str, ...]
     set_apart: tuple[SetApart, ...]
     last_ended_unix: float | None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 from ablate.base.files import write_bytes_atomic, write_record
+from ablate.run.loss_units import stored_unit
 from ablate.store import Status, StudyStore
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ablate.run.loss_units import LoggedUnit, LossUnit
+    from ablate.run.loss_units import LoggedUnit
     from ablate.store import State
     from ablate.store.plan_file import Target
 
@@ -48,7 +49,8 @@ class ImportedRun:
     second evaluation in bf16, by tokens; ``throughput`` (tokens, tokens per second). ``settings`` must be
     equal for runs to be comparable: batch, learning rate, data, hardware; never the seed, which is None if
     the log lacks it. ``source`` names the run in messages; ``content`` is hashed to its id. ``piece``: the
-    run's name and seed, which no other file may hold; None if the log is known to be whole.
+    run's name and seed, which no other file may hold; None if the log is known to be whole. ``notes``: what
+    of the log was passed over or replaced.
     """
 
     source: str
@@ -64,6 +66,7 @@ class ImportedRun:
     started_unix: float | None = None
     ended_unix: float | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -82,20 +85,27 @@ class ImportedRun:
 
 
 def run_of_losses(
-    losses: Mapping[int, float], identity: Sequence[Any], *, state: State = "finished", **told: Any
+    losses: Mapping[int, float],
+    identity: Sequence[Any],
+    *,
+    diverged: str | None = None,
+    state: State = "finished",
+    **fields: Any,
 ) -> ImportedRun:
     """Make a run from its losses by tokens; a finished run has diverged if a loss is not finite.
 
-    ``identity``: hashed to the run's id, together with the losses. ``told``: other fields of the run.
+    ``identity``: hashed to the run's id, together with the losses. ``diverged``: why it has diverged, where
+    its log tells. ``fields``: other fields of the run.
     """
-    finite = sorted((at, loss) for at, loss in losses.items() if math.isfinite(loss))
-    diverged = len(finite) < len(losses)
+    finite = sorted((tokens, loss) for tokens, loss in losses.items() if math.isfinite(loss))
+    if len(finite) < len(losses):
+        diverged = "a loss that is not finite"
     return ImportedRun(
         content=json.dumps([*identity, finite]).encode(),
         evals=tuple(finite),
         state="diverged" if diverged and state == "finished" else state,
-        message="a loss that is not finite" if diverged else None,
-        **told,
+        message=diverged,
+        **fields,
     )
 
 
@@ -194,7 +204,7 @@ def write_study(
             "--target: the logs hold final losses alone (no column 'tokens'): leave the option out to "
             "compare those, or see --columns"
         )
-    unit: LossUnit = "nats" if loss_unit == "perplexity" else loss_unit
+    unit = stored_unit(loss_unit)
     if target is not None:
         target.check_unit(unit)
     store = StudyStore(folder)
@@ -324,7 +334,13 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
     devices = machine(run.settings["hardware"]) if "hardware" in run.settings else {}
     write_record(
         target.environment_path,
-        {**run.environment, **devices, "backend": IMPORTED, "backend_mode": IMPORTED},
+        {
+            **run.environment,
+            **devices,
+            "backend": IMPORTED,
+            "backend_mode": IMPORTED,
+            "log_notes": run.notes,
+        },
     )
     training = (
         {"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate}

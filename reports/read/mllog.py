@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import PRECISION, ImportedRun, machine
+from ablate.run.log_rows import LogReader, LogSource
+from ablate.run.log_text import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,12 +29,16 @@ _MARK = b":::MLLOG"
 _LARGEST = 1 << 62
 _LATEST_MS = 1e14  # the year 5138
 _SETTINGS = (
-    "submission_benchmark", "global_batch_size", "max_sequence_length", "eval_samples", "train_samples",
+    "submission_benchmark", "global_batch_size", "max_sequence_length", "eval_samples",
     "init_checkpoint_step", "opt_name", "opt_base_learning_rate", "opt_end_learning_rate",
     "opt_learning_rate_warmup_steps", "opt_learning_rate_decay_steps", "opt_learning_rate_decay_schedule",
     "opt_adamw_beta_1", "opt_adamw_beta_2", "opt_adamw_epsilon", "opt_adamw_weight_decay",
     "opt_gradient_clip_norm", "target_accuracy", "submission_platform", *PRECISION,
 )  # fmt: skip
+_SAMPLE_TOKENS = {
+    "gpt3": 2048, "llama2_70b_lora": 8192, "llama31_405b": 8192, "llama31_8b": 8192,
+}  # fmt: skip
+"""The length of a sample that MLPerf Training's rules fix for a benchmark (training_rules, v5.1)."""
 _OLDER = {"lowest_numerical_precision_linear": "lowest_numerical_precision_in_linear"}
 """Keys of older logs, and their names now."""
 _WANTED = tuple(
@@ -54,8 +60,10 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
 
     Raises:
         OSError: the file cannot be read.
+        UserError: nothing tells the length of a sample.
     """
-    content = path.read_bytes()
+    content = read_bytes(path)
+    reader = LogReader(LogSource(preset="mllog"))
     settings: dict[str, Any] = {}
     evals: dict[int, float] = {}
     rates: dict[int, float] = {}  # samples per second, by the samples seen
@@ -65,12 +73,14 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
         key, value, meta = record.get("key"), record.get("value"), record.get("metadata")
         meta = meta if isinstance(meta, dict) else {}
         if key == "eval_accuracy":
-            samples = meta.get("samples_count", meta.get("epoch_num"))
-            if not _is_count(samples) or not _is_number(value):
+            row = next(reader.rows_of(record), {})
+            if "val_loss" not in row or "samples" not in row:
                 faults.append(f"{where}: an evaluation needs a number, and samples_count or epoch_num")
-            elif repr(first := evals.setdefault(int(samples), float(value))) != repr(float(value)):
+                continue
+            seen, loss = int(row["samples"]), row["val_loss"]
+            if repr(first := evals.setdefault(seen, loss)) != repr(loss):
                 faults.append(
-                    f"{where}: another loss ({value}) at {int(samples)} samples, where {first} was logged "
+                    f"{where}: another loss ({value}) at {seen} samples, where {first} was logged "
                     "before: the first counts"
                 )
         elif key == "tracked_stats" and isinstance(value, dict):
@@ -94,9 +104,10 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
         faults.append(f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)")
         return None
     per_sample = tokens_per_sample or settings.get("max_sequence_length")
+    if per_sample is None:
+        per_sample = _SAMPLE_TOKENS.get(str(settings.get("submission_benchmark")))
     if not isinstance(per_sample, int) or isinstance(per_sample, bool) or not 0 < per_sample < _LARGEST:
-        faults.append(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
-        return None
+        raise UserError(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
     # An aborted run counts up to its end; a run whose log breaks off does not count.
     state: State = "finished"
     message = None if status == "success" else f"logged as {status}"
@@ -106,9 +117,6 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
     elif message and not all(map(math.isfinite, evals.values())):
         state, message = "diverged", f"{message}, with a loss that is not finite"
     told = {key: settings[key] for key in _SETTINGS if key in settings}
-    # The size of the data set is a setting; but one submitter logs the run's samples under this key.
-    if _is_count(size := told.get("train_samples")) and size <= 1.05 * max(evals):
-        del told["train_samples"]
     platform, organisation = told.get("submission_platform"), settings.get("submission_org")
     if (hardware := _hardware(path, faults)) is not None:
         told["hardware"] = hardware

@@ -1,9 +1,9 @@
-"""Long tables of evaluations: CSV, JSON lines, charts exported by W&B, and plain text by the user's patterns.
+"""Runs of logs: rows of tables, of charts exported by W&B, and of any log that ``ablate.run.log_rows`` reads.
 
-A table without a column of tokens holds final losses, one row for each run.
+A table or text that tells no place holds final losses: of a table one row for each run, of a text the last.
 
 How it fails: every reader adds a line to ``faults`` for a row that it cannot use, and reads the rest; a file
-that cannot be opened is an ``OSError``. A pattern that cannot work is a ``UserError``.
+that cannot be opened is an ``OSError``. A file that can be read in two ways is a ``UserError``.
 """
 
 from __future__ import annotations
@@ -13,38 +13,69 @@ import itertools
 import json
 import math
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import PurePath
+from functools import partial
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, safe_text
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import run_of_losses
+from ablate.run.evaluations import AmbiguousError, Places, RunRows, named
+from ablate.run.log_rows import LARGEST, PLACES, LogReader, is_blank, is_set, number
+from ablate.run.log_text import open_text, texts_of
+from ablate.run.loss_units import to_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ablate.reports.read.imported import ImportedRun
+    from ablate.run.evaluations import Curve
+    from ablate.run.log_rows import Evaluations, LogSource
+    from ablate.run.loss_units import LoggedUnit
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 """A text that begins with one of these is a formula in a spreadsheet."""
-COLUMNS = ("tokens", "val_loss", "run", "seed", "arm", "seconds", "ms", "val_loss_bf16")
+COLUMNS = (
+    "tokens", "step", "samples", "val_loss", "run", "seed", "arm", "set", "loss", "seconds", "ms",
+    "val_loss_bf16",
+)  # fmt: skip
+_ONLY_NAMED = ("set", "loss", "seconds", "ms")
+"""Columns that are read if ``--columns`` names them: of that name alone they may be something else."""
 _TIMES = {"ms": 1e3, "seconds": 1.0}
 """Columns of time, and how many of their units a second has."""
-_COUNTS = ("step", "tokens")
-_GROUPS = (*_COUNTS, "val_loss", *_TIMES, "seed")
-_LARGEST = 1 << 62
-_LONGEST_LINE = 1 << 16
-"""Longer lines of a text are searched in parts of so many characters, as a file may have no line breaks."""
 
-Row = tuple[int, dict[str, Any]]
+Row = tuple[int, Mapping[str, Any]]
 """A line's number, and its values by column."""
 Stages = tuple[tuple[float, float], ...]
 """(first step, tokens of each step from there on), by rising steps from 0."""
-TOKENS: Stages = ((0.0, 1.0),)
-"""For tables that count tokens, not steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the rows of files become evaluations.
+
+    ``names``: names of a table's columns, ours → theirs. ``stages``: the tokens of a step, or of the unit in
+    which a table counts tokens. ``sample_tokens``: of a sample. ``set_name``: the evaluation set that counts.
+    ``loss_unit``: of the losses (``ablate.run.loss_units``). ``evaluations``: which rows are evaluations,
+    where the user says it. ``is_repeated``: whether the trainer repeats its last one.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    stages: Stages | None = None
+    sample_tokens: int | None = None
+    set_name: str | None = None
+    loss_unit: LoggedUnit = "nats"
+    evaluations: Evaluations | None = None
+    is_repeated: bool = False
+
+    def new_run(self) -> RunRows:
+        """Return a run without rows."""
+        step_tokens = None if self.stages is None else partial(tokens_at, stages=self.stages)
+        places = Places(step_tokens, self.sample_tokens)
+        return RunRows(places=places, rule=self.evaluations, is_repeated=self.is_repeated)
 
 
 def tokens_at(step: float, stages: Stages) -> float:
@@ -77,7 +108,7 @@ def _is_text(cell: str) -> bool:
 
 def read_csv(path: Path, faults: list[str]) -> Iterator[Row]:
     """Yield a CSV's rows, as texts, with their line numbers."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with open_text(path, newline="") as file:
         reader = csv.DictReader(file)
         try:
             for row in reader:
@@ -93,181 +124,343 @@ def read_csv(path: Path, faults: list[str]) -> Iterator[Row]:
 
 def read_jsonl(path: Path, faults: list[str]) -> Iterator[Row]:
     """Yield the objects of a file of JSON lines, or of one JSON array, with their line or place from 1."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+    with open_text(path) as file:
         first = next(file, "")
         lines: Iterable[str] = itertools.chain([first], file)
         if first.lstrip().startswith("["):
             text = first + file.read()
             try:
-                lines = [json.dumps(one) for one in parse_json(text)]
+                lines = [json.dumps(entry) for entry in parse_json(text)]
             except ValueError:
                 lines = text.splitlines()
-        for number, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             try:
                 row = parse_json(line) if line.strip() else None
             except ValueError as error:
-                faults.append(f"{path}:{number}: {f'not JSON: {error}' if _is_text(line) else 'not UTF-8'}")
+                fault = f"not JSON: {error}" if _is_text(line) else "not UTF-8"
+                faults.append(f"{path}:{line_number}: {fault}")
                 continue
             if isinstance(row, dict):
-                yield number, row
+                yield line_number, row
             elif line.strip():
-                faults.append(f"{path}:{number}: not a JSON object")
+                faults.append(f"{path}:{line_number}: not a JSON object")
 
 
 def read_wandb_chart(path: Path, faults: list[str], metric: str | None = None) -> Iterator[Row]:
     """Yield the rows of a chart's CSV export as (tokens, val_loss, run).
 
     Its columns are the step, then for each run ``RUN - METRIC``, ``RUN - METRIC__MIN`` and ``…__MAX``.
+
+    Raises:
+        UserError: its values are means of several points, so that they are no evaluations of a run.
     """
     series: dict[str, tuple[str, str]] = {}
-    for number, row in read_csv(path, faults):
+    for line_number, row in read_csv(path, faults):
         step, *others = row
         if not series:
-            named = ((one, one.rpartition(" - ")) for one in others if not one.endswith(("__MIN", "__MAX")))
-            series = {one: (run, what) for one, (run, _, what) in named if run and metric in (None, what)}
-            metrics = sorted({what for _, what in series.values()})
+            named = ((name, name.rpartition(" - ")) for name in others if not name.endswith(_BOUNDS))
+            series = {name: (run, kind) for name, (run, _, kind) in named if run and metric in (None, kind)}
+            metrics = sorted({kind for _, kind in series.values()})
             if len(metrics) != 1:
                 faults.append(
                     f"{path}:1: expected columns 'RUN - METRIC' of one metric, found: "
                     f"{', '.join(metrics) or 'none'} (--metric)"
                 )
                 return
-        for one, (run, _) in series.items():
-            yield number, {"tokens": row[step], "val_loss": row[one], "run": run}
+        for name, (run, _) in series.items():
+            low, high = (number(row.get(f"{name}{bound}")) for bound in _BOUNDS)
+            if low is not None and high is not None and low < high:
+                raise UserError(
+                    f"{path}:{line_number}: '{run}' is a mean of values from {low:g} to {high:g}, so its "
+                    "seeds are gone (export the chart without grouping, and without sampling)"
+                )
+            yield line_number, {"tokens": row[step], "val_loss": row[name], "run": run}
 
 
-def check_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
-    """Compile the user's regular expressions and check the names of their groups.
+_BOUNDS = ("__MIN", "__MAX")
 
-    Raises:
-        UserError: an invalid expression, a group of another name, or a missing group.
-    """
-    try:
-        found = tuple(map(re.compile, patterns))
-    except re.error as error:
-        raise UserError(f"--pattern: '{error.pattern!s}' is no regular expression: {error}") from None
-    groups = {name for pattern in found for name in pattern.groupindex}
-    counts, times = groups & set(_COUNTS), groups & set(_TIMES)
-    if "val_loss" not in groups or groups - set(_GROUPS) or len(counts) > 1 or (times and not counts):
-        raise UserError(
-            f"--pattern: expected groups (?P<NAME>…) of {', '.join(_GROUPS)}: val_loss, either step or "
-            f"tokens, and a time only beside one of these; got {', '.join(sorted(groups)) or 'none'}"
-        )
-    return found
+_Key = tuple[str | None, str, int | str | None]
+"""Arm (None without a column of arms), name and seed of a run."""
 
 
-def read_text(path: Path, faults: list[str], patterns: Sequence[re.Pattern[str]]) -> Iterator[Row]:
-    """Yield a row for each ``val_loss`` that a pattern finds in a text.
-
-    A group keeps its value from an earlier line until it matches again. A file is one run; its first seed
-    counts. If no group counts steps or tokens, only the last loss is yielded, as the final one.
-    """
-    rows: list[Row] = []
-    known: dict[str, Any] = {name: None for pattern in patterns for name in pattern.groupindex}
-    seed = None
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
-            matches = filter(None, (pattern.search(line) for pattern in patterns))
-            groups = (pair for match in matches for pair in match.groupdict().items())
-            found = {name: text for name, text in groups if text is not None}
-            seed = found.pop("seed", None) if seed is None else seed
-            known |= found
-            if "val_loss" in found:
-                rows.append((number, known.copy()))
-    if not rows:
-        faults.append(f"{path}: no line matches the --pattern of val_loss")
-    for number, row in rows if known.keys() & set(_COUNTS) else rows[-1:]:
-        yield number, {**row, "seed": seed}
-
-
-def runs_of(
-    path: Path, rows: Iterable[Row], faults: list[str], names: Mapping[str, str], stages: Stages = TOKENS
+def runs_of_table(
+    path: Path, rows: Iterable[Row], faults: list[str], reading: Reading
 ) -> dict[str | None, list[ImportedRun]]:
-    """Group rows into runs by arm, or under None without a column of arms.
+    """Group a table's rows into runs by arm, or under None without a column of arms.
 
-    ``names``: names of the columns, ours → theirs. Without ``run`` a file is one run, or one for each seed.
-    ``seconds`` and ``ms``, since training began, are read only if they are in ``names``: a column of that
-    name may be the time of a step. ``stages``: the tokens of a step, if the ``tokens`` column counts steps.
+    Without ``run`` a file is one run, or one for each seed. ``seconds`` and ``ms`` are since training began.
 
     Raises:
         UserError: a named column is missing; rows belong to several runs that nothing distinguishes; tokens
             are not whole numbers and have no unit.
     """
-    places = {name: names.get(name, name) for name in COLUMNS}
-    has: dict[Any, None] = {}
-    # Of each run its losses, losses in bf16, and seconds since its start, by tokens.
-    runs: dict[tuple[Any, ...], tuple[dict[int, float], ...]] = {}
-    finals, several = None, ""
-    for number, row in rows:
-        has |= dict.fromkeys(row)
-        told = {name: row.get(place) for name, place in places.items()}
-        if told["val_loss"] in ("", None):  # a training row between evaluations
-            continue
-        if finals is None:
-            finals = "tokens" not in {*names, *has}
-        step, loss = (0.0 if finals else _number(told["tokens"])), _number(told["val_loss"])
-        at = _LARGEST if step is None or not 0 <= step < _LARGEST else tokens_at(step, stages)
-        if loss is None or at >= _LARGEST:
-            bad = "val_loss" if loss is None else "tokens"
-            faults.append(f"{path}:{number}: expected a number in '{places[bad]}', got {told[bad]!r}")
-            continue
-        if stages is TOKENS and not float(at).is_integer():
+    table = _Table(path, reading, faults)
+    for line_number, row in rows:
+        table.add(line_number, row)
+    table.check_columns()
+    if table.finals:
+        return _final_runs(path, table.finals, hint=table.hint)
+    return _runs(path, table.runs, faults, reading, hint=table.hint)
+
+
+class _Table:
+    """A table as it is read: its columns, and the rows of its runs."""
+
+    def __init__(self, path: Path, reading: Reading, faults: list[str]) -> None:
+        self._path = path
+        self._reading = reading
+        self._faults = faults
+        names = reading.names
+        self._columns = {name: names.get(name, name) for name in COLUMNS if name not in _ONLY_NAMED}
+        self._columns |= names
+        self._has: dict[Any, None] = {}
+        self._place_names: tuple[str, ...] | None = None
+        self._sets: dict[str, None] = {}
+        self.runs: dict[_Key, RunRows] = {}
+        self.finals: list[tuple[_Key, int, float]] = []
+
+    @property
+    def hint(self) -> str:
+        """What to type if a file holds several runs."""
+        return f"--columns run=NAME, of {safe_text(', '.join(map(str, self._has)))}"
+
+    def add(self, line_number: int, row: Mapping[str, Any]) -> None:
+        """Add a row; one that cannot be used is a fault."""
+        self._has.update(dict.fromkeys(row))
+        values = {name: row.get(column) for name, column in self._columns.items()}
+        if not self._is_wanted(values):
+            return
+        loss = number(values["val_loss"])
+        if loss is None and not is_blank(values["val_loss"]):
+            self._expected_number(line_number, "val_loss", values)
+            return
+        key = _key(values)
+        if self._place_names is None and loss is not None:
+            self._place_names = self._places_of(row)
+        if self._place_names == ():
+            if loss is not None:
+                self.finals.append((key, line_number, loss))
+            return
+        run = self.runs.get(key)
+        if run is None:
+            run = self.runs[key] = self._reading.new_run()
+        if loss is None:
+            run.add_blank()
+            return
+        places = self._read_places(line_number, values)
+        if places is None:
+            return
+        entry: dict[str, Any] = {**places, "val_loss": loss}
+        for name in ("val_loss_bf16", "loss", *_TIMES):
+            if (value := number(values.get(name))) is not None:
+                entry[name] = value
+        run.add(entry)
+
+    def _is_wanted(self, values: Mapping[str, Any]) -> bool:
+        """Tell whether a row is of the evaluation set that counts."""
+        name = values.get("set")
+        if is_blank(name):
+            return True
+        self._sets[str(name)] = None
+        wanted = self._reading.set_name
+        return wanted is None or is_set(str(name), wanted)
+
+    def _places_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return which columns tell the place; none if the table holds final losses."""
+        places = [name for name in ("tokens", "step", "samples") if name in self._reading.names]
+        return tuple(places) or tuple(name for name in ("tokens", "step", "samples") if name in row)
+
+    def _read_places(self, line_number: int, values: Mapping[str, Any]) -> dict[str, float] | None:
+        places: dict[str, float] = {}
+        names = self._place_names or ()
+        for name in names:
+            place = number(values[name])
+            if place is not None and 0 <= place < LARGEST:
+                places[name] = place
+        if not places:
+            self._expected_number(line_number, names[0], values)
+            return None
+        stages = self._reading.stages
+        if "tokens" in places and stages is not None and "step" not in places:
+            places["step"] = places.pop("tokens")  # in the user's unit
+        if "tokens" in places and not places["tokens"].is_integer():
             raise UserError(
-                f"{path}:{number}: expected whole tokens in '{places['tokens']}', got {told['tokens']!r} "
-                "(name their unit, such as --tokens-per-step 1e9, or the tokens of a step)"
+                f"{self._path}:{line_number}: expected whole tokens in '{self._columns['tokens']}', got "
+                f"{values['tokens']!r} (name their unit, such as --tokens-per-step 1e9, or the tokens of a "
+                "step)"
             )
-        arm, name, seed = told["arm"], told["run"], _seed(told["seed"])
-        # Runs in two files may have equal final losses.
-        own = (str(path),) if finals else ()
-        key = (None if arm is None else str(arm).strip(), "" if name is None else str(name), seed, *own)
-        (losses, in_bf16, seconds), tokens = runs.setdefault(key, ({}, {}, {})), round(at)
-        before = losses.get(tokens)
-        if before is not None and (finals or repr(before) != repr(loss)):
-            several = several or f"{path}:{number}: losses {before:g} and {loss:g} at {tokens:,} tokens"
-        losses.setdefault(tokens, loss)
-        if (second := _number(told["val_loss_bf16"])) is not None and math.isfinite(second):
-            in_bf16[tokens] = second
-        for unit, in_a_second in _TIMES.items():
-            if unit in names and (time := _number(told[unit])) is not None:
-                seconds[tokens] = time / in_a_second
-    listed = safe_text(", ".join(map(str, has)))
-    for column in names.values():
-        if has and column not in has:
-            raise UserError(f"--columns: {path} has no column '{column}' (has {listed})")
-    if has and places["val_loss"] not in has:
-        faults.append(f"{path}: no column '{places['val_loss']}' (has {listed}); see --columns")
-    if finals and "tokens" in has:
-        raise UserError(f"{path}: its first loss has no 'tokens', though others have")
-    for losses, *_ in runs.values():
-        order = list(losses)
-        if order not in (sorted(order), sorted(order, reverse=True)):
-            several = several or f"{path}: tokens that rise and fall"
-    if several:
-        hint = "if there are several, name what tells them apart: --columns run=NAME"
-        raise UserError(f"{several} of one run ({hint}, of {listed})")
-    found: dict[str | None, list[ImportedRun]] = {}
-    for key, (losses, in_bf16, seconds) in runs.items():
-        arm, name, seed = key[:3]
-        source = f"{path}{f' ({name})' * bool(name)}"
-        timed = sorted(seconds)
-        times = [seconds[tokens] for tokens in timed]
-        if times != sorted(times):
-            faults.append(f"{source}: the time falls, so it is not since the training began: not read")
-            times = []
-        passed = times[-1] - times[0] if times else 0.0
-        found.setdefault(arm, []).append(
-            run_of_losses(
-                losses,
-                [path.name, *key],
-                source=source,
-                seed=seed,
-                piece=None if finals else (name, seed),
-                in_bf16=in_bf16,
-                # The mean over the whole run, as a stage may differ from it.
-                throughput=((timed[-1], (timed[-1] - timed[0]) / passed),) if 0 < passed < _LARGEST else (),
-            )
+        return places
+
+    def _expected_number(self, line_number: int, name: str, values: Mapping[str, Any]) -> None:
+        self._faults.append(
+            f"{self._path}:{line_number}: expected a number in '{self._columns[name]}', got {values[name]!r}"
         )
-    return found
+
+    def check_columns(self) -> None:
+        """Say which columns are missing.
+
+        Raises:
+            UserError: one that the user named is; or there are several evaluation sets.
+        """
+        listed = safe_text(", ".join(map(str, self._has)))
+        for column in self._reading.names.values():
+            if self._has and column not in self._has:
+                raise UserError(f"--columns: {self._path} has no column '{column}' (has {listed})")
+        losses = self._columns["val_loss"]
+        if self._has and losses not in self._has:
+            self._faults.append(f"{self._path}: no column '{losses}' (has {listed}); see --columns")
+        check_sets(self._path, self._sets, self._reading.set_name)
+
+
+def _key(values: Mapping[str, Any]) -> _Key:
+    arm = values.get("arm")
+    name = values.get("run")
+    return (
+        None if arm is None else str(arm).strip(),
+        "" if name is None else str(name),
+        _seed(values.get("seed")),
+    )
+
+
+def runs_of_log(
+    path: Path, source: LogSource, faults: list[str], reading: Reading
+) -> dict[str | None, list[ImportedRun]]:
+    """Read the runs of a log by its format or its patterns; a file is one run, or one for each ``run``.
+
+    Raises:
+        OSError: the file cannot be read.
+        UserError: the log can be read in two ways, or nothing tells its tokens.
+    """
+    reader = LogReader(source)
+    runs: dict[_Key, RunRows] = {}
+    finals: dict[_Key, tuple[_Key, int, float]] = {}
+    has_loss = False
+    for line_number, row in _rows_of(path, source, reader, faults):
+        if "not_read" in row:
+            fault = f"expected a number as validation loss, got {row['not_read']!r}"
+            faults.append(f"{path}:{line_number}: {fault}")
+            continue
+        has_loss = has_loss or "val_loss" in row
+        key = _key({"run": row.pop("run", None), "seed": row.pop("seed", None)})
+        if row.keys().isdisjoint(PLACES):
+            finals[key] = (key, line_number, row["val_loss"])
+            continue
+        times = {name: read for name in _TIMES if (read := number(row.pop(name, None))) is not None}
+        if key not in runs:
+            runs[key] = reading.new_run()
+        runs[key].add({**row, **times})
+    check_sets(path, reader.sets, reading.set_name)
+    if not has_loss:
+        form = f"log of {source.preset}" if source.preset else "--pattern"
+        faults.append(f"{path}: no validation loss in it by the {form}")
+        return {}
+    hint = "name it by a group (?P<run>…) of a --pattern"
+    if not runs:
+        if reading.stages is not None:
+            raise UserError(f"--tokens-per-step: {path} tells no step (leave the option out)")
+        return _final_runs(path, finals.values(), hint=hint)
+    return _runs(path, runs, faults, reading, hint=hint)
+
+
+def _rows_of(
+    path: Path, source: LogSource, reader: LogReader, faults: list[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a log with the numbers of their lines."""
+    if source.form == "csv":
+        for line_number, entry in read_csv(path, faults):
+            yield from ((line_number, row) for row in reader.rows_of(entry))
+    else:
+        for line_number, text in texts_of(path, source):
+            yield from ((line_number, row) for row in reader.rows(text))
+
+
+def check_sets(path: Path, sets: Iterable[str], wanted: str | None) -> None:
+    """Raise ``UserError`` if a log has several evaluation sets and none is named, or not the named one."""
+    names = list(sets)
+    listed = safe_text(", ".join(names))
+    if wanted is None and len(names) > 1:
+        raise UserError(f"{path}: its evaluations are on several sets: {listed} (name one: --set {names[0]})")
+    if wanted is not None and not any(is_set(name, wanted) for name in names):
+        raise UserError(f"--set: {path} has no set '{wanted}' (has {listed or 'no names of sets'})")
+
+
+def _final_runs(
+    path: Path, finals: Iterable[tuple[_Key, int, float]], *, hint: str
+) -> dict[str | None, list[ImportedRun]]:
+    """Make runs of final losses, one for each key."""
+    losses: dict[_Key, float] = {}
+    runs: dict[str | None, list[ImportedRun]] = {}
+    for key, line_number, loss in finals:
+        if key in losses:
+            raise UserError(
+                f"{path}:{line_number}: losses {losses[key]:g} and {loss:g} at the end of one run "
+                f"(if there are several, name what tells them apart: {hint})"
+            )
+        losses[key] = loss
+        run = run_of_losses({0: loss}, [path.name, *key, str(path)], source=_source(path, key), seed=key[2])
+        runs.setdefault(key[0], []).append(run)
+    return runs
+
+
+def _source(path: Path, key: _Key) -> str:
+    return f"{path} ({key[1]})" if key[1] else str(path)
+
+
+def _runs(
+    path: Path, rows_by_key: Mapping[_Key, RunRows], faults: list[str], reading: Reading, *, hint: str
+) -> dict[str | None, list[ImportedRun]]:
+    runs: dict[str | None, list[ImportedRun]] = {}
+    for key, rows in rows_by_key.items():
+        try:
+            curve = rows.curve()
+        except AmbiguousError as error:
+            what = f"{path}: {error}"
+            if not error.is_of_runs:
+                raise UserError(what) from None
+            raise UserError(
+                f"{what} of one run (if there are several, name what tells them apart: {hint})"
+            ) from None
+        if not curve.rows and curve.diverged is None:
+            continue
+        source = _source(path, key)
+        losses: dict[int, float] = {}
+        in_bf16: dict[int, float] = {}
+        for tokens, row in zip(curve.tokens, curve.rows, strict=True):
+            if reading.loss_unit == "perplexity" and row["val_loss"] <= 0:
+                raise UserError(f"{path}: a perplexity is above 0, not {row['val_loss']:g} at {named(row)}")
+            losses[round(tokens)] = to_stored(row["val_loss"], reading.loss_unit)
+            if math.isfinite(row.get("val_loss_bf16", math.nan)):
+                in_bf16[round(tokens)] = to_stored(row["val_loss_bf16"], reading.loss_unit)
+        run = run_of_losses(
+            losses,
+            [path.name, *key],
+            diverged=curve.diverged,
+            source=source,
+            seed=key[2],
+            piece=(key[1], key[2]),
+            in_bf16=in_bf16,
+            throughput=_throughput(curve, source, faults),
+            notes=curve.notes,
+        )
+        runs.setdefault(key[0], []).append(run)
+    return runs
+
+
+def _throughput(curve: Curve, source: str, faults: list[str]) -> tuple[tuple[int, float], ...]:
+    """Return the mean throughput of the whole run, as a stage may differ from it; none without times."""
+    timed: list[tuple[float, float]] = []
+    for tokens, row in zip(curve.tokens, curve.rows, strict=True):
+        for unit, in_a_second in _TIMES.items():
+            if unit in row:
+                timed.append((tokens, row[unit] / in_a_second))
+    if any(after < before for (_, before), (_, after) in itertools.pairwise(timed)):
+        faults.append(f"{source}: the time falls, so it is not since the training began: not read")
+        return ()
+    if not timed:
+        return ()
+    first, last = timed[0], timed[-1]
+    seconds = last[1] - first[1]
+    return ((round(last[0]), (last[0] - first[0]) / seconds),) if 0 < seconds < LARGEST else ()
 
 
 def by_pattern(
@@ -300,6 +493,8 @@ def seeds_by_names(
         if any(run.seed is not None for run in runs):
             continue
         names = [(run.piece and run.piece[0]) or PurePath(run.source).stem for run in runs]
+        if len({*names}) < len(names):  # the folders tell them apart
+            names = [str(PurePath(run.source).with_suffix("")) for run in runs]
         parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=False)
         differ = [part for part in parts if len({*part}) > 1]
         if len(differ) == 1 and len({*differ[0]}) == len(names) and all(map(str.isdecimal, differ[0])):
@@ -309,17 +504,10 @@ def seeds_by_names(
     return seeded, said
 
 
-def _number(value: Any) -> float | None:
-    try:
-        return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
 def _seed(value: Any) -> int | str | None:
     """Return an integer seed as int, any other as text, and None if empty."""
     if value in ("", None):
         return None
-    number = _number(value)
-    is_usual = number is not None and abs(number) < 1 << 53 and number.is_integer()
-    return int(number) if is_usual and number is not None else str(value).strip()
+    seed = number(value)
+    is_usual = seed is not None and abs(seed) < 1 << 53 and seed.is_integer()
+    return int(seed) if is_usual and seed is not None else str(value).strip()

@@ -28,7 +28,7 @@ def read_mlflow(
     *,
     metric: str,
     arms: Mapping[str, Sequence[str]],
-    stages: Mapping[str, Stages],
+    stages: Mapping[str, Stages | None],
 ) -> dict[str, list[ImportedRun]]:
     """Read the runs of an experiment, by arm.
 
@@ -65,7 +65,7 @@ def read_mlflow(
                 begun, ended = (time and time / 1e3 for time in (info.start_time, info.end_time))
                 imported[arm].append(
                     run_of_losses(
-                        {round(tokens_at(one.step, stages[arm])): one.value for one in history},
+                        {_tokens(point.step, stages[arm]): point.value for point in history},
                         [info.run_id],
                         state=_STATES.get(info.status, "failed"),
                         source=f"MLflow {source}",
@@ -77,3 +77,7 @@ def read_mlflow(
     except (MlflowException, OSError) as error:
         raise UserError(f"MLflow at {uri}: {first_line(error)}") from None
     return imported
+
+
+def _tokens(step: int, stages: Stages | None) -> int:
+    return step if stages is None else round(tokens_at(step, stages))

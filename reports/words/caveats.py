@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.read.imported import PRECISION
 from ablate.reports.words.format import listed, percent, plural, setting, share, timed_alone, tokens
+from ablate.run.command import lacks_proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,12 +187,24 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
             f"The runs come from {len(analysis.environments)} different environments (see Method); "
             "differences between them are part of the error bars at best."
         )
+    unproven = [
+        arm.name
+        for arm in analysis.arms
+        if arm.config is not None and lacks_proof(arm.config.trainer, arm.config.recipe)
+    ]
+    if unproven:
+        yield (
+            f"Not proven: nothing in the log of {listed(unproven)} had to show that low precision ran "
+            "(trainer.expect). Flags may be accepted and have no effect."
+        )
     if analysis.resumed_differently:
         yield (
             f"Resumed differently: in {plural(analysis.resumed_differently, 'run')} the command logged other "
             "values for steps that it trained once more after an interruption. The first values stand; what "
             "follows may differ from an undisturbed run (see environment.json)."
         )
+    if analysis.log_notes:
+        yield f"As the logs were read: {'; '.join(analysis.log_notes)}."
     if analysis.failed_self_tests:
         yield (
             f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "

@@ -81,6 +81,19 @@ def test_a_commands_line_can_be_pasted_and_a_dry_run_starts_it(here):
         assert said in ablate("plan", "c.yaml", "--dry-run", change, cwd=here).err
 
 
+def test_arms_that_no_line_of_the_log_proves_are_named(here):
+    words = '[run, "{seed}", "{recipe_args}"]'
+    base = f"{{command: {words}, metrics: {{preset: megatron}}, recipes: megatron-te}}"
+    text = COMMAND[: COMMAND.index("  trainer:")] + f"  trainer: {base}\n"
+    text += "  training: {tokens: 1280, seq_len: 16, batch_size: 4}\narms:\n  a: {recipe: bf16}\n"
+    text += "  b: {recipe: nvidia-nvfp4}\n  c: {recipe: {gemms: [wgrad], format: nvfp4}}\n"
+    (here / "c.yaml").write_text(text)
+    shown = ablate("plan", "c.yaml", cwd=here).out
+    assert "\nproof     nothing in the log of b proves that low precision ran (trainer.expect)\n" in shown
+    shown = ablate("plan", "c.yaml", "--set=base.trainer.expect=[NVFP4 kernel]", cwd=here).out
+    assert "that low precision ran" not in shown
+
+
 def test_an_edited_script_makes_other_runs(here):
     (here / "c.yaml").write_text(COMMAND)
     ids = set()

@@ -312,6 +312,42 @@ def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
     assert rows_of(tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}) == [(60, 2.5)]
 
 
+STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rate: 1 | lm loss: 3 |"
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "said"),
+    [
+        (
+            [STEP.format(step=10), "RuntimeError: Rank 0: found NaN in local forward loss calculation", "!1"],
+            "diverged",
+            "the command says: RuntimeError: Rank 0: found NaN in local forward loss",
+        ),
+        (["AssertionError: weird", "!1"], "failed", "ended with exit code 1"),
+        (["the loss blew up", "!3"], "diverged", "the command says: the loss blew up"),
+        (
+            [STEP.format(step=10), "eval 10 | heldout loss = 3.5", STEP.format(step=15), "!60"],
+            "failed",
+            "its evaluations cannot be read (trainer.metrics): 'eval 10 | heldout loss = 3.5'",
+        ),
+    ],
+)
+def test_what_a_command_prints_of_its_end(tmp_path, lines, state, said):
+    """``!CODE`` ends it with this code; 60 is a minute of training that nobody waits for."""
+    code = (
+        "import sys, time\n"
+        "for line in sys.argv[2:]:\n"
+        "    if line == '!60': time.sleep(60)\n"
+        "    if line[0] == '!': sys.exit(int(line[1:]))\n"
+        "    print(line, flush=True)"
+    )
+    command = [sys.executable, "-c", code, "{seed}", *lines]
+    trainer = Command(command=command, metrics=MEGATRON, diverged=["blew up"])
+    end, _ = attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    assert end.state == state
+    assert said in end.message
+
+
 def run_of(folder, given, name="0123456789abcdef"):
     run = StudyStore(folder / "study").run(name)
     run.create(asdict(given))

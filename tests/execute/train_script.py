@@ -66,7 +66,8 @@ for step in range(begin + 1, given.steps + 1):
         time.sleep(600)
     if (step % 5 == 0 or step == given.nan_at) and given.node == 0:
         print(
-            f" [2026-11-25 12:00:00] iteration {step:8d}/{given.steps:8d} | consumed samples: {step:12d} | "
+            f" [2026-11-25 12:00:00] iteration {step:8d}/{given.steps:8d} | "
+            f"consumed samples: {4 * step:12d} | "
             "elapsed time per iteration (ms): 10.0 | learning rate: 1.000000E-03 | global batch size:  4 | "
             f"lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 1.234 |",
             flush=True,

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 
-from ablate.integrations import te
+from ablate.integrations import applied_line, te
 from ablate.recipes import read_recipe
 
 KNOBS = (
@@ -75,6 +75,13 @@ def seen(quantizer):
 def test_quantisers_of_a_linear_layer(factory, recipe):
     for tensor, expected in EXPECTED[recipe].items():
         assert factory(recipe, tensor) == factory(recipe, tensor, "grouped_linear") == expected
+
+
+def test_the_first_linear_layer_that_asks_is_said_in_the_log(factory, capsys):
+    for asked in ("dpa", "linear"):
+        factory("nvidia-nvfp4", "input", asked)
+        said = capsys.readouterr().out
+        assert said == (f"{applied_line(read_recipe('nvidia-nvfp4'))}\n" if asked == "linear" else "")
 
 
 def test_what_is_no_linear_layers_stays_high(factory):

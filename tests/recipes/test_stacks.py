@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ablate.integrations import applied_line
 from ablate.recipes import PRESETS, SHORT_RECIPES, read_recipe
 from ablate.recipes.stacks import STACKS, flags_for
 from tests.golden import check_text
@@ -45,6 +47,62 @@ def test_resets_begin_at_a_step_that_must_be_known():
         flags_for(recipe, "primus")
 
 
-def test_a_stack_that_falls_back_to_bf16_is_found_out():
-    assert flags_for(read_recipe("primus-turbo"), "primus").refuse == ("FP4 .* not work",)
-    assert not flags_for(read_recipe("bf16"), "primus").refuse
+def option(name, value):
+    """A line of Megatron-LM's list of its options."""
+    return "  {} {} {}".format(name, "." * (48 - len(name)), value)
+
+
+LOGS = {
+    # stack: (recipe, lines of a run in FP4, lines of runs that fell back)
+    "megatron-te": (
+        "nvidia-nvfp4",
+        [option("fp4", "e2m1"), option("transformer_impl", "transformer_engine")],
+        [option("fp4", None), option("transformer_impl", "local")],
+    ),
+    "megatron-bridge": (
+        "nvidia-nvfp4",
+        ["  fp4: 'e2m1'  (Mcore default: None)"],
+        ["  fp4_recipe: 'nvfp4'  (Mcore default: 'mxfp4')"],
+    ),
+    "primus": (
+        "primus-turbo",
+        [
+            "[Patch:megatron.fp4.context] Overriding get_fp4_context for fp4=True",
+            "[Patch:megatron.turbo.te_spec_provider] Patch TESpecProvider to PrimusTurboSpecProvider; Primus",
+            "[Patch] ⊘ Skipped: megatron.turbo.te_spec_provider (phase mismatch: expected=before_train)",
+            "TransformerEngine FP4 mxfp4 not work since MXFP4BlockScaling recipe is not available",
+        ],
+        [
+            "[Patch:megatron.turbo] primus_turbo not found, use TE backend...",
+            "[Patch] ⊘ Skipped: megatron.turbo.te_spec_provider (backend version mismatch: required=",
+            "Primus-Turbo FP4 mxfp4 not work since Only MXFP4 is supported in Primus-Turbo.",
+        ],
+    ),
+    "torchtitan": (
+        "nvidia-nvfp4",
+        [applied_line(read_recipe("nvidia-nvfp4"))],
+        ["override.imports=['ablate.integrations.torchtitan.apply'] produced no replacements. Check that"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_log_tells_a_run_in_fp4_from_one_that_fell_back(stack):
+    recipe, good, bad = LOGS[stack]
+    flags = flags_for(read_recipe(recipe), stack)
+    assert flags.expect
+    for pattern in flags.expect:
+        assert any(re.search(pattern, line) for line in good)
+        assert not any(re.search(pattern, line) for line in bad)
+    for pattern in flags.refuse:
+        assert any(re.search(pattern, line) for line in bad)
+        assert not any(re.search(pattern, line) for line in good)
+    high = flags_for(read_recipe("bf16"), stack)
+    assert not high.expect
+    assert not high.refuse
+
+
+def test_a_factory_of_ours_says_that_its_recipe_is_followed():
+    recipe = read_recipe({"gemms": ["wgrad"], "format": "nvfp4"})
+    (pattern,) = flags_for(recipe, "megatron-te").expect
+    assert re.search(pattern, applied_line(recipe))

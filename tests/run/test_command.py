@@ -1,10 +1,13 @@
 """A command's words, what of them is its identity, and what it must not inherit."""
 
+from dataclasses import replace
+
 import pytest
 
 from ablate.base.errors import UserError
 from ablate.recipes import PRESETS, read_recipe
-from ablate.run.command import Command, digest_of, filled, result_files, variables_of
+from ablate.recipes.stacks import Flags
+from ablate.run.command import Command, digest_of, filled, lacks_proof, result_files, variables_of
 from ablate.run.log_rows import LogSource
 
 METRICS = LogSource(preset="megatron")
@@ -21,11 +24,34 @@ def test_only_known_templates_are_replaced():
 
 
 def test_lists_become_words_and_the_studys_own_variables_win():
-    written = command("run", "{recipe_args}", "{args}", args=["--x", "1"], env={"A": "own", "B": "2"})
-    ready = written.with_recipe(["--fp4", "e2m1"], {"A": "recipe's", "C": "3"})
+    written = command(
+        "run", "{recipe_args}", "{args}", args=["--x", "1"], env={"A": "own", "B": "2"}, expect=["own"]
+    )
+    flags = Flags(
+        args=("--fp4", "e2m1"), env={"A": "recipe's", "C": "3"}, expect=("fp4",), refuse=("bf16",), read_in=""
+    )
+    ready = written.with_recipe(flags)
     assert ready.words == ["run", "--fp4", "e2m1", "--x", "1"]
     assert ready.env == {"A": "own", "B": "2", "C": "3"}
-    assert command("run").with_recipe([], {"C": "3"}).words == ["run"]
+    assert (ready.expect, ready.refuse) == (["own", "fp4"], ["bf16"])
+    assert command("run").with_recipe(flags).words == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "lacks"),
+    [
+        ("mxfp4", {}, True),
+        ("mxfp4", {"expect": ["(?P<setup>fp4=True)"]}, True),
+        ("mxfp4", {"expect": ["(?P<setup>fp4=True)", "NVFP4 kernel"]}, False),
+        ("mxfp4", {"metrics": LogSource(preset="ablate")}, False),
+        ("bf16", {"precision": "NVFP4"}, True),
+        ("bf16", {"precision": "bf16"}, False),
+        ("bf16", {}, False),
+    ],
+)
+def test_which_arms_nothing_in_the_log_proves(recipe, options, lacks):
+    trainer = replace(command("run"), **options)
+    assert lacks_proof(trainer, read_recipe(recipe)) is lacks
 
 
 def test_files_that_count(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from ablate.run.log_rows import LogReader, LogSource
+from ablate.run.log_text import without_colours
 from tests.golden import cases, check
 
 
@@ -15,4 +16,4 @@ def test_what_trainers_print(case):
     """The first line of a case says how the others are read."""
     source, *lines = case[2].replace("\\x1b", "\x1b").strip().splitlines()
     reader = LogReader(LogSource(**yaml.safe_load(source)))
-    check(case, [json.dumps(row) for line in lines for row in reader.rows(line)])
+    check(case, [json.dumps(row) for line in lines for row in reader.rows(without_colours(line))])

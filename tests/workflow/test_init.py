@@ -10,7 +10,8 @@ import pytest
 from ablate.plan import StudyProgress, build_plan, estimate
 from ablate.study import load_study
 from ablate.workflow import Listener, Where
-from ablate.workflow.init import USED, Answers, write_command_study, write_study
+from ablate.workflow.init import USED, Answers, write_study
+from ablate.workflow.init_command import write_command_study
 from ablate.workflow.prepare import prepare
 from tests.cli.command import ablate
 
@@ -150,5 +151,5 @@ def test_a_pattern_is_asked_for_until_it_reads_a_loss(tmp_path):
     said = write_command_study(
         tmp_path / "s.yaml", "run {seed}", log=tmp_path / "train.log", patterns=(), ask=ask
     )
-    assert "2 validation losses and 0 rows of training, from 3.5 at step 10 to 3.25 at 20" in said
+    assert "2 evaluations and 0 other rows, in nats per token: from 3.5 at step 10 to 3.25 at step 20" in said
     assert ["no log of megatron" in told[0], "no regular" in told[1], "find none" in told[2]] == [True] * 3

@@ -1,8 +1,9 @@
 """Recipes as the flags of others' trainers: one table a stack, in the JSON files of this folder.
 
 A table says in which versions it was read. ``recipes`` pairs a recipe, as a study file writes it, with
-arguments and variables of the environment; ``blocks`` says how the stack keeps the first and last blocks in
-BF16, ``deoscillate`` how it resets weights; ``factory`` takes any other recipe, by ``ablate.integrations``.
+arguments, variables of the environment and patterns of the log (read in the files of ``lines_read_in``);
+``blocks`` says how the stack keeps the first and last blocks in BF16, ``deoscillate`` how it resets weights;
+``factory`` takes any other recipe, by ``ablate.integrations``.
 
 TransformerEngine stores a tensor twice: Fprop reads x and w by rows; Dgrad reads dy by rows and w by columns;
 Wgrad reads x and dy by columns. So its ``CustomRecipe`` asks for a quantiser of rows and one of columns for
@@ -43,11 +44,13 @@ STACKS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.json")
 class Flags:
     """What a stack is started with. ``read_in``: the versions in which the table was read.
 
-    ``refuse``: patterns of its output that say that it trains in another arithmetic.
+    ``expect``: patterns that its output must hold; one with the group ``setup`` proves only what it was asked
+    for (``Command.has_proof``). ``refuse``: patterns that say that it trains in another arithmetic.
     """
 
     args: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    expect: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
     read_in: str
 
@@ -62,7 +65,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
     title, factory = table["title"], table.get("factory")
     if factory is not None and factory.get("whole") and recipe.is_ever_low:
         # Our own code reads rules and phases, too.
-        return Flags(args=tuple(factory["args"]), read_in=table["read_in"])
+        return _flags(factory, factory["args"], table)
     entries = [(entry, _differences(recipe, entry["read"])) for entry in table["recipes"]]
     found = next((entry for entry, differs in entries if not differs), None)
     if found is None:
@@ -79,7 +82,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
                 found, why = None, str(error)
         if found is None:
             raise ValueError(f"{why}; {told}")
-    args, env = list(found.get("args", [])), found.get("env", {})
+    args = list(found.get("args", []))
     if recipe.phases:
         raise ValueError(f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:")
     for rule in recipe.rules:
@@ -107,8 +110,17 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         begins = round((reset.from_fraction or 0) * steps)
         values = {"start_step": begins, "window": reset.window, "threshold": reset.threshold}
         args += [word.format(**values) for word in table["deoscillate"]["args"]]
-    refuse = () if recipe.is_high_precision else tuple(table.get("refuse", ()))
-    return Flags(args=tuple(args), env=env, refuse=refuse, read_in=table["read_in"])
+    return _flags(found, args, table)
+
+
+def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Flags:
+    return Flags(
+        args=tuple(args),
+        env=entry.get("env", {}),
+        expect=tuple(entry.get("expect", ())),
+        refuse=tuple(entry.get("refuse", ())),
+        read_in=table["read_in"],
+    )
 
 
 def _differences(one: LayerRecipe, other: LayerRecipe) -> list[str]:

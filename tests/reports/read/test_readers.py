@@ -12,26 +12,29 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.reports.pages.document import csv_text
 from ablate.reports.read.tables import (
-    TOKENS,
+    Reading,
     by_pattern,
-    check_patterns,
     read_csv,
     read_jsonl,
-    read_text,
     read_wandb_chart,
-    runs_of,
+    runs_of_log,
+    runs_of_table,
 )
 from ablate.reports.read.tracking import read_mlflow
+from ablate.run.log_rows import LogSource
 from tests.golden import cases, check
 
-READERS = {"csv": read_csv, "jsonl": read_jsonl, "wandb": read_wandb_chart, "text": read_text}
+READERS = {"csv": read_csv, "jsonl": read_jsonl, "wandb": read_wandb_chart}
 
 
-def runs_in(kind, path, faults, columns="", stages=TOKENS, more=()):
+def runs_in(kind, path, faults, columns="", more=(), **reading):
     """``columns``: ours=theirs. ``more``: the patterns of a text, or the metric of a chart."""
-    rows = READERS[kind](path, faults, *((check_patterns(more),) if kind == "text" else more))
     names = dict(pair.split("=") for pair in columns.split())
-    return runs_of(path, rows, faults, names, stages)
+    reading = Reading(names=names, **reading)
+    if kind in READERS:
+        return runs_of_table(path, READERS[kind](path, faults, *more), faults, reading)
+    source = {"patterns": list(more)} if kind == "text" else {"preset": kind, "file": ""}
+    return runs_of_log(path, LogSource(**source, set=reading.set_name), faults, reading)
 
 
 def told(run):
@@ -91,14 +94,14 @@ def test_large_files_are_read_in_little_memory(tmp_path):
     with rows.open("w") as file:
         for step in range(100):
             file.write(f"{row}\n" * 1000)
-            file.write(json.dumps({"tokens": step, "val_loss": 4.0}) + "\n")
+            file.write(json.dumps({"tokens": step, "val_loss": 4 - step / 100}) + "\n")
     with hole.open("wb") as file:
         file.seek(1 << 26)  # no line break in 64 MiB
         file.write(b"\nstep:5/9 val_loss:3.0\rstep:9/9 val_loss:2.5")
     pattern = "step:(?P<step>.*)/9 val_loss:(?P<val_loss>...)"
     tracemalloc.start()
     assert len(runs_in("jsonl", rows, [])[None][0].evals) == 100
-    assert len(runs_in("text", hole, [], "tokens=step", TOKENS, [pattern])[None][0].evals) == 2
+    assert len(runs_in("text", hole, [], stages=((0, 1),), more=[pattern])[None][0].evals) == 2
     assert tracemalloc.get_traced_memory()[1] < 1 << 23 < rows.stat().st_size
     tracemalloc.stop()
 

@@ -7,13 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from synthetic_study import line, lines, resolved_recipe, smooth_curve
+from synthetic_study import line, lines, resolved_recipe, smooth_curve, whole_config
 from texts import check_words, said_of
 
 from ablate.base.files import read_record, write_record
 from ablate.cli import cli
+from ablate.recipes import read_recipe
 from ablate.reports.findings.analyse import analyse
+from ablate.reports.words.caveats import warnings
 from ablate.results.frames import load_frames
+from ablate.run.command import Command
+from ablate.run.log_rows import LogSource
 
 
 def curves(costs, seeds, noise=0.01):
@@ -143,6 +147,18 @@ def test_what_is_said(make_study, name):
         arms = tuple(replace(arm, fp4_share=shares[arm.name]) for arm in analysis.arms)
         analysis = replace(analysis, arms=arms)
     check_words(name, said_of(analysis))
+
+
+def test_arms_that_no_line_of_the_log_had_to_prove_are_named(make_study):
+    analysis = analyse(load_frames(make_study(lines("a: 3 1.9; b: 3 2; c: 3 2"))))
+    trainer = Command(command=["x"], metrics=LogSource(preset="megatron"))
+    trainers = {"a": trainer, "b": trainer, "c": replace(trainer, expect=["NVFP4 kernel"])}
+    arms = []
+    for arm in analysis.arms:
+        recipe = read_recipe("bf16" if arm.name == "a" else "mxfp4")
+        arms.append(replace(arm, config=replace(whole_config(recipe), trainer=trainers[arm.name])))
+    text = "\n".join(warnings(replace(analysis, arms=tuple(arms)), ()))
+    assert text.count("nothing in the log of b had to show that low precision ran") == 1
 
 
 def test_the_matrix_says_what_no_sentence_repeats_on_the_terminal(make_study):

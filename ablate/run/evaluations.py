@@ -1,0 +1,399 @@
+"""The evaluations of a run, from the rows of its log: each counted once, at its tokens.
+
+Logs of others show more than evaluations. NaN may fill the rows between two of them; a trainer may show its
+last evaluation on every later row; a resumed run shows some steps again; the batch may grow. All readers of
+logs decide these questions here.
+
+How it fails: where a log can be read in two ways, ``AmbiguousError`` says so, and what to type.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ablate.run.log_rows import is_nan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ablate.run.log_rows import Evaluations
+
+    Row = Mapping[str, Any]
+
+_FEWEST = 4
+"""Evaluations that differ, from which their distance is known; or intervals without a change that are odd."""
+_MOST_EQUAL = 0.25
+"""The largest share of evaluations that equal the one before because their digits are few."""
+_FEW_DIGITS = 2
+
+
+class AmbiguousError(ValueError):
+    """A log that can be read in two ways, or whose tokens nothing tells.
+
+    ``is_of_runs``: whether it may hold several runs.
+    """
+
+    def __init__(self, what: str, *, is_of_runs: bool = False) -> None:
+        super().__init__(what)
+        self.is_of_runs = is_of_runs
+
+
+class Places:
+    """The tokens at each place of a log: by its own count where it has one, else by steps.
+
+    ``step_tokens``: the tokens after a number of steps. ``sample_tokens``: the tokens of a sample.
+    """
+
+    def __init__(
+        self, step_tokens: Callable[[float], float] | None = None, sample_tokens: float | None = None
+    ) -> None:
+        self._step_tokens = step_tokens
+        self._sample_tokens = sample_tokens
+        self._steps: list[float] = []
+        self._tokens: list[float] = []
+        self._samples: dict[float, float] = {}
+
+    def learn(self, row: Row) -> None:
+        """Note the count that a row tells at its step; what is known of later steps is forgotten."""
+        step = row.get("step")
+        if step is None:
+            return
+        if "samples" in row:
+            self._samples[step] = row["samples"]
+        tokens = self._own(row)
+        if tokens is None:
+            return
+        while self._steps and self._steps[-1] >= step:
+            self._steps.pop()
+            self._tokens.pop()
+        self._steps.append(step)
+        self._tokens.append(tokens)
+
+    def _own(self, row: Row) -> float | None:
+        """Return the tokens that a row itself tells."""
+        if "tokens" in row:
+            return float(row["tokens"])
+        if "samples" in row and self._sample_tokens is not None:
+            return float(row["samples"] * self._sample_tokens)
+        return None
+
+    def tokens(self, row: Row) -> float:
+        """Return the tokens at a row's place.
+
+        Raises:
+            AmbiguousError: nothing tells the tokens of a step or of a sample.
+        """
+        tokens = self._own(row)
+        if tokens is not None:
+            return tokens
+        if "step" not in row:
+            raise AmbiguousError("samples are counted: give --tokens-per-sample")
+        if self._steps:
+            return self._between(row["step"])
+        if self._step_tokens is None:
+            also = " or --tokens-per-sample" if self._samples else ""
+            raise AmbiguousError(f"steps are counted: give --tokens-per-step{also}")
+        self._check_batch()
+        return self._step_tokens(row["step"])
+
+    def _between(self, step: float) -> float:
+        """Return the tokens at a step: linear between the counts around it, and beyond the last two."""
+        steps = self._steps
+        right = min(bisect_left(steps, step), len(steps) - 1)
+        if steps[right] == step or len(steps) == 1:
+            return self._tokens[right] * (step / steps[right] if steps[right] else 1.0)
+        left = right - 1 if right else 0
+        right = left + 1
+        slope = (self._tokens[right] - self._tokens[left]) / (steps[right] - steps[left])
+        return max(0.0, self._tokens[left] + slope * (step - steps[left]))
+
+    def _check_batch(self) -> None:
+        """Raise ``AmbiguousError`` if the log's samples show that steps differ in size."""
+        points = sorted(self._samples.items())
+        batches = {
+            round((samples - before) / (step - step_before), 3)
+            for (step_before, before), (step, samples) in itertools.pairwise(points)
+        }
+        if len(batches) > 1:
+            raise AmbiguousError(
+                f"its batch grows from {min(batches):g} to {max(batches):g} samples: give "
+                "--tokens-per-sample instead of --tokens-per-step"
+            )
+
+    def disagreement(self) -> str | None:
+        """Say where the log's own count differs from steps × their tokens, by more than a step."""
+        if self._step_tokens is None or not self._steps:
+            return None
+        step, tokens = self._steps[-1], self._tokens[-1]
+        by_steps = self._step_tokens(step)
+        if abs(tokens - by_steps) <= self._step_tokens(1.0) * 1.01:
+            return None
+        return f"its own count, {tokens:,.0f} tokens at step {step:,.0f}, is taken: by steps {by_steps:,.0f}"
+
+
+class Repeats:
+    """Tells rows that show an evaluation from rows that show the one before once more.
+
+    A value that changes is an evaluation. One that stays is another if as much training lies between as
+    between others. ``rule``: the user's word instead.
+    """
+
+    def __init__(self, rule: Evaluations | None = None) -> None:
+        self._rule = rule
+        self._value: float | None = None
+        self._first: float | None = None
+        self._place = 0.0
+        self._gaps = deque[float](maxlen=31)
+        self.dropped = 0
+
+    def is_evaluation(self, place: float, value: float, *, is_fresh: bool) -> bool:
+        """Whether a row is an evaluation; to be called with the rows in their order.
+
+        ``is_fresh``: rows without a value lie between this one and the one before.
+        """
+        is_change = value != self._value
+        may_repeat = not (is_change or is_fresh or self._rule == "rows")
+        if may_repeat and (self._rule == "changes" or place - self._place < self._interval() * 0.999):
+            self.dropped += 1
+            return False
+        if self._value is not None and is_change:
+            self._gaps.append(place - self._place)
+        if self._first is None:
+            self._first = place
+        self._value = value
+        self._place = place
+        return True
+
+    def _interval(self) -> float:
+        """Return how far evaluations are apart, as known so far."""
+        return statistics.median(self._gaps) if self._gaps else self._first or 0.0
+
+
+def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
+    """Raise ``AmbiguousError`` if distances do not tell which of the rows are evaluations.
+
+    ``is_usual``: whether the trainer is known to repeat its last evaluation.
+    """
+    values = [row["val_loss"] for row in rows]
+    places = [place_of(row) for row in rows]
+    starts = [0]
+    starts += [
+        index
+        for index in range(1, len(rows))
+        if values[index] != values[index - 1] or "is_fresh" in rows[index]
+    ]
+    repeats = len(values) - len(starts)
+    if not repeats:
+        return
+    ambiguous = AmbiguousError(
+        f"{len(values)} evaluations, or {len(starts)} that later rows repeat? say which: --evaluations rows "
+        "or --evaluations changes"
+    )
+    spacing = statistics.median(after - before for before, after in itertools.pairwise(places))
+    gaps = [places[after] - places[before] for before, after in itertools.pairwise(starts)]
+    interval = statistics.median(gaps) if gaps else places[0]
+    if not gaps and places[-1] - places[0] >= interval:
+        raise ambiguous
+    if interval < 1.5 * spacing:  # each row is an evaluation
+        if repeats > _MOST_EQUAL * len(values):
+            raise ambiguous
+        return
+    if not is_usual and (len(starts) < _FEWEST or _digits(values) <= _FEW_DIGITS):
+        raise ambiguous
+    gaps.append(places[-1] - places[starts[-1]])
+    for number, gap in enumerate(gaps):
+        intervals = round(gap / interval)
+        is_end = number in (0, len(gaps) - 2, len(gaps) - 1)  # the first and the last may be shorter
+        if intervals >= _FEWEST or (abs(gap - intervals * interval) > 1.01 * spacing and not is_end):
+            raise ambiguous
+
+
+def _digits(values: Sequence[float]) -> int:
+    """Return the most decimals that a value is written with."""
+    return max(len(repr(value).partition(".")[2]) for value in values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The evaluations of a run: their rows, by rising places, and the tokens at each.
+
+    ``diverged``: why the run has diverged, else None. ``notes``: what was passed over or replaced.
+    """
+
+    rows: tuple[Row, ...]
+    tokens: tuple[float, ...]
+    diverged: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class RunRows:
+    """The rows of one run, gathered as they are read.
+
+    ``is_repeated``: whether the trainer is known to repeat its last evaluation on later rows.
+    """
+
+    places: Places
+    rule: Evaluations | None = None
+    is_repeated: bool = False
+    _rows: list[Row] = field(default_factory=list)
+    _blanks: int = 0
+    _is_fresh: bool = False
+    _bad: str | None = None
+
+    def add(self, row: Row) -> None:
+        """Add a row; one without a validation loss tells counts, and whether training goes on."""
+        self.places.learn(row)
+        if "val_loss" in row:
+            self._rows.append({**row, "is_fresh": True} if self._is_fresh else row)
+            self._is_fresh = False
+        elif "loss" in row:
+            self._is_fresh = True
+        loss = row.get("loss")
+        if loss is None and is_nan(row.get("grad_norm")):
+            self._bad = self._bad or f"the gradient norm is nan at {named(row)}, without a loss"
+        elif loss is not None and not math.isfinite(loss):
+            self._bad = self._bad or f"the training loss is {loss:g} at {named(row)}"
+        elif loss is not None or math.isfinite(row.get("val_loss", math.nan)):
+            self._bad = None
+
+    def add_blank(self) -> None:
+        """Count a row on which no evaluation is."""
+        self._blanks += 1
+        self._is_fresh = True
+
+    def curve(self) -> Curve:
+        """Return the run's evaluations.
+
+        Raises:
+            AmbiguousError: the rows can be read in two ways, or nothing tells their tokens.
+        """
+        notes: list[str] = []
+        rows = in_order(self._rows, notes)
+        rows, diverged = self._without_blanks(rows)
+        rows = self._without_repeats(rows, notes)
+        if self._blanks:
+            notes.append(f"{self._blanks:,} rows without an evaluation passed over")
+        tokens = tuple(self.places.tokens(row) for row in rows)
+        if disagreement := self.places.disagreement():
+            notes.append(disagreement)
+        return Curve(rows=tuple(rows), tokens=tokens, diverged=diverged or self._bad, notes=tuple(notes))
+
+    def _without_blanks(self, rows: list[Row]) -> tuple[list[Row], str | None]:
+        """Leave out losses that are not finite; say why the run has diverged if its evaluations end so.
+
+        NaN between two evaluations is a blank. After the last one it is a loss where an evaluation was due.
+        """
+        kept: list[Row] = []
+        ends: list[Row] = []
+        is_after_blank = self._blanks > 0
+        for row in rows:
+            if not math.isfinite(row["val_loss"]):
+                ends.append(row)
+                continue
+            is_after_blank = is_after_blank or bool(ends)
+            kept.append({**row, "is_fresh": True} if ends else row)
+            self._blanks += len(ends)
+            ends = []
+        due = _first_due(ends, [place_of(row) for row in kept], has_blanks=is_after_blank)
+        if due is not None:
+            return kept, f"the validation loss is {due['val_loss']:g} at {named(due)}"
+        self._blanks += len(ends)
+        return kept, None
+
+    def _without_repeats(self, rows: list[Row], notes: list[str]) -> list[Row]:
+        if self.rule is None and len(rows) > 1:
+            check_repeats(rows, is_usual=self.is_repeated)
+        repeats = Repeats(self.rule)
+        kept = [
+            row
+            for row in rows
+            if repeats.is_evaluation(place_of(row), row["val_loss"], is_fresh="is_fresh" in row)
+        ]
+        if repeats.dropped:
+            notes.append(f"{repeats.dropped:,} rows repeat the evaluation before: {len(kept)} evaluations")
+        return kept
+
+
+def _first_due(ends: Sequence[Row], places: Sequence[float], *, has_blanks: bool) -> Row | None:
+    """Return the first of the last losses, none of which is finite, that is an evaluation; None without one.
+
+    ``places``: of the finite evaluations before them. ``has_blanks``: whether NaN may be a blank here.
+    """
+    gaps = [after - before for before, after in itertools.pairwise([0.0, *places])]
+    gaps = gaps[1:] or gaps
+    due = places[-1] + max(gaps) if places else math.inf
+    for row in ends:
+        is_bad = math.isinf(row["val_loss"]) or not math.isfinite(row.get("loss", 0.0))
+        if is_bad or not has_blanks or place_of(row) >= due:
+            return row
+    return None
+
+
+def in_order(rows: Sequence[Row], notes: list[str]) -> list[Row]:
+    """Return evaluations by rising places; those of a resumed run replace what is there from their place on.
+
+    Raises:
+        AmbiguousError: they are of several runs, or of ranks that say different things.
+    """
+    places = [place_of(row) for row in rows]
+    if len(places) > 1 and all(after <= before for before, after in itertools.pairwise(places)):
+        rows = rows[::-1]
+    kept: list[Row] = []
+    values: dict[float, float] = {}
+    conflicts = 0
+    for row in rows:
+        place = place_of(row)
+        value = row["val_loss"]
+        if not kept or place > place_of(kept[-1]):
+            kept.append(row)
+            values[place] = value
+            continue
+        if place not in values:
+            raise AmbiguousError(f"{named(row)} comes after {named(kept[-1])}", is_of_runs=True)
+        known = values[place]
+        if known == value or math.isnan(value):
+            continue
+        is_last = place == place_of(kept[-1])
+        if is_last and math.isnan(known):
+            kept[-1] = row
+            values[place] = value
+            continue
+        conflicts += is_last
+        if place == place_of(kept[0]) or conflicts > 1:
+            raise AmbiguousError(f"losses {known:g} and {value:g} at {named(row)}", is_of_runs=True)
+        num_before = len(kept)
+        while kept and place_of(kept[-1]) >= place:
+            del values[place_of(kept.pop())]
+        notes.append(f"resumed: {named(row)} comes again, {num_before - len(kept)} evaluations are replaced")
+        kept.append(row)
+        values[place] = value
+    return kept
+
+
+def place_of(row: Row) -> float:
+    """Return where in the training a row is, by steps if it has them."""
+    return float(row["step"] if "step" in row else row["samples"] if "samples" in row else row["tokens"])
+
+
+def named(row: Row) -> str:
+    """Name a row's place, such as step 1,000."""
+    kind = next(name for name in ("step", "samples", "tokens") if name in row)
+    return f"{kind} {row[kind]:,.0f}" if kind == "step" else f"{row[kind]:,.0f} {kind}"
+
+
+def notes_of(notes_by_run: Iterable[Sequence[str]]) -> list[str]:
+    """Say how the logs of runs were read: once for each kind of note, with the number of runs."""
+    kinds: dict[str, list[str]] = {}
+    for note in itertools.chain.from_iterable(notes_by_run):
+        kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), []).append(note)
+    return [
+        notes[0] if len(notes) == 1 else f"{notes[0]} (so in {len(notes)} runs)" for notes in kinds.values()
+    ]

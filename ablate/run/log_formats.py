@@ -1,0 +1,196 @@
+"""The logs of known trainers, each declared once: ``FORMATS``.
+
+``ablate import``, the ``metrics`` of a command and ``ablate init --log`` read every format, and the docs list
+them from here. A new format is one entry, with its lines in ``tests/run/logs.txt``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ablate.run.loss_units import LoggedUnit
+
+Form = Literal["lines", "json lines", "json", "csv", "events"]
+"""How a file holds its rows; ``events``: a folder of TensorBoard's event files."""
+NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?(?![_.,]?\d)|(?i:nan|inf(?:inity)?))"
+_TEXTS = ("*.log", "*.out", "*.txt")
+_SUMS = r"found (?:nan|inf) in (?:local|the)|(?i:loss (?:is|was|became)[: ]+(?:nan|inf)\b(?!.*skip))"
+DIVERGED = (
+    # Megatron-LM's rerun_state_machine.py; torchtitan, NeMo and scripts of many; Lightning; DeepSpeed.
+    rf"(?i:{_SUMS})",
+    r"(?i:non-?finite (?:train\w* |validation )?loss)",
+    r"The loss returned in `\w+` is (?:nan|inf)",
+    r"Current loss scale already at minimum",
+)
+"""What trainers print of a divergence before they end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """The log of a trainer.
+
+    ``about``: what writes it. ``read_in``: the version in which its lines were read. ``patterns``: regular
+    expressions of lines, whose groups are named as in ``ROW`` of ``ablate.run.log_rows``. ``keys``: of the
+    other forms: our name → their keys, of which the first that is there counts; ``*`` in a key stands for
+    the name of an evaluation set. ``only``: a key, and its value in the entries that are read. ``files``:
+    names that are searched for in a folder. ``unit``: of its validation losses (``ablate.run.loss_units``).
+    ``repeats``: whether each training row shows the last evaluation again.
+    """
+
+    about: str
+    read_in: str
+    patterns: tuple[str, ...] = ()
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    form: Form = "lines"
+    only: tuple[str, str] | None = None
+    files: tuple[str, ...] = _TEXTS
+    unit: LoggedUnit = "nats"
+    repeats: bool = False
+
+
+def _pattern(*parts: str) -> str:
+    """Join parts of a pattern, in which ``<name>`` stands for a number of that name."""
+    return re.sub(r"(?<!\?P)<(\w+)>", lambda match: f"(?P<{match[1]}>{NUMBER})", "".join(parts))
+
+
+FORMATS: dict[str, Format] = {
+    "megatron": Format(
+        about="Megatron-LM, Megatron-Bridge, Primus",
+        read_in="Megatron-LM d98e8a64 (August 2026), training.py",
+        patterns=(
+            _pattern(
+                r"iteration\s+<step>/\s*\d+ \|(?:\s*consumed samples:\s*<samples> \|)?",
+                r".*?elapsed time per iteration \(ms\): <step_ms>.*?learning rate: <lr>",
+                r"(?:.*?lm loss: <loss>)?(?:.*?grad norm: <grad_norm>)?",
+            ),
+            # The last rank prints evaluations; the one on the test set at the end is not read.
+            _pattern(
+                r"(?P<set>validation(?:-\w+)?) loss at iteration <step>(?: on validation set)? \|",
+                r" lm loss value: <val_loss>",
+            ),
+        ),
+    ),
+    "torchtitan": Format(
+        about="torchtitan",
+        read_in="torchtitan b5bcd76c (2026), components/metrics.py",
+        patterns=(
+            # ``tps`` is of one device.
+            _pattern(
+                r"(?<!validate )step:\s*<step>\s+loss:\s*<loss>\s+grad_norm:\s*<grad_norm>",
+                r".*?tps:\s*<tokens_per_sec_per_device>",
+            ),
+            _pattern(r"validate step:\s*<step>\s+loss:\s*<val_loss>"),
+        ),
+    ),
+    "nanogpt": Format(
+        about="nanoGPT and modded-nanogpt",
+        read_in="nanoGPT train.py (2023); modded-nanogpt f411b3d3 (2026), train_gpt.py",
+        patterns=(
+            _pattern(r"^step <step>: train loss <loss>, val loss <val_loss>"),
+            _pattern(r"^iter <step>: loss <loss>, time <step_ms>ms"),
+            # ``step_avg`` is the mean since the beginning.
+            _pattern(r"step:<step>/\d+ val_loss:<val_loss> .*?step_avg:<step_ms>ms"),
+        ),
+    ),
+    "nanochat": Format(
+        about="nanochat",
+        read_in="nanochat 92d63d4 (2026), scripts/base_train.py",
+        patterns=(
+            _pattern(r"Step <step> \| Validation bpb: <val_loss>"),
+            _pattern(
+                r"step <step>/\d+ .*?\| loss: <loss> .*?\| dt: <step_ms>ms \| tok/sec: <tokens_per_sec>"
+            ),
+        ),
+        unit="bits-per-byte",
+    ),
+    "nemo": Format(
+        about="NeMo",
+        read_in="NeMo 2 (2025), lightning/pytorch/callbacks/progress_printer.py",
+        patterns=(
+            _pattern(
+                r"global_step[:=] ?<step>(?=.*?reduced_train_loss[:=] ?<loss>)?",
+                r"(?=.*?consumed_samples[:=] ?<samples>)?(?=.*?\bval_loss[:=] ?<val_loss>)?",
+            ),
+        ),
+        repeats=True,
+    ),
+    "litgpt": Format(
+        about="LitGPT",
+        read_in="LitGPT 0.5 (2025), litgpt/pretrain.py",
+        patterns=(
+            _pattern(
+                r"\biter \d+ step <step> \| loss train: <loss>, val: (?:<val_loss>|n/a)",
+                r"(?:.*?iter time: <step_ms> ms \(step\))?",
+            ),
+        ),
+        repeats=True,
+    ),
+    "olmo": Format(
+        about="OLMo and OLMo-core",
+        read_in="OLMo-core fa6c5014 (2026), console_logger.py",
+        patterns=(
+            _pattern(r"\[step=<step>/"),
+            _pattern(r"train/(?:CE loss|CrossEntropyLoss)=<loss>"),
+            _pattern(r"eval/(?P<set>\S.*?)/(?:CE loss|CrossEntropyLoss)=<val_loss>"),
+            _pattern(r"throughput/total[_ ]tokens=<tokens>"),
+            _pattern(r"optim/total[_ ]grad[_ ]norm=<grad_norm>"),
+        ),
+    ),
+    "mllog": Format(
+        about="MLPerf's logging: lines with :::MLLOG",
+        read_in="MLPerf Training v5.1 (2025)",
+        form="json lines",
+        keys={"val_loss": ("value",), "samples": ("metadata.samples_count", "metadata.epoch_num")},
+        only=("key", "eval_accuracy"),
+        files=("result*.txt", "*.log", "*.out"),
+    ),
+    "hf": Format(
+        about="Hugging Face's Trainer and TRL: trainer_state.json",
+        read_in="transformers 5.23 (2026)",
+        form="json",
+        keys={
+            "step": ("step",),
+            "val_loss": ("eval_loss", "eval_*_loss"),
+            "loss": ("loss",),
+            "grad_norm": ("grad_norm",),
+            "lr": ("learning_rate",),
+        },
+        files=("trainer_state.json",),
+    ),
+    "lightning": Format(
+        about="Lightning's CSVLogger: metrics.csv",
+        read_in="lightning 2.6 (2026)",
+        form="csv",
+        keys={
+            "step": ("step",),
+            "val_loss": ("val_loss", "val/loss", "valid_loss", "validation_loss", "val_*_loss"),
+            "loss": ("train_loss", "train_loss_step", "train/loss", "loss"),
+        },
+        files=("metrics.csv",),
+    ),
+    "tensorboard": Format(
+        about="TensorBoard's event files",
+        read_in="tensorboard 2.20 (2026)",
+        form="events",
+        keys={
+            "step": ("step",),
+            "val_loss": (
+                "val_loss", "val/loss", "eval/loss", "validation/loss", "validation_metrics/loss",
+                "lm loss validation",
+            ),
+            "loss": ("train_loss", "train/loss", "loss_metrics/global_avg_loss", "lm loss"),
+        },
+        files=("events.out.tfevents.*",),
+    ),
+    "ablate": Format(
+        about="an adapter of ablate: rows.jsonl",
+        read_in="ablate itself",
+        form="json lines",
+        files=("rows.jsonl",),
+    ),
+}  # fmt: skip

@@ -1,0 +1,244 @@
+"""What ``ablate init --command --log`` does: a first study of a program that trains by itself, from its log.
+
+How it fails: with a ``UserError`` that names the option, before anything is written; for a log of no known
+form it proposes a pattern from the log's own lines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ablate.base.errors import UserError
+from ablate.plan import build_plan
+from ablate.run.evaluations import AmbiguousError, Places, RunRows, named
+from ablate.run.log_formats import FORMATS, NUMBER
+from ablate.run.log_rows import LogReader, LogSource
+from ablate.run.log_text import texts_of
+from ablate.run.loss_units import UNIT_NAMES, stored_unit
+from ablate.study.load import study_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+_COMMAND_STUDY = """\
+# A study of a command that trains by itself: docs/training-scripts.md says what each key does.
+name: {name}
+baseline: bf16
+target: {{val_loss: {target:.4g}}} # {unit}; the log reaches it after {part:.0%} of its steps
+seeds: 3
+base:
+  trainer:
+    command: {words}
+    metrics: {metrics}
+  # Correct these: {{steps}} is tokens / (seq_len × batch_size), {steps:,} in the log.
+  training: {{tokens: {tokens}, seq_len: {seq_len}, batch_size: {batch_size}}}
+arms:
+{arms}"""
+_ARMS = """\
+  # Your flags for each arm; or recipes: megatron-te and {recipe_args}, for flags from ablate's recipes.
+  bf16: {trainer: {precision: BF16}}
+  fp4: {trainer: {precision: FP4, args: [--fp4]}}
+"""
+_ADAPTERS_ARMS = """\
+  # `ablate recipes` lists more.
+  bf16: {recipe: bf16}
+  mxfp4: {recipe: mxfp4}
+  mxfp4 + dht: {recipe: {gemms: [fprop, dgrad, wgrad], stabiliser: dht}}
+"""
+_TARGET_AT = 0.8
+
+
+_STEP = re.compile(r"(?i)\b((?:step|iter(?:ation)?|update)s?\W{0,4})(\d[\d,]*)\b")
+_LOSS = re.compile(
+    r"(?i)\b((?:val|valid|validation|eval|dev)\w*[ _/.-]*(?:\w+[ _/.-]+)?(?:loss|bpb|nll)\W{0,4})(\d+\.\d+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Log:
+    """A log that was read: how, its text, its evaluations, and how many other rows it has."""
+
+    source: LogSource
+    text: str
+    num_rows: int
+    sets: tuple[str, ...]
+    evals: tuple[dict[str, Any], ...]
+
+
+def write_command_study(
+    path: Path,
+    command: str,
+    *,
+    log: Path,
+    patterns: Sequence[str] = (),
+    ask: Callable[[UserError], str] | None = None,
+) -> str:
+    """Write a study of a command to ``path``, from a log of it; return lines that say what the log holds.
+
+    ``patterns``: regular expressions for a log that none of the known trainers writes. ``ask``: is told why
+    a log cannot be read, and returns a pattern for it.
+
+    Raises:
+        UserError: the log has no validation loss that can be read, or the study cannot be planned as written.
+    """
+    if path.exists():
+        raise UserError("is there already, and is left as it is", file=path, hint="give another name")
+    while True:
+        try:
+            read = _read(log, patterns)
+            break
+        except UserError as error:
+            if ask is None or not log.exists():
+                raise
+            patterns = [ask(error)]
+    written = _study_text(path, command, read)
+    build_plan(study_of(written.encode(), path))
+    path.write_text(written, encoding="utf-8")
+    source, first, last = read.source, read.evals[0], read.evals[-1]
+    kind = f" ({source.preset})" if source.preset else ""
+    unit = UNIT_NAMES[stored_unit(source.loss_unit)]
+    if len(read.sets) > 1:
+        kind += f" on set {source.set} of {', '.join(read.sets)} (metrics.set names another)"
+    return (
+        f"{log}: {len(read.evals):,} evaluations and {read.num_rows:,} other rows{kind}, in {unit}: "
+        f"from {first['val_loss']:g} at {named(first)} to {last['val_loss']:g} at {named(last)}.\n"
+        f"Written: {path}. Correct training and the arms."
+    )
+
+
+def _study_text(path: Path, command: str, read: _Log) -> str:
+    words = shlex.split(command)
+    scripts = [script for word in words if (script := path.parent / word).is_file()]
+    is_adapted = any(b"ablate.integrations" in script.read_bytes() for script in scripts)
+    if "{args}" not in words and not is_adapted:
+        words.append("{args}")
+    batch = re.search(r'(?:global batch size|"train_batch_size"):\s*(\d+)', read.text)
+    seq_len = 1024
+    batch_size = int(batch[1]) if batch else 1
+    last = read.evals[-1]
+    of_tokens = last.get("tokens", 0) / (seq_len * batch_size)
+    steps = int(last.get("step") or last.get("samples", 0) / batch_size or of_tokens)
+    target_index = min(len(read.evals) - 1, int(_TARGET_AT * len(read.evals)))
+    in_study = LogSource(preset="ablate") if is_adapted else read.source
+    metrics = {name: value for name, value in vars(in_study).items() if value}
+    return _COMMAND_STUDY.format(
+        name=path.stem,
+        target=read.evals[target_index]["val_loss"],
+        unit=UNIT_NAMES[stored_unit(in_study.loss_unit)],
+        part=(target_index + 1) / len(read.evals),
+        words=json.dumps(words),
+        metrics=json.dumps(metrics),
+        steps=steps,
+        tokens=steps * seq_len * batch_size,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        arms=_ADAPTERS_ARMS if is_adapted else _ARMS,
+    )
+
+
+def _read(log: Path, patterns: Sequence[str]) -> _Log:
+    """Read a log by the patterns, or by the known format that finds the most evaluations.
+
+    Raises:
+        UserError: it has no validation loss that can be read, or it can be read in two ways.
+    """
+    try:
+        sources = [LogSource(patterns=list(patterns))] if patterns else [*_known_sources(log)]
+    except ValidationError as error:
+        raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
+    best: tuple[int, LogSource, list[str]] | None = None
+    for source in sources:
+        try:
+            texts = [text for _, text in texts_of(log, source)]
+        except OSError as error:
+            raise UserError(f"--log: cannot read {log}: {error.strerror or error}") from None
+        reader = LogReader(source)
+        num_evals = sum("val_loss" in row for text in texts for row in reader.rows(text))
+        if best is None or num_evals > best[0]:
+            best = num_evals, source, texts
+    assert best is not None
+    num_evals, source, texts = best
+    if not num_evals:
+        raise _no_loss(log, texts, has_patterns=bool(patterns))
+    return _with_evaluations(log, source, texts)
+
+
+def _known_sources(log: Path) -> Iterator[LogSource]:
+    """Yield each known format in which this file may be."""
+    is_json = log.suffix == ".json"
+    for name, form in FORMATS.items():
+        if form.form == "events" or (form.form == "csv") != (log.suffix == ".csv"):
+            continue
+        if (form.form == "json") == is_json:
+            file = None if form.form.endswith("lines") else f"{{run_dir}}/**/{form.files[0]}"
+            yield LogSource(preset=name, file=file)
+
+
+def _with_evaluations(log: Path, source: LogSource, texts: Sequence[str]) -> _Log:
+    reader = LogReader(source)
+    is_repeated = source.preset is not None and FORMATS[source.preset].repeats
+    run = RunRows(places=Places(float, 1), is_repeated=is_repeated)
+    num_rows = 0
+    for text in texts:
+        for row in reader.rows(text):
+            run.add(row)
+            num_rows += 1
+    if len(reader.sets) > 1 and source.set is None:
+        return _with_evaluations(log, replace(source, set=next(iter(reader.sets))), texts)
+    try:
+        curve = run.curve()
+    except AmbiguousError as error:
+        raise UserError(f"--log: {log}: {error}") from None
+    if not curve.rows:
+        raise UserError(f"--log: every validation loss in {log} is no number")
+    evals = tuple(dict(row) for row in curve.rows)
+    return _Log(
+        source=source,
+        sets=tuple(reader.sets),
+        text="\n".join(texts),
+        num_rows=num_rows - len(evals),
+        evals=evals,
+    )
+
+
+def _no_loss(log: Path, texts: Sequence[str], *, has_patterns: bool) -> UserError:
+    names = ", ".join(FORMATS)
+    what = "its patterns find none" if has_patterns else f"it is no log of {names}"
+    proposed = _proposed(texts)
+    hint = "--pattern 'step (?P<step>\\d+).*val_loss (?P<val_loss>\\S+)'"
+    if proposed:
+        hint = " ".join(f"--pattern '{pattern}'" for pattern in proposed)
+    elif any("'eval_loss':" in text for text in texts):  # as Trainer prints it
+        hint = "Hugging Face's Trainer prints no step: give its checkpoint-…/trainer_state.json as --log"
+    return UserError(f"--log: no validation loss in {log}: {what}", hint=hint)
+
+
+def _proposed(texts: Sequence[str]) -> list[str]:
+    """Propose patterns from the lines that repeat: of a loss, and of its step if that has its own line."""
+    forms = Counter[str]()
+    for text in texts:
+        if (loss := _LOSS.search(text)) is None:
+            continue
+        step = _STEP.search(text)
+        loss_part = re.escape(loss[1]) + r"(?P<val_loss>\S+)"
+        if step is None:
+            forms[loss_part] += 1
+            continue
+        step_part = re.escape(step[1]) + rf"(?P<step>{NUMBER})"
+        parts = [step_part, loss_part] if step.start() < loss.start() else [loss_part, step_part]
+        forms[".*?".join(parts)] += 1
+    if not forms:
+        return []
+    pattern = forms.most_common(1)[0][0]
+    if "(?P<step>" in pattern:
+        return [pattern]
+    steps = Counter(re.escape(step[1]) for text in texts if (step := _STEP.search(text)))
+    return [rf"{steps.most_common(1)[0][0]}(?P<step>{NUMBER})", pattern] if steps else []

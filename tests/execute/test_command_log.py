@@ -1,0 +1,81 @@
+"""What a command's log says of its run: where rows are, which are evaluations, and how it ends."""
+
+import pytest
+
+from ablate.base.errors import UserError
+from ablate.execute.command_log import Rows
+from ablate.recipes import read_recipe
+from ablate.run.command import Command
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.run.log_rows import LogReader, LogSource
+
+NAN = float("nan")
+STEPS = 100
+
+
+def read(*found, **source):
+    """Add rows to a plan of 100 steps of 32 tokens; return the rows, what they wrote, and what was said."""
+    metrics = LogSource(**(source or {"preset": "megatron"}))
+    config = RunConfig(
+        model=ModelConfig(), data=DataConfig(), data_digest="", vocab_size=256, recipe=read_recipe("bf16"),
+        training=TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4), backend="auto", seed=1,
+        trainer=Command(command=["x"], metrics=metrics),
+    )  # fmt: skip
+    written = []
+    rows = Rows(config, (), written.append, 1)
+    said = [rows.add(row, is_new=True) for row in found]
+    return rows, written, [fault for fault in said if fault]
+
+
+def evaluations(written):
+    return [(row["step"], row["tokens"], row["val_loss"]) for row in written if row["kind"] == "eval"]
+
+
+def test_the_logs_own_count_goes_before_steps():
+    samples = {25: 50, 50: 100, 75: 400}  # the batch grows
+    grown = [{"step": step, "samples": count, "loss": 3.0} for step, count in samples.items()]
+    rows, written, _ = read(*grown, {"step": 75, "val_loss": 2.9})
+    assert [row["tokens"] for row in written] == [400, 800, 3200, 3200]
+    assert evaluations(written) == [(75, 3200, 2.9)]
+    assert rows.is_complete
+    assert rows.disagreement() == "its own count, 3,200 tokens at step 75, is taken: by steps 2,400"
+
+
+@pytest.mark.parametrize(
+    ("last_training", "last_evaluation", "is_complete"),
+    [(90, 100, True), (100, 100, True), (99, 99, True), (90, 90, True), (80, 80, False), (60, 50, False)],
+)
+def test_a_run_is_complete_at_its_last_evaluation(last_training, last_evaluation, is_complete):
+    found = [{"step": step, "loss": 3.0} for step in range(10, last_training + 1, 10)]
+    if last_training % 10:
+        found.append({"step": last_training, "loss": 3.0})
+    found += [{"step": step, "val_loss": 3 - step / 1000} for step in (50, last_evaluation) if step >= 50]
+    assert read(*found)[0].is_complete == is_complete
+
+
+def test_nan_on_a_training_row_is_a_blank_and_on_its_own_a_divergence():
+    rows, written, said = read(
+        {"step": 10, "loss": 4.0, "val_loss": NAN}, {"step": 20, "loss": 3.0, "val_loss": 3.1}
+    )
+    assert (evaluations(written), said) == ([(20, 640, 3.1)], [])
+    assert rows.add({"step": 30, "val_loss": NAN}, is_new=True) == "the validation loss at step 30 is nan"
+
+
+def test_a_gradient_that_is_no_number_beside_no_loss_is_a_divergence():
+    _, _, said = read({"step": 14, "loss": 5.2, "grad_norm": NAN}, {"step": 15, "grad_norm": NAN})
+    assert said == ["the gradient norm at step 15 is nan, without a loss"]
+
+
+def test_of_several_evaluation_sets_one_must_be_named():
+    found = [{"step": 10, "val_loss": 3.0, "set": name} for name in ("validation-0", "validation-1")]
+    with pytest.raises(UserError, match=r"on several sets: validation-0, validation-1 .*set: validation-0"):
+        read(*found)
+    source = LogSource(preset="megatron", set="1")
+    line = " validation-{} loss at iteration 10 | lm loss value: 4 |"
+    found = [row for number in (0, 1) for row in LogReader(source).rows(line.format(number))]
+    assert [row["set"] for row in found] == ["validation-1"]
+
+
+def test_a_perplexity_is_kept_as_its_logarithm():
+    _, written, _ = read({"step": 10, "val_loss": 1.0}, preset="megatron", unit="perplexity")
+    assert evaluations(written) == [(10, 320, 0.0)]

@@ -1,0 +1,138 @@
+"""Any curve, in the log of any trainer, comes back as it was, or is refused."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ablate.base.errors import UserError
+from ablate.execute.command_log import Rows
+from ablate.recipes import read_recipe
+from ablate.reports.read.tables import Reading, read_csv, runs_of_log, runs_of_table
+from ablate.run.command import Command
+from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.run.log_formats import FORMATS
+from ablate.run.log_rows import LogReader, LogSource
+from ablate.run.log_text import NewText
+from tests.run.writers import BLANKS, LINES, WRITERS, packed
+from tests.run.writers import csv as write_csv
+
+PACKED = ("plain", "crlf", "utf-16", "mark", "gzip")
+
+
+@st.composite
+def curves(draw):
+    """Return evaluations by step, and how often training is logged; neighbours may be equal."""
+    every = draw(st.sampled_from([10, 25]))
+    apart = every * draw(st.integers(2, 8))
+    falls = draw(st.lists(st.integers(0, 900), min_size=5, max_size=20))
+    curve, loss = {}, 80_000
+    for number, fall in enumerate(falls, 1):
+        loss -= fall
+        curve[number * apart] = loss / 10_000
+    return curve, every
+
+
+def read(path, name):
+    reading = Reading(stages=((0, 1),), is_repeated=FORMATS[name].repeats)
+    faults = []
+    runs = runs_of_log(path, LogSource(preset=name, file=""), faults, reading)
+    assert faults == []
+    (run,) = runs[None]
+    return run
+
+
+def by_step(run, name):
+    size = 4096 if name == "olmo" else 1  # OLMo counts tokens itself
+    return {tokens // size: loss for tokens, loss in run.evals}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@given(drawn=curves(), how=st.sampled_from(PACKED))
+def test_a_curve_comes_back_from_the_log_of_a_trainer(tmp_path_factory, name, drawn, how):
+    curve, every = drawn
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(packed(WRITERS[name](curve, every), how))
+    try:
+        run = read(path, name)
+    except UserError:
+        assert FORMATS[name].repeats, "only a trainer that repeats evaluations leaves it open"
+    else:
+        assert (by_step(run, name), run.state) == (curve, "finished")
+
+
+@pytest.mark.parametrize("name", LINES)
+@given(drawn=curves(), part=st.floats(0.3, 0.9), shift=st.integers(1, 9))
+def test_what_a_resumed_run_says_again_replaces_what_it_said(tmp_path_factory, name, drawn, part, shift):
+    curve, every = drawn
+    steps = [*curve]
+    until = steps[max(1, int(part * len(steps)))]  # there it ended; it went on from two evaluations before
+    again = {step: loss - shift / 1000 for step, loss in curve.items()}
+    begin = steps[max(0, steps.index(until) - 2)]
+    first = WRITERS[name]({step: loss for step, loss in curve.items() if step <= until}, every)
+    rest = WRITERS[name]({step: loss for step, loss in again.items() if step > begin}, every, begin)
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(packed([*first, f"resuming from {begin}", *rest], "plain"))
+    expected = {step: loss if step <= begin else again[step] for step, loss in curve.items()}
+    try:
+        run = read(path, name)
+    except UserError:
+        return  # it may be several runs
+    assert {step: round(loss, 6) for step, loss in by_step(run, name).items()} == {
+        step: round(loss, 6) for step, loss in expected.items()
+    }
+    assert any(note.startswith("resumed: ") for note in run.notes)
+
+
+@given(drawn=curves(), blank=st.sampled_from(BLANKS), after=st.integers(0, 3))
+def test_blanks_of_a_table_are_no_evaluations(tmp_path_factory, drawn, blank, after):
+    curve, every = drawn
+    lines = [*write_csv(curve, every, blank)]
+    lines += [f"{max(curve) + number},1.0,{blank}" for number in range(1, after + 1)]
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    path.write_text("\n".join(lines))
+    reading = Reading(names={"step": "step"}, stages=((0, 1),))
+    (run,) = runs_of_table(path, read_csv(path, faults := []), faults, reading)[None]
+    assert (dict(run.evals), run.state, faults) == (curve, "finished", [])
+
+
+@given(drawn=curves(), bad=st.sampled_from(["nan", "inf"]), blank=st.sampled_from(["nan", ""]))
+def test_evaluations_that_end_in_no_number_are_a_divergence(tmp_path_factory, drawn, bad, blank):
+    curve, every = drawn
+    lines = [*write_csv(curve, every, blank)]
+    last = max(curve)
+    lines += [f"{last + step},1.0,{bad}" for step in range(every, last, every)]
+    path = tmp_path_factory.mktemp("log") / "log.csv"
+    path.write_text("\n".join(lines))
+    reading = Reading(names={"step": "step"}, stages=((0, 1),))
+    (run,) = runs_of_table(path, read_csv(path, []), [], reading)[None]
+    assert (dict(run.evals), run.state) == (curve, "diverged")
+
+
+@pytest.mark.parametrize("name", LINES)
+@given(drawn=curves(), how=st.sampled_from(["plain", "crlf", "mark"]))
+def test_a_command_that_prints_a_log_has_the_same_evaluations(tmp_path_factory, name, drawn, how):
+    curve, every = drawn
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(packed(WRITERS[name](curve, every), how))
+    source = LogSource(preset=name)
+    training = TrainingConfig(tokens=max(curve) * 4096, seq_len=512, batch_size=8)
+    config = RunConfig(
+        model=ModelConfig(), data=DataConfig(), data_digest="", vocab_size=256, recipe=read_recipe("bf16"),
+        training=training, backend="auto", seed=1, trainer=Command(command=["x"], metrics=source),
+    )  # fmt: skip
+    written = []
+    rows = Rows(config, (), written.append, 1)
+    reader = LogReader(source)
+    for line in NewText(path).new(ended=True):
+        for row in reader.rows(line):
+            assert rows.add(row, is_new=True) is None
+    assert {row["step"]: row["val_loss"] for row in written if row["kind"] == "eval"} == curve
+    assert {row["tokens"] for row in written} == {row["step"] * 4096 for row in written}
+    assert rows.is_complete
+
+
+def test_a_csv_of_the_writers_is_one():
+    assert len([*csv.reader(io.StringIO("\n".join(write_csv({20: 3.0}, 10))))]) == 3
