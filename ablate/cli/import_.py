@@ -241,7 +241,7 @@ def command(
         click.echo(safe_text(fault), err=True)
     for name, runs in found.items():
         click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
-        echo_lines([f"  {note}" for note in notes_of(run.notes for run in runs)])
+        echo_lines([f"  {note}" for note in notes_of({run.source: run.notes for run in runs})])
     click.echo(f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}")
     context.exit(1 if faults or left_out else 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import shutil
 import time
@@ -167,11 +168,7 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
     while True:
         record, log = leases.read(chosen), found.attempt_log(chosen)
         if log.exists():
-            with log.open("rb") as file:
-                file.seek(place)
-                content = file.read()
-            click.echo(safe_text(content.decode("utf-8", errors="replace"), keep="\n\t"), nl=False)
-            place += len(content)
+            place = _show_new(log, place)
         if not follow or (record is not None and record.outcome is not None):
             break
         if leases.latest() > chosen:
@@ -180,6 +177,23 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
         time.sleep(_LOOK_SEC)
     if not place:
         click.echo(f"Attempt {chosen} printed nothing.")
+
+
+def _show_new(log: Path, place: int) -> int:
+    """Show what a log holds from a place on; return its end. Parts that were left out are a line."""
+    left_out = 0
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with log.open("rb") as file:
+        file.seek(place)
+        while piece := file.read(1 << 20):
+            place += len(piece)
+            text = piece.replace(b"\0", b"")
+            left_out += len(piece) - len(text)
+            if text and left_out >= 1 << 20:
+                click.echo(f"\n[… {left_out >> 20:,} MiB left out …]")
+                left_out = 0
+            click.echo(safe_text(decoder.decode(text), keep="\n\t"), nl=False)
+    return place
 
 
 @click.command("cancel", epilog="Example:  ablate cancel my-study")

@@ -30,7 +30,7 @@ import psutil
 
 from ablate.base.clock import running_clock
 from ablate.base.errors import UserError, first_line, safe_text
-from ablate.base.files import open_unlinked, restrict_umask, write_record
+from ablate.base.files import open_unlinked, read_record, restrict_umask, write_record
 from ablate.execute.command_log import Rows
 from ablate.execute.environment import describe_command
 from ablate.execute.orphans import end_with_this_process, marked
@@ -43,13 +43,13 @@ from ablate.run.command import (
 )
 from ablate.run.log_formats import DIVERGED
 from ablate.run.log_rows import LogReader
-from ablate.run.log_text import NewFiles, NewText
+from ablate.run.log_text import NewFiles, NewText, leave_out
 from ablate.run.schedule import plan_steps
 from ablate.store.leases import STALE_SEC, Leases
 from ablate.store.metrics import MetricsWriter, new_lines, parse_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ablate.execute.pending_runs import RunRequest
     from ablate.execute.side_tasks import Watch
@@ -58,8 +58,10 @@ if TYPE_CHECKING:
 
 MARK = "ABLATE_COMMAND"
 LOOK_SEC = 0.2
+_BLOCK = 1 << 12
+"""Parts of files are left out in units of so many bytes."""
 _LOOKS_LIKE_EVALUATION = re.compile(
-    r"(?i)\b(?:val|valid|validation|eval)\w*[\W_]+(?:\w+[\W_]+){0,4}?(?:loss|ppl|bpb|perplexity)\b.*\d"
+    r"(?:val|Val|VAL)\w*[^\w\n]+(?:\w+[^\w\n]+){0,4}?(?i:loss|ppl|bpb|perplexity)\b.*\d"
 )
 
 
@@ -349,7 +351,7 @@ def run_command(
     finally:
         # Also what a launcher has left behind. A command that ended by itself has no time to wait for.
         end_all(place.mark(0), place.command.grace_sec, process)
-    follower.look(ended=True)
+    follower.look_to_the_end()
     is_transient = follower.judge(process.returncode, others)
     is_finished = follower.state == "finished"
     return CommandEnd(
@@ -360,8 +362,18 @@ def run_command(
         transient=is_transient,
         seen=tuple(follower.seen.values()),
         resumed_differently=tuple(rows.different),
-        notes=tuple(filter(None, [rows.disagreement()])),
+        notes=tuple(follower.notes()),
     )
+
+
+def _known_places(logs: Sequence[Sequence[Path]]) -> dict[str, Any]:
+    """Return how far the attempt before has read each log, by its name."""
+    if len(logs) < 2:
+        return {}
+    try:
+        return read_record(logs[-2][0].with_suffix(".read"))
+    except (OSError, ValueError):  # it was killed, so its logs are read from the start
+        return {}
 
 
 class _Follower:
@@ -383,11 +395,19 @@ class _Follower:
         self._files = NewFiles(source, str(Path(command.cwd) / filled(source.place or "", values)))
         self._reader_of_files = LogReader(source)
         # What an earlier attempt printed is read, too: its command may print until it is ended.
+        self._places_path = logs[-1][0].with_suffix(".read")
+        known = _known_places(logs)
         self._outputs = [
-            (NewText(log), None if source.place else LogReader(source), number == len(logs))
+            (
+                NewText(log, known.get(log.name)),
+                None if source.place else LogReader(source),
+                number == len(logs),
+            )
             for number, nodes_logs in enumerate(logs, 1)
             for log in nodes_logs
         ]
+        self._limit = command.log_limit_mb << 20
+        self._left_out: dict[Path, int] = {}
         expected = [*command.expect]
         if source.preset == "ablate":  # the adapter says that it has applied the recipe
             expected.append(re.escape(applied_line(place.config.recipe)))
@@ -408,17 +428,63 @@ class _Follower:
             self.state = state
             self.why = why
 
+    def look_to_the_end(self) -> None:
+        """Read all that was written; nothing more is."""
+        while self.look(ended=True):
+            pass
+        self.keep_places()
+
+    def keep_places(self) -> None:
+        """Note how far each log was read, so that the next attempt goes on there."""
+        places = {output.path.name: output.known for output, _, _ in self._outputs if output.path.exists()}
+        write_record(self._places_path, places)
+
     def look(self, *, ended: bool = False) -> bool:
         """Read what is new; tell whether there is more."""
         for output, reader, is_own in self._outputs:
-            for text in output.new(ended=ended):
-                self._read(text, reader, is_own=is_own)
+            for lines in output.new_pieces(ended=ended):
+                self._read_all(lines, reader, is_own=is_own)
+            if is_own:
+                self._keep_within_limit(output)
         for text in self._files.new(ended=ended):
             self._read(text, self._reader_of_files, is_own=self.is_started)
         is_behind = any(output.is_behind for output, _, _ in self._outputs)
         if is_behind:
             self._alive()
+            self.keep_places()
         return is_behind
+
+    def _keep_within_limit(self, output: NewText) -> None:
+        """Leave out the middle of a log that is too long, as far as it was read."""
+        half = self._limit // 2 // _BLOCK * _BLOCK
+        end = (output.offset - half) // _BLOCK * _BLOCK
+        begin = self._left_out.get(output.path, half)
+        if end - begin >= half // 8 and leave_out(output.path, begin, end):
+            self._left_out[output.path] = end
+
+    def notes(self) -> Iterator[str]:
+        """Yield how the log was read and kept, where that is not plain."""
+        if disagreement := self.rows.disagreement():
+            yield disagreement
+        for path, end in self._left_out.items():
+            left_out = end - self._limit // 2 // _BLOCK * _BLOCK
+            yield f"{left_out >> 20:,} MiB of its output left out of {path.name} (trainer.log_limit_mb)"
+
+    def _read_all(self, lines: list[str], reader: LogReader | None, *, is_own: bool) -> None:
+        """Read lines; many that say nothing, as of a command that floods its log, are looked at as one."""
+        text = "\n".join(lines)
+        says_something = (reader is not None and reader.may_hold_rows(text)) or self._says_something(text)
+        if not says_something:
+            lines = lines[-5:]
+        for line in lines:
+            self._read(line, reader, is_own=is_own)
+
+    def _says_something(self, text: str) -> bool:
+        """Tell whether a text of many lines may hold what is looked for beside rows."""
+        patterns = [marker for pattern, marker in self._markers.items() if pattern not in self.seen]
+        if any(pattern.search(text) for pattern in (*patterns, *self._refused, *self._diverged)):
+            return True
+        return not self.rows.has_evaluations and "val" in text.lower()
 
     def _read(self, text: str, reader: LogReader | None, *, is_own: bool) -> None:
         has_row = False
@@ -430,7 +496,7 @@ class _Follower:
         if not is_own:
             return
         if text and not has_row and not text.startswith("{"):
-            self._last_lines.append(safe_text(text)[:200])
+            self._last_lines.append(text[:200])
         for pattern, marker in self._markers.items():
             if pattern not in self.seen and (match := marker.search(text)):
                 self.seen[pattern] = match[0]
@@ -468,7 +534,7 @@ class _Follower:
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
             why = f"{others or f'the command {how}'} after step {self.rows.last} of {self.rows.plan.steps}"
-            why += f"; its last lines: {' | '.join(self._last_lines)}" * bool(self._last_lines)
+            why += f"; its last lines: {safe_text(' | '.join(self._last_lines))}" * bool(self._last_lines)
             self.end("interrupted" if self.rows.is_new else "failed", why)
             return self.rows.is_new
         return False

@@ -51,6 +51,9 @@ class Rows:
         for row in before:
             self._losses[row["kind"]][row["step"]] = row[_LOSS[row["kind"]]]
             self._tokens[row["kind"]].append(row["tokens"])
+            self._places.learn(row)
+            if row["kind"] == "eval":
+                self._repeats.is_evaluation(row["step"], row["val_loss"], is_fresh=True)
         self._before = {kind: dict(known) for kind, known in self._losses.items()}
         self.is_new = False
         self.different: list[int] = []

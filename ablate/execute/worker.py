@@ -28,6 +28,7 @@ from ablate.base.files import open_unlinked, restrict_umask, write_record
 from ablate.execute.orphans import end_with_this_process
 from ablate.run.command import Command
 from ablate.run.ids import run_id
+from ablate.run.log_text import last_bytes
 from ablate.store import END_STATES, RunDir, State, Status
 from ablate.store.checkpoints import load_newest
 from ablate.store.leases import Leases
@@ -270,7 +271,7 @@ def lost_run(task: RunRequest, fault: str) -> TaskEnd:
     if (record := leases.read(attempt := leases.latest())) is not None:
         leases.record = record
         with contextlib.suppress(OSError):
-            if record.outcome is None and _TIMEOUT.search(run.attempt_log(attempt).read_bytes()):
+            if record.outcome is None and _TIMEOUT.search(last_bytes(run.attempt_log(attempt))):
                 leases.end("interrupted", f"no progress for {task.resources.hang_after_sec:.0f} s")
         message = leases.record.message or message
     return TaskEnd(state="interrupted", transient=True, message=message)

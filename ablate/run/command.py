@@ -92,6 +92,9 @@ class Command(Section):
     grace_sec: float = Field(
         120.0, description="seconds that it has after SIGTERM to save and end", ge=0, le=3600, strict=True
     )
+    log_limit_mb: int = Field(
+        1024, description="MB of its output that are kept: the first and the last half", ge=1, strict=True
+    )
     dry_run_args: list[str] = key(list, "words that end it after one step, for `ablate plan --dry-run`")
 
     def __post_init__(self) -> None:

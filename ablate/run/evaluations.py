@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.run.log_rows import is_nan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ablate.run.log_rows import Evaluations
 
@@ -372,7 +372,7 @@ def in_order(rows: Sequence[Row], notes: list[str]) -> list[Row]:
         num_before = len(kept)
         while kept and place_of(kept[-1]) >= place:
             del values[place_of(kept.pop())]
-        notes.append(f"resumed: {named(row)} comes again, {num_before - len(kept)} evaluations are replaced")
+        notes.append(f"resumed: {named(row)} comes again and replaces {num_before - len(kept)} evaluations")
         kept.append(row)
         values[place] = value
     return kept
@@ -389,11 +389,18 @@ def named(row: Row) -> str:
     return f"{kind} {row[kind]:,.0f}" if kind == "step" else f"{row[kind]:,.0f} {kind}"
 
 
-def notes_of(notes_by_run: Iterable[Sequence[str]]) -> list[str]:
-    """Say how the logs of runs were read: once for each kind of note, with the number of runs."""
-    kinds: dict[str, list[str]] = {}
-    for note in itertools.chain.from_iterable(notes_by_run):
-        kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), []).append(note)
-    return [
-        notes[0] if len(notes) == 1 else f"{notes[0]} (so in {len(notes)} runs)" for notes in kinds.values()
-    ]
+def notes_of(notes_by_run: Mapping[str, Sequence[str]]) -> list[str]:
+    """Say how the logs of runs were read: once for each kind of note, with the runs.
+
+    ``notes_by_run``: by the name of the run.
+    """
+    kinds: dict[str, dict[str, str]] = {}
+    for run, notes in notes_by_run.items():
+        for note in notes:
+            kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), {})[run] = note
+    said = []
+    for runs in kinds.values():
+        name, note = next(iter(runs.items()))
+        others = f" and, alike, {len(runs) - 1} more runs" if len(runs) > 1 else ""
+        said.append(f"{note} ({name}{others})")
+    return said

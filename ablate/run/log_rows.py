@@ -162,7 +162,7 @@ class LogReader:
 
     def __init__(self, source: LogSource) -> None:
         patterns = FORMATS[source.preset].patterns if source.preset else source.patterns
-        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._patterns = [re.compile(pattern, re.MULTILINE) for pattern in patterns]
         self._keys = source.keys
         self._form = source.form
         self._only = FORMATS[source.preset].only if source.preset else None
@@ -172,6 +172,10 @@ class LogReader:
         self._held: dict[str, Any] = {}
         self.sets: dict[str, None] = {}
         """Names of the evaluation sets that the log has, in their order."""
+
+    def may_hold_rows(self, lines: str) -> bool:
+        """Tell quickly whether a text of many lines may hold a row."""
+        return any(pattern.search(lines) for pattern in self._patterns) or (bool(self._keys) and "{" in lines)
 
     def rows(self, text: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of one line, or of a whole file in the forms that are read as one."""
@@ -280,6 +284,11 @@ def deep(content: Any, name: str) -> Any:
 
 def number(value: Any) -> float | None:
     """Read a number, also with separators of thousands (1,234.5); None if it is none."""
+    if type(value) is str and "_" not in value:
+        try:
+            return float(value)
+        except ValueError:
+            pass  # it may still be one, as others write it
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = value.strip("'\" ,;") if isinstance(value, str) else value

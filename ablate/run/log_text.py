@@ -9,6 +9,7 @@ How it fails: bytes that are no text in the file's encoding stay visible as lone
 from __future__ import annotations
 
 import codecs
+import ctypes
 import glob
 import gzip
 import io
@@ -17,6 +18,8 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ablate.base.files import hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -120,21 +123,75 @@ def read_bytes(path: Path) -> bytes:
     return content[mark:] if encoding == "utf-8" else content[mark:].decode(encoding, "replace").encode()
 
 
+def _digest_before(path: Path, offset: int) -> str | None:
+    """Hash the bytes of a file before a place; None if it is shorter."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, offset - _HEAD))
+            content = file.read(offset - max(0, offset - _HEAD))
+            return hash_of(content) if file.tell() == offset else None
+    except OSError:
+        return None
+
+
+def last_bytes(path: Path) -> bytes:
+    """Return the last bytes of a file, at most a MiB."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _PIECE))
+        return file.read()
+
+
+def _next_data(descriptor: int, offset: int, size: int) -> int:
+    """Return the place of the next byte that is kept in a file from which parts were left out."""
+    if offset >= size:
+        return offset
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError:  # nothing more, or a file system without holes
+        return offset
+
+
+def leave_out(path: Path, begin: int, end: int) -> bool:
+    """Free the storage of a part of a file, which then reads as zeros; tell whether the file system can."""
+    keep_size_and_punch = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of linux/falloc.h
+    with path.open("rb+") as file:
+        fallocate = ctypes.CDLL(None).fallocate
+        places = (ctypes.c_int64(begin), ctypes.c_int64(end - begin))
+        return bool(fallocate(file.fileno(), keep_size_and_punch, *places) == 0)
+
+
 class NewText:
     """New lines of a text that is still written; a carriage return ends a line, too."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self._begin()
+        if known is not None and known["digest"] == _digest_before(path, known["offset"]):
+            self.offset = known["offset"]
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What another reader needs to go on from here, as plain data; without the rest of a line."""
+        offset = self.offset - self._unread_bytes
+        return {"offset": offset, "digest": _digest_before(self.path, offset)}
 
     def _begin(self) -> None:
         self.is_behind = False
         self.offset = 0
+        self._unread_bytes = 0
         self._rest = ""
         self._decoder: codecs.IncrementalDecoder | None = None
 
     def new(self, *, ended: bool = False) -> Iterator[str]:
-        """Yield the lines without colours and outer blanks; ``ended``: all, and an incomplete last one."""
+        """Yield the lines of ``new_pieces``."""
+        for lines in self.new_pieces(ended=ended):
+            yield from lines
+
+    def new_pieces(self, *, ended: bool = False) -> Iterator[list[str]]:
+        """Yield lines without colours and outer blanks, of some MiB at most (``is_behind``: there are more).
+
+        ``ended``: nothing more is written, so that an incomplete last line counts, too.
+        """
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
@@ -143,27 +200,30 @@ class NewText:
             size = os.fstat(file.fileno()).st_size
             if size < self.offset:  # written anew
                 self._begin()
-            end = size if ended else min(size, self.offset + _MOST_AT_ONCE)
+            self.offset = _next_data(file.fileno(), self.offset, size)
+            end = min(size, self.offset + _MOST_AT_ONCE)
             file.seek(self.offset)
             while self.offset < end and (piece := file.read(min(_PIECE, end - self.offset))):
                 self.offset += len(piece)
-                yield from self._lines(piece)
+                yield self._lines(piece)
             self.is_behind = self.offset < size
-        if ended and self._rest:
-            yield without_colours(self._rest).strip()
+        if ended and self._rest and not self.is_behind:
+            yield [without_colours(self._rest).strip()]
             self._rest = ""
+            self._unread_bytes = 0
 
-    def _lines(self, piece: bytes) -> Iterator[str]:
+    def _lines(self, piece: bytes) -> list[str]:
         if self._decoder is None:
             encoding, mark = _encoding_of(piece[:_HEAD])
             piece = piece[mark:]
             self._decoder = codecs.getincrementaldecoder(encoding)("replace")
-        *lines, self._rest = re.split(r"[\r\n]", self._rest + self._decoder.decode(piece))
+        text = (self._rest + self._decoder.decode(piece)).replace("\r", "\n")
+        *lines, self._rest = without_colours(text).split("\n")
         if len(self._rest) > LONGEST_LINE:
             lines.append(self._rest)
             self._rest = ""
-        for line in lines:
-            yield without_colours(line).strip()
+        self._unread_bytes = len(self._rest.encode("utf-8", "replace"))
+        return [line.strip() for line in lines]
 
 
 class NewFiles:

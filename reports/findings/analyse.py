@@ -63,6 +63,14 @@ def analyse(frames: StudyFrames) -> Analysis:
     return replace(found, tuning=None if plan.tuning is None else TuningResult(plan=plan.tuning))
 
 
+def _log_notes(frames: StudyFrames) -> dict[str, Sequence[str]]:
+    """Return how each run's log was read, by the run's arm and seed."""
+    return {
+        f"{frames.runs[run_id].arm} seed {frames.runs[run_id].seed}": ran.whole.get("log_notes") or ()
+        for run_id, ran in frames.environments.items()
+    }
+
+
 def _analyse(frames: StudyFrames) -> Analysis:
     plan = frames.plan
     set_apart = find_set_apart(frames)
@@ -124,7 +132,7 @@ def _analyse(frames: StudyFrames) -> Analysis:
         failed_self_tests=sum(any(not test.passed for test in ran.self_tests or ()) for ran in environments),
         accumulators=_accumulators(frames),
         resumed_differently=sum(bool(ran.whole.get("resumed_differently")) for ran in environments),
-        log_notes=tuple(notes_of([tuple(ran.whole.get("log_notes") or ()) for ran in environments])),
+        log_notes=tuple(notes_of(_log_notes(frames))),
         markers=tuple(dict.fromkeys(one for ran in environments for one in ran.whole.get("markers") or ())),
         set_apart=set_apart,
         last_ended_unix=max(

@@ -29,7 +29,7 @@ from ablate.run.log_text import open_text, texts_of
 from ablate.run.loss_units import to_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ablate.reports.read.imported import ImportedRun
     from ablate.run.evaluations import Curve
@@ -181,6 +181,7 @@ _BOUNDS = ("__MIN", "__MAX")
 
 _Key = tuple[str | None, str, int | str | None]
 """Arm (None without a column of arms), name and seed of a run."""
+_ONLY_RUN: _Key = (None, "", None)
 
 
 def runs_of_table(
@@ -214,6 +215,10 @@ class _Table:
         self._columns = {name: names.get(name, name) for name in COLUMNS if name not in _ONLY_NAMED}
         self._columns |= names
         self._has: dict[Any, None] = {}
+        self._keys: Collection[Any] = ()
+        self._present: dict[str, str] = {}
+        self._has_sets = self._has_names = False
+        self._more: list[str] = []
         self._place_names: tuple[str, ...] | None = None
         self._sets: dict[str, None] = {}
         self.runs: dict[_Key, RunRows] = {}
@@ -226,15 +231,16 @@ class _Table:
 
     def add(self, line_number: int, row: Mapping[str, Any]) -> None:
         """Add a row; one that cannot be used is a fault."""
-        self._has.update(dict.fromkeys(row))
-        values = {name: row.get(column) for name, column in self._columns.items()}
-        if not self._is_wanted(values):
+        if row.keys() != self._keys:
+            self._take_columns(row)
+        values = {name: row[column] for name, column in self._present.items()}
+        if self._has_sets and not self._is_wanted(values):
             return
-        loss = number(values["val_loss"])
-        if loss is None and not is_blank(values["val_loss"]):
+        loss = number(values.get("val_loss"))
+        if loss is None and not is_blank(values.get("val_loss")):
             self._expected_number(line_number, "val_loss", values)
             return
-        key = _key(values)
+        key = _key(values) if self._has_names else _ONLY_RUN
         if self._place_names is None and loss is not None:
             self._place_names = self._places_of(row)
         if self._place_names == ():
@@ -247,14 +253,23 @@ class _Table:
         if loss is None:
             run.add_blank()
             return
-        places = self._read_places(line_number, values)
-        if places is None:
+        entry = self._read_places(line_number, values)
+        if entry is None:
             return
-        entry: dict[str, Any] = {**places, "val_loss": loss}
-        for name in ("val_loss_bf16", "loss", *_TIMES):
-            if (value := number(values.get(name))) is not None:
+        entry["val_loss"] = loss
+        for name in self._more:
+            if (value := number(values[name])) is not None:
                 entry[name] = value
         run.add(entry)
+
+    def _take_columns(self, row: Mapping[str, Any]) -> None:
+        """Note which of the columns a row has; those of a CSV have all the same."""
+        self._keys = row.keys()
+        self._has.update(dict.fromkeys(row))
+        self._present = {name: column for name, column in self._columns.items() if column in row}
+        self._has_sets = "set" in self._present
+        self._has_names = not self._present.keys().isdisjoint(("arm", "run", "seed"))
+        self._more = [name for name in ("val_loss_bf16", "loss", *_TIMES) if name in self._present]
 
     def _is_wanted(self, values: Mapping[str, Any]) -> bool:
         """Tell whether a row is of the evaluation set that counts."""
@@ -274,7 +289,7 @@ class _Table:
         places: dict[str, float] = {}
         names = self._place_names or ()
         for name in names:
-            place = number(values[name])
+            place = number(values.get(name))
             if place is not None and 0 <= place < LARGEST:
                 places[name] = place
         if not places:
@@ -292,9 +307,8 @@ class _Table:
         return places
 
     def _expected_number(self, line_number: int, name: str, values: Mapping[str, Any]) -> None:
-        self._faults.append(
-            f"{self._path}:{line_number}: expected a number in '{self._columns[name]}', got {values[name]!r}"
-        )
+        expected = f"expected a number in '{self._columns[name]}', got {values.get(name)!r}"
+        self._faults.append(f"{self._path}:{line_number}: {expected}")
 
     def check_columns(self) -> None:
         """Say which columns are missing.

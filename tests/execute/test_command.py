@@ -312,6 +312,32 @@ def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
     assert rows_of(tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}) == [(60, 2.5)]
 
 
+FLOOD = """
+import sys
+noise = b"a line that says nothing which anybody would want to read\\n" * 20_000
+for step in range(10, 61, 10):
+    for _ in range(int(sys.argv[2])):
+        sys.stdout.buffer.write(noise)
+    print(f" validation loss at iteration {step} | lm loss value: {3 - step / 100} |", flush=True)
+"""
+
+
+def test_of_a_command_that_floods_its_log_the_first_and_last_parts_are_kept(tmp_path):
+    trainer = Command(command=[sys.executable, "-c", FLOOD, "{seed}", "8"], metrics=MEGATRON, log_limit_mb=8)
+    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    assert (end.state, [row["step"] for row in rows]) == ("finished", [*range(10, 61, 10)])
+    log = tmp_path / "1.log"
+    if log.stat().st_blocks * 512 == log.stat().st_size:
+        pytest.skip("the file system makes no holes")
+    assert log.stat().st_size > 50 << 20
+    assert log.stat().st_blocks * 512 < 16 << 20
+    (note,) = end.notes
+    assert re.fullmatch(r"\d\d MiB of its output left out of 1.log \(trainer.log_limit_mb\)", note)
+    again, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer), 2, rows)  # and is not read again
+    assert again.state == "finished"
+    assert json.loads((tmp_path / "2.read").read_text())["1.log"]["offset"] == log.stat().st_size
+
+
 STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rate: 1 | lm loss: 3 |"
 
 

@@ -273,6 +273,7 @@ def test_nothing_of_a_whole_step_comes_from_the_cpu_or_waits_for_the_device(conf
             return build_network(*given, **named)
 
     device = Device(kind="cuda", arch="sm_90", name="made up")
+    monkeypatch.setattr(linear, "_sites", {})  # other tests' layers, which have values
     monkeypatch.setattr(select, "device_of", lambda _: device)
     monkeypatch.setattr(Tensor, "backward", backward)
     monkeypatch.setattr(torch, "_fused_adamw_", update)
