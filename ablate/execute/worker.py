@@ -315,7 +315,11 @@ def _call_trainer(
     if name is None:
         from ablate.train.group import Layout
 
-        options["layout"] = Layout(group=group, checkpoint_activations=resources.activation_checkpointing)
+        options["layout"] = Layout(
+            group=group,
+            checkpoint_activations=resources.activation_checkpointing,
+            on_eager=on_eager,
+        )
 
         def observe(trainee: Trainee) -> Recorder | None:
             if (original := task.config.original) is not None:
@@ -328,7 +332,7 @@ def _call_trainer(
 
             return recorder.Recorder(trainee, settings, diagnosed)
 
-        result = train(task.config, observe=observe, on_eager=on_eager, **options)
+        result = train(task.config, observe=observe, **options)
     else:
         assert isinstance(name, str)
         result = own_trainer.call(name, task.config, follows=lease is None, **options)

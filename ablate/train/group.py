@@ -22,7 +22,7 @@ import torch
 from torch import distributed, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -69,10 +69,12 @@ class Layout:
     """The layout of a run on its devices: the processes that train it, and the activations they keep.
 
     ``checkpoint_activations``: keep only each block's input, and recompute the rest, to the same bits.
+    ``on_eager``: called with the reason where steps are no CUDA graphs, at the start or when a capture fails.
     """
 
     group: Group = ALONE
     checkpoint_activations: bool = False
+    on_eager: Callable[[str], None] = lambda _: None
 
 
 ONE_DEVICE = Layout()

@@ -91,7 +91,6 @@ def train(
     device: str = "cpu",
     layout: Layout = ONE_DEVICE,
     observe: Callable[[Trainee], Observer | None] | None = None,
-    on_eager: Callable[[str], None] = lambda _: None,
 ) -> TrainResult:
     """Train one run and return how it ended. A run resumed from a checkpoint gives the same bits.
 
@@ -112,7 +111,6 @@ def train(
         observe: called once with the built model, before training. It may return an observer, such as
             ``ablate.diagnose.recorder.Recorder``, and record or replay the routes of a mixture
             (``ablate.train.routes``).
-        on_eager: called with the reason where steps are no CUDA graphs, at the start or when a capture fails.
 
     A run that forks trains as its parent up to the fork, then evaluates and trains with its own recipe.
 
@@ -153,7 +151,7 @@ def train(
     conditions: dict[str, Any] = {"devices": group.size, "observed": observer is not None}
     reads_late = why_read_at_once(config, device, **conditions) is None
     eager = why_eager(config, device, **conditions) or unproven(config, device, layout)
-    whole_steps = WholeSteps(own, eager, on_eager)
+    whole_steps = WholeSteps(own, eager, layout.on_eager)
 
     def read() -> TrainResult | None:
         """Read the figures of all steps since the last reading; return how the run ended if one diverged."""

@@ -30,7 +30,7 @@ from ablate.numerics.quantiser import Quantized, round_operand
 from ablate.run.config import Fork
 from ablate.train import graphed, loop, step
 from ablate.train.graphed import WholeSteps, why_eager
-from ablate.train.group import ONE_DEVICE
+from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.step import assemble, set_optimizer, take_whole_step
 from tests.curves import Kept, after, curve
 from tests.layers.test_waits import FromTheCpu
@@ -169,7 +169,7 @@ def test_a_run_of_graphs_has_the_rows_and_weights_of_an_eager_one_also_resumed(
     reasons = []
     expected = eager_curve(monkeypatch, run, tokens, checkpoints=eager)
     assert Graph.captured == 0
-    assert curve(run, tokens, checkpoints=whole, on_eager=reasons.append) == expected
+    assert curve(run, tokens, checkpoints=whole, layout=Layout(on_eager=reasons.append)) == expected
     assert (Graph.captured, reasons) == (2, [])
     assert_same(whole.last.tensors, eager.last.tensors)
     found = []
@@ -253,7 +253,7 @@ def test_a_run_without_graphs_is_eager_and_says_why(config, tokens, monkeypatch,
     if fault == "not proved":
         monkeypatch.setattr(loop, "unproven", lambda *_: fault)
     monkeypatch.setattr(torch.cuda, "graph", no_memory)
-    assert curve(run, tokens, on_eager=reasons.append) == expected
+    assert curve(run, tokens, layout=Layout(on_eager=reasons.append)) == expected
     assert reasons == [fault]
 
 
