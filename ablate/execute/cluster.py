@@ -91,10 +91,10 @@ def _private_folder() -> Path:
     if len(str(shared)) > _LONGEST_TEMP:
         shared = Path("/tmp")  # noqa: S108 - what is made there is private
     folder = Path(tempfile.mkdtemp(prefix="ablate-ray-", dir=shared))
-    if problem := changed_by_others(folder):
-        raise UserError(f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     start_watch(os.getpid(), _MARK, folder.name, folder)  # also removes it after a kill
+    if problem := changed_by_others(folder):
+        raise UserError(f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)")
     path = folder / "token"
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)

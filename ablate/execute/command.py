@@ -2,9 +2,10 @@
 
 The worker never touches the device: the command owns it. The command keeps its own checkpoints.
 
-Every process that the command starts inherits ``ABLATE_COMMAND`` and is found by it, in whatever session.
-``orphans`` ends them with the worker; the next attempt ends what is left before it begins. On a machine that
-was lost it cannot: it waits as long as a worker there may take to notice and to end its command.
+Every process that the command starts inherits ``ABLATE_COMMAND`` and is found by it, in whatever session; a
+daemon that clears its environment is found by its parent, while the worker lives (``family``). ``orphans``
+ends them with the worker; the next attempt ends what is left before it begins. On a machine that was lost it
+cannot: it waits as long as a worker there may take to notice and to end its command.
 
 How it fails: an exit code of 0 is no success without rows up to the end of the plan. A command that got
 further than the attempts before it is tried again; one that did not has failed, with its last lines.
@@ -33,6 +34,7 @@ from ablate.base.errors import UserError, first_line, safe_text
 from ablate.base.files import open_unlinked, read_record, restrict_umask, write_record
 from ablate.execute.command_log import Rows
 from ablate.execute.environment import describe_command
+from ablate.execute.family import Family, watched
 from ablate.execute.orphans import end_with_this_process, marked
 from ablate.integrations import applied_line
 from ablate.run.command import (
@@ -196,16 +198,13 @@ def start_on_node(place: Place, run: RunDir, attempt: int, rank: int) -> int:
     restrict_umask(run.path)
     end_with_this_process()
     leases = Leases(run.attempts)
-    process = place.start(run.attempt_log(attempt, rank), rank)
-    try:
-        while process.poll() is None:
+    with place.started(run.attempt_log(attempt, rank), rank) as family:
+        while (code := family.poll()) is None:
             is_over = (run.attempts / f"{attempt}.over").exists()
             if is_over or leases.latest() != attempt or not leases.is_held():
                 return 0
             time.sleep(LOOK_SEC)
-        return process.returncode
-    finally:
-        end_all(place.mark(rank), place.command.grace_sec, process)
+        return code
 
 
 def _free_address() -> tuple[str, int]:
@@ -235,6 +234,15 @@ class Place:
     def mark(self, rank: int) -> str:
         """Return by what the command's processes on a node are found, in ``$ABLATE_COMMAND``."""
         return f"{self.values['run_dir']} {rank}"
+
+    @contextlib.contextmanager
+    def started(self, log: Path, rank: int = 0) -> Iterator[Family]:
+        """Run the command during the block, at whose end all that it has started ends; as ``start``."""
+        with watched(lambda: self.start(log, rank)) as family:
+            try:
+                yield family
+            finally:
+                end_all(self.mark(rank), self.command.grace_sec, family)
 
     def start(self, log: Path, rank: int = 0) -> subprocess.Popen[bytes]:
         """End what an earlier attempt has left here, then start the command; it appends to ``log``.
@@ -299,10 +307,8 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
             group="dry run",
         )
         log = Path(folder) / "log"
-        try:
-            code = place.start(log).wait()
-        finally:
-            end_all(place.mark(0), command.grace_sec)
+        with place.started(log) as family:
+            code = family.process.wait()
         lines = [*filter(None, NewText(log).new(ended=True))]
     last = safe_text(lines[-1])[:200] if lines else "none"
     if code:
@@ -336,23 +342,20 @@ def run_command(
     follower.look()
     if should_stop():
         return CommandEnd(state="interrupted", step=rows.last, tokens=rows.tokens, message="interrupted")
-    process = place.start(logs[-1][0])
-    follower.is_started = True
-    follower.look()
     others = None
-    try:
-        while process.poll() is None and not follower.state and others is None:
+    # At its end also what a launcher has left behind ends.
+    with place.started(logs[-1][0]) as family:
+        follower.is_started = True
+        follower.look()
+        while family.poll() is None and not follower.state and others is None:
             is_behind = follower.look()
             if should_stop():
                 follower.end("interrupted", "interrupted")
             others = others_fault()
             if not is_behind:
                 time.sleep(LOOK_SEC)
-    finally:
-        # Also what a launcher has left behind. A command that ended by itself has no time to wait for.
-        end_all(place.mark(0), place.command.grace_sec, process)
     follower.look_to_the_end()
-    is_transient = follower.judge(process.returncode, others)
+    is_transient = follower.judge(family.process.returncode, others)
     is_finished = follower.state == "finished"
     return CommandEnd(
         state=follower.state or "failed",
@@ -540,17 +543,20 @@ class _Follower:
         return False
 
 
-def end_all(mark: str, grace_sec: float, process: subprocess.Popen[bytes] | None = None) -> None:
+def end_all(mark: str, grace_sec: float, family: Family | None = None) -> None:
     """Ask every process of a command on this node to end, wait, and kill those that have not ended.
 
     What a process starts after it was asked is its way to end, and is not asked while its parent lives.
-    ``process``: the command, which has ended when this returns.
+    ``family``: the command that this process has started, which has ended when this returns.
     """
     asked: set[int] = set()
     clock = running_clock()
     while True:
-        left = marked(MARK, mark)
-        if not left and (process is None or process.poll() is not None):
+        is_over = family is None or family.poll() is not None
+        left = set(marked(MARK, mark))
+        if family is not None:
+            left |= family.pids()
+        if is_over and not left:
             return
         late = clock() >= grace_sec
         known = asked.intersection(left)

@@ -82,7 +82,10 @@ def start_watch(pid: int, variable: str, mark: str, *folders: Path) -> int:
 
 def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
     """Wait for the end of process ``pid``, then kill every process that has the mark."""
-    worker = os.pidfd_open(pid)
+    try:
+        worker = os.pidfd_open(pid)
+    except ProcessLookupError:  # it has ended before this one was up
+        worker = os.open(os.devnull, os.O_RDONLY)  # which is ready at once
     if os.fork():  # Ray kills the direct children of a worker that ends by itself
         os._exit(0)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):

@@ -113,6 +113,22 @@ def test_a_killed_head(tmp_path):
     assert any(record["resumed_from_step"] for record in ledgers)
 
 
+@pytest.mark.exhaustive
+def test_no_folder_of_ray_is_left_by_ctrl_c_at_its_start_or_sigterm_at_the_report(tmp_path, short):
+    (tmp_path / "small.yaml").write_text(STUDY)
+    for moment, number in (
+        (lambda: list(short.glob("ablate-ray-*/r/session_*/logs/*")), signal.SIGINT),
+        ((tmp_path / "runs/small/report").exists, signal.SIGTERM),
+    ):
+        process = start_ablate(
+            "run", "small.yaml", cwd=tmp_path, env=os.environ | {"TMPDIR": str(short)}, stdout=None
+        )
+        wait_until(moment, process)
+        process.send_signal(number)
+        assert process.wait() == (130 if number == signal.SIGINT else -number)
+        wait_until(lambda: not list(short.glob("ablate-ray-*")))
+
+
 PRIVATE = """
 import tempfile, sys
 from ablate.execute.cluster import _private_folder

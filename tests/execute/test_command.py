@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -123,6 +124,32 @@ def test_a_command_that_hears_nothing_is_killed_with_all_that_it_started(tmp_pat
     assert end.state == "interrupted"  # and ``attempt`` found no process of it
 
 
+DAEMON = """
+import os, sys
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.closerange(0, 1000)
+        os.execve("/bin/sh", ["sh", "-c", "echo $$ > $0; exec sleep 600", sys.argv[1] + "/pid"], dict())
+    os._exit(0)
+os.wait()
+while not os.path.exists(sys.argv[1] + "/pid"): pass
+print(' iteration 60/60 | elapsed time per iteration (ms): 1 | learning rate: 1 | lm loss: 3 |', flush=True)
+print(' validation loss at iteration 60 | lm loss value: 3 | ', flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.parametrize("end", ["finished", "interrupted"])
+def test_a_daemon_that_has_cleared_and_closed_all_ends_with_its_command(tmp_path, end):
+    code = DAEMON + "import time; time.sleep(600)" * (end == "interrupted")
+    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=MEGATRON)
+    stop_after = 1 if end == "interrupted" else math.inf
+    ended, _ = attempt(tmp_path, replace(CONFIG, trainer=trainer), stop_after=stop_after)
+    assert ended.state == end, ended.message
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()  # no zombie of ours, either
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
     end, rows = attempt(tmp_path, config("--nan-at", "23", "--sleep", "0.01"))
     assert (end.state, end.message) == ("diverged", "the training loss at step 23 is nan")
@@ -218,10 +245,19 @@ SBATCH = """#!/bin/bash
 for word; do case "$word" in
   --job-name=*) job=$JOBS/${word#*=} ;; --output=*) log=${word#*=} ;; --*) ;; *) break ;;
 esac; shift; done
-while [ -e "$job" ] && kill -0 "$(cat "$job")"; do sleep 0.01; done  # --dependency=singleton
-env -u ABLATE_COMMAND -u ABLATE_WORKER setsid "$@" >> "$log" 2>&1 &  # elsewhere: nothing here finds it
-echo $! > "$job"
-wait $!
+lives() { [ -s "$job" ] && kill -0 "$(cat "$job")"; }
+while lives; do sleep 0.01; done  # --dependency=singleton
+rm -f "$job"
+{ export -p; echo unset ABLATE_COMMAND ABLATE_WORKER; printf '%q ' exec "$@"; } > "$job.sh"
+echo "$job $log" > "$JOBS/queue"
+until [ -s "$job" ]; do sleep 0.01; done
+while lives; do sleep 0.01; done
+"""
+SLURMD = """#!/bin/bash
+while read -r job log; do
+  setsid bash "$job.sh" >> "$log" 2>&1 &  # elsewhere: nothing finds it
+  echo $! > "$job"
+done <> "$JOBS/queue"
 """
 SCANCEL = """#!/bin/bash
 sleep 0.2  # longer than the next look at what is left
@@ -230,12 +266,17 @@ if [ -e "$job" ]; then kill "$(cat "$job")"; fi
 """
 
 
-def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(tmp_path, undisturbed, monkeypatch):
+def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
+    tmp_path, undisturbed, monkeypatch, request
+):
     for name, text in {"sbatch": SBATCH, "scancel": SCANCEL}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("JOBS", str(tmp_path))
+    os.mkfifo(tmp_path / "queue")
+    slurmd = subprocess.Popen(["bash", "-c", SLURMD])
+    request.addfinalizer(slurmd.kill)
     script = Path(__file__).parents[2] / "examples/slurm.sh"
 
     def job(sleep):
@@ -244,7 +285,7 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(tmp_path, undi
         return replace(given, trainer=replace(given.trainer, command=command))
 
     def lives():
-        (job,) = tmp_path.glob("ablate-*")
+        job = next(path for path in tmp_path.glob("ablate-*") if path.suffix != ".sh")
         return Path(f"/proc/{job.read_text().strip()}").exists()
 
     end, rows = attempt(tmp_path, job("0.02"), stop_after=4)

@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from ablate.execute.orphans import start_watch
+from tests.waiting import wait_until
+
 HANGS = """
 import ctypes, math, sys, time
 from ablate.execute.orphans import end_after
@@ -41,3 +44,13 @@ def test_seconds_in_which_a_process_was_stopped_are_no_hang(tmp_path):
     with start("1") as process:  # the test can fail
         assert process.wait() == -signal.SIGUSR2
     assert "Timeout (1.0)!\n" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux 5.3")
+def test_the_folder_of_a_process_that_has_ended_before_it_was_watched_goes(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    os.close(start_watch(ended.pid, "ABLATE_NONE", "none", folder))
+    wait_until(lambda: not folder.exists())
