@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ablate.base.errors import UserError, first_line
+from ablate.base.files import refuse_open_folder
 
 Kind = Literal["cpu", "cuda", "hip"]
 
@@ -149,6 +150,18 @@ def release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.split(r"[.+]", text)[:2])
 
 
+@lru_cache(maxsize=1)
+def _cache_fault() -> str | None:
+    """Say whether somebody else could have put code where Triton loads its kernels from."""
+    home = os.environ.get("TRITON_HOME") or Path.home()
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
+    try:
+        refuse_open_folder(folder)
+    except UserError as error:
+        return f"Triton's kernels would not be safe: {error}"
+    return None
+
+
 def triton_fault() -> str | None:
     """Say why Triton's kernels cannot run, with a remedy; None if they can."""
     found = triton_version()
@@ -157,4 +170,4 @@ def triton_fault() -> str | None:
     if found < OLDEST_TRITON:
         have, need = (".".join(map(str, one)) for one in (found, OLDEST_TRITON))
         return f"Triton {have} is too old (needs {need}; pip install -U triton)"
-    return None
+    return _cache_fault()

@@ -536,6 +536,8 @@ class _Follower:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
+            if code == -signal.SIGKILL:
+                how += " (as the kernel does where memory is short)"
             why = f"{others or f'the command {how}'} after step {self.rows.last} of {self.rows.plan.steps}"
             why += f"; its last lines: {safe_text(' | '.join(self._last_lines))}" * bool(self._last_lines)
             self.end("interrupted" if self.rows.is_new else "failed", why)

@@ -102,9 +102,10 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
         if left_sec <= 0:
             with Path(log).open("a", encoding="utf-8") as file:
                 file.write(f"Timeout ({sec})!\n")
-            os.kill(pid, signal.SIGUSR2)
-            select.select([worker], [], [], _STACKS_SEC)
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent knows
+                signal.pidfd_send_signal(worker, signal.SIGUSR2)
+                select.select([worker], [], [], _STACKS_SEC)
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
     pipe = Path("/proc/self/fd/0").readlink()
     for _ in range(_LOOKS):  # a process that is started during one look is found at the next
         for one in marked(variable, mark, pipe):

@@ -389,8 +389,9 @@ def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
             message = "no space left on the storage; free some and run the same command again"
         else:
             message = f"{name}: {message}"
-    elif name == "OutOfMemoryError":
-        message = f"out of GPU memory ({message}); a smaller training.micro_batch_size needs less"
+    elif name == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in message:
+        memory = "GPU memory" if name == "OutOfMemoryError" else "memory"
+        message = f"out of {memory} ({message}); a smaller training.micro_batch_size needs less"
         if gpus < 1:
             message += f", and a resources.gpus above its {gpus:g} of the GPU gives it more"
     elif (distributed.is_available() and isinstance(error, distributed.DistError)) or (

@@ -13,6 +13,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ablate.backends.cpu_bf16 import multiply_in_fp32
 from ablate.backends.select import Selection
+from ablate.base.files import refuse_open_folder
 from ablate.layers.deoscillation import Deoscillation
 from ablate.layers.linear import is_sharded
 from ablate.layers.state import RecipeState
@@ -88,6 +90,9 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
             parameter.data = parameter.data.to(torch.bfloat16)
     if settings.compile:
+        from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
+
+        refuse_open_folder(Path(cache_dir()))  # usually in /tmp, by the user's name; code is loaded from it
         # A step's kernels must not depend on what was compiled before, here or by an earlier attempt: other
         # runs leave nothing, no block falls back to eager because there are others, and each shape has its
         # own kernels. The rows of experts differ with each step, and so may the shapes of foreign models.

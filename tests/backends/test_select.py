@@ -1,6 +1,7 @@
 """Who does which GEMM where: by name, or the fastest native one; and nothing in silence."""
 
 import dataclasses
+import re
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from unittest.mock import Mock
@@ -273,3 +274,21 @@ def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
         "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it"
     )
     assert end_of(UnfitDeviceError("no such path")).message == "no such path"
+
+
+def test_a_cache_of_triton_in_which_others_can_write_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(device, "triton_version", lambda: (9, 0))
+    monkeypatch.setattr(device, "_cache_fault", device._cache_fault.__wrapped__)
+    assert device.triton_fault() is None
+    tmp_path.chmod(0o777)
+    assert "others can write to" in device.triton_fault()
+
+
+@pytest.mark.parametrize("take", [lambda: bytearray(1 << 60), lambda: torch.empty(1 << 60)])
+def test_too_little_memory_is_one_line_with_the_way_out_and_not_tried_again(take):
+    with pytest.raises((MemoryError, RuntimeError)) as error:
+        take()
+    end = end_of(error.value)
+    assert (end.state, end.transient) == ("failed", False)
+    assert re.match(r"out of memory \(.+\); a smaller training.micro_batch_size needs less", end.message)

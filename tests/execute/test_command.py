@@ -392,6 +392,7 @@ STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rat
         ),
         (["AssertionError: weird", "!1"], "failed", "ended with exit code 1"),
         (["the loss blew up", "!3"], "diverged", "the command says: the loss blew up"),
+        (["allocating", "!-9"], "failed", "was killed by SIGKILL (as the kernel does where memory is short)"),
         (
             [STEP.format(step=10), "eval 10 | heldout loss = 3.5", STEP.format(step=15), "!60"],
             "failed",
@@ -400,11 +401,12 @@ STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rat
     ],
 )
 def test_what_a_command_prints_of_its_end(tmp_path, lines, state, said):
-    """``!CODE`` ends it with this code; 60 is a minute of training that nobody waits for."""
+    """``!CODE`` ends it with this code, or signal; 60 is a minute of training that nobody waits for."""
     code = (
-        "import sys, time\n"
+        "import os, sys, time\n"
         "for line in sys.argv[2:]:\n"
         "    if line == '!60': time.sleep(60)\n"
+        "    if line[:2] == '!-': os.kill(os.getpid(), int(line[2:]))\n"
         "    if line[0] == '!': sys.exit(int(line[1:]))\n"
         "    print(line, flush=True)"
     )

@@ -23,7 +23,7 @@ CONFIG = {
 
 def test_the_design_as_mlflow_shows_it(study):
     fork = {"arm": "bf16", "tokens": 4096}
-    study.plan["arms"][1] |= {"name": "a|b", "fork": fork}
+    study.plan["arms"][1] |= {"name": "a|b<script>", "fork": fork}
     plan = study.write_plan()
     status = Status(state="failed", tokens=12_345, message="CUDA out of memory")
     environment = {"git_commit": "f00", "backend": None, "fingerprints": ["a1", "b2"]}

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ablate.backends.emulated import EmulatedBackend
+from ablate.base.errors import UserError
 from ablate.recipes import RecipeSpec
 from ablate.train import loop, step, train
 from ablate.train.group import Layout
@@ -171,6 +172,13 @@ def test_compiled_blocks_train_alike_whatever_was_compiled_before(make_config, t
     # Fused operations round less often.
     assert losses(compiled) == pytest.approx(plain, abs=0.02)
     assert losses(compiled) != plain
+
+
+def test_nothing_is_compiled_into_a_folder_in_which_others_can_write(make_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(UserError, match="others can write to"):
+        assemble(make_config(compile=True), "cpu")
 
 
 @pytest.fixture
