@@ -170,7 +170,7 @@ FORMATS: dict[str, Format] = {
         form="csv",
         keys={
             "step": ("step",),
-            "val_loss": ("val_loss", "val/loss", "valid_loss", "validation_loss", "val_*_loss"),
+            "val_loss": ("val_loss", "val/loss", "valid_loss", "validation_loss", "val_*_loss", "val_loss/*"),
             "loss": ("train_loss", "train_loss_step", "train/loss", "loss"),
         },
         files=("metrics.csv",),

@@ -38,7 +38,7 @@ _HELD = ("seconds", "ms", "seed", "run")
 """What holds for later rows, too: time since training began, and which run it is."""
 ROW = (*PLACES, *VALUES, *_HELD, "set")
 """``set``: the name of the evaluation set."""
-BLANKS = frozenset(("", "-", "--", "—", "none", "null", "na", "n/a", "<na>", "#n/a", "nil", "nat", "."))
+BLANKS = frozenset(("", "-", "--", "—", ".", "?", "none", "null", "nil", "na", "n/a", "<na>", "#n/a", r"\n"))
 """What stands, in small letters, where there is no value. NaN may be one, or a loss."""
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?")
 LARGEST = 1 << 62

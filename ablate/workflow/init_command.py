@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ablate.base.errors import UserError
 from ablate.plan import build_plan
 from ablate.run.evaluations import AmbiguousError, Places, RunRows, named
-from ablate.run.log_formats import FORMATS, NUMBER
+from ablate.run.log_formats import FORMATS
 from ablate.run.log_rows import LogReader, LogSource
 from ablate.run.log_text import texts_of
 from ablate.run.loss_units import UNIT_NAMES, stored_unit
@@ -57,6 +57,7 @@ _TARGET_AT = 0.8
 
 
 _STEP = re.compile(r"(?i)\b((?:step|iter(?:ation)?|update)s?\W{0,4})(\d[\d,]*)\b")
+_STEP_GROUP = r"(?P<step>\d[\d,]*)"
 _LOSS = re.compile(
     r"(?i)\b((?:val|valid|validation|eval|dev)\w*[ _/.-]*(?:\w+[ _/.-]+)?(?:loss|bpb|nll)\W{0,4})(\d+\.\d+)"
 )
@@ -228,11 +229,11 @@ def _proposed(texts: Sequence[str]) -> list[str]:
         if (loss := _LOSS.search(text)) is None:
             continue
         step = _STEP.search(text)
-        loss_part = re.escape(loss[1]) + r"(?P<val_loss>\S+)"
+        loss_part = _literal(loss[1]) + r"(?P<val_loss>\S+)"
         if step is None:
             forms[loss_part] += 1
             continue
-        step_part = re.escape(step[1]) + rf"(?P<step>{NUMBER})"
+        step_part = _literal(step[1]) + _STEP_GROUP
         parts = [step_part, loss_part] if step.start() < loss.start() else [loss_part, step_part]
         forms[".*?".join(parts)] += 1
     if not forms:
@@ -240,5 +241,9 @@ def _proposed(texts: Sequence[str]) -> list[str]:
     pattern = forms.most_common(1)[0][0]
     if "(?P<step>" in pattern:
         return [pattern]
-    steps = Counter(re.escape(step[1]) for text in texts if (step := _STEP.search(text)))
-    return [rf"{steps.most_common(1)[0][0]}(?P<step>{NUMBER})", pattern] if steps else []
+    steps = Counter(_literal(step[1]) for text in texts if (step := _STEP.search(text)))
+    return [steps.most_common(1)[0][0] + _STEP_GROUP, pattern] if steps else []
+
+
+def _literal(text: str) -> str:
+    return re.escape(text).replace("\\ ", " ")

@@ -44,6 +44,8 @@ COLUMNS = (
 )  # fmt: skip
 _ONLY_NAMED = ("set", "loss", "seconds", "ms")
 """Columns that are read if ``--columns`` names them: of that name alone they may be something else."""
+_SAMPLE_COUNTS = ("consumed_samples", "consumed_train_samples")
+"""What trainers call the column of samples seen."""
 _TIMES = {"ms": 1e3, "seconds": 1.0}
 """Columns of time, and how many of their units a second has."""
 
@@ -267,6 +269,12 @@ class _Table:
         self._keys = row.keys()
         self._has.update(dict.fromkeys(row))
         self._present = {name: column for name, column in self._columns.items() if column in row}
+        for column in _SAMPLE_COUNTS:
+            if column in row:
+                self._present.setdefault("samples", column)
+        if "samples" in self._present and "tokens" in self._reading.names and self._reading.stages is None:
+            # The samples show whether these are steps of equal size.
+            self._reading = replace(self._reading, stages=((0.0, 1.0),))
         self._has_sets = "set" in self._present
         self._has_names = not self._present.keys().isdisjoint(("arm", "run", "seed"))
         self._more = [name for name in ("val_loss_bf16", "loss", *_TIMES) if name in self._present]
@@ -282,8 +290,9 @@ class _Table:
 
     def _places_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         """Return which columns tell the place; none if the table holds final losses."""
-        places = [name for name in ("tokens", "step", "samples") if name in self._reading.names]
-        return tuple(places) or tuple(name for name in ("tokens", "step", "samples") if name in row)
+        places = [name for name in ("tokens", "step") if name in self._reading.names]
+        places = places or [name for name in ("tokens", "step") if name in row]
+        return (*places, "samples") if "samples" in self._present else tuple(places)
 
     def _read_places(self, line_number: int, values: Mapping[str, Any]) -> dict[str, float] | None:
         places: dict[str, float] = {}
