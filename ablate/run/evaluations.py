@@ -59,6 +59,7 @@ class Places:
         self._steps: list[float] = []
         self._tokens: list[float] = []
         self._samples: dict[float, float] = {}
+        self._has_equal_steps = False
 
     def learn(self, row: Row) -> None:
         """Note the count that a row tells at its step; what is known of later steps is forgotten."""
@@ -67,6 +68,7 @@ class Places:
             return
         if "samples" in row:
             self._samples[step] = row["samples"]
+            self._has_equal_steps = False
         tokens = self._own(row)
         if tokens is None:
             return
@@ -100,7 +102,9 @@ class Places:
         if self._step_tokens is None:
             also = " or --tokens-per-sample" if self._samples else ""
             raise AmbiguousError(f"steps are counted: give --tokens-per-step{also}")
-        self._check_batch()
+        if not self._has_equal_steps:
+            self._check_batch()
+            self._has_equal_steps = True
         return self._step_tokens(row["step"])
 
     def _between(self, step: float) -> float:
@@ -135,7 +139,8 @@ class Places:
         by_steps = self._step_tokens(step)
         if abs(tokens - by_steps) <= self._step_tokens(1.0) * 1.01:
             return None
-        return f"its own count, {tokens:,.0f} tokens at step {step:,.0f}, is taken: by steps {by_steps:,.0f}"
+        counted = f"{tokens:,.0f} tokens at step {step:,.0f}"
+        return f"its own count is taken: {counted}, not {by_steps:,.0f} by steps"
 
 
 class Repeats:

@@ -38,7 +38,7 @@ def test_the_logs_own_count_goes_before_steps():
     assert [row["tokens"] for row in written] == [400, 800, 3200, 3200]
     assert evaluations(written) == [(75, 3200, 2.9)]
     assert rows.is_complete
-    assert rows.disagreement() == "its own count, 3,200 tokens at step 75, is taken: by steps 2,400"
+    assert rows.disagreement() == "its own count is taken: 3,200 tokens at step 75, not 2,400 by steps"
 
 
 @pytest.mark.parametrize(
