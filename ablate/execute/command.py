@@ -125,7 +125,8 @@ def train_by_command(
             time.sleep(LOOK_SEC)
     lines, whole = new_lines(run.metrics_path)
     environment = describe_command(command, task.git_commit, max(1, gpus) * nodes, gpus=gpus)
-    write_record(run.environment_path, environment)
+    different = _resumed_differently(run.environment_path)
+    write_record(run.environment_path, environment | {"resumed_differently": different})
     address, port = _free_address()
     values = run_values(
         task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=max(1, gpus), port=port,
@@ -157,11 +158,19 @@ def train_by_command(
         hashes = {writer.name: writer.sync()[1]}
     told = {
         "markers": end.seen,
-        "resumed_differently": end.resumed_differently,
+        "resumed_differently": sorted({*different, *end.resumed_differently}),
         "log_notes": end.notes,
     }
     write_record(run.environment_path, environment | told)
     return end, hashes
+
+
+def _resumed_differently(environment: Path) -> list[int]:
+    """Return the steps that earlier attempts trained otherwise: their logs are not read again."""
+    try:
+        return list(read_record(environment).get("resumed_differently", ()))
+    except (OSError, ValueError):
+        return []
 
 
 def _start_others(task: RunRequest, place: Place, attempt: int) -> list[Callable[..., str | None]]:

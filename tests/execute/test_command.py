@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ablate.base.errors import UserError
+from ablate.base.files import write_record
 from ablate.execute.command import MARK, Place, run_command, run_values
 from ablate.execute.orphans import marked
 from ablate.execute.worker import execute_run
@@ -467,6 +468,14 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undi
     assert environment["resumed_differently"] == []
     held = [path for path in tmp_path.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
     assert not held
+
+
+def test_what_earlier_attempts_trained_otherwise_stays_named(tmp_path):
+    given = config()
+    run = run_of(tmp_path, given)
+    write_record(run.environment_path, {"resumed_differently": [35]})
+    assert executed(run, given) == 0
+    assert run.environment()["resumed_differently"] == [35]
 
 
 def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(tmp_path, undisturbed):
