@@ -91,7 +91,7 @@ FORMATS: dict[str, Format] = {
     ),
     "nanogpt": Format(
         about="nanoGPT and modded-nanogpt",
-        read_in="nanoGPT train.py (2023); modded-nanogpt f411b3d3 (2026), train_gpt.py",
+        read_in="nanoGPT 005475c4, train.py; modded-nanogpt f411b3d3 (2026), train_gpt.py",
         patterns=(
             _pattern(r"^step <step>: train loss <loss>, val loss <val_loss>"),
             _pattern(r"^iter <step>: loss <loss>, time <step_ms>ms"),
@@ -112,7 +112,8 @@ FORMATS: dict[str, Format] = {
     ),
     "nemo": Format(
         about="NeMo",
-        read_in="NeMo 2 (2025), lightning/pytorch/callbacks/progress_printer.py",
+        read_in="NeMo 01f7dbc5, lightning/pytorch/callbacks/progress_printer.py",
+        # With a log interval above 1 it prints means over the interval, of consumed_samples, too.
         patterns=(
             _pattern(
                 r"global_step[:=] ?<step>(?=.*?reduced_train_loss[:=] ?<loss>)?",
@@ -123,7 +124,8 @@ FORMATS: dict[str, Format] = {
     ),
     "litgpt": Format(
         about="LitGPT",
-        read_in="LitGPT 0.5 (2025), litgpt/pretrain.py",
+        read_in="LitGPT 03630609, litgpt/pretrain.py",
+        # An evaluation also has a line of its own, which counts micro-batches, not steps: it is not read.
         patterns=(
             _pattern(
                 r"\biter \d+ step <step> \| loss train: <loss>, val: (?:<val_loss>|n/a)",
@@ -166,7 +168,7 @@ FORMATS: dict[str, Format] = {
     ),
     "lightning": Format(
         about="Lightning's CSVLogger: metrics.csv",
-        read_in="lightning 2.6 (2026)",
+        read_in="lightning 2.6.6, fabric/loggers/csv_logs.py",
         form="csv",
         keys={
             "step": ("step",),
@@ -177,7 +179,7 @@ FORMATS: dict[str, Format] = {
     ),
     "tensorboard": Format(
         about="TensorBoard's event files",
-        read_in="tensorboard 2.20 (2026)",
+        read_in="tensorboard 2.21; tags as torchtitan and Megatron-LM have them",
         form="events",
         keys={
             "step": ("step",),
