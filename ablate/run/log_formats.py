@@ -21,12 +21,12 @@ NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?(?![_.,]?\d)|(?i:nan|inf(?:ini
 _TEXTS = ("*.log", "*.out", "*.txt")
 _NO_NUMBER = r"(?:nan|NaN|NAN|inf|Inf|INF)"
 DIVERGED = (
-    # Megatron-LM's rerun_state_machine.py; torchtitan, NeMo and scripts of many; Lightning; DeepSpeed. Each
-    # begins with plain letters, which Python finds quickly.
+    # Megatron-LM; scripts of one's own (two lines); Lightning 2.6.6, loops/utilities.py; DeepSpeed's loss
+    # scaler. Each begins with plain letters, which Python finds quickly.
     rf"ound {_NO_NUMBER} in (?:local|the) ",
     rf"oss (?:is|was|became)[: ]+{_NO_NUMBER}\b(?!.*skip)",
     r"on-finite (?:train\w* |validation )?loss",
-    rf"The loss returned in `\w+` is {_NO_NUMBER}",
+    rf"The loss returned in `\w+` is (?:tensor\()?{_NO_NUMBER}",
     r"Current loss scale already at minimum",
 )
 """What trainers print of a divergence before they end."""
