@@ -199,10 +199,7 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
     return Table(
         name="pairs",
         title="Pairs of arms",
-        caption=(
-            "Token cost and final loss (nats/token) of an arm over those of the arm beside it. "
-            "Brackets: 95 % intervals over pairs of seeds, each for its own comparison."
-        ),
+        caption="",  # the pages' README says what the columns hold
         columns=("Arm", "Over", "Token cost", "Final loss difference"),
         rows=tuple(rows),
         numeric={2, 3},
@@ -216,8 +213,11 @@ def read(storage: Path, study: str, baseline: str | None, target: float | None =
 
 def as_figure(drawing: Drawing, parts: Iterable[str | None]) -> tuple[str, dict[Path, bytes]]:
     name = "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in parts if part) + ".svg"
-    title, caption = escape_markdown(drawing.title), escape_markdown(drawing.caption)
-    return f"\n![{title}](figures/{name})\n\n*{caption}*\n", {FOLDER / "figures" / name: drawing.svg}
+    caption = drawing.caption
+    if drawing.name == "token-cost":  # the pages' README explains the marks once
+        caption = caption.partition(". ")[0] + "."
+    body = f"\n![{escape_markdown(drawing.title)}](figures/{name})\n\n*{escape_markdown(caption)}*\n"
+    return body, {FOLDER / "figures" / name: drawing.svg}
 
 
 def as_markdown(table: Table) -> str:
@@ -225,7 +225,8 @@ def as_markdown(table: Table) -> str:
     lines = [table.columns, ["---:" if i in table.numeric else "---" for i in places]]
     rows = [[escape_markdown(cell) for cell in row] for row in table.rows]
     body = "\n".join(f"| {' | '.join(cells)} |" for cells in (*lines, *rows))
-    return f"\n{body}\n\n*{escape_markdown(table.caption)}*\n"
+    caption = f"\n*{escape_markdown(table.caption)}*\n" if table.caption else ""
+    return f"\n{body}\n{caption}"
 
 
 if __name__ == "__main__":
