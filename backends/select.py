@@ -160,7 +160,7 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
         if resources.require_native and choice.mode != "native":
             raise UnfitDeviceError(
                 f"require_native: no native {choice.operands} for {choice.gemm.capitalize()} on "
-                f"{device.name} ({choice.detail}); `ablate check` shows what there is, "
+                f"{device.name} ({choice.detail}); `ablate check backends` shows what there is, "
                 "require_native: false emulates"
             )
     return choices
@@ -216,7 +216,7 @@ def run_self_tests(config: ArmConfig, where: str, *, allow_failed: bool) -> list
             other = f"backend: reference or another Triton than {triton_build()} may have the right bits, "
         raise UnfitDeviceError(
             f"self-test of back end '{result['backend']}' failed: {result['check']}: {result['detail']}; "
-            f"{other}`ablate check {where}` tells more, "
+            f"{other}`ablate check device {where}` tells more, "
             "resources.allow_failed_self_test: true trains anyway"
         )
     return results

@@ -2,12 +2,12 @@
 
 python benchmarks/damage.py [--damages 5000]        prints how each damage ended, as JSON
 
-Two studies are run for it, with diagnostics and a record of `ablate check STUDY --steps`; the second is
+Two studies are run for it, with diagnostics and a record of `ablate check steps STUDY`; the second is
 killed in the middle with all its processes. Then each file in turn is removed, emptied, cut at a random byte,
 or has a bit flipped or a digit changed, its content is put back after the reading, and the report's JSON is
 compared with that of the undamaged store.
 
-A record of `ablate check STUDY --steps` that is removed was never made, so that kind is left out for it. The
+A record of `ablate check steps STUDY` that is removed was never made, so that kind is left out for it. The
 files of the token cache are damaged likewise, and opened as a run opens them. A damage ends in one of these
 ways:
 
@@ -91,7 +91,7 @@ def run_study(folder: Path, *, half: bool) -> StudyStore:
     if half:
         time.sleep(35)  # Ray's processes end after their driver
         return store
-    ablate("check", "damaged.yaml", "--steps", "2", "--repeats", "1", cwd=folder).wait()
+    ablate("check", "steps", "damaged.yaml", "--steps", "2", "--repeats", "1", cwd=folder).wait()
     return store
 
 

@@ -234,7 +234,7 @@ def test_mlflow_holds_every_curve_over_tokens_once(life):
 
 def test_the_measured_speed_of_emulation_is_of_the_runs_code_and_makes_no_speed_up(life):
     words = ("--steps", "1", "--repeats", "1", "--device", "cpu", "--arm", "bf16")
-    assert ablate("check", "small.yaml", *words, cwd=life.folder).code == 0
+    assert ablate("check", "steps", "small.yaml", *words, cwd=life.folder).code == 0
     record = json.loads((life.folder / "runs/small/throughput.json").read_text())
     report = json.loads(ablate("report", "small", "--json", cwd=life.folder).out)
     assert report["throughput"]["not_used"]["bf16"] == "emulated arithmetic"

@@ -11,7 +11,6 @@ run. A device that cannot be used is a ``UserError``.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,10 @@ if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.backends.protocol import Backend
 
-DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
-ARCHITECTURE = re.compile(r"(sm_|gfx)\w+")
-"""Names of this machine's devices, and of architectures that need not be here."""
 MINUTES = 10.0
-"""The time limit, if none is given."""
+"""The time limit, if the user gives none."""
 OUT = "ablate-proof"
-"""The folder of records, if none is given."""
+"""The folder of records, if the user names none."""
 
 
 @dataclass(frozen=True, kw_only=True)

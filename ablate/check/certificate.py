@@ -1,4 +1,4 @@
-"""``ablate check RECIPE``: whether a quantiser is what it claims to be, and what it does on average.
+"""Whether a quantiser is what it claims to be, and what it does on average: ``ablate check recipe``.
 
 1. Bits: on made-up tensors and on corner cases the subject is compared with plain torch, and each difference
    gets a cause. Codes and scales must be the same; the sign of zero and a last bit of the output may differ.
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +30,8 @@ from ablate.backends.protocol import Draw, dequantised
 from ablate.backends.select import Selection
 from ablate.backends.testing.inputs import KINDS, corners, made_up
 from ablate.backends.testing.suite import both, one_thread
-from ablate.base.errors import UserError, likely, with_type
-from ablate.base.user_functions import load_function
-from ablate.check.differences import HARMLESS, Differences, compare, defined
+from ablate.base.errors import UserError, with_type
+from ablate.check.differences import HARMLESS, Comparison, Differences, defined
 from ablate.check.figures import RoundingFigures, Sums
 from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
@@ -93,29 +92,32 @@ def of_function(name: str, function: Callable[..., Any], operand: ClaimedOperand
         takes_seed = False
 
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
-        last = turned(stored, operand.axis).clone(memory_format=torch.contiguous_format)
+        matrix = turned(stored, operand.axis).clone(memory_format=torch.contiguous_format)
         seed = 2 * key.step + key.call
-        call = partial(function, seed=seed) if takes_seed else function
+        options = {"seed": seed} if takes_seed else {}
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(seed)
             try:
-                done = call(last)
+                result = function(matrix, **options)
             except Exception as error:  # the user's own code may raise anything
                 what = f"{name} raised {with_type(error)}"
                 hint = "it is called with a bf16 matrix [rows, k], and with seed=… if it has such a parameter"
                 raise UserError(what, hint=hint) from error
-        if not isinstance(done, Tensor) or done.shape != last.shape or not done.is_floating_point():
-            got = f"{done.dtype} {list(done.shape)}" if isinstance(done, Tensor) else type(done).__name__
-            hint = "it returns the dequantised matrix, in the shape that it was given"
-            raise UserError(f"{name} returned {got} for a bf16 matrix {list(last.shape)}", hint=hint)
-        return done.detach().to(torch.float32).cpu()
+        if not isinstance(result, Tensor):
+            returned = type(result).__name__
+        elif result.shape != matrix.shape or not result.is_floating_point():
+            returned = f"{result.dtype} {list(result.shape)}"
+        else:
+            return result.detach().to(torch.float32).cpu()
+        hint = "it returns the dequantised matrix, in the shape that it was given"
+        raise UserError(f"{name} returned {returned} for a bf16 matrix {list(matrix.shape)}", hint=hint)
 
     notes = ("Held against the policy without its rotation.",)
     return Claim(name=name, operands=(operand,), quantise=quantise, notes=notes)
 
 
 def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
-    """Make the claim that a back end quantises as a recipe says.
+    """Make the claim that a back end quantises as a recipe says. ``device``: a torch device.
 
     Raises:
         UserError: the recipe quantises nothing.
@@ -124,55 +126,21 @@ def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
 
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
         policy = operand.policy
-        by = selection.of(both(policy), device)
-        done = by.quantize(stored.to(device), Draw(policy=policy, key=key), axis=operand.axis)
-        return turned(dequantised(done).to(torch.float32).cpu(), operand.axis).contiguous()
+        chosen = selection.of(both(policy), device)
+        quantised = chosen.quantize(stored.to(device), Draw(policy=policy, key=key), axis=operand.axis)
+        return turned(dequantised(quantised).to(torch.float32).cpu(), operand.axis).contiguous()
 
-    if not (operands := _operands(recipe)):
+    operands = _operands(recipe)
+    if not operands:
         raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
     return Claim(
         name=name, operands=operands, quantise=quantise, backend=backend, device=device, notes=(_LEFT_OUT,)
     )
 
 
-def claim_of(subject: str, *, arm: str | None, held_against: str | None, backend: str, device: str) -> Claim:
-    """Make the claim that the command line names.
-
-    Args:
-        subject: a recipe's word or mapping, a study (with ``arm``), or ``file.py:function``.
-        arm: the arm of the study.
-        held_against: for a function, the policy that it claims to be: ``RECIPE`` or ``RECIPE:wgrad.dy``.
-        backend: the back end that quantises a recipe's operands.
-        device: its torch device.
-
-    Raises:
-        UserError: an unknown arm, a missing option, or one that does not fit the subject.
-    """
-    if arm is not None:
-        if held_against is not None:
-            raise UserError("--as: an arm is held against its own recipe (leave the option out)")
-        from ablate.study import load_study
-
-        arms = {one.name: one.recipe for one in load_study(subject).arms}
-        if arm not in arms:
-            hint = likely(arm, arms, f"arms: {', '.join(arms)}")
-            raise UserError(f"--arm: no arm '{arm}' in {subject} ({hint})")
-        return of_recipe(f"{subject}, arm '{arm}'", arms[arm], backend, device)
-    if ":" in subject and not subject.lstrip().startswith("{"):
-        if held_against is None:
-            hint = "such as --as mxfp4, or --as tseng:wgrad.dy"
-            raise UserError(f"--as: what does {subject} claim to be?", hint=hint)
-        return of_function(subject, load_function(subject), _held_against(held_against))
-    if held_against is not None:
-        raise UserError(f"--as: '{subject}' is no function (expected file.py:function before --as)")
-    if subject.endswith((".yaml", ".yml")):
-        raise UserError(f"{subject}: which arm? Name it with --arm, or time all with --steps 10")
-    return of_recipe(subject, recipe_of(subject, option="check"), backend, device)
-
-
 def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
     """List the quantised operands; those of the same axis whose policies quantise alike are one."""
-    found: dict[tuple[OperandPolicy, int], list[str]] = {}
+    names: dict[tuple[OperandPolicy, int], list[str]] = defaultdict(list)
     for gemm, operand, policy in recipe.operands():
         if policy.is_high_precision:
             continue
@@ -181,33 +149,41 @@ def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
         signs = "step" if policy.signs in ("call", "backward") else policy.signs
         permute = policy.permute and signs != "none"
         plain = replace(policy, source="high_precision", mask=False, signs=signs, permute=permute)
-        found.setdefault((plain, contracted_axis(gemm, operand)), []).append(f"{gemm}.{operand}")
+        names[plain, contracted_axis(gemm, operand)].append(f"{gemm}.{operand}")
     return tuple(
-        ClaimedOperand(names=tuple(names), policy=policy, axis=axis)
-        for (policy, axis), names in found.items()
+        ClaimedOperand(names=tuple(alike), policy=policy, axis=axis)
+        for (policy, axis), alike in names.items()
     )
 
 
-def _held_against(text: str) -> ClaimedOperand:
-    """Return the operand that ``--as`` names, without its rotation."""
-    before, _, last = text.rpartition(":")
-    is_named = bool(before and re.fullmatch(r"\w+\.\w+", last))
-    known = _operands(recipe_of(before if is_named else text, option="--as"))
-    found = {without_rotation(one.policy): one for one in known if not is_named or last in one.names}
-    names = [name for one in known for name in one.names]
-    if not found:
+def operand_of(text: str) -> ClaimedOperand:
+    """Return the operand that ``--as`` names (``RECIPE`` or ``RECIPE:wgrad.dy``), without its rotation.
+
+    Raises:
+        UserError: there is no such operand, several differ, or it is defined with its rotation.
+    """
+    recipe, _, wanted = text.rpartition(":")
+    is_operand = bool(recipe and re.fullmatch(r"\w+\.\w+", wanted))
+    if not is_operand:
+        recipe = wanted = text
+    operands = _operands(recipe_of(recipe, option="--as"))
+    names = [name for operand in operands for name in operand.names]
+    by_policy = {
+        without_rotation(operand.policy): operand
+        for operand in operands
+        if not is_operand or wanted in operand.names
+    }
+    if not by_policy:
         quantised = ", ".join(names) or "nothing"
         raise UserError(f"--as: {text} is not quantised", hint=f"its recipe quantises {quantised}")
-    if len(found) > 1:
+    if len(by_policy) > 1:
         hint = f"say which of {', '.join(names)}, as in --as {text}:{names[0]}"
         raise UserError(f"--as: the operands of {text} differ", hint=hint)
-    ((policy, one),) = found.items()
+    ((policy, operand),) = by_policy.items()
     if policy.hadamard:
         what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
         raise UserError(what, hint="check the recipe")
-    return replace(
-        one, names=(last if is_named else text,), policy=policy, axis=one.axis if is_named else 1
-    )  # fmt: skip
+    return ClaimedOperand(names=(wanted,), policy=policy, axis=operand.axis if is_operand else 1)
 
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:
@@ -234,7 +210,7 @@ class OperandCertificate:
     @property
     def holds(self) -> bool:
         """Whether the operand is what it claims to be."""
-        return not self.disagreements and all(one.cause in HARMLESS for one in self.differences)
+        return not self.disagreements and all(difference.cause in HARMLESS for difference in self.differences)
 
 
 @torch.no_grad()
@@ -255,38 +231,43 @@ def certify(
     Raises:
         UserError: a function that cannot be called.
     """
-    policy, axis, is_function = operand.policy, operand.axis, claim.backend is None
+    policy = operand.policy
+    is_function = claim.backend is None
     is_random = policy.is_stochastic or policy.scale in MS_EDEN  # two draws may differ under one rotation
-    counted: dict[str, Differences] = {}
     # A recipe and its definition draw the same words; a function draws its own.
-    compared = partial(compare, random=is_random and is_function, counted=counted)
-    figures, definition, disagreements, count = {}, {}, [], 0
+    comparison = Comparison(random=is_random and is_function)
+    columns = block_shape(policy)[1]
+    figures = {}
+    definition = {}
+    disagreements = []
     for kind in KINDS:
-        ours, theirs = Sums(block_shape(policy)[1]), Sums(block_shape(policy)[1])
+        sums = Sums(columns)
+        defined_sums = Sums(columns)
         for number in range(draws):
             stored = made_up(kind, SIDE, SIDE, seed=seed, number=number)
             keys = [operand.key(number, draw, seed) for draw in range(2)]
-            drawn = keys if is_random else keys[:1]
-            grid = on_grid(stored, policy, axis=axis, key=keys[0])
-            exact = grid.rotated
+            defined_keys = keys if is_random else keys[:1]
+            grid = on_grid(stored, policy, axis=operand.axis, key=keys[0])
             # A function may be random where its definition is not.
-            outputs = [claim.quantise(stored, operand, key) for key in (keys if is_function else drawn)]
-            ours.add(exact, outputs, grid.ideal)
+            outputs = [
+                claim.quantise(stored, operand, key) for key in (keys if is_function else defined_keys)
+            ]
+            sums.add(grid.rotated, outputs, grid.ideal)
             if is_function:
-                theirs.add(exact, [defined(stored, policy, axis, key) for key in drawn], grid.ideal)
+                expected = [defined(stored, policy, operand.axis, key) for key in defined_keys]
+                defined_sums.add(grid.rotated, expected, grid.ideal)
             if number < COMPARED:
-                count += compared(outputs[0], stored, policy, axis, keys[0], data=kind)
+                comparison.add(outputs[0], stored, policy, operand.axis, keys[0], data=kind)
             done(1)
-        figures[kind] = ours.figures()
+        figures[kind] = sums.figures()
         if is_function:
-            definition[kind] = theirs.figures()
-            what = figures[kind].unlike(definition[kind])
-            disagreements += [f"{name} ({kind})" for name in what]
+            definition[kind] = defined_sums.figures()
+            disagreements += [f"{name} ({kind})" for name in figures[kind].unlike(definition[kind])]
     plain = ClaimedOperand(names=operand.names, policy=without_rotation(policy), axis=1)
     key = plain.key(0, 0, seed)
     for name, probe in corners(plain.policy, seed=seed, rows=128).items():
-        count += compared(claim.quantise(probe, plain, key), probe, plain.policy, 1, key, data=name)
+        comparison.add(claim.quantise(probe, plain, key), probe, plain.policy, 1, key, data=name)
     return OperandCertificate(
         operand=operand, figures=figures, definition=definition, disagreements=tuple(disagreements),
-        compared=count, differences=tuple(counted.values()),
+        compared=comparison.num_values, differences=tuple(comparison.by_cause.values()),
     )  # fmt: skip

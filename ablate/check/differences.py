@@ -53,54 +53,71 @@ class Differences:
 
 def defined(stored: Tensor, policy: OperandPolicy, axis: int, key: Key) -> Tensor:
     """Quantise a stored matrix in plain torch: fp32 [n, k], contraction last and rotated."""
-    done = round_operand(stored, policy, axis=axis, key=key)
-    return turned(done.values, axis).to(torch.float32).contiguous() * done.descale
+    rounded = round_operand(stored, policy, axis=axis, key=key)
+    return turned(rounded.values, axis).to(torch.float32).contiguous() * rounded.descale
 
 
-def compare(
-    found: Tensor, stored: Tensor, policy: OperandPolicy, axis: int, key: Key, *, random: bool, data: str,
-    counted: dict[str, Differences],
-) -> int:  # fmt: skip
-    """Add to ``counted``, by cause, how a subject's values (fp32 [n, k]) differ from the definition's.
+class Comparison:
+    """Counts by cause, over many tensors, how a subject's values differ from the definition's.
 
-    ``random``: both neighbours of a value are right. Returns the number of values.
+    ``random``: both neighbours of a value are right.
     """
-    expected, grid = defined(stored, policy, axis, key), on_grid(stored, policy, axis=axis, key=key)
-    scales = (grid.scales / policy.prescale).view(-1, 1, 1).expand(-1, *grid.block)
-    units = found / from_blocks(scales.contiguous(), grid.scaled.shape)
-    # The grid's neighbours towards and away from zero; the same on the grid.
-    levels, largest = grid_of(grid.element), grid.element.max
-    magnitude = grid.scaled.abs().nan_to_num(nan=0.0, posinf=largest).clamp(max=largest)
-    lower = levels[torch.searchsorted(levels, magnitude, right=True) - 1]
-    upper = levels[torch.searchsorted(levels, magnitude)]
-    near = (_near(units, torch.copysign(one, grid.scaled)) for one in (lower, upper))
-    neighbour = torch.logical_or(*near) & found.isfinite()
-    wrong = unequal(found, expected)
-    signs = wrong & (found == expected)
-    if random:
-        wrong &= signs | ~neighbour
-    for cause, of_elements in (
-        ("special", ~(found.isfinite() & expected.isfinite())),
-        ("sign of zero", signs),
-        ("last bit", _near(found, expected)),
-        ("clip", grid.scaled.abs() > largest),
-        ("tie", (grid.scaled.abs() * 2 == lower + upper) & neighbour),
-        ("other", torch.ones_like(wrong)),
-    ):
-        here = wrong & of_elements
-        wrong = wrong & ~here
-        if not (count := int(here.sum())):
-            continue
-        if cause in counted:
-            counted[cause].count += count
-            continue
-        row, column = (int(one) for one in here.nonzero()[0])
-        exact, theirs, ours = (float(one[row, column]) for one in (grid.rotated, expected, found))
-        counted[cause] = Differences(
-            cause=cause, count=count, data=data, row=row, column=column,
-            exact=exact, expected=theirs, found=ours,
-        )  # fmt: skip
-    return found.numel()
+
+    def __init__(self, *, random: bool) -> None:
+        self.random = random
+        self.num_values = 0
+        self.by_cause: dict[str, Differences] = {}
+
+    def add(
+        self, values: Tensor, stored: Tensor, policy: OperandPolicy, axis: int, key: Key, *, data: str
+    ) -> None:
+        """Compare the subject's values of a stored matrix (fp32 [n, k]); ``data``: the tensor's name."""
+        expected = defined(stored, policy, axis, key)
+        grid = on_grid(stored, policy, axis=axis, key=key)
+        scales = (grid.scales / policy.prescale).view(-1, 1, 1).expand(-1, *grid.block)
+        units = values / from_blocks(scales.contiguous(), grid.scaled.shape)
+        # The grid's neighbours towards and away from zero; the same on the grid.
+        levels = grid_of(grid.element)
+        largest = grid.element.max
+        magnitude = grid.scaled.abs().nan_to_num(nan=0.0, posinf=largest).clamp(max=largest)
+        lower = levels[torch.searchsorted(levels, magnitude, right=True) - 1]
+        upper = levels[torch.searchsorted(levels, magnitude)]
+        is_lower = _near(units, torch.copysign(lower, grid.scaled))
+        is_upper = _near(units, torch.copysign(upper, grid.scaled))
+        is_neighbour = (is_lower | is_upper) & values.isfinite()
+        is_wrong = unequal(values, expected)
+        only_signs = is_wrong & (values == expected)
+        if self.random:
+            is_wrong &= only_signs | ~is_neighbour
+        causes = {
+            "special": ~(values.isfinite() & expected.isfinite()),
+            "sign of zero": only_signs,
+            "last bit": _near(values, expected),
+            "clip": grid.scaled.abs() > largest,
+            "tie": (grid.scaled.abs() * 2 == lower + upper) & is_neighbour,
+            "other": torch.ones_like(is_wrong),
+        }
+        for cause, has_cause in causes.items():
+            here = is_wrong & has_cause
+            is_wrong = is_wrong & ~here
+            count = int(here.sum())
+            if not count:
+                continue
+            if cause in self.by_cause:
+                self.by_cause[cause].count += count
+                continue
+            row, column = here.nonzero()[0].tolist()
+            self.by_cause[cause] = Differences(
+                cause=cause,
+                count=count,
+                data=data,
+                row=row,
+                column=column,
+                exact=float(grid.rotated[row, column]),
+                expected=float(expected[row, column]),
+                found=float(values[row, column]),
+            )
+        self.num_values += values.numel()
 
 
 def _near(a: Tensor, b: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "dashboard": ("Open MLflow's pages at a study; or only send what MLflow lacks.", "report:dashboard"),
     },
     "Hardware": {
-        "check": ("Show what this machine does; prove and time a device or a quantiser.", "check:command"),
+        "check": ("Check back ends, a device or a quantiser; time a study's steps.", "check:command"),
         "diagnose": ("Rank a model's layers and GEMMs by what FP4 would do to them.", "diagnose:command"),
     },
 }
@@ -89,6 +89,9 @@ def main() -> None:
     except UserError as error:
         for problem in error.problems:
             click.echo(safe_text(str(problem)), err=True)
+        sys.exit(2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
         sys.exit(2)
     except click.ClickException as error:
         message = error.format_message()

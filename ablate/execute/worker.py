@@ -399,7 +399,7 @@ def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
     ):
         may_pass, message = True, LOST_PEER
     elif _is_gpu_fault(error):
-        may_pass, message = True, f"the GPU failed: {message}; `ablate check cuda` tests it"
+        may_pass, message = True, f"the GPU failed: {message}; `ablate check device cuda` tests it"
     elif not isinstance(error, UserError | UnfitDeviceError):
         message = f"{name}: {message}"
     return TaskEnd(state="interrupted" if may_pass else "failed", transient=may_pass, message=message)

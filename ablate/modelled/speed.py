@@ -64,7 +64,7 @@ _T = 2.446804391979525
 """Student's t with 6 degrees of freedom, exceeded by 2.5 %."""
 
 STEP_MS = {"bf16": 86.0, "mxfp4": 144.0, "mxfp4 SR RHT16": 290.0, "nvfp4": 276.0, "fp8": 302.0}
-"""Milliseconds of a training step by its recipe: the Llama of 150 M parameters of ``ablate check cuda``,
+"""Milliseconds of a training step by its recipe: the Llama of 150 M parameters of ``ablate check device``,
 8 × 2,048 tokens, eager, on an H200 with torch 2.11 and Triton 3.6 (November 2026). FP4 is emulated there."""
 
 HARDWARE = ("B200", "B300", "MI355X", "H100")

@@ -62,7 +62,7 @@ class StudyFrames:
     tokens, each token count once). If any run was also evaluated in bf16, there is a column
     ``val_loss_bf16``, NaN for evaluations without it. ``configs`` maps an arm to the resolved
     configuration of its first run that has one; ``environments`` maps a run id to what it ran on.
-    ``throughput``: what ``ablate check STUDY --steps`` measured.
+    ``throughput``: what ``ablate check steps STUDY`` measured.
     """
 
     plan: LockedPlan

@@ -7,7 +7,7 @@
 |---|---|
 | `plan.lock.json` | the plan, below (written by `ablate run`; the same plan gives the same bytes) |
 | `source` | the path of the study's file, for `ablate run STUDY` elsewhere |
-| `throughput.json` | what `ablate check STUDY --steps` measured, below; written whole |
+| `throughput.json` | what `ablate check steps STUDY` measured, below; written whole |
 | `executor.lock`, `cancel` | a lock of who runs the study now; the request of `ablate cancel` to stop |
 | `runs/<id>/` | the runs, below |
 | `prefixes/<key>/` | the rows and the checkpoint of steps that runs have in common, until the last of them has its result |

@@ -233,7 +233,7 @@ class StudyStore:
     plan_path = _Inside("plan.lock.json")
     """The plan that was run last."""
     throughput_path = _Inside("throughput.json")
-    """The last measurement of ``ablate check STUDY --steps``."""
+    """The last measurement of ``ablate check steps STUDY``."""
     prefixes = _Inside("prefixes")
     """States that runs have in common, for those that still begin with them."""
 

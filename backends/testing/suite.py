@@ -1,4 +1,4 @@
-"""The duties of every back end, as checks for pytest, `ablate check` and each run on a GPU.
+"""The duties of every back end, as checks for pytest, `ablate check device` and each run on a GPU.
 
     from ablate.backends.testing.suite import checks
     for check in checks(MyBackend(), "cuda"):

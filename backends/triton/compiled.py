@@ -1,6 +1,6 @@
 """Compile the kernels ahead of time for an absent GPU, and check the result.
 
-    ablate check sm_100   # every tile and variant for one architecture
+    ablate check backends sm_100   # every tile and variant for one architecture
 
 Triton's wheel holds the compilers and disassemblers of NVIDIA and AMD, so this runs on any machine, but not
 in a process with ``TRITON_INTERPRET=1``. Triton silently widens operands to bf16 if a tile does not suit the

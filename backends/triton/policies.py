@@ -1,7 +1,7 @@
 """What the kernels support, and their constants: plain data, without Triton.
 
 The GEMM has tiles where an architecture has a native instruction. Each was compiled ahead of time and
-checked (``ablate check sm_100``); none has been timed on FP4 hardware.
+checked (``ablate check backends sm_100``); none has been timed on FP4 hardware.
 """
 
 from __future__ import annotations

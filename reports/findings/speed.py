@@ -1,10 +1,10 @@
-"""What an arm gains in time: measured by ``ablate check STUDY --steps``; as logged; modelled.
+"""What an arm gains in time: measured by ``ablate check steps STUDY``; as logged; modelled.
 
 Measured: the ratio of throughputs, and the end-to-end speed-up, which is the ratio of the times to target:
 the throughput ratio over (1 + token cost), whose errors are independent. As logged it comes from the logs'
 own timing, by Welch's (or paired) intervals on logs.
 
-The record of ``ablate check STUDY --steps`` counts for an arm only if it is native, was taken on an idle and
+The record of ``ablate check steps STUDY`` counts for an arm only if it is native, was taken on an idle and
 undivided device, and has the configuration, code and kind of device of the arm's runs.
 
 The tokens/s that our own runs train at give no measured figure. Imported logs give one only if they say that
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ablate.store.records import Environment, RecordedConfig
 
 _TURNS = 2
-"""``ablate check STUDY --steps`` times the arms forwards, then backwards."""
+"""``ablate check steps STUDY`` times the arms forwards, then backwards."""
 _HOUR_SEC = 3600.0
 _NOT_VOUCHED = "a record that does not vouch for it"
 _NOT_ALL = Interval(note="not every run has a figure")
@@ -65,7 +65,7 @@ class RunTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """The part of ``ablate check STUDY --steps`` that counts, and the reasons against the rest.
+    """The part of ``ablate check steps STUDY`` that counts, and the reasons against the rest.
 
     ``tokens_per_sec``: of every repeat, by arm; empty if the baseline has none. ``not_used``: by arm, why its
     timing does not count. ``steps``: in each repeat. ``repeats``: of each arm.
@@ -85,7 +85,7 @@ class Throughput:
 class Measured:
     """Timing that counts: throughput and end-to-end speed over the baseline's, and device-hours to target.
 
-    ``timed``: alone by ``ablate check STUDY --steps``, or as the logs of imported runs or commands say.
+    ``timed``: alone by ``ablate check steps STUDY``, or as the logs of imported runs or commands say.
     """
 
     timed: Literal["alone", "as logged"]
@@ -139,7 +139,7 @@ def _untold(plan: LockedPlan) -> dict[str, str]:
 
 
 def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throughput | None:
-    """Decide for which arms the record of ``ablate check STUDY --steps`` counts; None without a record.
+    """Decide for which arms the record of ``ablate check steps STUDY`` counts; None without a record.
 
     ``left_out``: the runs that are not pooled.
     """

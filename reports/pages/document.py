@@ -19,7 +19,7 @@ runs_planned, runs_missing, paired_seeds
 stop              {diverged, settled {looks, narrower_than}}, null without a rule
 timing            of the runs' tokens/s: "native" | "emulated" | "logged" | "command"
 throughput        {device, arch, versions, steps, repeats, measured_unix, tokens_per_sec {arm: [...]},
-                   not_used {arm: reason}}, null where `ablate check STUDY --steps` has not been run
+                   not_used {arm: reason}}, null where `ablate check steps STUDY` has not been run
 diagnostics[]     {arm, runs, findings[], busiest, gemms[]}, empty where the study has none
   busiest         {estimate, low, high}: tokens of the busiest expert over the mean; null without experts
   gemms[]         {gemm, measurements, draws, relative_error, gain, bias_share, zeros, zeros_bf16, alike,

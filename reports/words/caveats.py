@@ -208,7 +208,7 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
     if analysis.failed_self_tests:
         yield (
             f"A back end had failed its self-test before {analysis.failed_self_tests} of the runs, and the "
-            "study let them train all the same: see their environment.json, and `ablate check cuda`."
+            "study let them train all the same: see their environment.json, and `ablate check device cuda`."
         )
     if len(analysis.accumulators) > 1:
         kept = "; ".join(f"{detail} ({', '.join(arms)})" for detail, arms in analysis.accumulators.items())
@@ -228,4 +228,4 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
         for unused, reason in record.not_used.items():
             arms[reason].append(unused)
         why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
-        yield f"`ablate check STUDY --steps` ({timed_alone(record)}) gives no speed-up: {why}."
+        yield f"`ablate check steps STUDY` ({timed_alone(record)}) gives no speed-up: {why}."

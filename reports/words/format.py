@@ -145,7 +145,7 @@ def moment(unix: float | None) -> str:
 
 
 def timed_alone(value: Throughput) -> str:
-    """Say on what device, how long and when ``ablate check STUDY --steps`` measured."""
+    """Say on what device, how long and when ``ablate check steps STUDY`` measured."""
     size = f"{plural(value.repeats, 'repeat')} of {plural(value.steps, 'step')}"
     return f"{value.device}, {size}, {moment(value.measured_unix)}"
 

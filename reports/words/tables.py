@@ -315,7 +315,7 @@ def tuning_table(analysis: Analysis) -> Table | None:
 def measured_table(analysis: Analysis) -> Table:
     """Show throughput and end-to-end speed of arms with valid timing."""
     record = analysis.throughput
-    alone = "" if record is None else f" (`ablate check STUDY --steps`: {timed_alone(record)})"
+    alone = "" if record is None else f" (`ablate check steps STUDY`: {timed_alone(record)})"
     return make_table(
         "measured",
         "Measured speed",

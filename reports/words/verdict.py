@@ -343,4 +343,4 @@ def _notes(analysis: Analysis) -> Iterator[str]:
         if reasons and analysis.plan.target is not None:
             yield f"For other arms no claim on speed is made: {'; '.join(reasons)}."
     elif len(untimed) == len(analysis.others):
-        yield "No claim on speed is made: `ablate check STUDY --steps` on native hardware would give one."
+        yield "No claim on speed is made: `ablate check steps STUDY` on native hardware would give one."

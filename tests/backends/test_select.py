@@ -148,7 +148,7 @@ def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):
     assert {choice.mode for choice in choices} == {"emulated"}
     assert run_self_tests(config, "cpu", allow_failed=False) == []
     native = ResourcesConfig(require_native=True)
-    with pytest.raises(UnfitDeviceError, match=r"no native .* for Fprop on CPU .*`ablate check`"):
+    with pytest.raises(UnfitDeviceError, match=r"no native .* for Fprop on CPU .*`ablate check backends`"):
         fit_choices(config, native, "cpu")
     named = dataclasses.replace(config, backend="torch")
     with pytest.raises(UnfitDeviceError, match=r"'torch' cannot do mxfp4 on CPU: .*; backend: auto takes"):
@@ -191,7 +191,8 @@ def test_emulation_on_a_gpu_must_give_the_references_bits(config, monkeypatch, t
     select.load_backend.cache_clear()
     fault = (
         r"back end 'emulated' failed: quantised bits: mxfp4: .*, along axis 0: \d+ of 1024 values differ; "
-        r"backend: reference or another Triton than .* `ablate check cpu` .*allow_failed_self_test: true"
+        r"backend: reference or another Triton than .* `ablate check device cpu` "
+        r".*allow_failed_self_test: true"
     )
     for _ in range(2):  # a failure is not kept
         with pytest.raises(UnfitDeviceError, match=fault):
@@ -271,7 +272,7 @@ def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(mo
 
 def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
     assert end_of(RuntimeError("CUDA error: device-side assert triggered\nmore")).message == (
-        "the GPU failed: CUDA error: device-side assert triggered; `ablate check cuda` tests it"
+        "the GPU failed: CUDA error: device-side assert triggered; `ablate check device cuda` tests it"
     )
     assert end_of(UnfitDeviceError("no such path")).message == "no such path"
 

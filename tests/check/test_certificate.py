@@ -7,18 +7,17 @@ import torch
 
 from ablate.base.errors import UserError
 from ablate.check import certificate
-from ablate.check.certificate import ClaimedOperand, certify, claim_of, of_function
+from ablate.check.certificate import ClaimedOperand, certify, of_function, of_recipe, operand_of
 from ablate.check.differences import defined
+from ablate.diagnose.inputs import recipe_of
 from ablate.recipes import OperandPolicy
 
 MXFP4 = OperandPolicy(format="mxfp4")
 SR = replace(MXFP4, rounding="stochastic", prescale=0.75)
 
 
-def claim(subject, **more):
-    return claim_of(
-        subject, **({"arm": None, "held_against": None, "backend": "auto", "device": "cpu"} | more)
-    )
+def claim(recipe):
+    return of_recipe(recipe, recipe_of(recipe), "auto", "cpu")
 
 
 def operand(policy, axis=1):
@@ -51,9 +50,9 @@ def away_from_zero(x):
 
 
 def test_a_function_that_is_its_definition_along_the_other_axis():
-    one = quick(mxfp4, MXFP4, axis=0)
-    assert one.holds
-    assert one.differences == one.disagreements == ()
+    certificate = quick(mxfp4, MXFP4, axis=0)
+    assert certificate.holds
+    assert certificate.differences == certificate.disagreements == ()
 
 
 @pytest.mark.parametrize(
@@ -70,71 +69,58 @@ def test_a_function_that_is_its_definition_along_the_other_axis():
     ],
 )
 def test_a_function_that_is_something_else(wrong, cause, data):
-    found = quick(wrong, MXFP4)
-    assert not found.holds
-    assert (cause, data) in {(one.cause, one.data) for one in found.differences}
+    certificate = quick(wrong, MXFP4)
+    assert not certificate.holds
+    assert (cause, data) in {(counted.cause, counted.data) for counted in certificate.differences}
 
 
 def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed():
-    one = quick(drawn, SR)
-    assert one.differences == ()
-    assert one.holds
-    one = quick(lambda x: drawn(x, 1), SR)
-    assert one.differences == ()  # each value is a neighbour
-    assert not one.holds
-    assert "bias share (Gaussian)" in one.disagreements
+    own_words = quick(drawn, SR)
+    assert own_words.differences == ()
+    assert own_words.holds
+    same_words = quick(lambda x: drawn(x, 1), SR)
+    assert same_words.differences == ()  # each value is a neighbour
+    assert not same_words.holds
+    assert "bias share (Gaussian)" in same_words.disagreements
     shared = quick(lambda x, seed: drawn(x, seed, "stochastic_rocm"), SR)
     by_neighbours = {"gain by position (Gaussian)", "independence of the noise (Gaussian)"}
     assert by_neighbours <= set(shared.disagreements)
 
 
 def test_the_work_is_counted():
-    subject, told = claim("{gemms: [wgrad], stabiliser: sr}"), []
-    (one,) = subject.operands
-    assert certify(subject, one, draws=8, done=told.append).holds
-    assert sum(told) == 4 * 8
-    assert one.names == ("wgrad.dy", "wgrad.x")
+    subject = claim("{gemms: [wgrad], stabiliser: sr}")
+    counts = []
+    (both,) = subject.operands
+    assert certify(subject, both, draws=8, done=counts.append).holds
+    assert sum(counts) == 4 * 8
+    assert both.names == ("wgrad.dy", "wgrad.x")
 
 
 @pytest.mark.parametrize("recipe", ["alto", "quartet2"])
 def test_what_a_call_draws_for_both_operands_is_shared_by_two_draws(recipe):
     subject = claim(recipe)
-    for one in (certify(subject, each, draws=8) for each in subject.operands):
-        assert one.figures["Gaussian"].gain.value == pytest.approx(1.0, abs=0.02)
+    for shared in subject.operands:
+        certificate = certify(subject, shared, draws=8)
+        assert certificate.figures["Gaussian"].gain.value == pytest.approx(1.0, abs=0.02)
 
 
-FILE = "def right(x): return x\n"
+def test_a_function_is_held_against_an_operand_without_its_rotation():
+    claimed = operand_of("tseng:wgrad.dy")
+    assert (claimed.axis, claimed.policy.hadamard, claimed.policy.signs) == (0, 0, "none")
 
 
-def test_a_function_is_held_against_an_operand_without_its_rotation(tmp_path):
-    (tmp_path / "quant.py").write_text(FILE)
-    found = claim(f"{tmp_path}/quant.py:right", held_against="tseng:wgrad.dy")
-    assert found.notes == ("Held against the policy without its rotation.",)
-    (operand,) = found.operands
-    assert (operand.axis, operand.policy.hadamard, operand.policy.signs) == (0, 0, "none")
-
-
-FAULTS = """
-mxfp5      |                   | check: unknown recipe 'mxfp5' (did you mean 'mxfp8'?)
-bf16       |                   | bf16: it quantises nothing in the layers without a rule, before its
-mxfp4      | mxfp4             | --as: 'mxfp4' is no function (expected file.py:function
-my.yaml    |                   | my.yaml: which arm? Name it with --arm
-FILE:right |                   | --as: what does FILE:right claim to be? (such as --as mxfp4, or --as
-FILE:gone  | mxfp4             | FILE:gone: no function 'gone' there
-FILE:right | bf16              | --as: bf16 is not quantised (its recipe
-FILE:right | tseng:fprop.x     | --as: tseng:fprop.x is not quantised (its recipe
-FILE:right | nvidia-nvfp4      | --as: the operands of nvidia-nvfp4 differ (
-FILE:right | quartet2:wgrad.dy | --as: no function can be held against
-"""
-
-
-@pytest.mark.parametrize("row", FAULTS.strip().splitlines())
-def test_each_fault_is_one_line(row, tmp_path):
-    path = tmp_path / "quant.py"
-    path.write_text(FILE)
-    subject, held_against, fault = (cell.strip() for cell in row.replace("FILE", str(path)).split("|"))
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("bf16", "--as: bf16 is not quantised (its recipe"),
+        ("tseng:fprop.x", "--as: tseng:fprop.x is not quantised (its recipe"),
+        ("nvidia-nvfp4", "--as: the operands of nvidia-nvfp4 differ ("),
+        ("quartet2:wgrad.dy", "--as: no function can be held against"),
+    ],
+)
+def test_what_no_function_can_claim_to_be_is_one_line(text, fault):
     with pytest.raises(UserError) as caught:
-        claim(subject, held_against=held_against or None)
+        operand_of(text)
     (problem,) = caught.value.problems
     assert str(problem).startswith(fault)
 

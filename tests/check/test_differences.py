@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ablate.backends.testing.inputs import policies_of
-from ablate.check.differences import compare, defined
+from ablate.check.differences import Comparison, defined
 from ablate.numerics import OperandPolicy
 from tests.numerics.strategies import KEY, MXFP4, normal
 
@@ -17,14 +17,16 @@ def values(x, policy, key=KEY):
     return defined(x, policy, 1, key)
 
 
-def compared(found, x, policy, *, random=False):
-    counted = {}
-    compare(found, x, policy, 1, KEY, random=random, data="made up", counted=counted)
-    return counted
+def compared(quantised, x, policy, *, random=False):
+    comparison = Comparison(random=random)
+    comparison.add(quantised, x, policy, 1, KEY, data="made up")
+    return comparison.by_cause
 
 
-def causes(found, x, policy, **options):
-    return {cause: one.count for cause, one in compared(found, x, policy, **options).items()}
+def causes(quantised, x, policy, **options):
+    return {
+        cause: differences.count for cause, differences in compared(quantised, x, policy, **options).items()
+    }
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -46,13 +48,15 @@ def test_ties_that_go_away_from_zero_and_no_others():
 
 def test_a_value_that_does_not_clip_nan_that_is_lost_and_the_sign_of_zero():
     x = normal(128, 128).bfloat16()
-    x[0, 0], x[3, 40], x[5, 7] = 7.5, torch.nan, 0.0
-    found = values(x, MXFP4)
-    assert found[0, 0] == 6
-    found[0, 0] = 7.5
-    found[3, 32:64] = 0.0
-    found[5, 7] = -0.0
-    assert causes(found, x, MXFP4) == {"clip": 1, "special": 32, "sign of zero": 1}
+    x[0, 0] = 7.5
+    x[3, 40] = torch.nan
+    x[5, 7] = 0.0
+    quantised = values(x, MXFP4)
+    assert quantised[0, 0] == 6
+    quantised[0, 0] = 7.5
+    quantised[3, 32:64] = 0.0
+    quantised[5, 7] = -0.0
+    assert causes(quantised, x, MXFP4) == {"clip": 1, "special": 32, "sign of zero": 1}
 
 
 def test_truncation_is_no_tie():

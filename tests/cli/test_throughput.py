@@ -1,4 +1,4 @@
-"""``ablate check STUDY --steps``: whole steps of each arm, by turns."""
+"""``ablate check steps``: whole steps of each arm, by turns."""
 
 import json
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ arms:
 def call(tmp_path):
     def call(*words):
         (tmp_path / "s.yaml").write_text(STUDY)
-        return ablate("check", "s.yaml", "--device", "cpu", "--steps", *words, cwd=tmp_path)
+        return ablate("check", "steps", "s.yaml", "--device", "cpu", "--steps", *words, cwd=tmp_path)
 
     return call
 

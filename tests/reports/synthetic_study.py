@@ -281,7 +281,7 @@ def native_study(folder, **plan):
 
 
 def speed_of(store, arm, **change):
-    """Return what ``ablate check STUDY --steps`` would have measured of an arm, if it had such a device."""
+    """Return what ``ablate check steps STUDY`` would have measured of an arm, if it had such a device."""
     entry = store.plan().arm(arm)
     speed = Speed(
         arm=arm, run=entry.runs[0].id, tokens_per_sec=RATES[arm], median=1.0, spread=0.0,
@@ -292,7 +292,7 @@ def speed_of(store, arm, **change):
 
 
 def write_throughput(store, *speeds, device=GPU, **change):
-    """Write a record as ``ablate check STUDY --steps`` writes it."""
+    """Write a record as ``ablate check steps STUDY`` writes it."""
     record = SpeedRecord(
         study=store.path.name, device=device, code=code_digest(), settings=SETTINGS, measured_unix=1.7e9,
         versions={"ablate": "0.1.0"}, arms=speeds,

@@ -1,4 +1,4 @@
-"""Speed: as logged, by ``ablate check STUDY --steps``, and by the model; made-up hardware."""
+"""Speed: as logged, by ``ablate check steps STUDY``, and by the model; made-up hardware."""
 
 from __future__ import annotations
 

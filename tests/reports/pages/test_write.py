@@ -109,7 +109,7 @@ def test_the_whole_text_is_the_one_that_was_read(written, study):
 def test_the_page_is_whole_by_itself_and_well_formed(written):
     text = written("wide").html.read_text()
     assert not re.findall(r'(?:src|href)="(?!#|data:)|url\(http|@import', text)
-    assert "<code>ablate check STUDY --steps</code> on native hardware" in text
+    assert "<code>ablate check steps STUDY</code> on native hardware" in text
     assert "`" not in re.sub("<script.*", "", text.split("</style>")[1], flags=re.DOTALL)
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
