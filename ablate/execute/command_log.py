@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import UserError
 from ablate.run.command import Command
 from ablate.run.evaluations import Places, Repeats, named, place_of
-from ablate.run.log_rows import VALUES, is_nan
+from ablate.run.log_formats import VALUES
+from ablate.run.log_rows import is_nan
 from ablate.run.loss_units import short_name, stored_unit, to_stored
 from ablate.run.schedule import divergence_bound, plan_steps
 

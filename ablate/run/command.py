@@ -25,8 +25,8 @@ from ablate.base.config_base import Section, key
 from ablate.base.errors import UserError
 from ablate.recipes.policy import Recipe
 from ablate.recipes.stacks import STACKS, Flags
-from ablate.run.log_formats import FORMATS
-from ablate.run.log_rows import PLACES, LogSource, compiled
+from ablate.run.log_formats import FORMATS, PLACES
+from ablate.run.log_rows import LogSource, compiled
 from ablate.run.log_text import files_of
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ class Places:
         if "samples" in row:
             self._samples[step] = row["samples"]
             self._has_equal_steps = False
-        tokens = self._own(row)
+        tokens = self._counted(row)
         if tokens is None:
             return
         while self._steps and self._steps[-1] >= step:
@@ -78,7 +78,7 @@ class Places:
         self._steps.append(step)
         self._tokens.append(tokens)
 
-    def _own(self, row: Row) -> float | None:
+    def _counted(self, row: Row) -> float | None:
         """Return the tokens that a row itself tells."""
         if "tokens" in row:
             return float(row["tokens"])
@@ -92,7 +92,7 @@ class Places:
         Raises:
             AmbiguousError: nothing tells the tokens of a step or of a sample.
         """
-        tokens = self._own(row)
+        tokens = self._counted(row)
         if tokens is not None:
             return tokens
         if "step" not in row:
@@ -110,20 +110,23 @@ class Places:
     def _between(self, step: float) -> float:
         """Return the tokens at a step: linear between the counts around it, and beyond the last two."""
         steps = self._steps
-        right = min(bisect_left(steps, step), len(steps) - 1)
-        if steps[right] == step or len(steps) == 1:
-            return self._tokens[right] * (step / steps[right] if steps[right] else 1.0)
-        left = right - 1 if right else 0
-        right = left + 1
-        slope = (self._tokens[right] - self._tokens[left]) / (steps[right] - steps[left])
-        return max(0.0, self._tokens[left] + slope * (step - steps[left]))
+        tokens = self._tokens
+        index = min(bisect_left(steps, step), len(steps) - 1)
+        if steps[index] == step:
+            return tokens[index]
+        if len(steps) == 1:
+            return tokens[0] * (step / steps[0] if steps[0] else 1.0)
+        left = max(0, index - 1)
+        slope = (tokens[left + 1] - tokens[left]) / (steps[left + 1] - steps[left])
+        return max(0.0, tokens[left] + slope * (step - steps[left]))
 
     def _check_batch(self) -> None:
         """Raise ``AmbiguousError`` if the log's samples show that steps differ in size."""
-        points = sorted(self._samples.items())
         batches = {
-            round((samples - before) / (step - step_before), 3)
-            for (step_before, before), (step, samples) in itertools.pairwise(points)
+            round((samples - samples_before) / (step - step_before), 3)
+            for (step_before, samples_before), (step, samples) in itertools.pairwise(
+                sorted(self._samples.items())
+            )
         }
         if len(batches) > 1:
             raise AmbiguousError(
@@ -135,7 +138,8 @@ class Places:
         """Say where the log's own count differs from steps × their tokens, by more than a step."""
         if self._step_tokens is None or not self._steps:
             return None
-        step, tokens = self._steps[-1], self._tokens[-1]
+        step = self._steps[-1]
+        tokens = self._tokens[-1]
         by_steps = self._step_tokens(step)
         if abs(tokens - by_steps) <= self._step_tokens(1.0) * 1.01:
             return None
@@ -168,10 +172,10 @@ class Repeats:
         if may_repeat and (self._rule == "changes" or place - self._place < self._interval() * 0.999):
             self.dropped += 1
             return False
-        if self._value is not None and is_change:
-            self._gaps.append(place - self._place)
         if self._first is None:
             self._first = place
+        elif is_change:
+            self._gaps.append(place - self._place)
         self._value = value
         self._place = place
         return True
@@ -188,52 +192,51 @@ def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
     """
     values = [row["val_loss"] for row in rows]
     places = [place_of(row) for row in rows]
-    starts = [0]
-    starts += [
-        index
-        for index in range(1, len(rows))
-        if values[index] != values[index - 1] or "is_fresh" in rows[index]
+    changes = [
+        place
+        for index, (row, place) in enumerate(zip(rows, places, strict=True))
+        if not index or "is_fresh" in row or values[index] != values[index - 1]
     ]
-    repeats = len(values) - len(starts)
-    if not repeats:
+    num_repeats = len(rows) - len(changes)
+    if not num_repeats:
         return
     ambiguous = AmbiguousError(
-        f"{len(values)} evaluations, or {len(starts)} that later rows repeat? say which: --evaluations rows "
+        f"{len(rows)} evaluations, or {len(changes)} that later rows repeat? say which: --evaluations rows "
         "or --evaluations changes"
     )
-    spacing = statistics.median(after - before for before, after in itertools.pairwise(places))
-    gaps = [places[after] - places[before] for before, after in itertools.pairwise(starts)]
+    spacing = statistics.median(_gaps(places))
+    gaps = _gaps(changes)
     interval = statistics.median(gaps) if gaps else places[0]
     if not gaps and places[-1] - places[0] >= interval:
         raise ambiguous
     if interval < 1.5 * spacing:  # each row is an evaluation
-        if repeats > _MOST_EQUAL * len(values):
+        if num_repeats > _MOST_EQUAL * len(rows):
             raise ambiguous
         return
-    if not is_usual and (len(starts) < _FEWEST or _digits(values) <= _FEW_DIGITS):
+    num_digits = max(len(repr(value).partition(".")[2]) for value in values)
+    if not is_usual and (len(changes) < _FEWEST or num_digits <= _FEW_DIGITS):
         raise ambiguous
-    gaps.append(places[-1] - places[starts[-1]])
-    for number, gap in enumerate(gaps):
-        intervals = round(gap / interval)
-        is_end = number in (0, len(gaps) - 2, len(gaps) - 1)  # the first and the last may be shorter
-        if intervals >= _FEWEST or (abs(gap - intervals * interval) > 1.01 * spacing and not is_end):
+    gaps.append(places[-1] - changes[-1])
+    for index, gap in enumerate(gaps):
+        num_intervals = round(gap / interval)
+        is_end = index in (0, len(gaps) - 2, len(gaps) - 1)  # the first and the last may be shorter
+        is_whole = abs(gap - num_intervals * interval) <= 1.01 * spacing
+        if num_intervals >= _FEWEST or not (is_whole or is_end):
             raise ambiguous
 
 
-def _digits(values: Sequence[float]) -> int:
-    """Return the most decimals that a value is written with."""
-    return max(len(repr(value).partition(".")[2]) for value in values)
+def _gaps(places: Sequence[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(places)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
-    """The evaluations of a run: their rows, by rising places, and the tokens at each.
+class RunEvaluations:
+    """The evaluations of a run: their rows, by rising places, each with its tokens.
 
     ``diverged``: why the run has diverged, else None. ``notes``: what was passed over or replaced.
     """
 
     rows: tuple[Row, ...]
-    tokens: tuple[float, ...]
     diverged: str | None
     notes: tuple[str, ...]
 
@@ -249,19 +252,19 @@ class RunRows:
     rule: Evaluations | None = None
     is_repeated: bool = False
     _rows: list[Row] = field(default_factory=list)
-    _blanks: int = 0
+    _num_blanks: int = 0
     _is_fresh: bool = False
     _bad: str | None = None
 
     def add(self, row: Row) -> None:
         """Add a row; one without a validation loss tells counts, and whether training goes on."""
         self.places.learn(row)
+        loss = row.get("loss")
         if "val_loss" in row:
             self._rows.append({**row, "is_fresh": True} if self._is_fresh else row)
             self._is_fresh = False
-        elif "loss" in row:
+        elif loss is not None:
             self._is_fresh = True
-        loss = row.get("loss")
         if loss is None and is_nan(row.get("grad_norm")):
             self._bad = self._bad or f"the gradient norm is nan at {named(row)}, without a loss"
         elif loss is not None and not math.isfinite(loss):
@@ -271,10 +274,10 @@ class RunRows:
 
     def add_blank(self) -> None:
         """Count a row on which no evaluation is."""
-        self._blanks += 1
+        self._num_blanks += 1
         self._is_fresh = True
 
-    def curve(self) -> Curve:
+    def evaluations(self) -> RunEvaluations:
         """Return the run's evaluations.
 
         Raises:
@@ -284,47 +287,49 @@ class RunRows:
         rows = in_order(self._rows, notes)
         rows, diverged = self._without_blanks(rows)
         rows = self._without_repeats(rows, notes)
-        if self._blanks:
-            notes.append(f"{self._blanks:,} rows without an evaluation passed over")
-        tokens = tuple(self.places.tokens(row) for row in rows)
+        if self._num_blanks:
+            notes.append(f"{self._num_blanks:,} rows without an evaluation passed over")
+        rows = [{**row, "tokens": self.places.tokens(row)} for row in rows]
         if disagreement := self.places.disagreement():
             notes.append(disagreement)
-        return Curve(rows=tuple(rows), tokens=tokens, diverged=diverged or self._bad, notes=tuple(notes))
+        return RunEvaluations(rows=tuple(rows), diverged=diverged or self._bad, notes=tuple(notes))
 
-    def _without_blanks(self, rows: list[Row]) -> tuple[list[Row], str | None]:
+    def _without_blanks(self, rows: Sequence[Row]) -> tuple[list[Row], str | None]:
         """Leave out losses that are not finite; say why the run has diverged if its evaluations end so.
 
         NaN between two evaluations is a blank. After the last one it is a loss where an evaluation was due.
         """
-        kept: list[Row] = []
+        finite: list[Row] = []
         ends: list[Row] = []
-        is_after_blank = self._blanks > 0
+        is_after_blank = self._num_blanks > 0
         for row in rows:
             if not math.isfinite(row["val_loss"]):
                 ends.append(row)
                 continue
             is_after_blank = is_after_blank or bool(ends)
-            kept.append({**row, "is_fresh": True} if ends else row)
-            self._blanks += len(ends)
+            finite.append({**row, "is_fresh": True} if ends else row)
+            self._num_blanks += len(ends)
             ends = []
-        due = _first_due(ends, [place_of(row) for row in kept], has_blanks=is_after_blank)
+        due = _first_due(ends, [place_of(row) for row in finite], has_blanks=is_after_blank)
         if due is not None:
-            return kept, f"the validation loss is {due['val_loss']:g} at {named(due)}"
-        self._blanks += len(ends)
-        return kept, None
+            return finite, f"the validation loss is {due['val_loss']:g} at {named(due)}"
+        self._num_blanks += len(ends)
+        return finite, None
 
-    def _without_repeats(self, rows: list[Row], notes: list[str]) -> list[Row]:
+    def _without_repeats(self, rows: Sequence[Row], notes: list[str]) -> list[Row]:
         if self.rule is None and len(rows) > 1:
             check_repeats(rows, is_usual=self.is_repeated)
         repeats = Repeats(self.rule)
-        kept = [
+        evaluations = [
             row
             for row in rows
             if repeats.is_evaluation(place_of(row), row["val_loss"], is_fresh="is_fresh" in row)
         ]
         if repeats.dropped:
-            notes.append(f"{repeats.dropped:,} rows repeat the evaluation before: {len(kept)} evaluations")
-        return kept
+            notes.append(
+                f"{repeats.dropped:,} rows repeat the evaluation before: {len(evaluations)} evaluations"
+            )
+        return evaluations
 
 
 def _first_due(ends: Sequence[Row], places: Sequence[float], *, has_blanks: bool) -> Row | None:
@@ -332,9 +337,10 @@ def _first_due(ends: Sequence[Row], places: Sequence[float], *, has_blanks: bool
 
     ``places``: of the finite evaluations before them. ``has_blanks``: whether NaN may be a blank here.
     """
-    gaps = [after - before for before, after in itertools.pairwise([0.0, *places])]
-    gaps = gaps[1:] or gaps
-    due = places[-1] + max(gaps) if places else math.inf
+    due = math.inf
+    if places:
+        gaps = _gaps(places) or [places[0]]
+        due = places[-1] + max(gaps)
     for row in ends:
         is_bad = math.isinf(row["val_loss"]) or not math.isfinite(row.get("loss", 0.0))
         if is_bad or not has_blanks or place_of(row) >= due:
@@ -349,49 +355,51 @@ def in_order(rows: Sequence[Row], notes: list[str]) -> list[Row]:
         AmbiguousError: they are of several runs, or of ranks that say different things.
     """
     places = [place_of(row) for row in rows]
-    if len(places) > 1 and all(after <= before for before, after in itertools.pairwise(places)):
+    if places == sorted(places, reverse=True):
         rows = rows[::-1]
-    kept: list[Row] = []
-    values: dict[float, float] = {}
-    conflicts = 0
+    ordered: list[Row] = []
+    values: dict[float, float] = {}  # by the places of ``ordered``
+    last = -1.0
+    num_conflicts = 0
     for row in rows:
         place = place_of(row)
         value = row["val_loss"]
-        if not kept or place > place_of(kept[-1]):
-            kept.append(row)
-            values[place] = value
-            continue
-        if place not in values:
-            raise AmbiguousError(f"{named(row)} comes after {named(kept[-1])}", is_of_runs=True)
-        known = values[place]
-        if known == value or math.isnan(value):
-            continue
-        is_last = place == place_of(kept[-1])
-        if is_last and math.isnan(known):
-            kept[-1] = row
-            values[place] = value
-            continue
-        conflicts += is_last
-        if place == place_of(kept[0]) or conflicts > 1:
-            raise AmbiguousError(f"losses {known:g} and {value:g} at {named(row)}", is_of_runs=True)
-        num_before = len(kept)
-        while kept and place_of(kept[-1]) >= place:
-            del values[place_of(kept.pop())]
-        notes.append(f"resumed: {named(row)} comes again and replaces {num_before - len(kept)} evaluations")
-        kept.append(row)
+        if place <= last:
+            if place not in values:
+                raise AmbiguousError(f"{named(row)} comes after {named(ordered[-1])}", is_of_runs=True)
+            known = values[place]
+            if known == value or math.isnan(value):
+                continue
+            if place == last and math.isnan(known):
+                ordered.pop()
+            else:
+                num_conflicts += place == last
+                if place == place_of(ordered[0]) or num_conflicts > 1:
+                    raise AmbiguousError(f"losses {known:g} and {value:g} at {named(row)}", is_of_runs=True)
+                num_before = len(ordered)
+                while ordered and place_of(ordered[-1]) >= place:
+                    del values[place_of(ordered.pop())]
+                num_replaced = num_before - len(ordered)
+                notes.append(f"resumed: {named(row)} comes again and replaces {num_replaced} evaluations")
+        ordered.append(row)
         values[place] = value
-    return kept
+        last = place
+    return ordered
 
 
 def place_of(row: Row) -> float:
     """Return where in the training a row is, by steps if it has them."""
-    return float(row["step"] if "step" in row else row["samples"] if "samples" in row else row["tokens"])
+    if "step" in row:
+        return float(row["step"])
+    return float(row["samples"] if "samples" in row else row["tokens"])
 
 
 def named(row: Row) -> str:
     """Name a row's place, such as step 1,000."""
-    kind = next(name for name in ("step", "samples", "tokens") if name in row)
-    return f"{kind} {row[kind]:,.0f}" if kind == "step" else f"{row[kind]:,.0f} {kind}"
+    if "step" in row:
+        return f"step {row['step']:,.0f}"
+    kind = "samples" if "samples" in row else "tokens"
+    return f"{row[kind]:,.0f} {kind}"
 
 
 def notes_of(notes_by_run: Mapping[str, Sequence[str]]) -> list[str]:
@@ -403,9 +411,9 @@ def notes_of(notes_by_run: Mapping[str, Sequence[str]]) -> list[str]:
     for run, notes in notes_by_run.items():
         for note in notes:
             kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), {})[run] = note
-    said = []
-    for runs in kinds.values():
-        name, note = next(iter(runs.items()))
-        others = f" and, alike, {len(runs) - 1} more runs" if len(runs) > 1 else ""
-        said.append(f"{note} ({name}{others})")
-    return said
+    lines = []
+    for notes_by_name in kinds.values():
+        name, note = next(iter(notes_by_name.items()))
+        others = f" and, alike, {len(notes_by_name) - 1} more runs" if len(notes_by_name) > 1 else ""
+        lines.append(f"{note} ({name}{others})")
+    return lines

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
@@ -20,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from ablate.base.config_base import Section, key, said
 from ablate.base.files import parse_json
-from ablate.run.log_formats import FORMATS
+from ablate.run.log_formats import FORMATS, PLACES, ROW, Format
 from ablate.run.loss_units import LoggedUnit  # noqa: TC001  pydantic reads it
 
 if TYPE_CHECKING:
@@ -28,16 +29,8 @@ if TYPE_CHECKING:
 
     from ablate.run.log_formats import Form
 
-COUNTS = ("tokens", "samples")
-"""How far training is, by a count that holds with batches of any size; ``samples`` are sequences."""
-PLACES = ("step", *COUNTS)
-"""Where in the training a row is."""
-VALUES = ("val_loss", "loss", "grad_norm", "lr", "step_ms", "tokens_per_sec", "tokens_per_sec_per_device")
-"""What a row may tell; ``step_ms``: milliseconds for an optimizer step."""
-_HELD = ("seconds", "ms", "seed", "run")
-"""What holds for later rows, too: time since training began, and which run it is."""
-ROW = (*PLACES, *VALUES, *_HELD, "set")
-"""``set``: the name of the evaluation set."""
+TIMES = {"ms": 1e3, "seconds": 1.0}
+"""Times since training began, and how many of their units a second has."""
 BLANKS = frozenset(("", "-", "--", "—", ".", "?", "none", "null", "nil", "na", "n/a", "<na>", "#n/a", r"\n"))
 """What stands, in small letters, where there is no value. NaN may be one, or a loss."""
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?")
@@ -76,38 +69,29 @@ class LogSource(Section):
     )
 
     @property
-    def form(self) -> Form:
-        """How the file holds its rows."""
+    def format(self) -> Format:
+        """How the log is read: as the trainer writes it, or as the section says."""
         if self.preset is not None:
-            return FORMATS[self.preset].form
+            return FORMATS[self.preset]
+        keys = {name: (their_name,) for name, their_name in (self.jsonl or self.tensorboard).items()}
         if self.tensorboard:
-            return "events"
-        return "json lines" if self.jsonl else "lines"
-
-    @property
-    def keys(self) -> Mapping[str, Sequence[str]]:
-        """Our names, and the keys that may hold them."""
-        if self.preset == "ablate":
-            return {name: (name,) for name in ROW}
-        if self.preset is not None:
-            return FORMATS[self.preset].keys
-        keys = {name: (theirs,) for name, theirs in (self.jsonl or self.tensorboard).items()}
-        return {"step": ("step",), **keys} if self.tensorboard else keys
+            return Format(form="events", keys={"step": ("step",), **keys})
+        return Format(form="json lines" if keys else "lines", patterns=tuple(self.patterns), keys=keys)
 
     @property
     def identity(self) -> str:
         """What a run's id holds of it: how a log is read, as JSON."""
+        # These came later, so that without them an id is as it was.
+        later = ("set", "unit", "evaluations")
         fields = {
-            name: getattr(self, name) for name in ("preset", "patterns", "jsonl", "tensorboard", "file")
+            name: value for name, value in asdict(self).items() if value is not None or name not in later
         }
-        chosen = {name: getattr(self, name) for name in ("set", "unit", "evaluations")}
-        fields |= {name: value for name, value in chosen.items() if value is not None}
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
     def loss_unit(self) -> LoggedUnit:
         """The unit of its validation losses."""
-        return self.unit or (FORMATS[self.preset].unit if self.preset else "nats")
+        return self.unit or self.format.unit
 
     @property
     def place(self) -> str | None:
@@ -119,29 +103,27 @@ class LogSource(Section):
         if len(ways) != 1:
             got = " and ".join(ways) or "none"
             raise said(f"expected one of preset, patterns, jsonl and tensorboard, got {got}", None)
-        if self.form in ("json", "csv", "events") and self.file is None:
-            place = "tb" if self.form == "events" else f"**/{FORMATS[str(self.preset)].files[0]}"
-            raise said("the rows are in a file", f"name it: file: '{{run_dir}}/{place}'", ways[0])
-        if self.preset is None:
-            self._check_names(ways[0])
-
-    def _check_names(self, way: str) -> None:
-        names: dict[str, tuple[str | int, ...]] = {}
-        for name in self.jsonl or self.tensorboard:
-            names[name] = (way, name)
+        (way,) = ways
+        log_format = self.format
+        if log_format.form in ("json", "csv", "events") and self.file is None:
+            place = "tb" if log_format.form == "events" else f"**/{log_format.files[0]}"
+            raise said("the rows are in a file", f"name it: file: '{{run_dir}}/{place}'", way)
+        names: dict[str, tuple[str | int, ...]] = {name: (way, name) for name in log_format.keys}
         for index, pattern in enumerate(self.patterns):
             names |= dict.fromkeys(compiled(pattern, way, index).groupindex, (way, index))
-        for name, place in names.items():
+        for name, place_of_name in names.items():
             if name not in ROW:
-                raise said(f"'{name}' is no part of a row", f"expected {', '.join(ROW)}", *place)
-        if "val_loss" not in names:
+                raise said(f"'{name}' is no part of a row", f"expected {', '.join(ROW)}", *place_of_name)
+        if self.preset is None and "val_loss" not in names:
             raise said("nothing reads val_loss", "a validation loss", way)
 
     @property
     def has_place(self) -> bool:
         """Whether something reads where in the training a row is."""
-        names = {*self.keys}.union(*(re.compile(pattern).groupindex for pattern in self.patterns))
-        return self.preset is not None or not names.isdisjoint(PLACES)
+        names = {*self.format.keys}
+        for pattern in self.format.patterns:
+            names |= {*re.compile(pattern).groupindex}
+        return not names.isdisjoint(PLACES)
 
 
 def compiled(pattern: str, *place: str | int) -> re.Pattern[str]:
@@ -156,16 +138,13 @@ class LogReader:
     """Turns lines of a log into rows, in the order in which they stand: numbers by name, and texts.
 
     A place keeps its value until another is found, because some trainers print it on a line of its own; so
-    does what holds (time, seed, run). A row without a loss tells the count at a step. ``not_read`` is a
-    validation loss that is no number.
+    do times, seed and run. A row without a loss tells the count at a step. ``not_read`` is a validation loss
+    that is no number.
     """
 
     def __init__(self, source: LogSource) -> None:
-        patterns = FORMATS[source.preset].patterns if source.preset else source.patterns
-        self._patterns = [re.compile(pattern, re.MULTILINE) for pattern in patterns]
-        self._keys = source.keys
-        self._form = source.form
-        self._only = FORMATS[source.preset].only if source.preset else None
+        self._format = source.format
+        self._patterns = [re.compile(pattern, re.MULTILINE) for pattern in self._format.patterns]
         self._set = source.set
         self._has_place = source.has_place
         self._place: dict[str, float] = {}
@@ -175,84 +154,85 @@ class LogReader:
 
     def may_hold_rows(self, lines: str) -> bool:
         """Tell quickly whether a text of many lines may hold a row."""
-        return any(pattern.search(lines) for pattern in self._patterns) or (bool(self._keys) and "{" in lines)
+        if self._format.keys:
+            return "{" in lines
+        return any(pattern.search(lines) for pattern in self._patterns)
 
     def rows(self, text: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of one line, or of a whole file in the forms that are read as one."""
+        if self._format.keys:
+            for entry in _entries(text, self._format.form):
+                yield from self.rows_of(entry)
+            return
         values: dict[str, Any] = {}
         for pattern in self._patterns:
             if match := pattern.search(text):
                 values |= {name: value for name, value in match.groupdict().items() if value is not None}
-        if values:
-            yield from self._row(values)
-        if self._keys:
-            for entry in _entries(text, self._form):
-                yield from self.rows_of(entry)
+        if values and (row := self._row(values)):
+            yield row
 
     def rows_of(self, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one object of JSON, or of one line of a table."""
-        if self._only is not None:
+        """Yield the rows of one object of JSON, or of one line of a table; one for each evaluation set."""
+        if self._format.only is not None:
             self._place = {}  # such an entry tells its own
-        if self._only is None or entry.get(self._only[0]) == self._only[1]:
-            for values in self._values(entry):
-                yield from self._row(values)
+            name, value = self._format.only
+            if entry.get(name) != value:
+                return
+        values = {name: _first(entry, keys) for name, keys in self._format.keys.items()}
+        variants = [values]
+        if values["val_loss"] is None:
+            for key_of_sets in self._format.keys["val_loss"]:
+                if "*" not in key_of_sets:
+                    continue
+                pattern = re.compile(re.escape(key_of_sets).replace(r"\*", "(.+)"))
+                for name, value in entry.items():
+                    if match := pattern.fullmatch(name):
+                        variants.append({**values, "val_loss": value, "set": match[1], "loss": None})
+        for variant in variants:
+            if row := self._row(variant):
+                yield row
 
-    def _values(self, entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what an entry holds by our names; more than once if it has several evaluation sets."""
-        values: dict[str, Any] = {}
-        for name, theirs in self._keys.items():
-            values[name] = next((value for one in theirs if (value := deep(entry, one)) is not None), None)
-        yield values
-        for name in self._keys.get("val_loss", ()):
-            if "*" in name and values["val_loss"] is None:
-                form = re.compile(re.escape(name).replace(r"\*", "(.+)"))
-                for theirs, value in entry.items():
-                    if match := form.fullmatch(theirs):
-                        yield {**values, "val_loss": value, "set": match[1], "loss": None}
-
-    def _row(self, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _row(self, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the row that values make; None if they tell neither a loss nor a count."""
         row: dict[str, Any] = {}
         for name, value in values.items():
-            if name in _HELD:
-                self._hold(name, value)
+            if name in ("run", "seed"):
+                if value is not None and not (
+                    name == "seed" and "seed" in self._held
+                ):  # the first seed counts
+                    self._held[name] = value
             elif name == "set":
-                row |= {name: value} if value else {}
+                if value:
+                    row["set"] = value
             elif (read := number(value)) is not None:
-                row[name] = read
+                if name in TIMES:
+                    self._held[name] = read
+                else:
+                    row[name] = read
             elif name == "val_loss" and not is_blank(value):
                 row["not_read"] = value
         has_count = self._find_place(row)
-        self._keep_wanted_set(row)
-        has_value = not {"val_loss", "loss", "not_read"}.isdisjoint(row) or is_nan(row.get("grad_norm"))
+        if "val_loss" in row:
+            if "set" in row:
+                self.sets[row["set"]] = None
+            if self._set is not None and not is_set(row.get("set"), self._set):
+                del row["val_loss"]
+        has_value = "val_loss" in row or "loss" in row or "not_read" in row or is_nan(row.get("grad_norm"))
         if (self._place or not self._has_place) and (has_value or has_count):
-            yield {**self._held, **self._place, **row}
+            return {**self._held, **self._place, **row}
+        return None
 
     def _find_place(self, row: dict[str, Any]) -> bool:
-        """Move the places of a row to those that hold; tell whether one is a count."""
-        places = {name: row.pop(name) for name in PLACES if name in row}
-        places = {
-            name: int(value) if value.is_integer() else value
-            for name, value in places.items()
-            if 0 <= value < LARGEST
-        }
+        """Move the places of a row to those that hold; tell whether one is a count of tokens or samples."""
+        places: dict[str, float] = {}
+        for name in PLACES:
+            place = row.pop(name, None)
+            if place is not None and 0 <= place < LARGEST:
+                places[name] = int(place) if place.is_integer() else place
         if "step" in places and places["step"] != self._place.get("step"):
             self._place = {}
         self._place |= places
-        return not places.keys().isdisjoint(COUNTS)
-
-    def _keep_wanted_set(self, row: dict[str, Any]) -> None:
-        if "val_loss" not in row:
-            return
-        name = row.get("set")
-        if name is not None:
-            self.sets[name] = None
-        if self._set is not None and not is_set(name, self._set):
-            del row["val_loss"]
-
-    def _hold(self, name: str, value: Any) -> None:
-        """Keep what holds for later rows; the first seed counts."""
-        if value is not None and not (name == "seed" and "seed" in self._held):
-            self._held[name] = value
+        return "tokens" in places or "samples" in places
 
 
 def is_set(name: str | None, wanted: str) -> bool:
@@ -268,36 +248,33 @@ def _entries(text: str, form: Form) -> Sequence[Mapping[str, Any]]:
         content = parse_json(text[text.index("{") :])
     except ValueError:
         return ()
-    entries = deep(content, "log_history") or [content]
+    entries = content.get("log_history") or [content]
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else ()
 
 
-def deep(content: Any, name: str) -> Any:
-    """Find a key, or a path of keys with dots; None if there is no such key."""
-    if isinstance(content, dict) and name in content:
-        return content[name]
-    value = content
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+def _first(entry: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """Return the value of the first key, or path of keys with dots, that an entry has; else None."""
+    for key_or_path in keys:
+        value: Any = entry
+        for part in [key_or_path] if key_or_path in entry else key_or_path.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None
 
 
 def number(value: Any) -> float | None:
     """Read a number, also with separators of thousands (1,234.5); None if it is none."""
-    if type(value) is str and "_" not in value:
-        try:
-            return float(value)
-        except ValueError:
-            pass  # it may still be one, as others write it
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, str):
+        value = value.strip("'\" ,;")
+        if "," in value or "_" in value:
+            if not _GROUPED.fullmatch(value):
+                return None
+            value = value.replace(",", "").replace("_", "")
+    elif isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    text = value.strip("'\" ,;") if isinstance(value, str) else value
-    if isinstance(text, str) and ("," in text or "_" in text):
-        if not _GROUPED.fullmatch(text):
-            return None
-        text = text.replace(",", "").replace("_", "")
     try:
-        return float(text)
+        return float(value)
     except (ValueError, OverflowError):
         return None
 

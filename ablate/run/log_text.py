@@ -59,10 +59,6 @@ def _encoding_of(head: bytes) -> tuple[str, int]:
     return "utf-8", 0
 
 
-def _errors(encoding: str) -> str:
-    return "surrogateescape" if encoding == "utf-8" else "replace"
-
-
 def open_text(path: Path, *, newline: str | None = None) -> TextIO:
     """Open a log for reading; ``newline`` as of ``open``.
 
@@ -74,35 +70,29 @@ def open_text(path: Path, *, newline: str | None = None) -> TextIO:
     content = gzip.open(path) if is_packed else path.open("rb")  # noqa: SIM115  the caller closes it
     encoding, mark = _encoding_of(content.peek(_HEAD)[:_HEAD])
     content.read(mark)
-    return io.TextIOWrapper(content, encoding=encoding, errors=_errors(encoding), newline=newline)
-
-
-def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a log, without colours; a long line in parts.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with open_text(path) as file:
-        while line := file.readline(LONGEST_LINE):
-            yield without_colours(line)
+    errors = "surrogateescape" if encoding == "utf-8" else "replace"
+    return io.TextIOWrapper(content, encoding=encoding, errors=errors, newline=newline)
 
 
 def texts_of(path: Path, source: LogSource) -> Iterator[tuple[int, str]]:
     """Yield what ``LogReader`` reads of a file, with the number of the line: lines, or the whole.
 
+    A long line comes in parts.
+
     Raises:
         OSError: the file cannot be read.
     """
-    if source.form == "events":
-        events = Events(source.keys).new(sorted(path.parent.glob("events.out.tfevents.*")))
-        yield from ((1, text) for text in events)
-    elif source.form in ("json", "csv"):
-        with open_text(path) as file:
+    form = source.format.form
+    if form == "events":
+        for text in Events(source).new(sorted(path.parent.glob("events.out.tfevents.*"))):
+            yield 1, text
+        return
+    with open_text(path) as file:
+        if form in ("json", "csv"):
             yield 1, file.read()
-    else:
-        for line_number, line in enumerate(lines_of(path), 1):
-            yield line_number, line.strip()
+            return
+        for line_number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
+            yield line_number, without_colours(line).strip()
 
 
 def without_colours(text: str) -> str:
@@ -127,8 +117,9 @@ def _digest_before(path: Path, offset: int) -> str | None:
     """Hash the bytes of a file before a place; None if it is shorter."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, offset - _HEAD))
-            content = file.read(offset - max(0, offset - _HEAD))
+            start = max(0, offset - _HEAD)
+            file.seek(start)
+            content = file.read(offset - start)
             return hash_of(content) if file.tell() == offset else None
     except OSError:
         return None
@@ -172,13 +163,12 @@ class NewText:
     @property
     def known(self) -> dict[str, Any]:
         """What another reader needs to go on from here, as plain data; without the rest of a line."""
-        offset = self.offset - self._unread_bytes
+        offset = self.offset - len(self._rest.encode("utf-8", "replace"))
         return {"offset": offset, "digest": _digest_before(self.path, offset)}
 
     def _begin(self) -> None:
         self.is_behind = False
         self.offset = 0
-        self._unread_bytes = 0
         self._rest = ""
         self._decoder: codecs.IncrementalDecoder | None = None
 
@@ -210,7 +200,6 @@ class NewText:
         if ended and self._rest and not self.is_behind:
             yield [without_colours(self._rest).strip()]
             self._rest = ""
-            self._unread_bytes = 0
 
     def _lines(self, piece: bytes) -> list[str]:
         if self._decoder is None:
@@ -222,7 +211,6 @@ class NewText:
         if len(self._rest) > LONGEST_LINE:
             lines.append(self._rest)
             self._rest = ""
-        self._unread_bytes = len(self._rest.encode("utf-8", "replace"))
         return [line.strip() for line in lines]
 
 
@@ -233,19 +221,19 @@ class NewFiles:
         self._source = source
         self._place = place
         self._texts: dict[Path, NewText] = {}
-        self._events = Events(source.keys)
+        self._events = Events(source)
         self._newest = 0.0
 
     def new(self, *, ended: bool = False) -> Iterator[str]:
         """Yield lines, or the newest of whole files; ``ended``: nothing more is written."""
-        form = self._source.form
+        form = self._source.format.form
         if form == "events":
             yield from self._events.new(files_of(f"{self._place}/**/events.out.tfevents.*"))
         elif form in ("json", "csv"):
             written = max(((path.stat().st_mtime, path) for path in files_of(self._place)), default=None)
             if written and (ended or written[0] > self._newest):
-                self._newest = written[0]
-                with open_text(written[1]) as file:
+                self._newest, newest_file = written
+                with open_text(newest_file) as file:
                     yield file.read()
         elif self._source.place:
             for path in files_of(self._place):
@@ -255,8 +243,8 @@ class NewFiles:
 class Events:
     """New values in TensorBoard's event files, as one line of JSON for each step."""
 
-    def __init__(self, keys: Mapping[str, Sequence[str]]) -> None:
-        self._tags = {tag for names in keys.values() for tag in names}
+    def __init__(self, source: LogSource) -> None:
+        self._tags = set().union(*source.format.keys.values())
         self._loaders: dict[Path, Any] = {}
 
     def new(self, paths: Sequence[Path]) -> Iterator[str]:
@@ -269,6 +257,7 @@ class Events:
             for event in self._loaders.setdefault(path, EventFileLoader(str(path))).Load():
                 for value in event.summary.value:
                     if value.tag in self._tags:
-                        number = float(tensor_util.make_ndarray(value.tensor))
-                        rows.setdefault(event.step, {"step": event.step})[value.tag] = number
-        yield from (json.dumps(rows[step]) for step in sorted(rows))
+                        row = rows.setdefault(event.step, {"step": event.step})
+                        row[value.tag] = float(tensor_util.make_ndarray(value.tensor))
+        for step in sorted(rows):
+            yield json.dumps(rows[step])

@@ -195,12 +195,12 @@ def _with_evaluations(log: Path, source: LogSource, texts: Sequence[str]) -> _Lo
     if len(reader.sets) > 1 and source.set is None:
         return _with_evaluations(log, replace(source, set=next(iter(reader.sets))), texts)
     try:
-        curve = run.curve()
+        read = run.evaluations()
     except AmbiguousError as error:
         raise UserError(f"--log: {log}: {error}") from None
-    if not curve.rows:
+    if not read.rows:
         raise UserError(f"--log: every validation loss in {log} is no number")
-    evals = tuple(dict(row) for row in curve.rows)
+    evals = tuple(dict(row) for row in read.rows)
     return _Log(
         source=source,
         sets=tuple(reader.sets),

@@ -74,6 +74,11 @@ class ImportedRun:
         return hashlib.sha256(self.content).hexdigest()[:16]
 
     @property
+    def name(self) -> str:
+        """The run's name in its log; empty without one."""
+        return self.piece[0] if self.piece else ""
+
+    @property
     def begins(self) -> int:
         """Tokens of the first evaluation, 0 without one."""
         return self.evals[0][0] if self.evals else 0
@@ -115,43 +120,51 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
     Raises:
         UserError: two files hold one run, or a run without name and seed begins late.
     """
+    alike: dict[str, list[str]] = {}
     for arm, runs in arms.items():
-        known: dict[object, ImportedRun] = {}
-        for run in sorted(runs, key=lambda run: run.begins):
-            named = run.piece not in (None, ("", None))
-            first = known.setdefault(run.piece if named else id(run), run)
+        _check_whole(arm, runs, waived)
+        alike.setdefault(arm.casefold(), []).append(arm)
+    lines = [
+        f"arms {' and '.join(names)} differ in case alone: taken as several"
+        for names in alike.values()
+        if len(names) > 1
+    ]
+    seeds = {run.seed for runs in arms.values() for run in runs}
+    free = (number for number in itertools.count() if number not in seeds)
+    numbers: dict[int | str | None, int] = {}
+    for text in sorted(seed for seed in seeds if isinstance(seed, str)):
+        numbers[text] = next(free)
+    if numbers:
+        lines.append("seeds " + ", ".join(f"'{text}' = {number}" for text, number in numbers.items()))
+    numbered = {
+        arm: [replace(run, seed=numbers.get(run.seed, run.seed)) for run in runs]
+        for arm, runs in arms.items()
+    }
+    return numbered, lines
+
+
+def _check_whole(arm: str, runs: Sequence[ImportedRun], waived: Sequence[str]) -> None:
+    known: dict[object, ImportedRun] = {}
+    by_beginning = sorted(runs, key=lambda run: run.begins)
+    for run in by_beginning:
+        if run.piece is None:
+            continue
+        if run.piece != ("", None):
+            first = known.setdefault(run.piece, run)
             if run.id != first.id:
                 raise UserError(
                     f"{first.source} and {run.source} (arm '{arm}') are of one run by their name or seed "
                     "(put a run that was resumed into one file; two runs have two names: --columns run=NAME)"
                 )
-            whole = next(iter(known.values()))
-            steps = [after - at for (at, _), (after, _) in itertools.pairwise(run.evals[:2])]
-            late = steps and run.begins > whole.begins + 2 * steps[0]
-            if late and run.piece == ("", None) and "beginning" not in waived:
+        elif len(run.evals) > 1 and "beginning" not in waived:
+            whole = by_beginning[0]
+            interval = run.evals[1][0] - run.begins
+            if run.begins > whole.begins + 2 * interval:
                 raise UserError(
                     f"{run.source} begins at {run.begins:,} tokens, {whole.source} of arm '{arm}' at "
                     f"{whole.begins:,}: is it the rest of a resumed run? (put a run into one file, or name "
                     "its run or seed; if they are runs of their own: --waive beginning)"
                 )
-    alike: dict[str, list[str]] = {}
-    for arm in arms:
-        alike.setdefault(arm.casefold(), []).append(arm)
-    said = [
-        f"arms {' and '.join(names)} differ in case alone: taken as several"
-        for names in alike.values()
-        if len(names) > 1
-    ]
-    every = [run.seed for runs in arms.values() for run in runs]
-    free = (number for number in itertools.count() if number not in every)
-    texts = sorted({seed for seed in every if isinstance(seed, str)})
-    numbers: dict[int | str | None, int] = dict(zip(texts, free, strict=False))
-    numbered = {
-        arm: [replace(run, seed=numbers.get(run.seed, run.seed)) for run in runs]
-        for arm, runs in arms.items()
-    }
-    told = ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
-    return numbered, said + [f"seeds {told}"] * bool(numbers)
 
 
 def write_study(
@@ -176,61 +189,44 @@ def write_study(
             is in two arms, the folder holds a study that was not imported, the logs lack seeds for pairs, or
             the target is a perplexity and the losses are not in nats per token.
     """
-    copies: list[str] = []
-    known: dict[str, tuple[str, ImportedRun]] = {}
-    kept: dict[str, list[ImportedRun]] = {}
-    for name, runs in arms.items():
-        kept[name] = []
-        for run in runs:
-            if run.id not in known:
-                known[run.id] = name, run
-                kept[name].append(run)
-                continue
-            arm, first = known[run.id]
-            if arm != name:
-                raise UserError(f"{run.source} is in arm '{arm}' and in arm '{name}' (expected one)")
-            # Counting a copy would make the intervals too narrow.
-            copies.append(f"{run.source}: same content as {first.source} (arm '{name}'): counted once")
-        if not kept[name]:
-            raise UserError(f"arm '{name}' has no run that could be read")
-    if baseline not in kept:
-        raise UserError(f"--baseline: no arm '{baseline}' (arms: {', '.join(kept)})")
+    arms, copies = _without_copies(arms)
+    if baseline not in arms:
+        raise UserError(f"--baseline: no arm '{baseline}' (arms: {', '.join(arms)})")
     if paired_seeds:
-        _check_pairs(kept, baseline)
-    settings = {name: _common_settings(name, runs, waived) for name, runs in kept.items()}
-    longest = max(run.tokens for runs in kept.values() for run in runs)
-    if target is not None and not longest:
-        raise UserError(
-            "--target: the logs hold final losses alone (no column 'tokens'): leave the option out to "
-            "compare those, or see --columns"
-        )
+        _check_pairs(arms, baseline)
+    settings = {name: _common_settings(name, runs, waived) for name, runs in arms.items()}
+    longest = max(run.tokens for runs in arms.values() for run in runs)
     unit = stored_unit(loss_unit)
     if target is not None:
+        if not longest:
+            raise UserError(
+                "--target: the logs hold final losses alone (no column 'tokens'): leave the option out to "
+                "compare those, or see --columns"
+            )
         target.check_unit(unit)
     store = StudyStore(folder)
-    if store.plan_path.exists():
-        try:
-            imported = store.plan().imported
-        except UserError:
-            imported = False
-        if not imported:
-            raise UserError(f"{store.path} holds a study that was not imported: choose another --study")
-        shutil.rmtree(store.path / "runs", ignore_errors=True)
+    _remove_runs(store)
     base = settings[baseline]
-    entries = []
-    for name, runs in kept.items():
+    locked_arms = []
+    for name, runs in arms.items():
         taken = [run.seed for run in runs]
         free = (number for number in itertools.count() if number not in taken)
-        seeded = [replace(run, seed=next(free) if run.seed is None else run.seed) for run in runs]
-        own = settings[name]
-        told = [f"{part} {own[key]}" for key, part in PRECISION.items() if own.get(key)]
-        keys = dict.fromkeys((*base, *own))
-        entries.append(
+        seeded = [replace(run, seed=next(free)) if run.seed is None else run for run in runs]
+        arm_settings = settings[name]
+        precisions = [
+            f"{part} {arm_settings[key]}" for key, part in PRECISION.items() if arm_settings.get(key)
+        ]
+        differs = {
+            key: (base.get(key), arm_settings.get(key))
+            for key in base | arm_settings
+            if base.get(key) != arm_settings.get(key)
+        }
+        locked_arms.append(
             LockedArm(
                 name=name,
-                recipe=f"as logged{': ' * bool(told)}{', '.join(told)}",
+                recipe=f"as logged: {', '.join(precisions)}" if precisions else "as logged",
                 tokens=max([_write_run(store, run, longest) for run in seeded]),
-                differs={key: (base.get(key), own.get(key)) for key in keys if base.get(key) != own.get(key)},
+                differs=differs,
                 runs=tuple(LockedRun(id=run.id, seed=int(run.seed or 0)) for run in seeded),
             )
         )
@@ -242,12 +238,50 @@ def write_study(
             target=target,
             paired_seeds=paired_seeds,
             training=base,
-            arms=tuple(entries),
+            arms=tuple(locked_arms),
             imported=True,
             loss_unit=unit,
         )
     )
     return store, copies
+
+
+def _without_copies(arms: Arms) -> tuple[Arms, list[str]]:
+    """Leave out runs that are in an arm twice, as counting a copy would make the intervals too narrow.
+
+    Raises:
+        UserError: a run is in two arms, or an arm has none.
+    """
+    kept: dict[str, list[ImportedRun]] = {}
+    lines: list[str] = []
+    known: dict[str, tuple[str, ImportedRun]] = {}
+    for name, runs in arms.items():
+        if not runs:
+            raise UserError(f"arm '{name}' has no run that could be read")
+        kept[name] = []
+        for run in runs:
+            if run.id not in known:
+                known[run.id] = name, run
+                kept[name].append(run)
+                continue
+            arm, first = known[run.id]
+            if arm != name:
+                raise UserError(f"{run.source} is in arm '{arm}' and in arm '{name}' (expected one)")
+            lines.append(f"{run.source}: same content as {first.source} (arm '{name}'): counted once")
+    return kept, lines
+
+
+def _remove_runs(store: StudyStore) -> None:
+    """Remove the runs of an earlier import; raise UserError if the study was not imported."""
+    if not store.plan_path.exists():
+        return
+    try:
+        is_imported = store.plan().imported
+    except UserError:
+        is_imported = False
+    if not is_imported:
+        raise UserError(f"{store.path} holds a study that was not imported: choose another --study")
+    shutil.rmtree(store.path / "runs", ignore_errors=True)
 
 
 def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -> Arms:
@@ -259,39 +293,43 @@ def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -
     Raises:
         UserError: a log has other hardware, or a schedule of its own.
     """
+    return {arm: [_with_settings(run, hardware, constant_from) for run in runs] for arm, runs in arms.items()}
 
-    def told(run: ImportedRun) -> ImportedRun:
-        settings = dict(run.settings)
-        if hardware is not None and settings.setdefault("hardware", hardware) != hardware:
-            raise UserError(
-                f"--hardware: {run.source} was trained on {settings['hardware']} (leave the option out)"
-            )
-        if constant_from is not None:
-            if key := next((key for key in settings if "schedule" in key or "decay" in key), None):
+
+def _with_settings(run: ImportedRun, hardware: str | None, constant_from: int | None) -> ImportedRun:
+    settings = dict(run.settings)
+    if hardware is not None and settings.setdefault("hardware", hardware) != hardware:
+        raise UserError(
+            f"--hardware: {run.source} was trained on {settings['hardware']} (leave the option out)"
+        )
+    if constant_from is not None:
+        for key, value in settings.items():
+            if "schedule" in key or "decay" in key:
                 raise UserError(
-                    f"--constant-from: {run.source} tells {key} {settings[key]} itself (leave the option out)"
+                    f"--constant-from: {run.source} tells {key} {value} itself (leave the option out)"
                 )
-            settings |= {"schedule": "constant", "warmup_tokens": constant_from}
-        return replace(run, settings=settings)
-
-    return {name: [told(run) for run in runs] for name, runs in arms.items()}
+        settings |= {"schedule": "constant", "warmup_tokens": constant_from}
+    return replace(run, settings=settings)
 
 
 def _check_pairs(arms: Arms, baseline: str) -> None:
     """Raise UserError if a run has no seed, two runs of an arm have the same one, or no arm has a pair."""
+    seeds: dict[str, set[int | str]] = {}
     for name, runs in arms.items():
+        seeds[name] = set()
         for run in runs:
             if run.seed is None:
                 raise UserError(
                     f"--paired: {run.source} (arm '{name}') tells no seed, so it has no pair: name the "
                     "column or group that holds it (seed), or leave --paired out"
                 )
-        seed, count = Counter(run.seed for run in runs).most_common(1)[0]
-        if count > 1:
-            raise UserError(f"--paired: arm '{name}' has several runs of seed {seed} (leave --paired out)")
-    seeds = {name: {run.seed for run in runs} for name, runs in arms.items()}
-    own = seeds.pop(baseline)
-    if seeds and own.isdisjoint(set().union(*seeds.values())):
+            if run.seed in seeds[name]:
+                raise UserError(
+                    f"--paired: arm '{name}' has several runs of seed {run.seed} (leave --paired out)"
+                )
+            seeds[name].add(run.seed)
+    seeds_of_baseline = seeds.pop(baseline)
+    if seeds and seeds_of_baseline.isdisjoint(set().union(*seeds.values())):
         raise UserError(
             f"--paired: no arm has a seed of '{baseline}', so it pairs nothing (leave --paired out)"
         )
@@ -302,15 +340,18 @@ def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Sequence[str
     common: dict[str, Any] = {}
     for key in dict.fromkeys(key for run in runs for key in run.settings):
         values = [json.dumps(run.settings.get(key)) for run in runs]
-        usual, count = Counter(values).most_common(1)[0]
+        most, count = Counter(values).most_common(1)[0]
         if count == len(runs):
             common[key] = runs[0].settings.get(key)
-        elif key not in waived:
-            odd, run = next(pair for pair in zip(values, runs, strict=True) if pair[0] != usual)
-            raise UserError(
-                f"arm '{arm}': its runs differ in {key} ({odd} in {run.source}, {usual} in most) and cannot "
-                f"be pooled; make two arms of them, or --waive {key}"
-            )
+            continue
+        if key in waived:
+            continue
+        for run, value in zip(runs, values, strict=True):
+            if value != most:
+                raise UserError(
+                    f"arm '{arm}': its runs differ in {key} ({value} in {run.source}, {most} in most) and "
+                    f"cannot be pooled; make two arms of them, or --waive {key}"
+                )
     return common
 
 
@@ -331,32 +372,24 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
     target = store.run(run.id)
     budget = longest if run.state == "diverged" else run.tokens
     target.create({"training": {"tokens": budget, **run.settings}, "seed": run.seed, "source": run.source})
-    devices = machine(run.settings["hardware"]) if "hardware" in run.settings else {}
-    write_record(
-        target.environment_path,
-        {
-            **run.environment,
-            **devices,
-            "backend": IMPORTED,
-            "backend_mode": IMPORTED,
-            "log_notes": run.notes,
-        },
-    )
-    training = (
-        {"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate}
-        for step, (tokens, rate) in enumerate(run.throughput, 1)
-    )
-    evaluations = (
-        {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
-        | ({"val_loss_bf16": run.in_bf16[tokens]} if tokens in run.in_bf16 else {})
-        for step, (tokens, loss) in enumerate(run.evals, 1)
-    )
+    environment = dict(run.environment)
+    if "hardware" in run.settings:
+        environment |= machine(run.settings["hardware"])
+    environment |= {"backend": IMPORTED, "backend_mode": IMPORTED, "log_notes": run.notes}
+    write_record(target.environment_path, environment)
+    rows: list[dict[str, Any]] = []
+    for step, (tokens, rate) in enumerate(run.throughput, 1):
+        rows.append({"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate})
+    for step, (tokens, loss) in enumerate(run.evals, 1):
+        row = {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
+        if tokens in run.in_bf16:
+            row["val_loss_bf16"] = run.in_bf16[tokens]
+        rows.append(row)
     # MLflow's rows take their times from here, so repeated imports must write the same.
     begun = run.started_unix or 0.0
-    rows = enumerate(itertools.chain(training, evaluations))
     as_json = json.JSONEncoder(separators=(",", ":")).encode
-    content = "".join(as_json({**row, "time_unix": begun + number}) + "\n" for number, row in rows)
-    write_bytes_atomic(target.metrics_path, content.encode())
+    lines = (as_json({**row, "time_unix": begun + index}) + "\n" for index, row in enumerate(rows))
+    write_bytes_atomic(target.metrics_path, "".join(lines).encode())
     target.write_status(
         Status(
             state=run.state, attempt=1, tokens=run.tokens, step=len(run.evals), message=run.message,

@@ -13,18 +13,20 @@ import itertools
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.base.errors import UserError, safe_text
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import run_of_losses
 from ablate.run.evaluations import AmbiguousError, Places, RunRows, named
-from ablate.run.log_rows import LARGEST, PLACES, LogReader, is_blank, is_set, number
+from ablate.run.log_formats import PLACES
+from ablate.run.log_rows import LARGEST, TIMES, LogReader, is_blank, is_set, number
 from ablate.run.log_text import open_text, texts_of
 from ablate.run.loss_units import to_stored
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from ablate.reports.read.imported import ImportedRun
-    from ablate.run.evaluations import Curve
+    from ablate.run.evaluations import Row as LogRow
     from ablate.run.log_rows import Evaluations, LogSource
     from ablate.run.loss_units import LoggedUnit
 
@@ -46,8 +48,10 @@ _ONLY_NAMED = ("set", "loss", "seconds", "ms")
 """Columns that are read if ``--columns`` names them: of that name alone they may be something else."""
 _SAMPLE_COUNTS = ("consumed_samples", "consumed_train_samples")
 """What trainers call the column of samples seen."""
-_TIMES = {"ms": 1e3, "seconds": 1.0}
-"""Columns of time, and how many of their units a second has."""
+_TEXTS = ("arm", "run", "seed", "set")
+"""Columns of text; all others hold numbers."""
+_BOUNDS = ("__MIN", "__MAX")
+"""What W&B adds to the name of a column that holds the least or largest of several points."""
 
 Row = tuple[int, Mapping[str, Any]]
 """A line's number, and its values by column."""
@@ -156,34 +160,51 @@ def read_wandb_chart(path: Path, faults: list[str], metric: str | None = None) -
     Raises:
         UserError: its values are means of several points, so that they are no evaluations of a run.
     """
-    series: dict[str, tuple[str, str]] = {}
+    runs: dict[str, str] = {}  # by the column of their values
     for line_number, row in read_csv(path, faults):
-        step, *others = row
-        if not series:
-            named = ((name, name.rpartition(" - ")) for name in others if not name.endswith(_BOUNDS))
-            series = {name: (run, kind) for name, (run, _, kind) in named if run and metric in (None, kind)}
-            metrics = sorted({kind for _, kind in series.values()})
+        step, *columns = row
+        if not runs:
+            metrics = set()
+            for column in columns:
+                run, _, metric_of_run = column.rpartition(" - ")
+                if run and not column.endswith(_BOUNDS) and metric in (None, metric_of_run):
+                    runs[column] = run
+                    metrics.add(metric_of_run)
             if len(metrics) != 1:
                 faults.append(
                     f"{path}:1: expected columns 'RUN - METRIC' of one metric, found: "
-                    f"{', '.join(metrics) or 'none'} (--metric)"
+                    f"{', '.join(sorted(metrics)) or 'none'} (--metric)"
                 )
                 return
-        for name, (run, _) in series.items():
-            low, high = (number(row.get(f"{name}{bound}")) for bound in _BOUNDS)
+        for column, run in runs.items():
+            low, high = (number(row.get(column + bound)) for bound in _BOUNDS)
             if low is not None and high is not None and low < high:
                 raise UserError(
                     f"{path}:{line_number}: '{run}' is a mean of values from {low:g} to {high:g}, so its "
                     "seeds are gone (export the chart without grouping, and without sampling)"
                 )
-            yield line_number, {"tokens": row[step], "val_loss": row[name], "run": run}
+            yield line_number, {"tokens": row[step], "val_loss": row[column], "run": run}
 
 
-_BOUNDS = ("__MIN", "__MAX")
+class _RunKey(NamedTuple):
+    """What tells the runs of a file apart. ``arm``: None without a column of arms."""
 
-_Key = tuple[str | None, str, int | str | None]
-"""Arm (None without a column of arms), name and seed of a run."""
-_ONLY_RUN: _Key = (None, "", None)
+    arm: str | None = None
+    name: str = ""
+    seed: int | str | None = None
+
+
+_ONLY_RUN = _RunKey()
+
+
+def _key_of(texts: Mapping[str, Any]) -> _RunKey:
+    arm = texts.get("arm")
+    name = texts.get("run")
+    return _RunKey(
+        arm=None if arm is None else str(arm).strip(),
+        name="" if name is None else str(name),
+        seed=_seed(texts.get("seed")),
+    )
 
 
 def runs_of_table(
@@ -201,123 +222,133 @@ def runs_of_table(
     for line_number, row in rows:
         table.add(line_number, row)
     table.check_columns()
-    if table.finals:
-        return _final_runs(path, table.finals, hint=table.hint)
+    if table.final_losses:
+        return _final_runs(path, table.final_losses)
     return _runs(path, table.runs, faults, reading, hint=table.hint)
 
 
 class _Table:
-    """A table as it is read: its columns, and the rows of its runs."""
+    """The columns of a table, and the rows of its runs.
+
+    ``final_losses``: of the runs of a table without a place.
+    """
 
     def __init__(self, path: Path, reading: Reading, faults: list[str]) -> None:
         self._path = path
         self._reading = reading
         self._faults = faults
-        names = reading.names
-        self._columns = {name: names.get(name, name) for name in COLUMNS if name not in _ONLY_NAMED}
-        self._columns |= names
-        self._has: dict[Any, None] = {}
-        self._keys: Collection[Any] = ()
-        self._present: dict[str, str] = {}
-        self._has_sets = self._has_names = False
-        self._more: list[str] = []
-        self._place_names: tuple[str, ...] | None = None
+        self._columns = {name: name for name in COLUMNS if name not in _ONLY_NAMED} | {**reading.names}
+        self._all_columns: dict[Any, None] = {}
+        self._columns_of_row: Collection[Any] = ()
+        self._texts: dict[str, str] = {}
+        self._numbers: dict[str, str] = {}
+        self._places: list[str] | None = None
         self._sets: dict[str, None] = {}
-        self.runs: dict[_Key, RunRows] = {}
-        self.finals: list[tuple[_Key, int, float]] = []
+        self.runs: dict[_RunKey, RunRows] = defaultdict(
+            lambda: self._reading.new_run()  # noqa: PLW0108  another reading may take its place
+        )
+        self.final_losses: dict[_RunKey, float] = {}
 
     @property
     def hint(self) -> str:
         """What to type if a file holds several runs."""
-        return f"--columns run=NAME, of {safe_text(', '.join(map(str, self._has)))}"
+        return f"--columns run=NAME, of {self._listed_columns}"
+
+    @property
+    def _listed_columns(self) -> str:
+        return safe_text(", ".join(map(str, self._all_columns)))
 
     def add(self, line_number: int, row: Mapping[str, Any]) -> None:
         """Add a row; one that cannot be used is a fault."""
-        if row.keys() != self._keys:
+        if row.keys() != self._columns_of_row:
             self._take_columns(row)
-        values = {name: row[column] for name, column in self._present.items()}
-        if self._has_sets and not self._is_wanted(values):
+        key = _ONLY_RUN
+        if self._texts:
+            texts = {name: row[column] for name, column in self._texts.items()}
+            if not self._is_wanted(texts.get("set")):
+                return
+            key = _key_of(texts)
+        values: dict[str, float] = {}
+        for name, column in self._numbers.items():
+            value = number(row[column])
+            if value is not None:
+                values[name] = value
+        if "val_loss" not in values:
+            if is_blank(row.get(self._columns["val_loss"])):
+                self.runs[key].add_blank()
+            else:
+                self._expect_number(line_number, row, "val_loss")
             return
-        loss = number(values.get("val_loss"))
-        if loss is None and not is_blank(values.get("val_loss")):
-            self._expected_number(line_number, "val_loss", values)
+        if self._places is None:
+            self._places = self._places_in(row)
+        if self._places:
+            if self._check_places(line_number, row, values):
+                self.runs[key].add(values)
             return
-        key = _key(values) if self._has_names else _ONLY_RUN
-        if self._place_names is None and loss is not None:
-            self._place_names = self._places_of(row)
-        if self._place_names == ():
-            if loss is not None:
-                self.finals.append((key, line_number, loss))
-            return
-        run = self.runs.get(key)
-        if run is None:
-            run = self.runs[key] = self._reading.new_run()
-        if loss is None:
-            run.add_blank()
-            return
-        entry = self._read_places(line_number, values)
-        if entry is None:
-            return
-        entry["val_loss"] = loss
-        for name in self._more:
-            if (value := number(values[name])) is not None:
-                entry[name] = value
-        run.add(entry)
+        loss = values["val_loss"]
+        if key in self.final_losses:
+            raise UserError(
+                f"{self._path}:{line_number}: losses {self.final_losses[key]:g} and {loss:g} at the end of "
+                f"one run {_several_runs(self.hint)}"
+            )
+        self.final_losses[key] = loss
 
     def _take_columns(self, row: Mapping[str, Any]) -> None:
         """Note which of the columns a row has; those of a CSV have all the same."""
-        self._keys = row.keys()
-        self._has.update(dict.fromkeys(row))
-        self._present = {name: column for name, column in self._columns.items() if column in row}
+        self._columns_of_row = row.keys()
+        self._all_columns |= dict.fromkeys(row)
         for column in _SAMPLE_COUNTS:
-            if column in row:
-                self._present.setdefault("samples", column)
-        if "samples" in self._present and "tokens" in self._reading.names and self._reading.stages is None:
+            if column in row and self._columns["samples"] not in row:
+                self._columns["samples"] = column
+        present = {name: column for name, column in self._columns.items() if column in row}
+        self._texts = {name: column for name, column in present.items() if name in _TEXTS}
+        self._numbers = {name: column for name, column in present.items() if name not in _TEXTS}
+        if "samples" in present and "tokens" in self._reading.names and self._reading.stages is None:
             # The samples show whether these are steps of equal size.
             self._reading = replace(self._reading, stages=((0.0, 1.0),))
-        self._has_sets = "set" in self._present
-        self._has_names = not self._present.keys().isdisjoint(("arm", "run", "seed"))
-        self._more = [name for name in ("val_loss_bf16", "loss", *_TIMES) if name in self._present]
 
-    def _is_wanted(self, values: Mapping[str, Any]) -> bool:
+    def _is_wanted(self, set_name: Any) -> bool:
         """Tell whether a row is of the evaluation set that counts."""
-        name = values.get("set")
-        if is_blank(name):
+        if is_blank(set_name):
             return True
-        self._sets[str(name)] = None
+        self._sets[str(set_name)] = None
         wanted = self._reading.set_name
-        return wanted is None or is_set(str(name), wanted)
+        return wanted is None or is_set(str(set_name), wanted)
 
-    def _places_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+    def _places_in(self, row: Mapping[str, Any]) -> list[str]:
         """Return which columns tell the place; none if the table holds final losses."""
-        places = [name for name in ("tokens", "step") if name in self._reading.names]
-        places = places or [name for name in ("tokens", "step") if name in row]
-        return (*places, "samples") if "samples" in self._present else tuple(places)
-
-    def _read_places(self, line_number: int, values: Mapping[str, Any]) -> dict[str, float] | None:
-        places: dict[str, float] = {}
-        names = self._place_names or ()
-        for name in names:
-            place = number(values.get(name))
-            if place is not None and 0 <= place < LARGEST:
-                places[name] = place
-        if not places:
-            self._expected_number(line_number, names[0], values)
-            return None
-        stages = self._reading.stages
-        if "tokens" in places and stages is not None and "step" not in places:
-            places["step"] = places.pop("tokens")  # in the user's unit
-        if "tokens" in places and not places["tokens"].is_integer():
-            raise UserError(
-                f"{self._path}:{line_number}: expected whole tokens in '{self._columns['tokens']}', got "
-                f"{values['tokens']!r} (name their unit, such as --tokens-per-step 1e9, or the tokens of a "
-                "step)"
-            )
+        columns = self._reading.names if {"tokens", "step"} & self._reading.names.keys() else row
+        places = [name for name in ("tokens", "step") if name in columns]
+        if "samples" in self._numbers:
+            places.append("samples")
         return places
 
-    def _expected_number(self, line_number: int, name: str, values: Mapping[str, Any]) -> None:
-        expected = f"expected a number in '{self._columns[name]}', got {values.get(name)!r}"
-        self._faults.append(f"{self._path}:{line_number}: {expected}")
+    def _check_places(self, line_number: int, row: Mapping[str, Any], values: dict[str, float]) -> bool:
+        """Leave the places that count in the values of a row; tell whether there is one."""
+        assert self._places is not None
+        for name in PLACES:
+            if name in values and not (name in self._places and 0 <= values[name] < LARGEST):
+                del values[name]
+        if values.keys().isdisjoint(PLACES):
+            self._expect_number(line_number, row, self._places[0])
+            return False
+        if "tokens" not in values:
+            return True
+        if self._reading.stages is not None and "step" not in values:
+            values["step"] = values.pop("tokens")  # in the user's unit
+        elif not values["tokens"].is_integer():
+            column = self._columns["tokens"]
+            raise UserError(
+                f"{self._path}:{line_number}: expected whole tokens in '{column}', got {row[column]!r} (name "
+                "their unit, such as --tokens-per-step 1e9, or the tokens of a step)"
+            )
+        return True
+
+    def _expect_number(self, line_number: int, row: Mapping[str, Any], name: str) -> None:
+        column = self._columns[name]
+        self._faults.append(
+            f"{self._path}:{line_number}: expected a number in '{column}', got {row.get(column)!r}"
+        )
 
     def check_columns(self) -> None:
         """Say which columns are missing.
@@ -325,24 +356,17 @@ class _Table:
         Raises:
             UserError: one that the user named is; or there are several evaluation sets.
         """
-        listed = safe_text(", ".join(map(str, self._has)))
-        for column in self._reading.names.values():
-            if self._has and column not in self._has:
-                raise UserError(f"--columns: {self._path} has no column '{column}' (has {listed})")
-        losses = self._columns["val_loss"]
-        if self._has and losses not in self._has:
-            self._faults.append(f"{self._path}: no column '{losses}' (has {listed}); see --columns")
+        if self._all_columns:
+            for column in self._reading.names.values():
+                if column not in self._all_columns:
+                    raise UserError(
+                        f"--columns: {self._path} has no column '{column}' (has {self._listed_columns})"
+                    )
+            losses = self._columns["val_loss"]
+            if losses not in self._all_columns:
+                listed = self._listed_columns
+                self._faults.append(f"{self._path}: no column '{losses}' (has {listed}); see --columns")
         check_sets(self._path, self._sets, self._reading.set_name)
-
-
-def _key(values: Mapping[str, Any]) -> _Key:
-    arm = values.get("arm")
-    name = values.get("run")
-    return (
-        None if arm is None else str(arm).strip(),
-        "" if name is None else str(name),
-        _seed(values.get("seed")),
-    )
 
 
 def runs_of_log(
@@ -355,8 +379,9 @@ def runs_of_log(
         UserError: the log can be read in two ways, or nothing tells its tokens.
     """
     reader = LogReader(source)
-    runs: dict[_Key, RunRows] = {}
-    finals: dict[_Key, tuple[_Key, int, float]] = {}
+    runs: dict[_RunKey, RunRows] = defaultdict(reading.new_run)
+    final_losses: dict[_RunKey, float] = {}
+    has_place = source.has_place
     has_loss = False
     for line_number, row in _rows_of(path, source, reader, faults):
         if "not_read" in row:
@@ -364,37 +389,35 @@ def runs_of_log(
             faults.append(f"{path}:{line_number}: {fault}")
             continue
         has_loss = has_loss or "val_loss" in row
-        key = _key({"run": row.pop("run", None), "seed": row.pop("seed", None)})
-        if row.keys().isdisjoint(PLACES):
-            finals[key] = (key, line_number, row["val_loss"])
-            continue
-        times = {name: read for name in _TIMES if (read := number(row.pop(name, None))) is not None}
-        if key not in runs:
-            runs[key] = reading.new_run()
-        runs[key].add({**row, **times})
+        key = _key_of({"run": row.pop("run", None), "seed": row.pop("seed", None)})
+        if has_place:
+            runs[key].add(row)
+        elif "val_loss" in row:
+            final_losses[key] = row["val_loss"]
     check_sets(path, reader.sets, reading.set_name)
     if not has_loss:
         form = f"log of {source.preset}" if source.preset else "--pattern"
         faults.append(f"{path}: no validation loss in it by the {form}")
         return {}
-    hint = "name it by a group (?P<run>…) of a --pattern"
-    if not runs:
+    if final_losses:
         if reading.stages is not None:
             raise UserError(f"--tokens-per-step: {path} tells no step (leave the option out)")
-        return _final_runs(path, finals.values(), hint=hint)
-    return _runs(path, runs, faults, reading, hint=hint)
+        return _final_runs(path, final_losses)
+    return _runs(path, runs, faults, reading, hint="name it by a group (?P<run>…) of a --pattern")
 
 
 def _rows_of(
     path: Path, source: LogSource, reader: LogReader, faults: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows of a log with the numbers of their lines."""
-    if source.form == "csv":
+    if source.format.form == "csv":
         for line_number, entry in read_csv(path, faults):
-            yield from ((line_number, row) for row in reader.rows_of(entry))
+            for row in reader.rows_of(entry):
+                yield line_number, row
     else:
         for line_number, text in texts_of(path, source):
-            yield from ((line_number, row) for row in reader.rows(text))
+            for row in reader.rows(text):
+                yield line_number, row
 
 
 def check_sets(path: Path, sets: Iterable[str], wanted: str | None) -> None:
@@ -407,124 +430,128 @@ def check_sets(path: Path, sets: Iterable[str], wanted: str | None) -> None:
         raise UserError(f"--set: {path} has no set '{wanted}' (has {listed or 'no names of sets'})")
 
 
-def _final_runs(
-    path: Path, finals: Iterable[tuple[_Key, int, float]], *, hint: str
-) -> dict[str | None, list[ImportedRun]]:
+def _several_runs(hint: str) -> str:
+    return f"(if there are several, name what tells them apart: {hint})"
+
+
+def _source(path: Path, key: _RunKey) -> str:
+    return f"{path} ({key.name})" if key.name else str(path)
+
+
+def _final_runs(path: Path, final_losses: Mapping[_RunKey, float]) -> dict[str | None, list[ImportedRun]]:
     """Make runs of final losses, one for each key."""
-    losses: dict[_Key, float] = {}
-    runs: dict[str | None, list[ImportedRun]] = {}
-    for key, line_number, loss in finals:
-        if key in losses:
-            raise UserError(
-                f"{path}:{line_number}: losses {losses[key]:g} and {loss:g} at the end of one run "
-                f"(if there are several, name what tells them apart: {hint})"
-            )
-        losses[key] = loss
-        run = run_of_losses({0: loss}, [path.name, *key, str(path)], source=_source(path, key), seed=key[2])
-        runs.setdefault(key[0], []).append(run)
+    runs: dict[str | None, list[ImportedRun]] = defaultdict(list)
+    for key, loss in final_losses.items():
+        identity = [path.name, *key, str(path)]
+        runs[key.arm].append(run_of_losses({0: loss}, identity, source=_source(path, key), seed=key.seed))
     return runs
 
 
-def _source(path: Path, key: _Key) -> str:
-    return f"{path} ({key[1]})" if key[1] else str(path)
-
-
 def _runs(
-    path: Path, rows_by_key: Mapping[_Key, RunRows], faults: list[str], reading: Reading, *, hint: str
+    path: Path, rows_by_key: Mapping[_RunKey, RunRows], faults: list[str], reading: Reading, *, hint: str
 ) -> dict[str | None, list[ImportedRun]]:
-    runs: dict[str | None, list[ImportedRun]] = {}
+    """Make runs of rows, one for each key.
+
+    Raises:
+        UserError: the rows can be read in two ways, nothing tells their tokens, or a perplexity is not
+            above 0.
+    """
+    unit = reading.loss_unit
+    runs: dict[str | None, list[ImportedRun]] = defaultdict(list)
     for key, rows in rows_by_key.items():
         try:
-            curve = rows.curve()
+            read = rows.evaluations()
         except AmbiguousError as error:
-            what = f"{path}: {error}"
-            if not error.is_of_runs:
-                raise UserError(what) from None
-            raise UserError(
-                f"{what} of one run (if there are several, name what tells them apart: {hint})"
-            ) from None
-        if not curve.rows and curve.diverged is None:
+            which = f" of one run {_several_runs(hint)}" if error.is_of_runs else ""
+            raise UserError(f"{path}: {error}{which}") from None
+        if not read.rows and read.diverged is None:
             continue
         source = _source(path, key)
         losses: dict[int, float] = {}
         in_bf16: dict[int, float] = {}
-        for tokens, row in zip(curve.tokens, curve.rows, strict=True):
-            if reading.loss_unit == "perplexity" and row["val_loss"] <= 0:
+        for row in read.rows:
+            tokens = round(row["tokens"])
+            if unit == "perplexity" and row["val_loss"] <= 0:
                 raise UserError(f"{path}: a perplexity is above 0, not {row['val_loss']:g} at {named(row)}")
-            losses[round(tokens)] = to_stored(row["val_loss"], reading.loss_unit)
+            losses[tokens] = to_stored(row["val_loss"], unit)
             if math.isfinite(row.get("val_loss_bf16", math.nan)):
-                in_bf16[round(tokens)] = to_stored(row["val_loss_bf16"], reading.loss_unit)
+                in_bf16[tokens] = to_stored(row["val_loss_bf16"], unit)
         run = run_of_losses(
             losses,
             [path.name, *key],
-            diverged=curve.diverged,
+            diverged=read.diverged,
             source=source,
-            seed=key[2],
-            piece=(key[1], key[2]),
+            seed=key.seed,
+            piece=(key.name, key.seed),
             in_bf16=in_bf16,
-            throughput=_throughput(curve, source, faults),
-            notes=curve.notes,
+            throughput=_throughput(read.rows, source, faults),
+            notes=read.notes,
         )
-        runs.setdefault(key[0], []).append(run)
+        runs[key.arm].append(run)
     return runs
 
 
-def _throughput(curve: Curve, source: str, faults: list[str]) -> tuple[tuple[int, float], ...]:
+def _throughput(rows: Iterable[LogRow], source: str, faults: list[str]) -> tuple[tuple[int, float], ...]:
     """Return the mean throughput of the whole run, as a stage may differ from it; none without times."""
-    timed: list[tuple[float, float]] = []
-    for tokens, row in zip(curve.tokens, curve.rows, strict=True):
-        for unit, in_a_second in _TIMES.items():
-            if unit in row:
-                timed.append((tokens, row[unit] / in_a_second))
-    if any(after < before for (_, before), (_, after) in itertools.pairwise(timed)):
+    places: list[float] = []
+    times: list[float] = []
+    for row in rows:
+        for name, num_per_second in TIMES.items():
+            if name in row:
+                places.append(row["tokens"])
+                times.append(row[name] / num_per_second)
+    if any(after < before for before, after in itertools.pairwise(times)):
         faults.append(f"{source}: the time falls, so it is not since the training began: not read")
         return ()
-    if not timed:
+    seconds = times[-1] - times[0] if times else 0.0
+    if not 0 < seconds < LARGEST:
         return ()
-    first, last = timed[0], timed[-1]
-    seconds = last[1] - first[1]
-    return ((round(last[0]), (last[0] - first[0]) / seconds),) if 0 < seconds < LARGEST else ()
+    return ((round(places[-1]), (places[-1] - places[0]) / seconds),)
 
 
 def by_pattern(
     runs: Sequence[ImportedRun], arms: Mapping[str, Sequence[str]], faults: list[str]
 ) -> dict[str, list[ImportedRun]]:
     """Sort runs into arms by shell patterns on their names; a run that matches no arm is a fault."""
-    found: dict[str, list[ImportedRun]] = {arm: [] for arm in arms}
+    runs_by_arm: dict[str, list[ImportedRun]] = {arm: [] for arm in arms}
     for run in runs:
-        name = run.piece[0] if run.piece else ""
-        arm = next((arm for arm, own in arms.items() if any(fnmatchcase(name, one) for one in own)), None)
-        if arm is None:
-            patterns = ", ".join(one for own in arms.values() for one in own)
-            faults.append(f"{run.source}: in no arm (patterns: {patterns})")
+        for arm, patterns in arms.items():
+            if any(fnmatchcase(run.name, pattern) for pattern in patterns):
+                runs_by_arm[arm].append(run)
+                break
         else:
-            found[arm].append(run)
-    return found
+            listed = ", ".join(itertools.chain.from_iterable(arms.values()))
+            faults.append(f"{run.source}: in no arm (patterns: {listed})")
+    return runs_by_arm
 
 
 def seeds_by_names(
     arms: Mapping[str, Sequence[ImportedRun]],
 ) -> tuple[dict[str, list[ImportedRun]], list[str]]:
-    """Give runs without a seed that of their name, or of their file's; also return a line for each arm.
-
-    It is, of an arm whose logs tell no seed, the one number in which the names differ, if they differ in
-    nothing else.
-    """
-    seeded, said = {}, []
+    """Give runs without a seed that of their name, or of their file's; also return a line for each arm."""
+    seeded: dict[str, list[ImportedRun]] = {}
+    lines: list[str] = []
     for arm, runs in arms.items():
         seeded[arm] = list(runs)
         if any(run.seed is not None for run in runs):
             continue
-        names = [(run.piece and run.piece[0]) or PurePath(run.source).stem for run in runs]
+        names = [run.name or PurePath(run.source).stem for run in runs]
         if len({*names}) < len(names):  # the folders tell them apart
             names = [str(PurePath(run.source).with_suffix("")) for run in runs]
-        parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=False)
-        differ = [part for part in parts if len({*part}) > 1]
-        if len(differ) == 1 and len({*differ[0]}) == len(names) and all(map(str.isdecimal, differ[0])):
-            (seeds,) = differ
+        seeds = _differing_numbers(names)
+        if seeds:
             seeded[arm] = [replace(run, seed=_seed(seed)) for run, seed in zip(runs, seeds, strict=True)]
-            said.append(f"{arm}: seeds {', '.join(seeds)} by the names ({names[0]}, …)")
-    return seeded, said
+            lines.append(f"{arm}: seeds {', '.join(seeds)} by the names ({names[0]}, …)")
+    return seeded, lines
+
+
+def _differing_numbers(names: Sequence[str]) -> Sequence[str]:
+    """Return the one number in which names differ, of each; none if they differ in anything else."""
+    if len({re.sub(r"\d+", "0", name) for name in names}) > 1:
+        return ()
+    columns = zip(*(re.findall(r"\d+", name) for name in names), strict=True)
+    differing = [numbers for numbers in columns if len({*numbers}) > 1]
+    return differing[0] if len(differing) == 1 and len({*differing[0]}) == len(names) else ()
 
 
 def _seed(value: Any) -> int | str | None:
@@ -532,5 +559,6 @@ def _seed(value: Any) -> int | str | None:
     if value in ("", None):
         return None
     seed = number(value)
-    is_usual = seed is not None and abs(seed) < 1 << 53 and seed.is_integer()
-    return int(seed) if is_usual and seed is not None else str(value).strip()
+    if seed is not None and abs(seed) < 1 << 53 and seed.is_integer():
+        return int(seed)
+    return str(value).strip()

@@ -10,5 +10,5 @@ def test_whether_the_batch_grows_is_asked_once_for_a_whole_log(monkeypatch):
     run = RunRows(places=Places(lambda step: 2 * step))
     for step in range(1, 50):
         run.add({"step": step, "samples": 8 * step, "val_loss": 9 - step / 50})
-    assert run.curve().tokens == tuple(2.0 * step for step in range(1, 50))
+    assert [row["tokens"] for row in run.evaluations().rows] == [2.0 * step for step in range(1, 50)]
     assert len(asked) == 1
