@@ -199,8 +199,8 @@ class QuantLinear(nn.Linear):
 
     def _delayed_amax(
         self, tensor: Tensor, operand: PlannedOperand, at: Position, position: Tensor | None
-    ) -> Any:
-        """Return a delayed scale's magnitude, a number on a CPU; record that of ``tensor``."""
+    ) -> Tensor:
+        """Return a delayed scale's magnitude; record that of ``tensor``."""
         assert operand.history is not None
         if not at.step and at.call < EVAL_CALL and (step := newest_step(self, operand.history)) > 0:
             self.state.warn_once(
@@ -209,8 +209,7 @@ class QuantLinear(nn.Linear):
                 "a new training, load the weights without amax_… buffers)"
             )
         largest = ELEMENTS[operand.policy.format].max
-        amax = delayed_amax(self, operand.history, tensor, at, position, largest=largest)
-        return amax.item() if amax.device.type == "cpu" else amax
+        return delayed_amax(self, operand.history, tensor, at, position, largest=largest)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens

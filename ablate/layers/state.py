@@ -141,8 +141,8 @@ class RecipeState:
     backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
     it must change nothing. ``coverage``: what the recipe reaches in a model that others built, and what it
     does not. ``deoscillation``, if set, follows the weights whenever the state advances. ``check``, if set,
-    is called when the state first advances; what it returns is warned of. ``positions``: while a step is
-    captured as a CUDA graph, step and call of each of its passes (int64 [calls, 2], on the device).
+    is called when the state first advances; what it returns is warned of. ``positions``: while passes are
+    captured as a CUDA graph, by the call of each its step and call on the device (int64 [2]).
     """
 
     recipe: Recipe
@@ -159,7 +159,7 @@ class RecipeState:
     coverage: Coverage | None = field(default=None, repr=False)
     deoscillation: Any = field(default=None, repr=False)
     check: Callable[[RecipeState], str | None] | None = field(default=None, repr=False)
-    positions: Tensor | None = field(default=None, repr=False)
+    positions: dict[int, Tensor] | None = field(default=None, repr=False)
     _passes: dict[str, _Passes] = field(default_factory=dict, repr=False)
     _began: tuple[int, int] | None = field(default=None, repr=False)
     """Step and tokens of the first pass in training."""

@@ -1,14 +1,16 @@
-"""The steps of a run, each as one CUDA graph: a replay costs the host one launch, not some thousand.
+"""The steps and evaluations of a run as CUDA graphs: a replay costs the host one launch, not some thousand.
 
 The first steps of a phase are eager: they compile the kernels and give the optimizer its state. Then the same
 work is captured on buffers that stay where they are: tokens, position of the random streams, learning rate,
-figures. A replay has the bits of the eager step, so a run may be resumed, and captured anew, at any step.
+figures. A replay has the bits of the eager step, so a run may be resumed, and captured anew, at any step. Of
+an evaluation the first batch of each recipe and shape is eager, and the next is captured.
 
-No device is trusted. Before the first such run of a recipe a tiny model takes some steps either way; losses,
-weights and moments must be equal to the bit. What passed is known from then on, as with the self-test.
+No device is trusted. Before the first such run of a recipe a tiny model takes some steps and evaluates either
+way; losses, weights and moments must be equal to the bit. What passed is known from then on, as with the
+self-test.
 
-How it fails: where a step cannot be captured, or a device does not prove it, steps are eager, and
-``WholeSteps.eager`` says why.
+How it fails: where a step or an evaluation cannot be captured, or a device does not prove it, all is eager,
+and ``WholeSteps.eager`` says why.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ablate.layers.linear import quantised_layers
 from ablate.layers.plan import work_of_the_host
 from ablate.recipes import LayerRecipe, Recipe
 from ablate.run.config import TrainingConfig
+from ablate.train.evaluation import summed_loss, summed_losses
 from ablate.train.snapshot import model_tensors
 from ablate.train.step import Trainee, assemble, has_graphs, on_device, set_optimizer, take_whole_step
 
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 WARM_UP = 3
 """Steps of each phase before one is captured."""
 _PROOF_STEPS = WARM_UP + 3
+_PROOF_EVALUATIONS = 3
+"""The first is eager, the second is captured, the third shows whether its graph reads the call."""
 _BACKENDS = ("auto", "emulated", "torch", "triton")
 _ROOMS = ("backends", "layers", "models", "numerics", "recipes", "train")
 """Whose sources a proof depends on."""
@@ -82,16 +87,16 @@ def _recipes(config: ArmConfig) -> list[Recipe]:
 
 
 class WholeSteps:
-    """Takes the steps of a run: after the first of a phase as one CUDA graph, or eager.
+    """Takes the steps of a run, and evaluates: each as one CUDA graph once it has run eager, or always eager.
 
-    ``eager``: why no step is a graph; None if steps are. ``on_eager`` is called with it, now or later.
+    ``eager``: why nothing is a graph; None if steps and evaluations are. ``on_eager`` is called with it, now
+    or later.
     """
 
     def __init__(
         self, trainee: Trainee, eager: str | None, on_eager: Callable[[str], None] = lambda _: None
     ) -> None:
         self._layers = quantised_layers(trainee.module).values()
-        self._phase: tuple[object, ...] = ()
         self._on_eager = on_eager
         self.eager = eager
         self.forget()
@@ -101,63 +106,117 @@ class WholeSteps:
             on_eager(eager)
 
     def forget(self) -> None:
-        """Drop the graph with its memory; steps that follow begin with those that warm up."""
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._buffers: tuple[Tensor, ...] = ()
-        self._warmed = 0
+        """Drop the graphs with their memory; what follows warms up again."""
+        self._step: _Graph | None = None
+        self._evaluations: list[_Graph] = []
 
     def take(self, trainee: Trainee, sequences: Tensor) -> Tensor:
         """Take a step, as ``take_whole_step``."""
-        if self.eager is None:
-            self._prepare(trainee, sequences)
         if self.eager is not None:
             return take_whole_step(trainee, sequences)
-        if self._graph is None:
-            return self._warm_up(trainee, sequences)
-        static_sequences, positions, figures = self._buffers
-        static_sequences.copy_(sequences)
-        positions[:, 0].fill_(trainee.state.step)
-        self._graph.replay()
-        return figures.clone()
-
-    def _prepare(self, trainee: Trainee, sequences: Tensor) -> None:
-        """Begin anew in a new phase; capture the step if the phase is warm."""
-        tokens = trainee.state.tokens
-        phase = (trainee.settings, *(layer.recipe_at(tokens) for layer in self._layers))
-        if phase != self._phase:
-            self._phase = phase
+        phase = (trainee.settings, *self._recipes(trainee))
+        if self._step is None or self._step.phase != phase:
             self.forget()
-        if self._graph is None and self._warmed == WARM_UP:
-            self._capture(trainee, sequences)
+            self._step = _Graph(take_whole_step, phase, warm_up=WARM_UP, calls=trainee.plan.micro_batches)
+        trainee.state.call = 0
+        return self._run(self._step, trainee, sequences)
 
-    def _warm_up(self, trainee: Trainee, sequences: Tensor) -> Tensor:
-        """Take an eager step on the stream of the capture, where torch asks for it."""
-        self._warmed += 1
+    def summed_loss(self, trainee: Trainee, sequences: Tensor) -> Tensor:
+        """Evaluate sequences by the state's call, as ``evaluation.summed_loss``."""
+        if self.eager is not None:
+            return summed_loss(trainee, sequences)
+        phase = (sequences.shape, *self._recipes(trainee))
+        for graph in self._evaluations:
+            if graph.phase == phase:
+                return self._run(graph, trainee, sequences)
+        graph = _Graph(summed_loss, phase, warm_up=1, calls=1)
+        self._evaluations.append(graph)
+        return self._run(graph, trainee, sequences)
+
+    def _recipes(self, trainee: Trainee) -> list[LayerRecipe]:
+        return [layer.recipe_at(trainee.state.tokens) for layer in self._layers]
+
+    def _run(self, graph: _Graph, trainee: Trainee, sequences: Tensor) -> Tensor:
+        """Do a graph's work: eager, on the stream of the capture as torch asks for it, or by a replay."""
+        if graph.is_warm and graph.captured is None:
+            try:
+                graph.capture(trainee, sequences, self._stream)
+            except Exception as error:  # of torch, Triton or a library, each with its own types
+                trainee.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph
+                first = error.__context__ or error  # that which ended the capture, not the end itself
+                self.eager = f"the capture failed: {with_type(first)}"
+                self._on_eager(self.eager)
+                self.forget()
+                return graph.work(trainee, sequences)
+        if graph.captured is not None:
+            return graph.replay(trainee, sequences)
         current = torch.cuda.current_stream(trainee.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            figures = take_whole_step(trainee, sequences)
+            result = graph.warm_up(trainee, sequences)
         current.wait_stream(self._stream)
-        return figures
+        return result
 
-    def _capture(self, trainee: Trainee, sequences: Tensor) -> None:
-        """Capture a step, without taking it; give up if that fails."""
-        state, graph = trainee.state, torch.cuda.CUDAGraph()
-        static_sequences = sequences.clone()
-        calls = torch.arange(trainee.plan.micro_batches, device=sequences.device)
-        state.positions = torch.stack((torch.zeros_like(calls), calls), dim=1)
+
+class _Graph:
+    """Work on [sequences, seq_len + 1] tokens that is captured as a CUDA graph after some eager turns.
+
+    ``phase``: what it depends on besides the values in tensors. ``calls``: its passes, from the state's call
+    on; only a graph of one pass may begin at another call than in its capture.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Trainee, Tensor], Tensor],
+        phase: tuple[object, ...],
+        *,
+        warm_up: int,
+        calls: int,
+    ) -> None:
+        self.work = work
+        self.phase = phase
+        self.captured: torch.cuda.CUDAGraph | None = None
+        self._turns_to_warm_up = warm_up
+        self._calls = calls
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it has had its eager turns."""
+        return self._turns_to_warm_up == 0
+
+    def warm_up(self, trainee: Trainee, sequences: Tensor) -> Tensor:
+        """Do the work once, eager."""
+        self._turns_to_warm_up -= 1
+        return self.work(trainee, sequences)
+
+    def capture(self, trainee: Trainee, sequences: Tensor, stream: torch.cuda.Stream) -> None:
+        """Capture the work, without doing it."""
+        state = trainee.state
+        first_call = state.call
+        assert first_call is not None
+        graph = torch.cuda.CUDAGraph()
+        self._sequences = sequences.clone()
+        calls = torch.arange(first_call, first_call + self._calls, device=sequences.device)
+        self._positions = torch.stack((torch.zeros_like(calls), calls), dim=1)
+        state.positions = dict(enumerate(self._positions, first_call))
         try:
             # Other threads of the process may use the device meanwhile.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                figures = take_whole_step(trainee, static_sequences)
-            self._graph, self._buffers = graph, (static_sequences, state.positions, figures)
-        except Exception as error:  # of torch, Triton or a library, each with its own types
-            trainee.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph
-            first = error.__context__ or error  # that which ended the capture, not the end itself
-            self.eager = f"the capture failed: {with_type(first)}"
-            self._on_eager(self.eager)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._result = self.work(trainee, self._sequences)
         finally:
             state.positions = None
+            state.call = first_call
+        self.captured = graph
+
+    def replay(self, trainee: Trainee, sequences: Tensor) -> Tensor:
+        """Do the captured work on other tokens, at the state's step and call."""
+        assert self.captured is not None
+        assert trainee.state.call is not None
+        self._sequences.copy_(sequences)
+        self._positions[:, 0].fill_(trainee.state.step)
+        self._positions[0, 1].fill_(trainee.state.call)
+        self.captured.replay()
+        return self._result.clone()
 
 
 def unproven(config: RunConfig, device: str, layout: Layout) -> str | None:
@@ -213,6 +272,9 @@ def _steps_of(
         set_optimizer(trainee.optimizer, settings, 1e-3 / (1 + step))
         window = draw.integers(0, config.vocab_size, shape)
         found.append(steps.take(trainee, on_device(window, device)))
+    trainee.state.step = _PROOF_STEPS
+    batches = {index: draw.integers(0, config.vocab_size, shape) for index in range(_PROOF_EVALUATIONS)}
+    found.append(torch.tensor(list(summed_losses(trainee, batches, steps.summed_loss).values())))
     found += [tensor for _, tensor in model_tensors(trainee.module)]
     for moments in trainee.optimizer.state.values():
         found += moments.values()

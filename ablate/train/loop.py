@@ -20,16 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-import torch
 
 from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
-from ablate.data.batches import batch, sequence_starts, validation_batches
-from ablate.layers.linear import quantised_layers, weights_used_alone
-from ablate.layers.state import EVAL_CALL
+from ablate.data.batches import batch, sequence_starts
+from ablate.layers.linear import weights_used_alone
 from ablate.models.custom_models import named
-from ablate.recipes import LayerRecipe
 from ablate.run.schedule import divergence_bound, learning_rate, plan_steps
+from ablate.train.evaluation import evaluate
 from ablate.train.graphed import WholeSteps, unproven, why_eager, why_read_at_once
 from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.snapshot import Checkpoints, restore_snapshot, take_snapshot
@@ -38,7 +36,6 @@ from ablate.train.step import (
     Trainee,
     assemble,
     first_bad_operand,
-    inputs_and_targets,
     keep_freed_memory,
     on_device,
     read_figures,
@@ -49,8 +46,6 @@ from ablate.train.step import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from ablate.layers.deoscillation import Deoscillation
     from ablate.recipes import Recipe
@@ -208,7 +203,7 @@ def train(
             on_metrics(row | _figures_of_row(window, own.deoscillation))
             window.clear()
         if is_evaluated:
-            losses = evaluate(trainee, validation_tokens)
+            losses = evaluate(trainee, validation_tokens, whole_steps.summed_loss)
             if not math.isfinite(val_loss := losses["val_loss"]):
                 return diverged("non-finite validation loss", done, done)
             finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
@@ -266,48 +261,3 @@ def _read_up_to_divergence(
         window.update({"loss": loss, "norm": norm})
     unread.clear()
     return None
-
-
-def evaluate(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Compute the validation losses that ``training.evaluate_in`` asks for, in nats per token.
-
-    ``val_loss`` uses the recipe's own Fprop, or bf16 if only that is asked for. ``val_loss_bf16`` uses bf16
-    in addition to the recipe's. If the recipe's Fprop is in bf16 anyway, one evaluation gives both.
-    """
-    layers, how = quantised_layers(trainee.module).values(), trainee.settings.evaluate_in
-    own = {} if how == "bf16" else {"val_loss": _mean_loss(trainee, tokens)}
-    if how == "recipe":
-        return own
-    name = "val_loss" if how == "bf16" else "val_loss_bf16"
-    if own and all(layer.recipe_at(trainee.state.tokens).fprop.is_untouched for layer in layers):
-        return own | {name: own["val_loss"]}
-    for layer in layers:
-        layer.override = LayerRecipe()
-    try:
-        return own | {name: _mean_loss(trainee, tokens)}
-    finally:
-        for layer in layers:
-            layer.override = None
-
-
-def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any]) -> float:
-    """Compute the mean loss in nats per token on the fixed validation set."""
-    module, state, group, settings = trainee.module, trainee.state, trainee.group, trainee.settings
-    micro = settings.micro_batch_size or settings.batch_size // group.size
-    windows = list(
-        validation_batches(tokens, settings.seq_len, settings.eval_tokens, micro, which=settings.eval_windows)
-    )
-    sums: dict[int, Tensor] = {}
-    training_call = state.call
-    module.eval()
-    with torch.no_grad():
-        for index in range(group.rank, len(windows) + -len(windows) % group.size, group.size):
-            # Gathering weights needs all processes: a process without a batch repeats the last one.
-            taken = min(index, len(windows) - 1)
-            state.call = EVAL_CALL + taken
-            inputs, targets = inputs_and_targets(on_device(windows[taken], trainee.device))
-            sums[index] = trainee.loss(module, inputs, targets, "sum")[1].double()
-    module.train()
-    state.call = training_call
-    own = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
-    return group.total(own, len(windows)) / sum(len(window) * settings.seq_len for window in windows)

@@ -156,7 +156,7 @@ def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, larges
         values = np.array(values, np.float32)
         for _ in range(2):  # the second time it is recomputed
             draw = layer.draw(torch.from_numpy(values), planned, Position(step=step, call=call, tokens=0))
-            assert tensor_scale(draw.amax, draw.policy)[0] == theirs.scale
+            assert tensor_scale(draw.amax_number, draw.policy)[0] == theirs.scale
         theirs.quantised(values)
 
     odd = [[np.nan, 3.0], [0.0, -0.0], [1e-45], [-np.inf, 1.0], [0.0], [np.nan], [7.0], []]

@@ -7,9 +7,9 @@ import torch
 from ablate.backends.emulated import EmulatedBackend
 from ablate.base.errors import UserError
 from ablate.recipes import RecipeSpec
-from ablate.train import loop, step, train
+from ablate.train import evaluation, loop, step, train
+from ablate.train.evaluation import evaluate
 from ablate.train.group import Layout
-from ablate.train.loop import evaluate
 from ablate.train.step import assemble
 from tests.curves import Kept, after, curve, losses
 
@@ -89,8 +89,8 @@ def test_an_evaluation_in_bf16_is_that_of_a_bf16_model_with_the_same_weights(mak
 
 def test_a_bf16_fprop_is_evaluated_once_for_both_from_its_phase_on(make_config, tokens, monkeypatch):
     counts, per_row = [], []
-    own = loop._mean_loss
-    monkeypatch.setattr(loop, "_mean_loss", lambda *given: (counts.append(1), own(*given))[1])
+    own = evaluation._mean_loss
+    monkeypatch.setattr(evaluation, "_mean_loss", lambda *given: (counts.append(1), own(*given))[1])
 
     def note(row):
         if row["kind"] == "eval":
