@@ -25,15 +25,15 @@ from ablate.numerics.formats import E2M1, ELEMENTS, SCALE_ADD
 from ablate.numerics.quantiser import Quantized, check_operand, turned
 from ablate.numerics.rotate import permutation_of, signs_of
 from ablate.numerics.scales import (
+    EDEN_CLIP,
+    TWO_LEVEL,
     four_six_divisor,
-    four_six_measure,
     fp32,
     fp32_scale,
     searched_scale,
     tensor_scale,
 )
 from ablate.recipes import block_shape
-from ablate.recipes.policy import FOUR_SIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,17 +44,10 @@ if TYPE_CHECKING:
 
 _THREADING_MIN_ELEMENTS = 1 << 18
 """Below this size a thread costs more than it saves."""
-_IN_TILES = ("row", "1x128", "128x128", "searched")
-_RULES = {
-    "quest": 1, "tensor": 2, "delayed": 2, "two_level": 3, "ue5m3": 5, "two_level_ue5m3": 5,
-    **dict.fromkeys((one for one in FOUR_SIX if one != "four_six_max"), 6),
-    "ms_eden": 7, "ms_eden_unscaled": 8, "row": 9, "1x128": 9, "128x128": 9, "searched": 10,
-}  # fmt: skip
-"""Numbers of ``enum Rule`` in ``kernel/job.h``; every other scale is E8M0, number 0."""
-_TENSOR, _TWO_LEVEL, _DIVIDED_LEVEL, _FOUR_SIX = 2, 3, 4, 6
-_ROUNDINGS = (
-    "nearest", "stochastic", "stochastic_8bit", "stochastic_rocm", "nearest_away", "nearest_toward_zero"
-)  # fmt: skip
+_IN_TILES = ("groups", "searched")
+"""Families of scale rules with fp32 scales beside the elements."""
+_OF_ALL_ELEMENTS = ("nearest", "stochastic", "stochastic_8bit")
+"""Roundings that are compiled for every element, not for E2M1 alone."""
 LARGEST_HADAMARD = 128
 _PAIR = 32
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
@@ -83,22 +76,21 @@ class BlockScaled:
     def values(self) -> Tensor:
         """The stored matrix, dequantised: fp32."""
         rows, columns = self.elements.shape
-        found = self.scales.repeat_interleave(rows // self.scales.shape[0], dim=0)
-        return self.elements.float() * found.repeat_interleave(columns // found.shape[1], dim=1)
+        of_rows = self.scales.repeat_interleave(rows // self.scales.shape[0], dim=0)
+        return self.elements.float() * of_rows.repeat_interleave(columns // of_rows.shape[1], dim=1)
 
 
 def supports(policy: OperandPolicy) -> bool:
     """Whether the kernel can quantise by this policy; plain torch takes all others."""
-    square = policy.block in ("32x32", "16x16")
-    return (
-        policy.format in ELEMENTS
-        and policy.format != "if4"
-        and (policy.scale in SCALE_ADD or policy.scale in _RULES)
-        and (policy.rounding in _ROUNDINGS[:3] or ELEMENTS[policy.format] == E2M1)
-        and not (square and (policy.scale in ("quest", *FOUR_SIX) or policy.hadamard == LARGEST_HADAMARD))
-        and policy.hadamard <= LARGEST_HADAMARD
-        and not (policy.hadamard and policy.scale in _IN_TILES)
-    )
+    rule = policy.scale_rule
+    if "cpp" not in rule.kernels or policy.format == "if4" or policy.hadamard > LARGEST_HADAMARD:
+        return False
+    if policy.rounding not in _OF_ALL_ELEMENTS and ELEMENTS[policy.format] != E2M1:
+        return False
+    if policy.hadamard and rule.family in _IN_TILES:
+        return False
+    is_square = policy.block in ("32x32", "16x16")
+    return not is_square or (rule.family != "four_six" and policy.hadamard < LARGEST_HADAMARD)
 
 
 class Kernel:
@@ -112,7 +104,10 @@ class Kernel:
     def __init__(self, path: Path, sources: Mapping[str, bytes]) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.ablate_amax_bits.restype = ctypes.c_uint32
-        self._job = _structure("Job", sources["job.h"].decode())
+        header = sources["job.h"].decode()
+        self._rules = enumerators("Rule", header)
+        self._roundings = enumerators("Rounding", header)
+        self._job = _structure("Job", header)
         self._product = _structure("Product", sources["product.h"].decode())
         self.multiplies = multiplies_bf16() and bool(self._library.ablate_multiplies())
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
@@ -128,8 +123,8 @@ class Kernel:
     def _run(self, function: str, job: Any) -> int:
         """Call a function of the library on a job, on torch's number of threads, or on one if it is small."""
         threads = torch.get_num_threads() if job.rows * job.cols >= _THREADING_MIN_ELEMENTS else 1
-        found: int = getattr(self._library, f"ablate_{function}")(ctypes.byref(job), threads)
-        return found
+        result: int = getattr(self._library, f"ablate_{function}")(ctypes.byref(job), threads)
+        return result
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int, factor: float = 1.0) -> Quantized | BlockScaled:
         """Quantise as ``round_operand``, with the same bits and errors.
@@ -137,68 +132,83 @@ class Kernel:
         ``factor`` multiplies a bf16 matrix first, in fp32; for source ``forward_bf16`` the product is rounded
         to bf16.
         """
-        policy, amax, key = draw.policy, draw.amax_number, draw.key
-        check_operand(x, policy, axis, key)
+        policy = draw.policy
+        check_operand(x, policy, axis, draw.key)
         axis %= 2
         x = x if x.stride(1) == 1 else x.contiguous()
-        signs, order = _of_groups(policy, key, axis)
-        element, (tile_rows, columns) = ELEMENTS[policy.format], block_shape(policy)
-        words = key.words() if key else (0, 0)
-        job = self._job(
-            src=x.data_ptr(), rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0),
-            src_bf16=x.dtype == torch.bfloat16, product_bf16=policy.source == "forward_bf16", factor=factor,
-            # A group rotated along the rows is processed in chunks of rows, whatever shares a scale.
-            axis=axis, block=max(columns, 16) if axis == 0 and policy.hadamard else columns,
-            square=tile_rows > 1,
-            hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard or 1), signs=_address(signs),
-            order=_address(order), rotated_bf16=policy.rotated_bf16,
-            rule=_DIVIDED_LEVEL if policy.format == "nvint4" else _RULES.get(policy.scale, 0),
-            rounding=_ROUNDINGS.index(policy.rounding),
-            mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
-            scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
-            scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0, key0=words[0], key1=words[1],
-            step=key.step & 0xFFFFFFFF if key else 0, call=key.call & 0xFFFFFFFF if key else 0,
-        )  # fmt: skip
-        if policy.scale in _IN_TILES:
+        signs, order = _of_groups(policy, draw.key, axis)
+        job = self._job_of(x, draw, axis=axis, factor=factor)
+        job.signs = _address(signs)
+        job.order = _address(order)
+        if policy.scale_rule.family in _IN_TILES:
             return self._in_tiles(job, x, policy, axis)
-        descale = 1.0 / policy.prescale
-        if job.rule >= _TENSOR:
-            if amax is None and policy.has_tensor_scale:
-                bits = self._run("amax_bits", job)
-                amax = struct.unpack("<f", struct.pack("<I", bits))[0]
-            encode, decode = (1.0, 1.0) if amax is None else tensor_scale(amax, policy)
-            job.tensor_scale, job.tensor_descale, job.block_multiplier = encode, decode, encode
-            if job.rule == _TWO_LEVEL:
-                job.block_multiplier = fp32(encode * fp32(1 / 6))
-            elif job.rule == _FOUR_SIX:
-                job.tensor_scale, job.error_divisor = amax, four_six_divisor(policy)
-                job.magnitudes = four_six_measure(policy) == "mae"
-            descale = fp32(decode / policy.prescale)
+        decode = 1.0
+        if policy.has_tensor_scale:
+            amax = draw.amax_number
+            if amax is None:
+                amax = struct.unpack("<f", struct.pack("<I", self._run("amax_bits", job)))[0]
+            decode = _set_tensor_scale(job, amax, policy)
+        descale = decode / policy.prescale
+        if policy.format in TWO_LEVEL:
+            descale = fp32(descale)
         if policy.undo == "operand":
-            job.undo, descale = 1.0 / policy.prescale, 1.0
+            job.undo = 1.0 / policy.prescale
+            descale = 1.0
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         mask = torch.empty(x.shape, dtype=torch.bool) if policy.mask else None
-        job.dst, job.mask = out.data_ptr(), _address(mask)
+        job.dst = out.data_ptr()
+        job.mask = _address(mask)
         self._run("quantise", job)
         return Quantized(values=out, descale=descale, mask=mask, axis=axis)
 
+    def _job_of(self, x: Tensor, draw: Draw, *, axis: int, factor: float) -> Any:
+        """Describe a quantisation, but for its memory and the scale of its tensor."""
+        policy = draw.policy
+        rule = policy.scale_rule
+        element = ELEMENTS[policy.format]
+        rows, columns = block_shape(policy)
+        if axis == 0 and policy.hadamard:
+            columns = max(columns, 16)  # a group is processed in chunks of rows, whatever shares a scale
+        job = self._job(
+            src=x.data_ptr(), rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0),
+            src_bf16=x.dtype == torch.bfloat16, product_bf16=policy.source == "forward_bf16", factor=factor,
+            axis=axis, block=columns, square=rows > 1,
+            hadamard=policy.hadamard, norm=_norm(policy), rotated_bf16=policy.rotated_bf16,
+            rule=self._rules[rule.family.upper()], rounding=self._roundings[policy.rounding.upper()],
+            mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
+            scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0,
+            magnitudes=rule.measure == "mae", unscaled=rule.measure == "unscaled",
+            tensor_scale=1.0, tensor_descale=1.0,
+        )  # fmt: skip
+        if rule.family == "e8m0":
+            job.scale_add = SCALE_ADD[policy.scale](element)
+        if draw.key is not None:
+            job.key0, job.key1 = draw.key.words()
+            job.step = draw.key.step & 0xFFFFFFFF
+            job.call = draw.key.call & 0xFFFFFFFF
+        return job
+
     def _in_tiles(self, job: Any, x: Tensor, policy: OperandPolicy, axis: int) -> BlockScaled:
         """Quantise with one fp32 scale for each row, 128 neighbours or tile."""
-        tile = (1, x.shape[axis]) if policy.scale in ("row", "searched") else block_shape(policy)
+        rule = policy.scale_rule
+        tile = (1, x.shape[axis]) if rule.outer == "row" else block_shape(policy)
         job.tile_rows, job.tile_cols = tile if axis == 1 else tile[::-1]
-        if policy.scale == "searched":
+        if rule.family == "searched":
             rows = turned(x, axis).float() * job.factor
             if job.product_bf16 and job.src_bf16:
                 rows = rows.to(torch.bfloat16).float()
-            given = scales = turned(searched_scale(rows, policy), axis)
+            scales = turned(searched_scale(rows, policy), axis)
+            scales_before = scales
         else:
             amax = torch.empty(x.shape[0] // job.tile_rows, x.shape[1] // job.tile_cols)
             job.dst = amax.data_ptr()
             self._run("tile_amax_bits", job)
             scale = fp32_scale(amax, policy)
-            given, scales = scale.down, scale.up
+            scales_before = scale.down
+            scales = scale.up
         out = torch.empty(x.shape, dtype=torch.bfloat16)
-        job.dst, job.scales = out.data_ptr(), given.data_ptr()
+        job.dst = out.data_ptr()
+        job.scales = scales_before.data_ptr()
         self._run("quantise", job)
         return BlockScaled(elements=out, scales=scales, axis=axis)
 
@@ -208,29 +218,33 @@ class Kernel:
         self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
     ) -> Tensor:
         """Do what ``Backend.gradient_through`` does, with the same bits."""
-        grad, mask = grad.contiguous(), None if mask is None else mask.contiguous()
+        grad = grad.contiguous()
+        if mask is not None:
+            mask = mask.contiguous()
         signs, order = _of_groups(policy, key, 1, inverse=True)
         out = torch.empty_like(grad)
         job = self._job(
             src=grad.data_ptr(), dst=out.data_ptr(), mask=_address(mask), signs=_address(signs),
             order=_address(order), rows=grad.shape[0], cols=grad.shape[1], src_stride=grad.shape[1],
-            src_bf16=True, factor=1.0, hadamard=policy.hadamard, norm=1.0 / math.sqrt(policy.hadamard or 1),
+            src_bf16=True, factor=1.0, hadamard=policy.hadamard, norm=_norm(policy),
         )  # fmt: skip
         self._run("way_back", job)
         return out
 
     def multiply(self, a: BlockScaled, b: BlockScaled) -> Tensor | None:
         """Return A Bᵀ [m, n] in bf16; None if this CPU cannot, or if products of scales are not exact."""
-        least, most = (float(of(a.scales)) * float(of(b.scales)) for of in (torch.amin, torch.amax))
+        least = float(a.scales.amin()) * float(b.scales.amin())
+        most = float(a.scales.amax()) * float(b.scales.amax())
         if not (self.multiplies and least >= _SMALLEST and most <= _LARGEST):  # also for a NaN
             return None
         blocks = max(side.scales.shape[side.axis] for side in (a, b))
-        sizes, scales = [], []
+        sizes = []
+        scales = []
         for side in (a, b):
             n = side.elements.shape[1 - side.axis]
-            last = turned(side.scales, side.axis)
-            last = last.repeat_interleave(n // last.shape[0], dim=0)
-            scales.append(last.t().expand(blocks, -1).contiguous())
+            of_rows = turned(side.scales, side.axis)
+            of_rows = of_rows.repeat_interleave(n // of_rows.shape[0], dim=0)
+            scales.append(of_rows.t().expand(blocks, -1).contiguous())
             sizes.append(n)
         out = torch.empty(sizes, dtype=torch.bfloat16)
         job = self._product(
@@ -243,15 +257,43 @@ class Kernel:
         return out
 
 
+def _set_tensor_scale(job: Any, amax: float, policy: OperandPolicy) -> float:
+    """Set the scale of a whole tensor; return what multiplies its elements back."""
+    encode, decode = tensor_scale(amax, policy)
+    family = policy.scale_rule.family
+    job.tensor_scale = encode
+    job.tensor_descale = decode
+    job.block_multiplier = encode
+    if family == "two_level" and ELEMENTS[policy.format] == E2M1:
+        job.folded = True
+        job.block_multiplier = fp32(encode * fp32(1 / 6))
+    elif family == "four_six":
+        job.tensor_scale = amax
+        job.error_divisor = four_six_divisor(policy)
+    elif family == "ms_eden":
+        job.tensor_scale = EDEN_CLIP
+    return decode
+
+
+def _norm(policy: OperandPolicy) -> float:
+    return 1.0 / math.sqrt(policy.hadamard or 1)
+
+
+def enumerators(name: str, header: str) -> dict[str, int]:
+    """Read the names of an enumeration in a header, and their numbers."""
+    found = re.search(rf"enum {name} : int {{(.*?)}};", header, re.DOTALL)
+    assert found is not None
+    return {word.strip(): number for number, word in enumerate(found[1].split(","))}
+
+
 def _structure(name: str, header: str) -> type[ctypes.Structure]:
     """Make a ctypes structure from its declaration in a header."""
     found = re.search(rf"struct {name} {{(.*?)\n}};", header, re.DOTALL)
     assert found is not None
-    fields = [
-        (one.strip(" *"), ctypes.c_void_p if "*" in declared else _TYPES[kind])
-        for kind, declared in re.findall(r"(?:const )?(\w+)([^;]+);", re.sub("//.*", "", found[1]))
-        for one in declared.split(",")
-    ]
+    fields = []
+    for kind, declared in re.findall(r"(?:const )?(\w+)([^;]+);", re.sub("//.*", "", found[1])):
+        field_type = ctypes.c_void_p if "*" in declared else _TYPES[kind]
+        fields += [(field.strip(" *"), field_type) for field in declared.split(",")]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
@@ -267,7 +309,8 @@ def _of_groups(
     For axis 1 they are repeated for the 128 elements that a rotation handles at a time, with even elements
     before odd ones in each 32.
     """
-    signs, order = signs_of(policy, key), permutation_of(policy, key)
+    signs = signs_of(policy, key)
+    order = permutation_of(policy, key)
     if order is not None and inverse:
         order = order.argsort()
     if axis == 1 and signs is not None:

@@ -20,20 +20,16 @@ from ablate.backends.triton.policies import BLOCK, refusal
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
 from ablate.numerics.quantiser import quantize, turned
 from ablate.recipes import block_shape
-from ablate.recipes.policy import OUTER
 
 if TYPE_CHECKING:
     from ablate.recipes import GemmPolicy
+    from ablate.recipes.scale_rules import ScaleRule
 
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 """Formats with fp32 scales, per tensor or per row."""
 NAN_CODE = 0x7F
 """NaN of E4M3 and of E5M2 (any mantissa but zero)."""
 _FOUR_BITS = ("mxfp4", "nvfp4")
-_NO_INSTRUCTION = (
-    *OUTER, "two_level_ue5m3", "ue5m3", "1x128", "128x128", "1x128_pow2", "128x128_pow2"
-)  # fmt: skip
-"""Scales that no instruction takes: not a byte per block with one factor per tensor or row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +131,7 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
     for policy in (left, right):
         if policy.undo == "operand":
             return "undo 'operand' leaves values that are no codes"
-        if policy.format not in (*BLOCK, *FP8) or policy.scale in _NO_INSTRUCTION:
+        if policy.format not in (*BLOCK, *FP8) or not _has_instruction(policy.scale_rule):
             return f"no instruction takes {policy.format} with scale '{policy.scale}'"
     if not (left.format == right.format or {left.format, right.format} <= set(FP8)):
         return f"its operands are {left.format} and {right.format}: an instruction takes both in one format"
@@ -144,6 +140,13 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
     if left.format == right.format == "fp8_e5m2":
         return "no instruction takes E5M2 on both sides"
     return None
+
+
+def _has_instruction(rule: ScaleRule) -> bool:
+    """Whether an instruction takes such scales: a byte per block and a factor per tensor, or fp32 per row."""
+    if rule.element == "none":
+        return rule.outer in ("tensor", "row")
+    return rule.element != "ue5m3" and rule.outer in ("none", "tensor")
 
 
 def quantisers_of(gemm: GemmPolicy) -> str:

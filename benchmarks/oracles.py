@@ -173,7 +173,6 @@ def fouroversix(path: Path) -> Iterator[Case]:
 
     for rule, ours_is in (("static_6", "two_level"), ("mse", "four_six"), ("mae", "four_six_mae")):
         yield rule, OperandPolicy(format="nvfp4", scale=ours_is), run("nvfp4", rule)
-    yield "abs_max", OperandPolicy(format="nvfp4", scale="four_six_max"), run("nvfp4", "abs_max")
     tile = OperandPolicy(format="nvfp4", scale="four_six", block="16x16")
     yield "mse, 16×16", tile, run("nvfp4", "mse", block_scale_2d=True)
     turned = OperandPolicy(format="nvfp4", scale="four_six", **FIXED)
@@ -289,7 +288,6 @@ def alto(path: Path) -> Iterator[Case]:
     yield "AMD-FP4, 16×16", tile, run(outer=False, is_2d_block=True)
     yield "MXFP4", OperandPolicy(format="mxfp4", scale="even"), mx()
     yield "MXFP4, 32×32", OperandPolicy(format="mxfp4", scale="even", block="32x32"), mx(is_2d_block=True)
-    yield "MXFP4, UOS", OperandPolicy(format="mxfp4", scale="uos"), mx(use_uos=True)
 
 
 def torchao(path: Path) -> Iterator[Case]:

@@ -37,7 +37,7 @@ from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import on_grid, turned
 from ablate.recipes import block_shape
-from ablate.recipes.policy import MS_EDEN, NO_ROTATION, contracted_axis
+from ablate.recipes.policy import NO_ROTATION, contracted_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +188,7 @@ def operand_of(text: str) -> ClaimedOperand:
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:
     """Remove a policy's rotation. MS-EDEN keeps it, because it needs the rotation's groups."""
-    return policy if policy.scale in MS_EDEN else replace(policy, **NO_ROTATION)
+    return policy if policy.scale_rule.is_stochastic else replace(policy, **NO_ROTATION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +233,8 @@ def certify(
     """
     policy = operand.policy
     is_function = claim.backend is None
-    is_random = policy.is_stochastic or policy.scale in MS_EDEN  # two draws may differ under one rotation
+    # Two draws may differ under one rotation.
+    is_random = policy.is_stochastic or policy.scale_rule.is_stochastic
     # A recipe and its definition draw the same words; a function draws its own.
     comparison = Comparison(random=is_random and is_function)
     columns = block_shape(policy)[1]

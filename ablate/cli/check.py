@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ablate.backends.device import Device
 
-_FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e3m0")
+_FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
 
 
 @click.group(

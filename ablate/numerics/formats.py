@@ -32,8 +32,6 @@ class Element:
 
 E2M1 = Element(mantissa_bits=1, min_exponent=0, max_exponent=2, max=6.0)
 E3M0 = Element(mantissa_bits=0, min_exponent=-2, max_exponent=4, max=16.0)
-E2M3 = Element(mantissa_bits=3, min_exponent=0, max_exponent=2, max=7.5)
-E3M2 = Element(mantissa_bits=2, min_exponent=-2, max_exponent=4, max=28.0)
 INT4 = Element(mantissa_bits=2, min_exponent=2, max_exponent=2, max=7.0)
 """Whole numbers from −7 to 7: below its only exponent a minifloat has equal steps. Codes have a sign bit."""
 E4M3 = Element(mantissa_bits=3, min_exponent=-6, max_exponent=8, max=448.0)
@@ -47,10 +45,7 @@ ELEMENTS: dict[str, Element] = {
     "nvint4": INT4,
     "if4": E2M1,
     "fp4_e2m1": E2M1,
-    "mxfp4_e3m0": E3M0,
     "fp4_e3m0": E3M0,
-    "mxfp6_e2m3": E2M3,
-    "mxfp6_e3m2": E3M2,
     "mxfp8": E4M3,
     "fp8_e4m3": E4M3,
     "fp8_e5m2": E5M2,
@@ -63,18 +58,12 @@ SCALE_ADD: dict[str, Callable[[Element], int]] = {
     "even": lambda element: 1 << (22 - element.mantissa_bits),
     # The 23 mantissa bits of the largest value are subtracted.
     "rceil": lambda element: 0x7FFFFF - round((element.max / 2.0**element.max_exponent - 1) * 2**23),
-    "ceil": lambda _element: 0x7FFFFF,
-    "uos": lambda _element: 0x7FFFFF - 0x680000,
-    "primus_mode1": lambda _element: 1 << 22,
-    "primus_mode2": lambda _element: 3 << 19,
 }
 """E8M0 scale rules: the number added to the bits of a block's largest magnitude before reading its exponent.
 
 With amax = m·2^f, 1 ≤ m < 2, a carry into the exponent raises the scale by one: for m ≥ 2 − 2^−(mantissa bits
-+ 1) under even, m above the mantissa of the largest element under rceil, m > 1 under ceil, m > 1.8125 under
-uos (for E2M1: 1.75, 1.5, 1 and 1.8125), never under floor. Primus-Turbo's
-``PRIMUS_TURBO_MXFP4_SCALE_ROUNDING`` (#494) has ``even`` as 0, and as 1 and 2 the thresholds of rceil and uos
-with ≥: m ≥ 1.5 and m ≥ 1.8125. Its README's names for them (RTE, RZ, stochastic) are not what its code does.
++ 1) under even, m above the mantissa of the largest element under rceil (for E2M1: 1.75 and 1.5), never under
+floor.
 """
 
 
@@ -98,8 +87,8 @@ def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tenso
     if rounding == "nearest":
         whole = in_steps.round()  # ties to even, which is the even code
         if not element.mantissa_bits:  # here it is that of the even exponent
-            odd = (exponent - 127 - element.min_exponent) % 2 == 1
-            whole = torch.where((in_steps == 1.5) & odd, 1.0, whole)
+            is_odd = (exponent - 127 - element.min_exponent) % 2 == 1
+            whole = torch.where((in_steps == 1.5) & is_odd, 1.0, whole)
     else:
         low = torch.floor(in_steps)
         p = in_steps - low
@@ -120,7 +109,8 @@ def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tenso
 
 def encode(values: Tensor, element: Element, nan_code: int = 0) -> Tensor:
     """Return the codes (uint8, sign above the magnitude) of values on the grid; a NaN's has no sign."""
-    magnitude, m = values.abs(), element.mantissa_bits
+    magnitude = values.abs()
+    m = element.mantissa_bits
     exponent = (magnitude.view(torch.int32) >> 23) - 127
     subnormal = (magnitude * 2.0 ** (m - element.min_exponent)).to(torch.int32)
     mantissa = (magnitude.view(torch.int32) >> (23 - m)) & ((1 << m) - 1)

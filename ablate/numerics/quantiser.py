@@ -8,8 +8,8 @@ same scale into NaN, so that errors stay visible.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ from ablate.numerics.philox import Key, random_words
 from ablate.numerics.rotate import rotate, unrotate
 from ablate.numerics.scales import TWO_LEVEL, fp32
 from ablate.recipes import OperandPolicy, block_shape, group_size
-from ablate.recipes.policy import MS_EDEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.recipes.scale_rules import Family
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -117,12 +121,28 @@ def round_operand(
     Raises:
         ValueError: a dtype, shape or missing key that the policy cannot take.
     """
-    if not policy.is_high_precision:
-        return _Rounded(x, policy, axis=axis, key=key, amax=amax).dequantised()
     check_operand(x, policy, axis, key)
-    if policy.hadamard:
-        x = turned(_rotated(x, policy, axis, key), axis)
-    return Quantized(values=x.to(torch.float16 if policy.format == "fp16" else torch.bfloat16), axis=axis % 2)
+    if policy.is_high_precision:
+        if policy.hadamard:
+            x = turned(_rotated(x, policy, axis, key), axis)
+        dtype = torch.float16 if policy.format == "fp16" else torch.bfloat16
+        return Quantized(values=x.to(dtype), axis=axis % 2)
+    operand = _operand(x, policy, axis, key, amax)
+    scaled = _scaled(operand)
+    blocks = _values(operand, scaled)
+    if scaled.factor is not None:
+        blocks = blocks * scaled.factor
+    values = operand.assembled(blocks)
+    if not policy.is_fp32:
+        values = values.to(torch.bfloat16)
+    descale = operand.descale
+    if policy.undo == "operand":
+        undo = fp32(1 / policy.prescale)
+        values = (values.to(torch.float32) * undo).to(torch.bfloat16)
+        descale = 1.0
+    return Quantized(
+        values=turned(values, axis), descale=descale, mask=_mask(operand, scaled), axis=operand.axis
+    )
 
 
 def _rotated(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Tensor:
@@ -130,97 +150,57 @@ def _rotated(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) -> Te
     return rotate(turned(x, axis).to(torch.float32).contiguous(), policy, key)
 
 
-class _Rounded:
-    """One operand in blocks [number, rows, columns], rounded to its element's grid.
+@dataclass(frozen=True, kw_only=True)
+class _Operand:
+    """A rotated operand, whole and in blocks, with the scale of its whole tensor.
 
-    ``v``: its rotated values, fp32 [n, k], contraction last. ``shape``: rows and columns of a block.
-    ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one. ``outer``: a second fp32
-    factor of each block, or None: the scale of its row or 128 neighbours, or 6/7 for IF4's whole numbers.
-    ``decode``: the tensor's scale. ``scaled``: the values before rounding. ``mask``: of the stored matrix.
+    ``rotated``: fp32 [n, k], contraction last. ``blocks``: the same as [number, rows, columns]. ``amax``: the
+    tensor's largest magnitude; ``encode`` and ``decode`` multiply values before and after rounding. Without a
+    tensor scale they are 0, 1 and 1.
     """
 
-    def __init__(
-        self, x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None, amax: float | None
-    ) -> None:
-        check_operand(x, policy, axis, key)
-        if policy.is_high_precision:
-            raise ValueError(f"{policy.format} has no grid")
-        self.policy, self.element, rule = policy, ELEMENTS[policy.format], policy.scale
-        self._axis, self._key = axis % 2, key
-        self.v = _rotated(x, policy, axis, key)
-        n, k = self.v.shape
-        self.shape = block_shape(policy)
-        if rule in ("tensor", "delayed", "row", "searched"):
-            self.shape = 1 if rule in ("row", "searched") else max(n, 1), max(k, 1)
-        self.mask: Tensor | None = None
-        self.up: Tensor | None = None
-        self.outer: Tensor | None = None
-        blocks, self.decode = to_blocks(self.v, self.shape), 1.0
-        encode: float | Tensor = 1.0
-        if policy.has_tensor_scale:
-            amax = scales.amax_of(self.v[None]).item() if amax is None else amax
-            encode, self.decode = scales.tensor_scale(amax, policy)
-        self.descale = self.decode / policy.prescale
-        if policy.format in TWO_LEVEL:
-            self.descale = fp32(self.descale)
-        if rule in ("tensor", "delayed"):
-            self.scaled = blocks * encode
-            return
-        if rule in MS_EDEN:
-            words = self._words()[:, ::16].reshape(-1)
-            self.values, self.up = scales.eden(blocks, self.decode, policy, words)
-            self.scaled = blocks / (self.up * self.decode)
-            return
-        if rule == "searched":
-            self.up = scales.searched_scale(self.v, policy)[:, :, None]
-            self.scaled = blocks / self.up
-        elif rule.endswith("ue5m3"):
-            self.up = scales.ue5m3_scale(blocks, self.decode)
-            self.scaled = blocks / (self.up * self.decode)
-        elif policy.format in TWO_LEVEL:
-            largest: float | Tensor = amax or 0.0
-            outer: float | Tensor = self.decode
-            if rule.endswith("_row"):
-                largest = scales.amax_of(self.v[:, None]).repeat_interleave(k // 16, 0)
-                encode, outer = scales.fp32_scale(largest, policy)
-            base, outer = scales.two_level_base(blocks, policy, encode, outer)
-            self.outer = outer if isinstance(outer, Tensor) else None
-            found = scales.nvfp4_scale(base, outer)
-            if rule == "two_level_1x128":  # the kernel's own factor is infinite, and turns zeros into NaN
-                found = found._replace(down=torch.where(found.up * outer == 0, 0.0, found.down))
-            if rule.startswith("four_six"):
-                found = scales.four_six(blocks, base, found, outer, largest, policy, self.elements)
-            self.up, self.scaled = found.up, blocks * found.down
-        elif policy.block == "none":
-            down, self.up = scales.fp32_scale(scales.amax_of(blocks), policy)
-            self.scaled = blocks * down
-        else:
-            down, self.up = scales.e8m0_scale(blocks, policy)
-            self.scaled = blocks * down
-        if policy.prescale != 1.0:
-            self.scaled = self.scaled * policy.prescale
-        if policy.mask:
-            self.mask = turned(from_blocks(self.scaled.abs() < E2M1.max, self.v.shape), axis)
-        if policy.format == "if4":
-            up = self.up * (self.decode / policy.prescale)
-            self.values, self.outer = scales.if4(blocks, self.scaled, up, self.elements)
+    policy: OperandPolicy
+    axis: int
+    key: Key | None
+    rotated: Tensor
+    blocks: Tensor
+    amax: float
+    encode: float
+    decode: float
 
-    def _words(self) -> Tensor:
+    @property
+    def element(self) -> Element:
+        """The grid of the policy's format."""
+        return ELEMENTS[self.policy.format]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        _, rows, columns = self.blocks.shape
+        return rows, columns
+
+    @property
+    def descale(self) -> float:
+        """What is left to multiply the accumulator by."""
+        descale = self.decode / self.policy.prescale
+        return fp32(descale) if self.policy.format in TWO_LEVEL else descale
+
+    def assembled(self, blocks: Tensor) -> Tensor:
+        """Return blocks as a matrix [n, k]."""
+        return from_blocks(blocks, self.rotated.shape)
+
+    def words(self) -> Tensor:
         """Draw each element's random word, [n, k], contraction last."""
-        assert self._key is not None
-        rows, columns = turned(self.v, self._axis).shape
-        return turned(random_words(rows, columns, self._key, self.v.device), self._axis)
+        assert self.key is not None
+        rows, columns = turned(self.rotated, self.axis).shape
+        return turned(random_words(rows, columns, self.key, self.rotated.device), self.axis)
 
-    @cached_property
-    def values(self) -> Tensor:  # on first use: ``on_grid`` needs none, and random words take long
-        """The scaled values, rounded to their grid."""
-        return self.elements(self.scaled)
-
-    def elements(self, scaled: Tensor, element: Element | None = None) -> Tensor:
+    def rounded(self, scaled: Tensor, element: Element | None = None) -> Tensor:
         """Round blocks of scaled values to the element's grid, or to another's."""
-        words, rounding = None, self.policy.rounding
+        words = None
+        rounding = self.policy.rounding
         if self.policy.is_stochastic:
-            words = self._words()
+            words = self.words()
             if rounding == "stochastic_rocm":
                 fours = words.reshape(words.shape[0], words.shape[1] // 4, 4)
                 first = fours[..., :1].expand_as(fours)
@@ -228,22 +208,153 @@ class _Rounded:
             words = to_blocks(words, self.shape)
         return formats.rounded(scaled, element or self.element, rounding, words)
 
-    @property
-    def block_factor(self) -> Tensor | None:
-        """What multiplies each block's elements, [number, 1, 1], without the tensor's scale; or None."""
-        return self.up if self.up is None or self.outer is None else self.up * self.outer
 
-    def dequantised(self) -> Quantized:
-        """Multiply the elements by their blocks' scales."""
-        policy, factor = self.policy, self.block_factor
-        values = from_blocks(self.values if factor is None else self.values * factor, self.v.shape)
-        if not policy.is_fp32:
-            values = values.to(torch.bfloat16)
-        descale = self.descale
-        if policy.undo == "operand":
-            undo = fp32(1 / policy.prescale)
-            values, descale = (values.to(torch.float32) * undo).to(torch.bfloat16), 1.0
-        return Quantized(values=turned(values, self._axis), descale=descale, mask=self.mask, axis=self._axis)
+def _operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, amax: float | None) -> _Operand:
+    """Check, rotate and cut a matrix into blocks."""
+    check_operand(x, policy, axis, key)
+    if policy.is_high_precision:
+        raise ValueError(f"{policy.format} has no grid")
+    rotated = _rotated(x, policy, axis, key)
+    n, k = rotated.shape
+    rows, columns = block_shape(policy)
+    if policy.block == "none" and policy.scale_rule.outer in ("tensor", "row"):
+        rows = max(n, 1) if policy.has_tensor_scale else 1
+        columns = max(k, 1)
+    encode = decode = 1.0
+    if policy.has_tensor_scale:
+        if amax is None:
+            amax = scales.amax_of(rotated[None]).item()
+        encode, decode = scales.tensor_scale(amax, policy)
+    return _Operand(
+        policy=policy, axis=axis % 2, key=key, rotated=rotated, blocks=to_blocks(rotated, (rows, columns)),
+        amax=amax or 0.0, encode=encode, decode=decode,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scaled:
+    """The blocks of an operand in units of its elements, before rounding.
+
+    ``up``: the blocks' scales [number, 1, 1]; None if the tensor's is the only one. ``outer``: a second fp32
+    factor of each block, or None: the scale of its row or 128 neighbours, or 6/7 for IF4's whole numbers.
+    ``values``: the blocks after rounding, where a rule or format chooses among several roundings.
+    """
+
+    blocks: Tensor
+    up: Tensor | None = None
+    outer: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def factor(self) -> Tensor | None:
+        """What multiplies each block's elements, without the tensor's scale; or None."""
+        if self.up is None or self.outer is None:
+            return self.up
+        return self.up * self.outer
+
+
+def _by_tensor(operand: _Operand) -> _Scaled:
+    return _Scaled(blocks=operand.blocks * operand.encode)
+
+
+def _by_groups(operand: _Operand) -> _Scaled:
+    scale = scales.fp32_scale(scales.amax_of(operand.blocks), operand.policy)
+    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up)
+
+
+def _by_search(operand: _Operand) -> _Scaled:
+    up = scales.searched_scale(operand.rotated, operand.policy)[:, :, None]
+    return _Scaled(blocks=operand.blocks / up, up=up)
+
+
+def _by_e8m0(operand: _Operand) -> _Scaled:
+    scale = scales.e8m0_scale(operand.blocks, operand.policy)
+    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up)
+
+
+def _by_quest(operand: _Operand) -> _Scaled:
+    scale = scales.quest_scale(operand.blocks)
+    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up)
+
+
+def _by_two_level(operand: _Operand) -> _Scaled:
+    if operand.policy.scale_rule.outer == "1x128":
+        scale, outer = scales.tetrajet_scale(operand.blocks)
+        return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=outer)
+    _, encode, decode = _outer_scale(operand)
+    scale = scales.nvfp4_scale(scales.two_level_base(operand.blocks, operand.policy, encode), decode)
+    row_scale = decode if isinstance(decode, Tensor) else None
+    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=row_scale)
+
+
+def _by_four_six(operand: _Operand) -> _Scaled:
+    policy = operand.policy
+    amax, encode, decode = _outer_scale(operand)
+    base = scales.two_level_base(operand.blocks, policy, encode)
+    scale = scales.four_six(operand.blocks, base, decode, amax, policy, operand.rounded)
+    row_scale = decode if isinstance(decode, Tensor) else None
+    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=row_scale)
+
+
+def _outer_scale(operand: _Operand) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
+    """Return amax, encode and decode of the tensor, or of each block's row [number, 1, 1]."""
+    if operand.policy.scale_rule.outer == "tensor":
+        return operand.amax, operand.encode, operand.decode
+    blocks_per_row = operand.rotated.shape[1] // 16
+    amax = scales.amax_of(operand.rotated[:, None]).repeat_interleave(blocks_per_row, 0)
+    scale = scales.fp32_scale(amax, operand.policy)
+    return amax, scale.down, scale.up
+
+
+def _by_ue5m3(operand: _Operand) -> _Scaled:
+    up = scales.ue5m3_scale(operand.blocks, operand.decode)
+    return _Scaled(blocks=operand.blocks / (up * operand.decode), up=up)
+
+
+def _by_ms_eden(operand: _Operand) -> _Scaled:
+    words = operand.words()[:, ::16].reshape(-1)
+    values, up = scales.eden(operand.blocks, operand.decode, operand.policy, words)
+    return _Scaled(blocks=operand.blocks / (up * operand.decode), up=up, values=values)
+
+
+FAMILIES: dict[Family, Callable[[_Operand], _Scaled]] = {
+    "tensor": _by_tensor,
+    "groups": _by_groups,
+    "searched": _by_search,
+    "e8m0": _by_e8m0,
+    "quest": _by_quest,
+    "two_level": _by_two_level,
+    "four_six": _by_four_six,
+    "ue5m3": _by_ue5m3,
+    "ms_eden": _by_ms_eden,
+}
+"""The formula of each family of scale rules."""
+
+
+def _scaled(operand: _Operand) -> _Scaled:
+    """Scale the blocks by the policy's rule, then by its prescale; choose IF4's grids."""
+    policy = operand.policy
+    scaled = FAMILIES[policy.scale_rule.family](operand)
+    if policy.prescale != 1.0:
+        scaled = replace(scaled, blocks=scaled.blocks * policy.prescale)
+    if policy.format == "if4":
+        assert scaled.up is not None
+        up = scaled.up * (operand.decode / policy.prescale)
+        values, outer = scales.if4(operand.blocks, scaled.blocks, up, operand.rounded)
+        scaled = replace(scaled, values=values, outer=outer)
+    return scaled
+
+
+def _values(operand: _Operand, scaled: _Scaled) -> Tensor:
+    """Return the blocks after rounding to their grid."""
+    return operand.rounded(scaled.blocks) if scaled.values is None else scaled.values
+
+
+def _mask(operand: _Operand, scaled: _Scaled) -> Tensor | None:
+    """Return where the stored matrix's values do not clip, if the policy asks for it."""
+    if not operand.policy.mask:
+        return None
+    return turned(operand.assembled(scaled.blocks.abs() < E2M1.max), operand.axis)
 
 
 def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -282,16 +393,15 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
     """
     if not x.dim():
         raise ValueError("expected at least one dimension, got a single number")
-    matrix, along = x, axis % 2
     if x.dim() != 2:
         moved = x.movedim(axis, -1)
-        matrix, along = torch.atleast_2d(moved).flatten(0, -2), 1  # type: ignore[no-untyped-call]
-    done = round_operand(matrix, policy, axis=along, key=key)
-    last = turned(done.values, along).to(torch.float32)
-    values = unrotate(last * done.descale, policy, key).to(x.dtype)
-    if x.dim() == 2:
-        return turned(values, along).contiguous()
-    return values.view(moved.shape).movedim(-1, axis).contiguous()
+        matrix = torch.atleast_2d(moved).flatten(0, -2)  # type: ignore[no-untyped-call]
+        values = fake_quantize(matrix, policy, axis=1, key=key)
+        return values.view(moved.shape).movedim(-1, axis).contiguous()
+    quantized = round_operand(x, policy, axis=axis, key=key)
+    last = turned(quantized.values, axis).to(torch.float32)
+    values = unrotate(last * quantized.descale, policy, key).to(x.dtype)
+    return turned(values, axis).contiguous()
 
 
 def quantize(
@@ -304,27 +414,38 @@ def quantize(
 
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
-    done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
-    nan_code = formats.encode_max(done.element) if policy.format.startswith("fp8_") else 0
-    found, codes = done.up, formats.encode(done.values, done.element, nan_code)
+    operand = _operand(x, policy, axis, key, amax)
+    scaled = _scaled(operand)
+    values = _values(operand, scaled)
+    nan_code = formats.encode_max(operand.element) if policy.format.startswith("fp8_") else 0
+    codes = formats.encode(values, operand.element, nan_code)
     if policy.format == "if4":
-        assert done.outer is not None
-        whole = done.outer.ne(1)
-        codes = torch.where(whole, formats.encode(done.values, INT4), codes)
-    codes = from_blocks(codes, done.v.shape)
-    grid = [len(codes) // done.shape[0], codes.shape[1] // done.shape[1]]
-    if found is None:
-        found, grid = done.v.new_empty(0), [len(codes), 0]
-    elif policy.format in TWO_LEVEL:
-        element = UE5M3 if policy.scale.endswith("ue5m3") else E4M3
-        found = formats.encode(found, element, formats.encode_max(element))
-        if policy.format == "if4":
-            found = found | whole.to(torch.uint8) << 7
-    elif policy.block != "none":
-        found = (found.view(torch.int32) >> 23).to(torch.uint8)  # E8M0 is the exponent's field
+        assert scaled.outer is not None
+        codes = torch.where(scaled.outer == 1, codes, formats.encode(values, INT4))
     return Codes(
-        codes=codes, scales=found.view(grid), tensor_scale=done.decode, descale=done.descale, mask=done.mask
+        codes=operand.assembled(codes), scales=_scale_codes(operand, scaled), tensor_scale=operand.decode,
+        descale=operand.descale, mask=_mask(operand, scaled),
     )  # fmt: skip
+
+
+def _scale_codes(operand: _Operand, scaled: _Scaled) -> Tensor:
+    """Return the scales as ``Codes`` has them; a scale of IF4's whole numbers has its highest bit set."""
+    n, k = operand.rotated.shape
+    rows, columns = operand.shape
+    if scaled.up is None:
+        return operand.rotated.new_empty(n, 0)
+    codes = scaled.up
+    element = operand.policy.scale_rule.element
+    if element == "e8m0":  # the exponent's field
+        codes = (codes.view(torch.int32) >> 23).to(torch.uint8)
+    elif element == "e4m3":
+        codes = formats.encode(codes, E4M3, formats.encode_max(E4M3))
+    elif element == "ue5m3":
+        codes = formats.encode(codes, UE5M3, formats.encode_max(UE5M3))
+    if operand.policy.format == "if4":
+        assert scaled.outer is not None
+        codes = codes | scaled.outer.ne(1).to(torch.uint8) << 7
+    return codes.view(n // rows, k // columns)
 
 
 def on_grid(
@@ -334,15 +455,18 @@ def on_grid(
 
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
     """
-    done = _Rounded(x, policy, axis=axis, key=key, amax=amax)
-    factor = done.block_factor
-    up = done.v.new_tensor([done.decode]) if factor is None else factor * done.decode
-    blocks = to_blocks(done.v, done.shape)
-    largest = scales.amax_of(blocks)
+    operand = _operand(x, policy, axis, key, amax)
+    scaled = _scaled(operand)
+    element = operand.element
+    if scaled.factor is None:
+        up = operand.rotated.new_tensor([operand.decode])
+    else:
+        up = scaled.factor * operand.decode
+    largest = scales.amax_of(operand.blocks)
     largest = torch.where(largest == 0, 1.0, largest)
     # Divided first: the exact scale of tiny values is no normal number.
-    ideal = done.elements(blocks / largest * done.element.max) / done.element.max * largest
+    ideal = operand.rounded(operand.blocks / largest * element.max) / element.max * largest
     return OnGrid(
-        rotated=done.v, scaled=from_blocks(done.scaled, done.v.shape), scales=up.flatten(),
-        ideal=from_blocks(ideal, done.v.shape), block=done.shape, element=done.element,
+        rotated=operand.rotated, scaled=operand.assembled(scaled.blocks), ideal=operand.assembled(ideal),
+        scales=up.flatten(), block=operand.shape, element=element,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ablate.recipes.policy import GEMMS, LayerRecipe
+from ablate.recipes.scale_rules import SCALES
 
 if TYPE_CHECKING:
     from ablate.recipes.policy import (
@@ -22,12 +23,11 @@ _ROUNDING = {
     "stochastic": " SR", "stochastic_8bit": " SR8", "stochastic_rocm": " SR(rocm)",
 }  # fmt: skip
 _SOURCE = {"high_precision": "", "forward": " from Fprop", "forward_bf16": " from Fprop in bf16"}
-_USUAL = ("none", "floor", "tensor", "two_level")
 
 
 def _operand(policy: OperandPolicy) -> str:
     label: str = "fp8" if policy.format.startswith("fp8") else policy.format
-    if policy.scale not in _USUAL:
+    if policy.scale != SCALES[policy.format][0]:
         label += f"({policy.scale})"
     if policy.block in ("16x16", "32x32"):
         label += f"[{policy.block}]"

@@ -125,16 +125,18 @@ def idle_roles(recipe: Recipe, where: Mapping[str, LayerPlace]) -> list[str]:
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:
     """Return the (rows, columns) that share a scale, columns along the contraction axis; (1, 1) if none."""
-    shape = policy.block if policy.block != "none" else policy.scale
-    if shape[0].isdigit():
-        rows, columns = shape.removesuffix("_pow2").split("x")
-        return int(rows), int(columns)
-    return 1, 1
+    shape: str = policy.block
+    if shape == "none":
+        shape = policy.scale_rule.outer
+    if not shape[0].isdigit():
+        return 1, 1
+    rows, columns = shape.split("x")
+    return int(rows), int(columns)
 
 
 def group_size(policy: OperandPolicy) -> int:
     """Return the size that must divide the contraction dimension under this policy."""
-    columns = 128 if policy.scale == "two_level_1x128" else block_shape(policy)[1]
+    columns = 128 if policy.scale_rule.outer == "1x128" else block_shape(policy)[1]
     return max(columns, policy.hadamard)  # both are powers of two
 
 

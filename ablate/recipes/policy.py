@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from ablate.base.config_base import Section, key, said
+from ablate.recipes.scale_rules import SCALE_RULES, SCALES, ScaleRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,19 +40,14 @@ def contracted_axis(gemm: Gemm, operand: str) -> int:
 
 
 Format = Literal[
-    "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_e3m0",
-    "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
+    "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp4", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0"
 ]  # fmt: skip
 HIGH_FORMATS: tuple[Literal["bf16"], Literal["fp16"]] = ("bf16", "fp16")
 """The high-precision formats."""
-Scale = Literal[
-    "none", "tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2", "searched",
-    "floor", "even", "rceil", "ceil", "uos", "primus_mode1", "primus_mode2", "quest",
-    "two_level", "two_level_row", "two_level_1x128", "two_level_ue5m3", "ue5m3",
-    "four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448",
-    "four_six_row", "four_six_mae_row",
-    "ms_eden", "ms_eden_unscaled",
-]  # fmt: skip
+if TYPE_CHECKING:
+    Scale = str
+else:  # from the table itself, so that a rule is written in one place
+    Scale = Literal[tuple(SCALE_RULES)]
 Block = Literal["none", "1x16", "16x16", "1x32", "32x32"]
 Rounding = Literal[
     "nearest", "nearest_away", "nearest_toward_zero", "stochastic", "stochastic_8bit", "stochastic_rocm"
@@ -63,34 +59,8 @@ Source = Literal["high_precision", "forward", "forward_bf16"]
 Undo = Literal["accumulator", "operand"]
 Accumulate = Literal["fp32", "blackwell"]
 
-_E8M0 = ("floor", "even", "rceil", "ceil", "quest")
-_FP32 = ("tensor", "delayed", "row", "1x128", "128x128", "1x128_pow2", "128x128_pow2")
-FOUR_SIX = ("four_six", "four_six_mae", "four_six_max", "four_six_448", "four_six_mae_448")
-"""Scale rules that map each block's largest value to 6 or to 4, under one fp32 scale a tensor."""
-MS_EDEN: tuple[Scale, ...] = ("ms_eden", "ms_eden_unscaled")
-"""Scale rules with stochastic scales."""
-OUTER = ("two_level_row", "two_level_1x128", "four_six_row", "four_six_mae_row")
-"""NVFP4 whose fp32 scales are of rows or of 128 neighbours."""
-SCALES: dict[str, tuple[str, ...]] = {
-    "bf16": ("none",),
-    "fp16": ("none",),
-    "fp8_e4m3": _FP32,
-    "fp8_e5m2": _FP32,
-    "mxfp8": _E8M0[:4],
-    "mxfp6_e3m2": _E8M0[:4],
-    "mxfp6_e2m3": _E8M0[:4],
-    "mxfp4": (*_E8M0, "uos", "primus_mode1", "primus_mode2"),
-    "mxfp4_e3m0": _E8M0[:4],
-    "nvfp4": ("two_level", *OUTER, "two_level_ue5m3", "ue5m3", *FOUR_SIX, *MS_EDEN),
-    "nvint4": ("two_level",),
-    "if4": ("two_level",),
-    "fp4_e2m1": ("tensor", "row", "searched"),
-    "fp4_e3m0": ("tensor", "row", "searched"),
-}
-"""The scale rules of each format; the first is the default."""
-
 BLOCKS: dict[str, tuple[str, ...]] = {
-    **{name: ("1x32", "32x32") for name in SCALES if name.startswith("mx")},
+    **dict.fromkeys(("mxfp8", "mxfp4"), ("1x32", "32x32")),
     **dict.fromkeys(("nvfp4", "nvint4", "if4"), ("1x16", "16x16")),
 }
 """The block layouts of each format with block scales; the first is the default."""
@@ -104,15 +74,10 @@ _CLOSED = ConfigDict(extra="forbid")
 class OperandPolicy:
     """One operand of one GEMM. ``scale`` and ``block`` default to those of the format.
 
-    ``format``: the elements. ``mxfp8`` has E4M3 elements; ``mxfp4_e3m0`` and ``fp4_e3m0`` have E3M0 elements;
-    ``fp4_*`` have one fp32 scale per tensor or row instead of block scales. ``nvint4`` has whole numbers up
-    to 7 under NVFP4's scales; ``if4`` takes, for each block, those or E2M1, whichever errs less.
-    ``scale``: the scale rule. E8M0 for 32 elements: floor, even, rceil, ceil, uos,
-    primus_mode1, primus_mode2, quest.
-    NVFP4: two_level (E4M3 for 16 and fp32 for the tensor, or for a row or 128 neighbours), ue5m3 (UE5M3 for
-    16, with two_level fp32 for the tensor), four_six (by mean square, mean or largest error; block scales up
-    to 256 or 448; fp32 for the tensor, or for a row), ms_eden, ms_eden_unscaled. FP8 and fp4: tensor
-    (current), delayed, row, 1x128, 128x128 (pow2: powers of two), searched.
+    ``format``: the elements. ``mxfp8`` has E4M3 elements; ``fp4_*`` have one fp32 scale per tensor or row
+    instead of block scales. ``nvint4`` has whole numbers up to 7 under NVFP4's scales; ``if4`` takes, for
+    each block, those or E2M1, whichever errs less.
+    ``scale``: the scale rule (``ablate.recipes.scale_rules``; docs/numerics.md says what each computes).
     ``block``: the elements that share an MX or NVFP4 scale, along the contraction axis or in a square tile.
     ``rounding``: nearest (ties to even code); nearest_away and nearest_toward_zero (ties away from zero,
     toward it); stochastic (up when p > u); stochastic_8bit (8 random bits, as NVIDIA's instruction; up when
@@ -153,8 +118,9 @@ class OperandPolicy:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
-        if self.scale not in SCALES[self.format]:
-            return f"scale '{self.scale}' on {self.format} (it takes {', '.join(SCALES[self.format])})"
+        scales = SCALES[self.format]
+        if self.scale not in scales:
+            return f"scale '{self.scale}' on {self.format} (it takes {', '.join(scales)})"
         blocks = BLOCKS.get(self.format, ("none",))
         if self.block not in blocks:
             return f"block '{self.block}' on {self.format} (it takes {', '.join(blocks)})"
@@ -173,15 +139,15 @@ class OperandPolicy:
             return "undo 'operand' without a prescale to undo"
         if self.rounding == "stochastic_rocm" and self.format != "mxfp4":
             return f"rounding 'stochastic_rocm' on {self.format} (it is that of a kernel for mxfp4)"
-        plain = not self.is_stochastic and self.block == "1x16"
-        if self.scale in MS_EDEN and not (plain and self.hadamard):
+        rule = self.scale_rule
+        if rule.is_stochastic and (self.is_stochastic or self.block != "1x16" or not self.hadamard):
             needs = "a Hadamard, nearest elements (its scales are stochastic) and block 1x16"
             return f"scale '{self.scale}' needs {needs}"
-        if self.scale == "delayed" and self.hadamard:
+        if rule.is_delayed and self.hadamard:
             return "scale 'delayed' under a Hadamard (its history is of values that are not rotated)"
-        if self.scale == "quest" and self.block == "32x32":
+        if rule.family == "quest" and self.block == "32x32":
             return "scale 'quest' on block 32x32 (it is of one row)"
-        if self.scale in OUTER and self.block != "1x16":
+        if rule.outer in ("row", "1x128") and self.block == "16x16":
             return f"scale '{self.scale}' on block {self.block} (it is of one row)"
         for name, without in NO_ROTATION.items():
             if not self.hadamard and getattr(self, name) != without:
@@ -189,6 +155,11 @@ class OperandPolicy:
         if self.mask and self.format != "mxfp4":
             return f"mask on {self.format} (it is that of a clipped mxfp4 forward operand)"
         return None
+
+    @property
+    def scale_rule(self) -> ScaleRule:
+        """The row of its scale rule."""
+        return SCALE_RULES[self.scale]
 
     @property
     def is_high_precision(self) -> bool:
@@ -209,17 +180,19 @@ class OperandPolicy:
     def draws_anew(self) -> bool:
         """Whether it draws random numbers anew for each step or forward pass."""
         rotates_anew = self.signs in ("step", "call", "backward") or (self.permute and self.signs == "none")
-        return self.is_stochastic or rotates_anew or self.scale in MS_EDEN
+        return self.is_stochastic or rotates_anew or self.scale_rule.is_stochastic
 
     @property
     def has_tensor_scale(self) -> bool:
         """Whether the whole tensor has one fp32 scale, which is applied to the accumulator."""
-        return self.scale in ("tensor", "delayed", "two_level", "two_level_ue5m3", *MS_EDEN, *FOUR_SIX)
+        return self.scale_rule.outer == "tensor"
 
     @property
     def is_fp32(self) -> bool:
         """Whether bf16 cannot hold its dequantised values exactly, because parts of it have fp32 scales."""
-        return self.scale in ("row", "1x128", "128x128", "searched", *OUTER) or self.format == "if4"
+        rule = self.scale_rule
+        has_parts = rule.outer not in ("none", "tensor") and not rule.is_power_of_two
+        return has_parts or self.format == "if4"
 
     @property
     def has_fixed_grid(self) -> bool:
@@ -227,8 +200,9 @@ class OperandPolicy:
 
         No random numbers, no history of scales and no rotation.
         """
-        drawn = self.is_stochastic or self.scale in (*MS_EDEN, "delayed")
-        return not (self.is_high_precision or drawn or self.hadamard)
+        rule = self.scale_rule
+        is_drawn = self.is_stochastic or rule.is_stochastic
+        return not (self.is_high_precision or is_drawn or rule.is_delayed or self.hadamard)
 
 
 HIGH_PRECISION = OperandPolicy()
@@ -248,9 +222,10 @@ class GemmPolicy:
 
     def __post_init__(self) -> None:
         for name in ("hadamard", "signs", "permute"):
-            a, b = getattr(self.left, name), getattr(self.right, name)
-            if a != b:
-                what = f"{name} {a} on one operand and {b} on the other: the rotation would not cancel"
+            left = getattr(self.left, name)
+            right = getattr(self.right, name)
+            if left != right:
+                what = f"{name} {left} on one operand and {right} on the other: the rotation would not cancel"
                 raise ValueError(what)
         if self.accumulate == "blackwell" and not self.is_nvfp4:
             what = f"accumulate 'blackwell' needs nvfp4 on both sides, not {self.left.format}"
@@ -259,8 +234,10 @@ class GemmPolicy:
     @property
     def is_nvfp4(self) -> bool:
         """Whether both operands are NVFP4 codes with their scales."""
-        sides = (self.left, self.right)
-        return all(one.format == "nvfp4" and one.undo == "accumulator" for one in sides)
+        for operand in (self.left, self.right):
+            if operand.format != "nvfp4" or operand.undo != "accumulator":
+                return False
+        return True
 
     @property
     def is_untouched(self) -> bool:
@@ -281,11 +258,11 @@ class LayerRecipe:
             raise ValueError(fault)
 
     def _fault(self) -> str | None:
-        forward, backward = self.fprop.right, self.dgrad.right
-        square = ("32x32", "16x16", "128x128", "128x128_pow2")
-        shared = forward.block in square or forward.scale in square
-        same_tile = shared and (backward.block, backward.scale) == (forward.block, forward.scale)
-        if same_tile and (forward.hadamard or backward.hadamard):
+        forward = self.fprop.right
+        backward = self.dgrad.right
+        is_square = forward.block in ("32x32", "16x16") or forward.scale_rule.outer == "128x128"
+        is_shared = is_square and (backward.block, backward.scale) == (forward.block, forward.scale)
+        if is_shared and (forward.hadamard or backward.hadamard):
             return (
                 "a square weight tile under a Hadamard: Fprop rotates it along in-features and Dgrad along "
                 "out-features, so one tile cannot serve both"

@@ -57,13 +57,14 @@ from ablate.recipes.policy import (
     Source,
     Undo,
 )
+from ablate.recipes.scale_rules import SCALE_RULES, SCALES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GemmFormat = Literal[
     "bf16", "bf16-dequantised", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8",
-    "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "mxfp4_e3m0", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
+    "mxfp4", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
 Stabiliser = Literal["none", "sr", "sr8", "rht", "dht", "sr+rht", "sr+dht", "sr8+rht", "sr8+dht"]
 _ROUNDINGS = {"sr": "stochastic", "sr8": "stochastic_8bit"}
@@ -428,7 +429,8 @@ def _operand(name: str, whole: dict[str, Any]) -> dict[str, Any]:
     if name == "w":
         fields["block"] = whole["weight_block"] or "none"
     if parts[0] in _ROUNDINGS:
-        clips = fmt == "mxfp4" and scale in (None, "floor", "even", "uos", "primus_mode2")
+        rule = SCALE_RULES[scale or SCALES[fmt][0]]
+        clips = fmt == "mxfp4" and rule.can_clip
         fields |= {
             "rounding": _ROUNDINGS[parts[0]],
             "prescale": whole["prescale"] or (0.75 if clips else 1.0),

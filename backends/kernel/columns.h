@@ -85,7 +85,7 @@ INLINE Eden eden_round(const Job& job, const Q& q, const Pair& x, const vf& even
   const Pair scaled = {x.even / (even * job.tensor_descale), x.odd / (odd * job.tensor_descale)};
   const Pair value = {q.rounded(scaled.even, vu{}), q.rounded(scaled.odd, vu{})};
   Pair a = scaled, b = value;
-  if (job.rule == EDEN_UNSCALED) a = {a.even * even, a.odd * odd}, b = {b.even * even, b.odd * odd};
+  if (job.unscaled) a = {a.even * even, a.odd * odd}, b = {b.even * even, b.odd * odd};
   return {value, {a.even * a.even, a.odd * a.odd}, {a.even * b.even, a.odd * b.odd}};
 }
 
@@ -173,7 +173,7 @@ inline void chunk_of_columns(const Job& job, const Q& q, int64_t row, int64_t co
     amax[s] = job.block == 32 ? max_u(m, swap_fours(m)) : m;
   }
   if constexpr (Q::EDENS)
-    if (job.rule >= EDEN) return eden_columns(job, q, v, amax, row, col, strips);
+    if (job.rule == MS_EDEN) return eden_columns(job, q, v, amax, row, col, strips);
   if (job.rule != FOUR_SIX)
     for (int s = 0; s < strips; ++s) packed[s] = scale_of_strip(job, v + 2 * s, amax[s]);
   for (int s = 0; s < strips; ++s) {

@@ -18,19 +18,8 @@ constexpr int ROUNDS = 7;        // of Philox4x32
 constexpr uint32_t SIGN = 0x80000000u, MAGNITUDE = 0x7FFFFFFFu, HIGH = 0xFFFF0000u, QUIET_NAN = 0x7FC00000u;
 constexpr float FLOAT_MAX = 3.402823466e38f;
 
-enum Rule : int {  // in the order of cpu_kernel.py
-  E8M0,
-  QUEST,
-  TENSOR,
-  TWO_LEVEL,
-  DIVIDED_LEVEL,
-  UE5M3,
-  FOUR_SIX,
-  EDEN,
-  EDEN_UNSCALED,
-  GIVEN,
-  DIVIDED
-};
+// cpu_kernel.py reads the names here: the families of ablate/recipes/scale_rules.py, and the roundings.
+enum Rule : int { E8M0, QUEST, TENSOR, TWO_LEVEL, UE5M3, FOUR_SIX, MS_EDEN, GROUPS, SEARCHED };
 enum Rounding : int { NEAREST, STOCHASTIC, STOCHASTIC_8BIT, STOCHASTIC_ROCM, NEAREST_AWAY, NEAREST_TOWARD_ZERO };
 
 }  // namespace
@@ -44,17 +33,19 @@ struct Job {
                          // columns even ones before odd ones in each 32
   const int32_t* order;  // null, or which element of its group each one is before the signs; along the columns
                          // for 128 elements, by and for places with even ones before odd ones in each 32
-  const float* scales;   // of GIVEN and DIVIDED, one for each tile: [rows / tile_rows, cols / tile_cols]
+  const float* scales;   // of GROUPS and SEARCHED, one for each tile: [rows / tile_rows, cols / tile_cols]
   int64_t rows, cols, src_stride, tile_rows, tile_cols;
   int32_t src_bf16, product_bf16, axis, square, block, hadamard, rotated_bf16;
   int32_t rule, rounding, mantissa_bits, min_exponent;
+  int32_t folded;                  // TWO_LEVEL has 1 / the largest element in its block_multiplier
   int32_t magnitudes;              // FOUR_SIX adds magnitudes of errors, not squares
+  int32_t unscaled;                // MS_EDEN measures its stretch in the tensor's units
   uint32_t scale_add, scale_emax;  // E8M0: exponent = ((amax bits + add) >> 23) - emax
   float factor;                    // multiplies a bf16 source; the product is rounded to bf16 if product_bf16
   float element_max, prescale, undo, norm;
-  float tensor_scale;      // of TENSOR; EDEN's clip; FOUR_SIX's amax of the tensor
-  float block_multiplier;  // of TWO_LEVEL, DIVIDED_LEVEL and FOUR_SIX
-  float tensor_descale;    // of these, UE5M3 and EDEN
+  float tensor_scale;      // of TENSOR; MS_EDEN's clip; FOUR_SIX's amax of the tensor
+  float block_multiplier;  // of TWO_LEVEL and FOUR_SIX
+  float tensor_descale;    // of these, UE5M3 and MS_EDEN
   float error_divisor;     // of FOUR_SIX: element * block scale * amax over it is the dequantised value
   uint32_t key0, key1, step, call;
 };

@@ -54,7 +54,7 @@ inline int64_t strips(const Job& job) { return (job.cols + STRIP - 1) / STRIP; }
 
 template <class ELEMENT, int ROUNDING>
 void run(const Job& job, int threads) {
-  if (job.rule >= GIVEN)
+  if (job.rule == GROUPS || job.rule == SEARCHED)
     split(job.rows, threads, [&](int64_t a, int64_t b) { elements_of_tiles<ELEMENT, ROUNDING>(job, a, b); });
   else if ((job.axis == 0 && job.block > 1) || job.square)
     split(strips(job), threads, [&](int64_t a, int64_t b) { along_rows<ELEMENT, ROUNDING>(job, a, b); });
@@ -156,5 +156,3 @@ extern "C" void ablate_use_threads_of(void* run, void* number, void* count) {
   this_thread = reinterpret_cast<Count>(number);
   all_threads = reinterpret_cast<Count>(count);
 }
-
-extern "C" int64_t ablate_job_size() { return sizeof(Job); }

@@ -146,7 +146,7 @@ void strip_of_rows(const Job& job, const Q& q, Row tile[], int group, int64_t bl
   if (job.hadamard && rows_contract) rotate_rows(job, tile, group);
   const int pairs = FULL || job.cols - left > PAIR ? 2 : 1;
   if constexpr (Q::EDENS)
-    if (job.rule >= EDEN) return eden_rows(job, q, tile, group, block, strip, pairs);
+    if (job.rule == MS_EDEN) return eden_rows(job, q, tile, group, block, strip, pairs);
   for (int top = 0; top < group; top += job.block) {
     if constexpr (Q::FOUR_SIXES)
       if (job.rule == FOUR_SIX) {

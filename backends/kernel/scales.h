@@ -50,7 +50,7 @@ INLINE Scale scale_of(const Job& job, const vu& amax) {
     return e8m0_scale((vi)((amax + job.scale_add) >> 23) - static_cast<int32_t>(job.scale_emax), amax);
   if (job.rule == TENSOR) return {job.tensor_scale, 1.0f};
   if (job.rule == UE5M3) return ue5m3_scale(job, amax);
-  const vf multiplied = job.rule == TWO_LEVEL ? (vf)amax * job.block_multiplier : divided_base(job, amax);
+  const vf multiplied = job.folded ? (vf)amax * job.block_multiplier : divided_base(job, amax);
   return nvfp4_scale(job, multiplied);
 }
 

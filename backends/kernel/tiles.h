@@ -77,7 +77,7 @@ INLINE Pair scales_of_pair(const Job& job, const float* scales, int64_t col) {
 template <bool FULL, class Q>
 inline void tile_of_pair(const Job& job, const Q& q, const float* scales, int64_t row, int64_t col, const Words& word) {
   const Pair x = load<FULL>(job, row, col), s = scales_of_pair<FULL>(job, scales, col);
-  const bool divided = job.rule == DIVIDED;
+  const bool divided = job.rule == SEARCHED;
   const vf even = divided ? x.even / s.even : x.even * s.even, odd = divided ? x.odd / s.odd : x.odd * s.odd;
   q.template finish<FULL>(row, col, {q.rounded(even, word.even), q.rounded(odd, word.odd)});
 }

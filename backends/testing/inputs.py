@@ -72,19 +72,9 @@ mxfp4 stochastic 0.75 H32
 mxfp4 stochastic 0.75 H32 step
 mxfp4 even
 mxfp4 rceil
-mxfp4 ceil
-mxfp4 uos
-mxfp4 primus_mode1
-mxfp4 primus_mode2
 mxfp4 quest
 mxfp8
 mxfp8 stochastic
-mxfp6_e3m2
-mxfp6_e3m2 stochastic
-mxfp6_e2m3
-mxfp6_e2m3 stochastic
-mxfp4_e3m0
-mxfp4_e3m0 stochastic
 mxfp4 32x32
 mxfp4 32x32 stochastic 0.75
 mxfp4 even stochastic_rocm

@@ -10,14 +10,15 @@ import triton
 import triton.language as tl
 
 from ablate.numerics.formats import FLOAT32_MAX
-from ablate.numerics.scales import EDEN_CLIP, EDEN_MAX, QUEST_CLIP, fp32
+from ablate.numerics.scales import EDEN_CLIP, QUEST_CLIP, fp32
+from ablate.recipes.scale_rules import SCALE_RULES
 
 LARGEST_FP32 = tl.constexpr(FLOAT32_MAX)
 ONE_SIXTH = tl.constexpr(fp32(1 / 6))
 SIGN = tl.constexpr(-(1 << 31))
 CLIP_OF_QUEST = tl.constexpr(fp32(QUEST_CLIP))
 CLIP_OF_EDEN = tl.constexpr(EDEN_CLIP)
-MAX_OF_EDEN = tl.constexpr(fp32(EDEN_MAX))
+MAX_OF_EDEN = tl.constexpr(fp32(SCALE_RULES["ms_eden"].largest_scale))
 
 
 @triton.jit
@@ -25,7 +26,8 @@ def philox(c0, c1, key0, key1, step, call):
     """Return the four words of each counter (c0, c1, step, call); c0 and c1 are uint32 of one shape."""
     c2 = step.to(tl.uint32, bitcast=True) + tl.zeros_like(c0)
     c3 = call.to(tl.uint32, bitcast=True) + tl.zeros_like(c0)
-    k0, k1 = key0.to(tl.uint32, bitcast=True), key1.to(tl.uint32, bitcast=True)
+    k0 = key0.to(tl.uint32, bitcast=True)
+    k1 = key1.to(tl.uint32, bitcast=True)
     return tl.philox_impl(c0, c1, c2, c3, k0, k1, 7)
 
 
@@ -205,7 +207,7 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
     LEAST: tl.constexpr = (127 + ELEMENT.min_exponent) << 23
     magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
     power = tl.maximum(magnitude.to(tl.int32, bitcast=True) & 0x7F800000, LEAST)  # 2^exponent, as bits
-    if ROUNDING == "nearest" and MANTISSA > 0:
+    if ROUNDING == "nearest":
         # fp32 beside 1.5 × 2^23 steps has no bits for parts of a step: the sum is rounded, ties to even.
         large = (power + (((23 - MANTISSA) << 23) + 0x400000)).to(tl.float32, bitcast=True)
         value = (magnitude + large) - large
@@ -222,12 +224,8 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
             steps = (parts.to(tl.int32) + (words >> 10).to(tl.int32)) >> BITS
         elif ROUNDING == "nearest_away":
             steps = (parts.to(tl.int32) + 1) >> BITS
-        elif ROUNDING == "nearest_toward_zero":
+        else:
             steps = tl.ceil(parts).to(tl.int32) >> BITS
-        else:  # without mantissa bits the exponent makes the code even or odd
-            halves = parts.to(tl.int32)
-            is_odd = (((power - LEAST) >> 23) + (halves >> BITS)) & 1
-            steps = tl.where(is_odd == 1, halves + 1, tl.ceil(parts).to(tl.int32)) >> BITS
         value = steps.to(tl.float32) * (power - (MANTISSA << 23)).to(tl.float32, bitcast=True)
     return signed(value, v.to(tl.int32, bitcast=True))
 
@@ -310,7 +308,7 @@ def two_level(blocks, amax, words, tensor, SIDE: tl.constexpr):
     """
     encode = tl.load(tensor)
     decode_scale = tl.load(tensor + 1)
-    if SIDE.four_six is None:
+    if SIDE.family == "two_level":
         byte, down, up = nvfp4_scale(amax * (encode * ONE_SIXTH), decode_scale, SIDE)
     else:
         base = tl.div_rn(amax, 6.0) * encode
@@ -318,7 +316,9 @@ def two_level(blocks, amax, words, tensor, SIDE: tl.constexpr):
         byte4, down4, up4 = nvfp4_scale(base * 1.5, decode_scale, SIDE)
         error = _error(blocks, words, down, up, tl.load(tensor + 2), SIDE)
         four = _error(blocks, words, down4, up4, tl.load(tensor + 2), SIDE) < error
-        byte, down, up = tl.where(four, byte4, byte), tl.where(four, down4, down), tl.where(four, up4, up)
+        byte = tl.where(four, byte4, byte)
+        down = tl.where(four, down4, down)
+        up = tl.where(four, up4, up)
     return byte, down, up
 
 
@@ -340,14 +340,11 @@ def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
         off = tl.abs(power * tl.where((bits & 0x400000) != 0, more, one) - tl.abs(blocks))
     else:
         off = tl.abs(tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks)
-    if SIDE.four_six == "max":
-        error = largest(off, SIDE.rows)
-    else:
-        if SIDE.four_six == "mse":
-            off = off * off
-        error = add_in_order(tl.zeros_like(up), off)
-        if SIDE.rows > 1:
-            error = of_rows(tree_sum(tiles(error, SIDE.rows)), SIDE.rows)
+    if SIDE.measure == "mse":
+        off = off * off
+    error = add_in_order(tl.zeros_like(up), off)
+    if SIDE.rows > 1:
+        error = of_rows(tree_sum(tiles(error, SIDE.rows)), SIDE.rows)
     return error
 
 
@@ -366,7 +363,7 @@ def eden_corrected(scaled, value, up, words, SIDE: tl.constexpr):
     OF_SCALES: tl.constexpr = SIDE.of_scales
     N: tl.constexpr = scaled.shape[0]
     GROUPS: tl.constexpr = scaled.shape[1] * scaled.shape[2] // SIDE.hadamard
-    if SIDE.unscaled:
+    if SIDE.measure == "unscaled":
         scaled = scaled * up[:, :, None]
         value = value * up[:, :, None]
     energy = tree_sum(tl.reshape(scaled * scaled, [N, GROUPS, SIDE.hadamard]))

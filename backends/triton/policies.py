@@ -14,24 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ablate.backends.device import interpreting
 from ablate.numerics.formats import E4M3, ELEMENTS, SCALE_ADD
 from ablate.numerics.rotate import FIXED_16, redrawn
-from ablate.numerics.scales import four_six_divisor, four_six_measure, largest_of
+from ablate.numerics.scales import four_six_divisor, largest_of
 from ablate.recipes import OperandPolicy, block_shape
-from ablate.recipes.policy import FOUR_SIX, MS_EDEN
 
 if TYPE_CHECKING:
     from ablate.numerics.formats import Element
+    from ablate.recipes.scale_rules import Family
 
-_RULES: dict[str, str] = {
-    **dict.fromkeys(SCALE_ADD, "e8m0"), **dict.fromkeys(MS_EDEN, "eden"), "quest": "quest",
-    **dict.fromkeys(("tensor", "delayed"), "tensor"), **dict.fromkeys(("two_level", *FOUR_SIX), "two_level"),
-}  # fmt: skip
-"""Scales: E8M0 per block, of its largest magnitude or of its standard deviation (quest); NVFP4's E4M3 per
-block and fp32 for the tensor (two_level); fp32 for the tensor; MS-EDEN's."""
 _LARGEST_HADAMARD = 128
 _TILE = 64
 BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements along K that share a scale byte, for packed formats with block scales."""
-BITS = {"mxfp4": 4, "mxfp4_e3m0": 4, "nvfp4": 4, "mxfp6_e3m2": 6, "mxfp6_e2m3": 6}
+BITS = {"mxfp4": 4, "nvfp4": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +33,16 @@ class Side:
     """What one side of the kernel is compiled for: a policy's rules, and what is written.
 
     ``output``: off (nothing), amax (the largest magnitude), codes (with scale bytes, contraction last) or
-    values (dequantised bf16). ``rows`` × ``block`` elements share a scale. ``scale_add`` is that of an E8M0
-    rule. ``four_six`` says by what errors are compared (None: not at all), ``error_divisor`` what divides
-    element × block scale × amax to give the dequantised value. ``draws``: whether random words are needed.
-    ``unscaled``: MS-EDEN's stretch is that of values in the tensor's units. ``of_scales``: the grid of
-    NVFP4's block scales. ``signs`` of a rotation: none, fixed (minus where ``sign_bits`` has a one, the first
-    in its lowest bit) or drawn; ``permute`` says whether a permutation is drawn; ``each_step`` and
+    values (dequantised bf16). ``rows`` × ``block`` elements share a scale. ``family`` and ``measure`` are
+    those of the scale rule, ``scale_add`` that of an E8M0 rule. ``error_divisor`` divides element × block
+    scale × amax to give the dequantised value. ``draws``: whether random words are needed. ``of_scales``: the
+    grid of NVFP4's block scales. ``signs`` of a rotation: none, fixed (minus where ``sign_bits`` has a one,
+    the first in its lowest bit) or drawn; ``permute`` says whether a permutation is drawn; ``each_step`` and
     ``each_call``, whether anew each time.
     """
 
     output: str
-    rule: str
+    family: Family
     rows: int
     block: int
     scale_add: int
@@ -57,14 +50,13 @@ class Side:
     bits: int
     rounding: str
     prescale: float
-    four_six: str | None
+    measure: str | None
     error_divisor: float
     hadamard: int
     norm: float
     rotated_bf16: bool
     mask: bool
     draws: bool
-    unscaled: bool
     signs: str
     sign_bits: int
     permute: bool
@@ -108,9 +100,9 @@ INTERPRETED = Tile(128, 128, 256, warps=4)
 
 def refusal(policy: OperandPolicy) -> str | None:
     """Say why the kernel does not support this policy; None if it does."""
-    if policy.format not in ELEMENTS or policy.format.startswith(("fp4_", "nvint", "if")):
+    if policy.format not in (*BLOCK, "fp8_e4m3", "fp8_e5m2"):
         return f"format '{policy.format}'"
-    if policy.scale not in _RULES:
+    if "triton" not in policy.scale_rule.kernels:
         return f"scale '{policy.scale}'"
     if policy.undo == "operand":
         return "undo 'operand'"
@@ -124,19 +116,19 @@ def side_of(policy: OperandPolicy | None, output: str) -> Side:
     """Turn a policy into the compile-time constants of one side of the kernel; None: the side is off."""
     if policy is None:
         policy, output = OperandPolicy(format="mxfp4"), "off"
-    element, is_four_six = ELEMENTS[policy.format], policy.scale in FOUR_SIX
+    element = ELEMENTS[policy.format]
+    rule = policy.scale_rule
     is_fixed = policy.signs == "fixed" and policy.hadamard == len(FIXED_16)
     each_step, each_call = redrawn(policy)
     return Side(
-        output=output, rule=_RULES[policy.scale], rows=block_shape(policy)[0],
+        output=output, family=rule.family, rows=block_shape(policy)[0],
         block=BLOCK.get(policy.format, 32),
-        scale_add=SCALE_ADD[policy.scale](element) if policy.scale in SCALE_ADD else 0,
+        scale_add=SCALE_ADD[policy.scale](element) if rule.family == "e8m0" else 0,
         element=element, bits=BITS.get(policy.format, 8), rounding=policy.rounding,
-        prescale=policy.prescale, four_six=four_six_measure(policy) if is_four_six else None,
+        prescale=policy.prescale, measure=rule.measure,
         error_divisor=four_six_divisor(policy), hadamard=policy.hadamard,
         norm=1.0 / math.sqrt(policy.hadamard or 1), rotated_bf16=policy.rotated_bf16,
-        mask=policy.mask, draws=policy.is_stochastic or policy.scale in MS_EDEN,
-        unscaled=policy.scale == "ms_eden_unscaled",
+        mask=policy.mask, draws=policy.is_stochastic or rule.is_stochastic,
         signs="none" if policy.signs == "none" else "fixed" if is_fixed else "drawn",
         sign_bits=sum(1 << place for place, sign in enumerate(FIXED_16) if sign < 0), permute=policy.permute,
         each_step=each_step, each_call=each_call,
@@ -147,8 +139,10 @@ def side_of(policy: OperandPolicy | None, output: str) -> Side:
 def scale_constants(policy: OperandPolicy) -> dict[str, Any]:
     """Return the compile-time constants of the kernel that computes a tensor's scale."""
     return {
-        "LARGEST": largest_of(policy), "PRESCALE": policy.prescale, "EDEN": policy.scale in MS_EDEN
-    }  # fmt: skip
+        "LARGEST": largest_of(policy),
+        "PRESCALE": policy.prescale,
+        "EDEN": policy.scale_rule.family == "ms_eden",
+    }
 
 
 _H200: dict[str, dict[str, tuple[int, int, int]]] = {
@@ -164,11 +158,12 @@ _TIMED: dict[str, dict[str, dict[str, tuple[int, int, int]]]] = {"sm_90": _H200}
 
 def _kind(policy: OperandPolicy) -> str:
     """Name the kind of work on which a tile's speed depends."""
-    if policy.scale in (*FOUR_SIX, *MS_EDEN):
+    family = policy.scale_rule.family
+    if family in ("four_six", "ms_eden"):
         return "errors"
     if policy.is_stochastic or policy.hadamard:
         return "drawn"
-    return "tensor" if policy.scale in ("tensor", "delayed") else "nearest"
+    return "tensor" if family == "tensor" else "nearest"
 
 
 def tile(rows: OperandPolicy | None, columns: OperandPolicy | None, arch: str) -> tuple[int, int, int]:

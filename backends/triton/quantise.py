@@ -40,6 +40,88 @@ def offsets(first_n, first_k, n, k, stride_n, stride_k, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _store_amax(v, out):
+    """Store the largest magnitude of v [N, K] at this program's place."""
+    bits = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0)
+    program = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+    tl.store(out + program * tl.num_programs(0) + tl.program_id(0), bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _scale(blocks, words, tensor, SIDE: tl.constexpr):
+    """Divide blocks by their scales; return them, the scales' bytes and values, and where they are NaN."""
+    amax_bits = largest(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, SIDE.rows)
+    amax = amax_bits.to(tl.float32, bitcast=True)
+    if SIDE.family == "tensor":
+        scaled = blocks * tl.load(tensor)
+        byte = tl.zeros_like(amax_bits)
+        up = tl.full([blocks.shape[0], blocks.shape[1]], 1.0, tl.float32)
+        is_bad = amax != amax
+    elif SIDE.family == "ms_eden":  # bytes follow when its scales are corrected
+        byte = tl.zeros_like(amax_bits)
+        up = eden_scale(amax, tensor, SIDE)
+        scaled = tl.div_rn(blocks, (up * tl.load(tensor + 1))[:, :, None])
+        is_bad = up != up
+    elif SIDE.family == "two_level" or SIDE.family == "four_six":  # noqa: PLR1714  Triton takes no set
+        byte, down, up = two_level(blocks, amax, words, tensor, SIDE)
+        scale = tl.load(tensor)  # NaN where the tensor has a NaN or an Inf
+        is_bad = tl.broadcast_to(scale != scale, [blocks.shape[0], blocks.shape[1]])
+        byte = tl.where(is_bad, 0x7F, byte)
+        up = tl.where(is_bad, float("nan"), up)
+        scaled = blocks * down[:, :, None]
+    else:
+        byte = quest_byte(blocks, amax_bits) if SIDE.family == "quest" else e8m0_byte(amax_bits, SIDE)
+        up = power_of_two(byte)
+        is_bad = byte == 255
+        down = power_of_two(tl.where(is_bad, byte, 254 - byte))  # its reciprocal
+        scaled = blocks * down[:, :, None]
+    return scaled, byte, up, is_bad
+
+
+@triton.jit
+def _store_values(value, up, is_bad, at, inside, SIDE: tl.constexpr):
+    """Multiply elements [N, blocks, block] by their scales and store them as bf16."""
+    if SIDE.family == "tensor":
+        value = tl.where(is_bad, float("nan"), value)
+    value = value * up[:, :, None]  # a bad block's scale is NaN
+    if SIDE.family == "e8m0" and SIDE.element.mantissa_bits == 3:  # MXFP8 reaches below bf16's smallest
+        value = round_to_bf16(value)
+    N: tl.constexpr = value.shape[0]
+    K: tl.constexpr = value.shape[1] * value.shape[2]
+    tl.store(at, exact_bf16(tl.reshape(value, [N, K])), mask=inside)
+
+
+@triton.jit
+def _store_codes(
+    value, byte, is_bad, first_n, first_k, n_left, k_left, k_total, out, scales,
+    SIDE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Store the codes of elements [N, blocks, block], packed, and the bytes [N, blocks] of their scales."""
+    ELEMENT: tl.constexpr = SIDE.element
+    N: tl.constexpr = value.shape[0]
+    K: tl.constexpr = value.shape[1] * value.shape[2]
+    BLOCK: tl.constexpr = SIDE.block
+    n = tl.arange(0, N)[:, None]
+    sign = (value.to(tl.int32, bitcast=True) >> (32 - SIDE.bits)) & (1 << (SIDE.bits - 1))
+    code = code_of(value, ELEMENT) | sign
+    code = tl.where(is_bad, 0x7F if SIDE.family == "tensor" else 0, code)
+    if SIDE.bits == 4:
+        low, high = tl.split(tl.reshape(code, [N, K // 2, 2]))
+        packed = (low | (high << 4)).to(tl.uint8)
+        k = tl.arange(0, K // 2)[None, :]
+        at = offsets(first_n, first_k // 2, n, k, k_total // 2, 1, WIDE)
+        tl.store(out + at, packed, mask=(n < n_left) & (k < k_left // 2))
+    else:
+        k = tl.arange(0, K)[None, :]
+        at = offsets(first_n, first_k, n, k, k_total, 1, WIDE)
+        tl.store(out + at, tl.reshape(code, [N, K]).to(tl.uint8), mask=(n < n_left) & (k < k_left))
+    if SIDE.family != "tensor":
+        b = tl.arange(0, K // BLOCK)[None, :]
+        at = offsets(first_n, first_k // BLOCK, n, b, k_total // BLOCK, 1, WIDE)
+        tl.store(scales + at, byte.to(tl.uint8), mask=(n < n_left) & (b < k_left // BLOCK))
+
+
+@triton.jit
 def _side(
     v, words, first_n, first_k, n_total, k_total, values_n, values_k,
     out, scales, mask, tensor, sign0, sign1, order0, order1, step, call,
@@ -55,46 +137,24 @@ def _side(
     if SIDE.hadamard:
         v = rotate(v, sign0, sign1, order0, order1, step, call, SIDE)
     if SIDE.output == "amax":
-        bits = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0)
-        program = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
-        tl.store(out + program * tl.num_programs(0) + tl.program_id(0), bits.to(tl.float32, bitcast=True))
+        _store_amax(v, out)
     else:
-        blocks = tl.reshape(v, [N, K // BLOCK, BLOCK])
         of_elements = words
         if SIDE.rounding == "stochastic_rocm":
             of_elements = shared_by_four(words)
         if SIDE.draws:
             of_elements = tl.reshape(of_elements, [N, K // BLOCK, BLOCK])
-        amax_bits = largest(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, SIDE.rows)
-        amax = amax_bits.to(tl.float32, bitcast=True)
-        if SIDE.rule == "tensor":
-            up = tl.full([N, K // BLOCK], 1.0, tl.float32)
-            scaled = blocks * tl.load(tensor)
-        elif SIDE.rule == "eden":
-            up = eden_scale(amax, tensor, SIDE)
-            scaled = tl.div_rn(blocks, (up * tl.load(tensor + 1))[:, :, None])
-        else:
-            if SIDE.rule == "two_level":
-                byte, down, up = two_level(blocks, amax, of_elements, tensor, SIDE)
-                scale = tl.load(tensor)  # NaN where the tensor has a NaN or an Inf
-                bad = tl.broadcast_to(scale != scale, [N, K // BLOCK])
-                byte = tl.where(bad, 0x7F, byte)
-                up = tl.where(bad, float("nan"), up)
-            else:
-                byte = quest_byte(blocks, amax_bits) if SIDE.rule == "quest" else e8m0_byte(amax_bits, SIDE)
-                down = power_of_two(tl.where(byte == 255, byte, 254 - byte))  # its reciprocal
-                up = power_of_two(byte)
-                bad = byte == 255
-            scaled = blocks * down[:, :, None]
+        blocks = tl.reshape(v, [N, K // BLOCK, BLOCK])
+        scaled, byte, up, is_bad = _scale(blocks, of_elements, tensor, SIDE)
         if SIDE.prescale != 1.0:
             scaled = scaled * SIDE.prescale
         value = rounded(scaled, of_elements, ELEMENT, ROUNDING)
-        if SIDE.rule == "tensor":
-            bad = scaled != scaled
+        if SIDE.family == "ms_eden":
+            byte, up, is_bad = eden_corrected(scaled, value, up, words, SIDE)
+        if SIDE.family == "tensor":
+            is_bad = scaled != scaled
         else:
-            if SIDE.rule == "eden":
-                byte, up, bad = eden_corrected(scaled, value, up, words, SIDE)
-            bad = tl.broadcast_to(bad[:, :, None], [N, K // BLOCK, BLOCK])
+            is_bad = tl.broadcast_to(is_bad[:, :, None], [N, K // BLOCK, BLOCK])
         n = tl.arange(0, N)[:, None]
         k = tl.arange(0, K)[None, :]
         n_left = n_total - first_n
@@ -104,31 +164,11 @@ def _side(
         if SIDE.mask:
             tl.store(mask + at, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
         if SIDE.output == "values":
-            if SIDE.rule == "tensor":
-                value = tl.where(bad, float("nan"), value)
-            value = tl.reshape(value * up[:, :, None], [N, K])  # a bad block's scale is NaN
-            if (
-                SIDE.rule == "e8m0" and SIDE.element.mantissa_bits == 3
-            ):  # MXFP8 has values below bf16's smallest
-                value = round_to_bf16(value)
-            tl.store(out + at, exact_bf16(value), mask=inside)
+            _store_values(value, up, is_bad, out + at, inside, SIDE)
         else:
-            sign = (value.to(tl.int32, bitcast=True) >> (32 - SIDE.bits)) & (1 << (SIDE.bits - 1))
-            code = code_of(value, ELEMENT) | sign
-            code = tl.where(bad, 0x7F if SIDE.rule == "tensor" else 0, code)
-            if SIDE.bits == 4:
-                low, high = tl.split(tl.reshape(code, [N, K // 2, 2]))
-                packed = (low | (high << 4)).to(tl.uint8)
-                k = tl.arange(0, K // 2)[None, :]
-                at = offsets(first_n, first_k // 2, n, k, k_total // 2, 1, WIDE)
-                tl.store(out + at, packed, mask=(n < n_left) & (k < k_left // 2))
-            else:
-                at = offsets(first_n, first_k, n, k, k_total, 1, WIDE)
-                tl.store(out + at, tl.reshape(code, [N, K]).to(tl.uint8), mask=inside)
-            if SIDE.rule != "tensor":
-                b = tl.arange(0, K // BLOCK)[None, :]
-                at = offsets(first_n, first_k // BLOCK, n, b, k_total // BLOCK, 1, WIDE)
-                tl.store(scales + at, byte.to(tl.uint8), mask=(n < n_left) & (b < k_left // BLOCK))
+            _store_codes(
+                value, byte, is_bad, first_n, first_k, n_left, k_left, k_total, out, scales, SIDE, WIDE
+            )
 
 
 PARTS = tl.constexpr(4096)

@@ -34,7 +34,7 @@ def test_conformance(check):
 
 def test_a_label_says_all_of_a_policy():
     assert policies_of("\n".join(map(label, POLICIES))) == POLICIES
-    assert len(set(map(label, POLICIES))) == len(POLICIES) == 80
+    assert len(set(map(label, POLICIES))) == len(POLICIES) == 70
 
 
 class Shifted(EmulatedBackend):

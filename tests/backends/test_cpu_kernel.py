@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from ablate.backends import cpu_build, device
-from ablate.backends.cpu_kernel import BlockScaled, Kernel, supports
+from ablate.backends.cpu_kernel import BlockScaled, Kernel, enumerators, supports
 from ablate.backends.device import cpp_compiler
 from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.protocol import Backend, Draw
@@ -22,6 +23,8 @@ from ablate.backends.testing.suite import KEY, difference, one_thread, same_bits
 from ablate.base.files import hash_of, write_record
 from ablate.numerics import OperandPolicy, round_operand
 from ablate.recipes import block_shape
+from ablate.recipes.policy import Rounding
+from ablate.recipes.scale_rules import SCALE_RULES
 from tests.backends.near_ties import near_ties
 from tests.numerics.strategies import MXFP4, normal
 
@@ -44,7 +47,6 @@ FOUR_SIX = policies_of("""
 nvfp4 four_six
 nvfp4 four_six stochastic
 nvfp4 four_six_mae
-nvfp4 four_six_448
 """)
 
 
@@ -188,6 +190,13 @@ def test_a_compiler_is_looked_for_on_the_path_then_among_packages(monkeypatch, t
     assert cpp_compiler() == (sys.executable, "-m", "ziglang", "c++")
     (tmp_path / "c++").touch(mode=0o700)
     assert cpp_compiler() == (str(tmp_path / "c++"),)
+
+
+def test_the_kernel_knows_the_rules_and_roundings_by_their_names():
+    header = cpu_build._build_here().sources["job.h"].decode()
+    families = {rule.family for rule in SCALE_RULES.values() if "cpp" in rule.kernels}
+    assert {*enumerators("Rule", header)} == {family.upper() for family in families}
+    assert {*enumerators("Rounding", header)} == {rounding.upper() for rounding in get_args(Rounding)}
 
 
 def test_with_a_compiler_the_kernel_is_used():

@@ -20,8 +20,8 @@ from ablate.numerics import OperandPolicy, fake_quantize
 def right(x):
     return fake_quantize(x, OperandPolicy(format="mxfp4"))
 
-def ceil(x):
-    return fake_quantize(x, OperandPolicy(format="mxfp4", scale="ceil"))
+def rceil(x):
+    return fake_quantize(x, OperandPolicy(format="mxfp4", scale="rceil"))
 """
 
 
@@ -108,6 +108,6 @@ def test_a_function_and_its_exit_code(check, monkeypatch, tmp_path):
     (operand,) = content["operands"]
     assert operand["differences"] == operand["disagreements"] == []
     assert operand["figures"]["Gaussian"]["gain"] == operand["definition"]["Gaussian"]["gain"]
-    wrong = check("function quant.py:ceil --as mxfp4 --draws 8", code=1)
+    wrong = check("function quant.py:rceil --as mxfp4 --draws 8", code=1)
     assert "other" in wrong
-    assert wrong.endswith("quant.py:ceil is NOT what it claims to be.\n")
+    assert wrong.endswith("quant.py:rceil is NOT what it claims to be.\n")

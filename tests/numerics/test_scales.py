@@ -14,10 +14,12 @@ from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import policies_of
 from ablate.numerics import OperandPolicy, fake_quantize, quantize, round_operand
-from ablate.numerics.formats import E2M1, E3M0, E4M3, ELEMENTS, INT4, decode
+from ablate.numerics.formats import E2M1, E3M0, E4M3, ELEMENTS, INT4, SCALE_ADD, decode
 from ablate.numerics.philox import random_words
+from ablate.numerics.quantiser import FAMILIES
 from ablate.numerics.rotate import rotate
 from ablate.numerics.scales import SEARCH_LARGEST, SEARCH_STEPS
+from ablate.recipes.scale_rules import SCALE_RULES
 from tests.numerics.strategies import KEY, UE5M3_VALUES, normal, to_grid
 
 F32, LARGEST = np.float32, np.finfo(np.float32).max
@@ -27,6 +29,11 @@ E2M1_VALUES, E4M3_VALUES = (
     for count, of in ((8, ml_dtypes.float4_e2m1fn), (127, ml_dtypes.float8_e4m3fn))
 )
 pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|overflow|invalid value):RuntimeWarning")
+
+
+def test_every_rule_of_the_table_has_its_formula():
+    assert {rule.family for rule in SCALE_RULES.values()} == {*FAMILIES, "none"}
+    assert {name for name, rule in SCALE_RULES.items() if rule.family == "e8m0"} == {*SCALE_ADD}
 
 
 def spread(rows=32, columns=256, octaves=40):
@@ -155,7 +162,7 @@ def test_blocks_of_16_as_their_source_has_them(which, octaves):
 @pytest.mark.parametrize(
     ("text", "spoiled"),
     [
-        ("mxfp4", 32), ("mxfp4_e3m0 ceil", 32), ("mxfp8 ceil", 32), ("mxfp4 quest", 32), ("nvfp4", 32 * 256),
+        ("mxfp4", 32), ("mxfp8 rceil", 32), ("mxfp4 quest", 32), ("nvfp4", 32 * 256),
         ("nvfp4 two_level_row", 256), ("nvfp4 two_level_1x128", 128), ("nvfp4 ue5m3", 16),
         ("nvfp4 two_level_ue5m3", 32 * 256), ("nvfp4 four_six", 32 * 256), ("nvfp4 four_six_mae_row", 256),
         ("nvfp4 ms_eden H32 step", 32 * 256), ("nvint4", 32 * 256), ("if4", 32 * 256),
@@ -270,20 +277,19 @@ def test_a_searched_scale_is_the_best_of_those_searched(fmt, element):
 MEASURES = {  # in order, as TransformerEngine adds them
     "mse": lambda difference: np.add.accumulate(difference * difference, -1)[..., -1],
     "mae": lambda difference: np.add.accumulate(np.abs(difference), -1)[..., -1],
-    "max": lambda difference: np.abs(difference).max(-1),
 }
 
 
-def four_over_six(blocks, measure="mse", bound=256, prescale=1.0, words=None, row=None):
+def four_over_six(blocks, measure="mse", prescale=1.0, words=None, row=None):
     """Return the values and scales of both references for blocks [n, rows, 16], and where they took 4.
 
-    TransformerEngine's ``quantize_4over6_nvfp4.cuh`` and ``reference_nvfp4.py`` (bound 256, MSE), and
-    fouroversix' ``reference.py``; the prescale is the latter's ``adjustment_factor``. ``row``: the blocks of
-    a row, which have an fp32 scale of their own; also returned, as the reciprocal.
+    TransformerEngine's ``quantize_4over6_nvfp4.cuh`` and ``reference_nvfp4.py``, and fouroversix'
+    ``reference.py``; the prescale is the latter's ``adjustment_factor``. ``row``: the blocks of a row, which
+    have an fp32 scale of their own; also returned, as the reciprocal.
     """
     of_row = np.abs(blocks).reshape(-1, *(blocks.shape if row is None else (row, 1, 16))).max((1, 2, 3))
     largest = of_row.repeat(len(blocks) // len(of_row))[:, None, None]
-    encode_scale = np.minimum(F32(6 * bound) / largest, LARGEST)
+    encode_scale = np.minimum(F32(6 * 256) / largest, LARGEST)
     base = np.abs(blocks).max((1, 2), keepdims=True) / F32(6) * encode_scale
     candidates = []
     for expand in (F32(1), F32(1.5)):
@@ -292,7 +298,7 @@ def four_over_six(blocks, measure="mse", bound=256, prescale=1.0, words=None, ro
         values = (
             to_e2m1(scaled) if words is None else to_grid(scaled, E2M1_VALUES, "stochastic", share(words))
         )
-        error = MEASURES[measure](values * scale * largest / F32(6 * bound * prescale) - blocks)
+        error = MEASURES[measure](values * scale * largest / F32(6 * 256 * prescale) - blocks)
         while error.shape[1] > 1:  # the rows of a tile by halves
             half = error.shape[1] // 2
             error = error[:, :half] + error[:, half:]
@@ -328,17 +334,17 @@ STOCHASTIC = [{"rounding": "stochastic", "prescale": prescale} for prescale in (
 @pytest.mark.parametrize(
     ("name", "rule", "options"),
     [
-        *((name, "mse 256", options) for name in list(INPUTS)[:-1] for options in ({}, *STOCHASTIC)),
-        *(("normal", rule, {}) for rule in ("mse 448", "mae 256", "mae 448", "max 256")),
-        *((name, f"{by} 256 row", {}) for by in ("mae", "mse") for name in ("normal", "rows")),
-        ("normal", "mse 256", {"block": "16x16"}),
+        *((name, "four_six", options) for name in list(INPUTS)[:-1] for options in ({}, *STOCHASTIC)),
+        ("normal", "four_six_mae", {}),
+        ("normal", "four_six_mae_row", {}),
+        ("rows", "four_six_mae_row", {}),
+        ("normal", "four_six", {"block": "16x16"}),
     ],
     ids=str,
 )
 def test_four_or_six_is_that_of_both_references(name, rule, options):
-    measure, bound, *row = rule.split()
-    scale = "_".join(["four_six", *[measure] * (measure != "mse"), *[bound] * (bound != "256"), *row])
-    policy = OperandPolicy(**{"format": "nvfp4", "scale": scale} | options)
+    policy = OperandPolicy(format="nvfp4", scale=rule, **options)
+    has_row_scales = rule.endswith("_row")
     rows, x = 16 if "block" in options else 1, INPUTS[name].to(torch.bfloat16)
 
     def blocks(matrix):
@@ -347,14 +353,14 @@ def test_four_or_six_is_that_of_both_references(name, rule, options):
     words = random_words(*x.shape, KEY).view(-1, 1, 16) if policy.is_stochastic else None
     given = blocks(x.float()).numpy()
     values, scales, outer, pick = four_over_six(
-        given, measure, int(bound), policy.prescale, words, row=16 if row else None
+        given, "mae" if "mae" in rule else "mse", policy.prescale, words, row=16 if has_row_scales else None
     )
     codes = quantize(x, policy, key=KEY)
     assert 0.01 < pick.mean() < 0.9 or name == "exact by both"
     of_codes = codes.scales.numpy().view(ml_dtypes.float8_e4m3fn).astype(F32)
     assert np.array_equal(of_codes.reshape(-1), scales.reshape(-1))
     assert np.array_equal(blocks(decode(codes.codes, E2M1)).numpy(), values)
-    if row:
+    if has_row_scales:
         dequantised = blocks(round_operand(x, policy, axis=1).values).numpy()
         assert np.array_equal(dequantised, values * (scales * outer))
     for axis in (0, 1):  # the compiled quantiser too

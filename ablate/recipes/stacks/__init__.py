@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["identity", "mxfp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
 """Kinds of TransformerEngine's quantisers."""
-_FOUR_SIX = {
-    "two_level": None,
-    "four_six": ("MSE", 256),
-    "four_six_mae": ("MAE", 256),
-    "four_six_448": ("MSE", 448),
-    "four_six_mae_448": ("MAE", 448),
-}
-"""By what its four-or-six compares errors, and the largest block scale."""
 STACKS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.json")))
 """The names of the tables."""
 
@@ -216,8 +208,9 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
     if policy.permute:
         raise refused("permutation")
     if policy.format == "nvfp4":
-        rule, by_row = policy.scale.removesuffix("_row"), policy.scale.endswith("_row")
-        if rule not in _FOUR_SIX:
+        rule = policy.scale_rule
+        by_row = rule.outer == "row"
+        if rule.family not in ("two_level", "four_six") or rule.outer not in ("tensor", "row"):
             raise refused(f"scale '{policy.scale}'")
         is_wgrad = where.startswith("wgrad")
         rht = policy.hadamard == 16 and policy.signs == "fixed" and policy.rotated_bf16 and is_wgrad
@@ -235,7 +228,7 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
             two_dimensional=policy.block == "16x16",
             stochastic=policy.is_stochastic,
             row_scaled=by_row,
-            four_six=_FOUR_SIX[rule],
+            four_six=(rule.measure.upper(), int(rule.largest_scale)) if rule.measure else None,
         )
     if policy.hadamard or policy.is_stochastic:
         raise refused(f"Hadamard or stochastic rounding in {policy.format}")

@@ -40,12 +40,6 @@ nvfp4 four_six
 nvfp4 four_six 16x16
 nvfp4 four_six_mae
 nvfp4 four_six_mae 16x16
-nvfp4 four_six_max
-nvfp4 four_six_max 16x16
-nvfp4 four_six_448
-nvfp4 four_six_448 16x16
-nvfp4 four_six_mae_448
-nvfp4 four_six_mae_448 16x16
 nvfp4 four_six stochastic 16/17
 mxfp4 quest mask
 mxfp4 32x32 stochastic 0.75 mask
