@@ -63,20 +63,26 @@ _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
     """Yield the documents of a file of JSON lines, or of plain text if ``text_field`` is None."""
-    if text_field is not None:
-        for number, line in _read(file, by_line=True):
-            content = line.removeprefix("\ufeff") if number == 1 else line  # a byte order mark
-            if not content.strip():
-                continue
-            try:
-                row = parse_json(content)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
-                raise UserError("is not a JSON object", file=file.path, line=number, hint=_ONE_A_LINE)
-            yield text_of(row, text_field, file.path, number)
+    if text_field is None:
+        yield from _pieces(file)
         return
-    buffer, is_long = "", False
+    for line_number, line in _read(file, by_line=True):
+        content = line.removeprefix("\ufeff") if line_number == 1 else line  # a byte order mark
+        if not content.strip():
+            continue
+        try:
+            row = parse_json(content)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise UserError("is not a JSON object", file=file.path, line=line_number, hint=_ONE_A_LINE)
+        yield text_of(row, text_field, file.path, line_number)
+
+
+def _pieces(file: SourceFile) -> Iterator[str]:
+    """Yield a plain text whole, or in pieces if it is long."""
+    buffer = ""
+    is_long = False
     for _, block in _read(file, by_line=False):
         buffer += block
         is_long = is_long or len(buffer) > WHOLE_CHARACTERS
@@ -92,7 +98,8 @@ def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
 
 def _cut(text: str, start: int) -> int:
     """Choose the end of the piece that begins at ``start``."""
-    low, high = start + PIECE_CHARACTERS[0], start + PIECE_CHARACTERS[1]
+    low = start + PIECE_CHARACTERS[0]
+    high = start + PIECE_CHARACTERS[1]
     if blank := _BLANK_LINE.search(text, low, high):
         return blank.end()
     return text.rfind("\n", low, high) + 1 or text.rfind(" ", low, high) + 1 or high
@@ -100,7 +107,7 @@ def _cut(text: str, start: int) -> int:
 
 def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:
     """Yield the content in lines or blocks, each with the number of its first line."""
-    line = 0
+    line_number = 0
     opened = gzip.open if file.path.endswith(".gz") else open
     try:
         with opened(file.path, "rt", encoding="utf-8", errors="replace", newline="\n") as content:
@@ -108,13 +115,17 @@ def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:
             for chunk in iter(read, ""):
                 if len(chunk) > _LONGEST_LINE:
                     what = f"a line of over {_LONGEST_LINE:,} characters"
-                    raise UserError(what, file=file.path, line=line + 1, hint=_ONE_A_LINE)
-                yield line + 1, chunk
-                line += chunk.count("\n")
+                    raise UserError(what, file=file.path, line=line_number + 1, hint=_ONE_A_LINE)
+                yield line_number + 1, chunk
+                line_number += chunk.count("\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        hint = "the download or copy is incomplete; fetch the file again"
-        what = f"gzip data is damaged after this line: {error}" if line else f"gzip data is damaged: {error}"
-        raise UserError(what, file=file.path, line=line or None, hint=hint) from error
+        after = " after this line" if line_number else ""
+        raise UserError(
+            f"gzip data is damaged{after}: {error}",
+            file=file.path,
+            line=line_number or None,
+            hint="the download or copy is incomplete; fetch the file again",
+        ) from error
     except OSError as error:
         raise unreadable(file.path, error) from error
 
@@ -148,7 +159,8 @@ class Documents:
     """
 
     def __init__(self, texts: Iterable[bytes], path: Path | None = None) -> None:
-        hashes, lengths = array("Q"), array("q")
+        hashes = array("Q")
+        lengths = array("q")
         with path.open("wb") if path else nullcontext() as file:
             for text in texts:
                 hashes.append(content_hash(text))
@@ -159,12 +171,12 @@ class Documents:
         self.lengths: NDArray[np.int64] = np.array(lengths, dtype=np.int64)
         self._path = path
 
-    def texts(self, indices: Iterable[int]) -> Iterator[bytes]:
-        """Yield documents in the order of ``indices``; needs the path."""
+    def texts(self, indices: Iterable[int] | None = None) -> Iterator[bytes]:
+        """Yield documents in the order of ``indices``, default: all; needs the path."""
         starts = np.cumsum(self.lengths) - self.lengths
         assert self._path is not None
         with self._path.open("rb") as file:
-            for index in indices:
+            for index in range(len(starts)) if indices is None else indices:
                 file.seek(starts[index])
                 yield file.read(self.lengths[index])
 
@@ -191,8 +203,7 @@ class ValidationSide:
 
     def __init__(self, validation: Documents) -> None:
         self._documents = set(validation.hashes.tolist())
-        texts = validation.texts(range(len(validation.lengths)))
-        self._lines = {content_hash(line) for text in texts for line in _long_lines(text)}
+        self._lines = {content_hash(line) for text in validation.texts() for line in _long_lines(text)}
 
     def leave_out(self, texts: Iterable[bytes]) -> tuple[list[bytes], int]:
         """Return the training documents among ``texts``, and the number of near copies left out.

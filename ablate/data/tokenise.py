@@ -126,85 +126,49 @@ def prepare_text(
     data: DataConfig, corpus: DataIdentity, folder: Path, progress: OnProgress
 ) -> dict[str, Any]:
     """Write ``train.bin`` and ``validation.bin`` and return their part of ``meta.json``."""
-
-    def documents(files: Iterable[SourceFile], split: str) -> Iterator[bytes]:
-        text_field = data.text_field if data.source == "jsonl" else None
-        if text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
-            files = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
-        if corpus.hub:
-            return encoded(hub.documents(corpus.hub, split, data.text_field), data.max_bytes)
-        return encoded(
-            chain.from_iterable(file_documents(file, text_field) for file in files), data.max_bytes
-        )
-
     progress(0.0, "reading text")
-    fetched, spool = folder / "fetched.txt", folder / "validation.txt"
-    listed = Documents(documents(corpus.train, "train"), fetched if corpus.hub else None)
+    fetched = folder / "fetched.txt"
+    spool = folder / "validation.txt"
+    listed = Documents(_documents(data, corpus, "train"), fetched if corpus.hub else None)
 
     def training_text() -> Iterator[bytes]:
-        return listed.texts(range(len(listed.lengths))) if corpus.hub else documents(corpus.train, "train")
+        return listed.texts() if corpus.hub else _documents(data, corpus, "train")
 
     if data.validation_paths:
-        validation = Documents(documents(corpus.validation, data.validation_paths[0]), spool)
-        order = list(range(len(validation.lengths)))
-        if not order:
+        validation = Documents(_documents(data, corpus, data.validation_paths[0]), spool)
+        if not len(validation.lengths):
             raise UserError("there is no validation text", hint=_CHECK_PATHS)
+        validation_text = validation.texts()
     else:
         chosen = set(hold_out(listed.hashes, listed.lengths).tolist())
-        texts = (text for number, text in enumerate(training_text()) if number in chosen)
+        texts = (text for index, text in enumerate(training_text()) if index in chosen)
         validation = Documents(texts, spool)
-        order = np.argsort(validation.hashes).tolist()
+        validation_text = validation.texts(np.argsort(validation.hashes).tolist())
     side = ValidationSide(validation)
-
-    tokenizer: JsonTokenizer | None = None
-    description = "bytes"
-    if hf := corpus.hf:
-        tokenizer = open_json(hf.json_path, hf.end_of_text)
-        description = f"{data.tokenizer_path}, {hf.vocab_size} tokens"
-    elif data.tokenizer == "bpe":
-        progress(0.0, "learning the BPE")
-        tokenizer = _learn_bpe(training_text(), side, corpus.vocab_size)
-        description = f"byte-level BPE, {tokenizer.vocab_size} tokens"
-    if tokenizer is not None:
-        tokenizer.save(folder)
-    encode: Encode = encode_bytes if tokenizer is None else tokenizer.encode
-
+    encode, description = _tokenizer(data, corpus, training_text(), side, folder, progress)
     dtype = np.dtype("<u2" if corpus.vocab_size <= 1 << 16 else "<u4")
 
-    def write(name: str, texts: Iterable[bytes], num_bytes: int, *, leave_out: bool) -> Counter[str]:
-        """Write the tokens of a side in the order of its texts; count them and what was left out."""
+    def write(name: str, texts: Iterator[bytes], documents: Documents, **options: Any) -> Counter[str]:
+        num_bytes = int(documents.lengths.sum())
         counts = Counter[str]()
-
-        def encode_batch(batch: Sequence[bytes]) -> tuple[bytes, dict[str, int]]:
-            kept, near_copies = side.leave_out(batch) if leave_out else (batch, 0)
-            tokens = encode(kept)
-            said = {"tokens": len(tokens), "documents": len(kept), "bytes": sum(map(len, kept))}
-            said |= {"read": sum(map(len, batch)), "near copies": near_copies}
-            return tokens.astype(dtype).tobytes(), said
-
-        with (folder / name).open("wb") as file, ThreadPoolExecutor(_AT_ONCE) as pool:
-            waiting: deque[Future[tuple[bytes, dict[str, int]]]] = deque()
-            # The empty batches at the end are never waited for: they let the others out of the queue.
-            for batch in chain(_batches(texts), [[]] * _AT_ONCE):
-                waiting.append(pool.submit(encode_batch, batch))
-                if len(waiting) > _AT_ONCE:
-                    content, said = waiting.popleft().result()
-                    file.write(content)
-                    counts.update(said)
-                    progress(min(1.0, counts["read"] / num_bytes), "tokenising")
+        with (folder / name).open("wb") as file:
+            for content, counts_of_batch in _encoded_batches(texts, encode, dtype, **options):
+                file.write(content)
+                counts.update(counts_of_batch)
+                progress(min(1.0, counts["read"] / num_bytes), "tokenising")
         return counts
 
-    held_out = write(
-        "validation.bin", validation.texts(order), int(validation.lengths.sum()), leave_out=False
-    )
-    train = write("train.bin", training_text(), int(listed.lengths.sum()), leave_out=True)
+    held_out = write("validation.bin", validation_text, validation)
+    train = write("train.bin", training_text(), listed, side=side)
     near_copies = train["near copies"]
     if not train["documents"]:
         what = "all training text is nearly the same as" if near_copies else "there is no training text but"
         raise UserError(f"{what} validation text", hint=_CHECK_PATHS)
     spool.unlink()
     fetched.unlink(missing_ok=True)
-    own_sides = train["documents"] + near_copies + (0 if data.validation_paths else len(order))
+    used = train["documents"] + near_copies
+    if not data.validation_paths:
+        used += held_out["documents"]
     return {
         "train": "train.bin",
         "in_place": None,
@@ -216,10 +180,73 @@ def prepare_text(
         "train_bytes": train["bytes"],
         "validation_bytes": held_out["bytes"],
         "train_documents": train["documents"],
-        "validation_documents": len(order),
-        "copies_left_out": len(listed.lengths) - own_sides,
+        "validation_documents": held_out["documents"],
+        "copies_left_out": len(listed.lengths) - used,
         "near_copies_left_out": near_copies,
     }
+
+
+def _documents(data: DataConfig, corpus: DataIdentity, split: str) -> Iterator[bytes]:
+    """Read the documents of the training text (the split ``train``) or of the user's validation text."""
+    if corpus.hub:
+        return encoded(hub.documents(corpus.hub, split, data.text_field), data.max_bytes)
+    files = corpus.train if split == "train" else corpus.validation
+    text_field = data.text_field
+    if data.source != "jsonl":
+        text_field = None
+        # So that ``max_bytes`` takes a mixture, not the first letters.
+        files = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
+    return encoded(chain.from_iterable(file_documents(file, text_field) for file in files), data.max_bytes)
+
+
+def _tokenizer(
+    data: DataConfig,
+    corpus: DataIdentity,
+    training_text: Iterator[bytes],
+    side: ValidationSide,
+    folder: Path,
+    progress: OnProgress,
+) -> tuple[Encode, str]:
+    """Open or learn the tokeniser, and save it in the folder; return what encodes, and its description."""
+    if corpus.hf is not None:
+        tokenizer = open_json(corpus.hf.json_path, corpus.hf.end_of_text)
+        description = f"{data.tokenizer_path}, {corpus.hf.vocab_size} tokens"
+    elif data.tokenizer == "bpe":
+        progress(0.0, "learning the BPE")
+        tokenizer = _learn_bpe(training_text, side, corpus.vocab_size)
+        description = f"byte-level BPE, {tokenizer.vocab_size} tokens"
+    else:
+        return encode_bytes, "bytes"
+    tokenizer.save(folder)
+    return tokenizer.encode, description
+
+
+def _encoded_batches(
+    texts: Iterator[bytes], encode: Encode, dtype: np.dtype[Any], side: ValidationSide | None = None
+) -> Iterator[tuple[bytes, dict[str, int]]]:
+    """Yield the tokens of texts in their order, with counts of them and of what was left out.
+
+    ``side``: the validation text that training text must not repeat.
+    """
+
+    def encode_batch(batch: Sequence[bytes]) -> tuple[bytes, dict[str, int]]:
+        kept, near_copies = (batch, 0) if side is None else side.leave_out(batch)
+        tokens = encode(kept)
+        return tokens.astype(dtype).tobytes(), {
+            "tokens": len(tokens),
+            "documents": len(kept),
+            "bytes": sum(map(len, kept)),
+            "read": sum(map(len, batch)),
+            "near copies": near_copies,
+        }
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        waiting: deque[Future[tuple[bytes, dict[str, int]]]] = deque()
+        # The empty batches at the end are never waited for: they let the others out of the queue.
+        for batch in chain(_batches(texts), [[]] * _AT_ONCE):
+            waiting.append(pool.submit(encode_batch, batch))
+            if len(waiting) > _AT_ONCE:
+                yield waiting.popleft().result()
 
 
 def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -230,7 +257,8 @@ def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
         size += len(text)
         if size >= _BATCH_BYTES:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
@@ -262,7 +290,6 @@ def prepare_tokens(
 ) -> dict[str, Any]:
     """Check the user's token files, write the files that are needed, return their part of ``meta.json``."""
     dtype = np.dtype(data.token_dtype).newbyteorder("<")
-    vocab_size = corpus.vocab_size
     total = sum(file.size for file in corpus.train) // dtype.itemsize
     if data.max_bytes is not None:
         total = min(total, max(1, data.max_bytes // dtype.itemsize))
@@ -273,28 +300,16 @@ def prepare_tokens(
     progress(0.0, "checking tokens")
 
     def write(name: str | None, files: Sequence[SourceFile], start: int, stop: int) -> int:
-        """Check the tokens ``start`` to ``stop`` of the concatenated files; count and write them."""
-        count = before = 0
+        """Check the tokens ``start`` to ``stop`` of the joined files; write them to ``name``; count them."""
+        count = 0
         with (folder / name).open("wb") if name else nullcontext() as written:
-            for file in files:
-                tokens = np.memmap(file.path, dtype, "r") if file.size else np.empty(0, dtype)
-                if tokens[:4].tobytes().startswith(b"\x93NUMPY"):
-                    hint = "write the bare numbers with array.tofile"
-                    raise UserError("is a NumPy file with a header", file=file.path, hint=hint)
-                high = min(stop - before, len(tokens))
-                for at in range(max(start - before, 0), high, _CHUNK_TOKENS):
-                    chunk = tokens[at : min(at + _CHUNK_TOKENS, high)]
-                    if int(chunk.max()) >= vocab_size:
-                        where = int(np.argmax(chunk >= vocab_size))
-                        what = f"token {at + where} has id {chunk[where]}, but vocab_size is {vocab_size}"
-                        raise UserError(what, file=file.path, hint="check vocab_size and token_dtype")
-                    if written:
-                        chunk.tofile(written)
-                    count += len(chunk)
-                before += len(tokens)
+            for chunk in _checked_chunks(files, dtype, corpus.vocab_size, start, stop):
+                count += len(chunk)
+                if written:
+                    chunk.tofile(written)
         return count
 
-    in_place = len(corpus.train) == 1
+    in_place = corpus.train[0] if len(corpus.train) == 1 else None
     train_tokens = write(None if in_place else "train.bin", corpus.train, 0, total - held_out)
     if corpus.validation:
         validation_tokens = write("validation.bin", corpus.validation, 0, 1 << 62)
@@ -303,11 +318,36 @@ def prepare_tokens(
     if not validation_tokens:
         raise UserError("no tokens", file=corpus.validation[0].path, hint="check the file")
     return {
-        "train": corpus.train[0].path if in_place else "train.bin",
-        "in_place": [corpus.train[0].size, corpus.train[0].mtime_ns] if in_place else None,
+        "train": in_place.path if in_place else "train.bin",
+        "in_place": [in_place.size, in_place.mtime_ns] if in_place else None,
         "dtype": data.token_dtype,
         "train_tokens": train_tokens,
         "validation_tokens": validation_tokens,
-        "tokenizer": f"tokens as given, {vocab_size} ids",
+        "tokenizer": f"tokens as given, {corpus.vocab_size} ids",
         "validation_bytes_per_token": None,
     }
+
+
+def _checked_chunks(
+    files: Sequence[SourceFile], dtype: np.dtype[Any], vocab_size: int, start: int, stop: int
+) -> Iterator[NDArray[Any]]:
+    """Yield the tokens ``start`` to ``stop`` of the joined files, in parts.
+
+    Raises:
+        UserError: an id is outside the vocabulary, or a file is one of NumPy.
+    """
+    before = 0
+    for file in files:
+        tokens = np.memmap(file.path, dtype, "r") if file.size else np.empty(0, dtype)
+        if tokens[:4].tobytes().startswith(b"\x93NUMPY"):
+            hint = "write the bare numbers with array.tofile"
+            raise UserError("is a NumPy file with a header", file=file.path, hint=hint)
+        end = min(stop - before, len(tokens))
+        for first in range(max(start - before, 0), end, _CHUNK_TOKENS):
+            chunk = tokens[first : min(first + _CHUNK_TOKENS, end)]
+            if int(chunk.max()) >= vocab_size:
+                wrong = int(np.argmax(chunk >= vocab_size))
+                what = f"token {first + wrong} has id {chunk[wrong]}, but vocab_size is {vocab_size}"
+                raise UserError(what, file=file.path, hint="check vocab_size and token_dtype")
+            yield chunk
+        before += len(tokens)

@@ -20,4 +20,5 @@ def backend_names() -> tuple[str, ...]:
 
 def registered() -> dict[str, str]:
     """Map other packages' entry points to import paths of their back ends, without built-in names."""
-    return {one.name: one.value for one in entry_points(group="ablate.backends") if one.name not in BUILT_IN}
+    points = entry_points(group="ablate.backends")
+    return {point.name: point.value for point in points if point.name not in BUILT_IN}

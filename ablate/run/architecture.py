@@ -41,20 +41,26 @@ def block_layers(model: ModelConfig) -> tuple[LinearLayer, ...]:
     """Return the linear layers of one block of a built-in model, with their names within the block."""
     head_dim = model.width // model.heads
     kv_heads = model.heads if model.kv_heads is None else model.kv_heads
-    inner, outputs = ("up", model.ffn) if model.architecture == "gpt" else ("gate_up", 2 * model.ffn)
-    names, share = ["ffn"], 1.0
-    if model.experts is not None:
-        names = [f"ffn.experts.{i}" for i in range(model.experts)]
+    if model.architecture == "gpt":
+        inner = "up"
+        inner_outputs = model.ffn
+    else:
+        inner = "gate_up"
+        inner_outputs = 2 * model.ffn
+    if model.experts is None:
+        ffn_names = ["ffn"]
+        share = 1.0
+    else:
+        ffn_names = [f"ffn.experts.{expert}" for expert in range(model.experts)]
         share = min(1.0, model.experts_per_token / model.experts)
+    qkv_outputs = (model.heads + 2 * kv_heads) * head_dim
     layers = [
-        LinearLayer(
-            name="attention.qkv", inputs=model.width, outputs=(model.heads + 2 * kv_heads) * head_dim
-        ),
+        LinearLayer(name="attention.qkv", inputs=model.width, outputs=qkv_outputs),
         LinearLayer(name="attention.out", inputs=model.heads * head_dim, outputs=model.width),
     ]
-    for name in names:
+    for name in ffn_names:
         layers += (
-            LinearLayer(name=f"{name}.{inner}", inputs=model.width, outputs=outputs, token_share=share),
+            LinearLayer(name=f"{name}.{inner}", inputs=model.width, outputs=inner_outputs, token_share=share),
             LinearLayer(name=f"{name}.down", inputs=model.ffn, outputs=model.width, token_share=share),
         )
     return tuple(layers)
@@ -63,10 +69,12 @@ def block_layers(model: ModelConfig) -> tuple[LinearLayer, ...]:
 def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...]:
     """Return all linear layers of a built-in model that can follow a recipe, in order, the head last."""
     block = block_layers(model)
-    return (
-        *(replace(one, name=f"blocks.{i}.{one.name}") for i in range(model.layers) for one in block),
-        LinearLayer(name=HEAD, inputs=model.width, outputs=vocab_size, is_head=True),
-    )
+    layers = [
+        replace(layer, name=f"blocks.{index}.{layer.name}")
+        for index in range(model.layers)
+        for layer in block
+    ]
+    return (*layers, LinearLayer(name=HEAD, inputs=model.width, outputs=vocab_size, is_head=True))
 
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs

@@ -30,7 +30,7 @@ from ablate.run.log_rows import LogSource, compiled
 from ablate.run.log_text import files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 TEMPLATES = (
     "python", "seed", "steps", "tokens", "run_dir", "attempt", "num_devices", "devices", "port", "node_rank",
@@ -125,7 +125,7 @@ class Command(Section):
     @property
     def words(self) -> list[str]:
         """The command with ``args`` in their place."""
-        return [own for word in self.command for own in (self.args if word == "{args}" else [word])]
+        return _replaced(self.command, "{args}", self.args)
 
     @property
     def reads_recipe(self) -> bool:
@@ -138,7 +138,7 @@ class Command(Section):
 
     def with_recipe(self, flags: Flags) -> Command:
         """Put a recipe's words, variables and patterns in their place; what the study sets itself wins."""
-        words = [own for word in self.words for own in (flags.args if word == "{recipe_args}" else [word])]
+        words = _replaced(self.words, "{recipe_args}", flags.args)
         return replace(
             self, command=words, args=[], env={**flags.env, **self.env}, expect=[*self.expect, *flags.expect],
             refuse=[*self.refuse, *flags.refuse],
@@ -159,6 +159,14 @@ class Command(Section):
             "command": self.words, "env": self.env, "version": self.version, "precision": self.precision,
             "metrics": self.metrics and self.metrics.identity,
         }  # fmt: skip
+
+
+def _replaced(words: Sequence[str], template: str, replacement: Sequence[str]) -> list[str]:
+    """Put several words in the place of one."""
+    replaced: list[str] = []
+    for word in words:
+        replaced += replacement if word == template else [word]
+    return replaced
 
 
 def filled(text: str, values: Mapping[str, object]) -> str:
@@ -182,8 +190,9 @@ def shell_line(command: Command, recipe: Recipe, values: Mapping[str, Any]) -> s
     """Write a run's command as a line that can be pasted into a shell."""
     variables = variables_of(recipe, values) if command.reads_recipe else {}
     variables |= {name: filled(text, values) for name, text in command.env.items()}
-    words = ["env", *map("=".join, variables.items())] * bool(variables)
-    words += [filled(word, values) for word in command.words]
+    words = [filled(word, values) for word in command.words]
+    if variables:
+        words = ["env", *map("=".join, variables.items()), *words]
     return f"cd {shlex.quote(command.cwd)} && {shlex.join(words)}"
 
 
@@ -196,8 +205,9 @@ def lacks_proof(trainer: str | Command | None, recipe: Recipe) -> bool:
 
 def secrets_of(trainer: str | Command | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Select the variables that a command asks for and that are set."""
-    names = trainer.secrets if isinstance(trainer, Command) else ()
-    return {name: environment[name] for name in names if name in environment}
+    if not isinstance(trainer, Command):
+        return {}
+    return {name: environment[name] for name in trainer.secrets if name in environment}
 
 
 def result_files(command: Command) -> list[Path]:
@@ -209,17 +219,17 @@ def result_files(command: Command) -> list[Path]:
         UserError: a name in ``files`` matches nothing.
     """
     folder = Path(command.cwd)
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for word in command.words:
         for name in (word, word.rpartition("=")[2]):
             if name and "{" not in word and not name.startswith("-") and (folder / name).is_file():
-                found[folder / name] = None
+                files[folder / name] = None
     for pattern in command.files:
         matches = [path for path in files_of(str(folder / pattern)) if path.is_file()]
         if not matches:
             raise UserError(f"trainer.files: no file '{pattern}' in {folder}", hint="paths start at cwd")
-        found |= dict.fromkeys(matches)
-    return list(found)
+        files |= dict.fromkeys(matches)
+    return list(files)
 
 
 def digest_of(command: Command) -> str:
@@ -238,13 +248,13 @@ def check_inherited(command: Command, environment: Iterable[str]) -> None:
     Raises:
         UserError: there are such variables.
     """
-    found = sorted(
+    inherited = sorted(
         name
         for name in environment
         if name not in command.env and any(fnmatchcase(name, pattern) for pattern in INHERITED)
     )
-    if found:
+    if inherited:
         raise UserError(
-            f"the environment sets {', '.join(found)}, which can change the command's arithmetic",
+            f"the environment sets {', '.join(inherited)}, which can change the command's arithmetic",
             hint="unset it, or write it under trainer.env, so that it is part of the run",
         )

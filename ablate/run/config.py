@@ -30,18 +30,24 @@ Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "arithmet
 
 def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
     """Read the settings that a run's configuration, as plain data, contains; None for a missing one."""
-    data, training = config.get("data") or {}, config.get("training") or {}
+    data = config.get("data") or {}
+    training = config.get("training") or {}
     tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
     # The evaluation set (size, source and windows of its text), and whether Fprop is in bf16.
-    windows = training.get("eval_windows") or "spread"
-    evaluation = [
-        training.get("eval_tokens"),
-        data.get("validation_paths"),
-        windows if windows != "spread" else None,
-        "in bf16" if training.get("evaluate_in") == "bf16" else None,
-    ]
-    told = [" ".join(str(one) for one in own if one not in (None, [])) for own in (tokenizer, evaluation)]
-    return {"data": config.get("data_digest"), "tokenizer": told[0] or None, "evaluation": told[1] or None}
+    evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
+    if training.get("eval_windows") != "spread":
+        evaluation.append(training.get("eval_windows"))
+    if training.get("evaluate_in") == "bf16":
+        evaluation.append("in bf16")
+    return {
+        "data": config.get("data_digest"),
+        "tokenizer": _joined(tokenizer),
+        "evaluation": _joined(evaluation),
+    }
+
+
+def _joined(values: list[Any]) -> str | None:
+    return " ".join(str(value) for value in values if value not in (None, [])) or None
 
 
 # Strict scalars: a quoted number, or a yes/no instead of a number, is an error.

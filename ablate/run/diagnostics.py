@@ -30,7 +30,7 @@ ENDS_AND_MIDDLE = "ends and middle"
 def _layers(value: Any) -> Any:
     if value == ENDS_AND_MIDDLE:
         return value
-    if isinstance(value, list) and value and all(isinstance(one, str) and one for one in value):
+    if isinstance(value, list) and value and all(isinstance(pattern, str) and pattern for pattern in value):
         return value
     raise PydanticCustomError("diagnosed_layers", "not layers")
 
@@ -79,4 +79,4 @@ def chosen_layers(
         blocks = sorted({place.block for place in quantised if place.block is not None})
         wanted = {blocks[0], blocks[len(blocks) // 2], blocks[-1]} if blocks else set()
         return [place.name for place in quantised if place.block is None or place.block in wanted]
-    return [place.name for place in quantised if any(fnmatchcase(place.name, one) for one in layers)]
+    return [place.name for place in quantised if any(fnmatchcase(place.name, pattern) for pattern in layers)]

@@ -73,13 +73,13 @@ def _canonical(section: str | int | Section) -> str:
     if isinstance(section, str | int):
         return json.dumps(section)
     if isinstance(section, Fork):
-        training, tokens = _canonical(section.training), section.tokens
-        return f'{{"recipe":{section.recipe.text},"tokens":{tokens},"training":{training}}}'
+        training = _canonical(section.training)
+        return f'{{"recipe":{section.recipe.text},"tokens":{section.tokens},"training":{training}}}'
     if isinstance(section, Command):
         content = section.identity
     elif isinstance(section, ModelConfig | DataConfig | TrainingConfig):
-        usual = _DEFAULTS[type(section)]
-        content = {key: value for key, value in asdict(section).items() if value != usual[key]}
+        defaults = _DEFAULTS[type(section)]
+        content = {key: value for key, value in asdict(section).items() if value != defaults[key]}
     else:
         return section.text
     if isinstance(section, DataConfig):

@@ -70,11 +70,13 @@ class Outcome:
 
     def after(self, tokens: float) -> Outcome:
         """Count the tokens from ``tokens`` on; ``low`` and ``high`` of an earlier crossing become 0."""
-        interpolated, fitted = (
-            None if value is None else value - tokens for value in (self.interpolated, self.fitted)
+        return replace(
+            self,
+            low=max(0.0, self.low - tokens),
+            high=max(0.0, self.high - tokens),
+            interpolated=None if self.interpolated is None else self.interpolated - tokens,
+            fitted=None if self.fitted is None else self.fitted - tokens,
         )
-        low, high = (max(0.0, value - tokens) for value in (self.low, self.high))
-        return replace(self, low=low, high=high, interpolated=interpolated, fitted=fitted)
 
 
 def find_crossing(
@@ -91,28 +93,32 @@ def find_crossing(
     Rows may come in any order. Among evaluations at the same tokens the last one counts. Evaluations without
     a finite loss are ignored.
     """
-    at, value = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)
-    known = np.isfinite(value)
-    at, value = at[known], value[known]
-    if len(at) > 1 and not np.all(np.diff(at) > 0):
+    places = np.asarray(tokens, dtype=float)
+    losses = np.asarray(loss, dtype=float)
+    is_finite = np.isfinite(losses)
+    places = places[is_finite]
+    losses = losses[is_finite]
+    if len(places) > 1 and not np.all(np.diff(places) > 0):
         # np.unique takes the first of the reversed rows, which is the last row.
-        at, index = np.unique(at[::-1], return_index=True)
-        value = value[::-1][index]
-    under = value <= target
-    # The last evaluation has no successor and confirms itself.
-    counts = under if rule == "first_eval" else under & np.append(under[1:], True)[: len(under)]
-    if not counts.any():
+        places, indices = np.unique(places[::-1], return_index=True)
+        losses = losses[::-1][indices]
+    is_hit = losses <= target
+    if rule == "confirmed":
+        # The last evaluation has no successor and confirms itself.
+        is_hit = is_hit & np.append(is_hit[1:], True)[: len(is_hit)]
+    if not is_hit.any():
         return None
-    i = int(counts.argmax())
-    if rule == "first_eval":
-        place = at[i]
-    elif i == 0:
-        return 0.0, float(at[0])
-    else:
-        # value[i - 1] > target: otherwise evaluation i would have confirmed evaluation i - 1.
-        share = (value[i - 1] - target) / (value[i - 1] - value[i])
+    index = int(is_hit.argmax())
+    place = places[index]
+    if rule == "confirmed":
+        if index == 0:
+            return 0.0, float(place)
+        before = places[index - 1]
+        # This loss is above the target: otherwise the evaluation would have confirmed this one.
+        loss_before = losses[index - 1]
+        share = (loss_before - target) / (loss_before - losses[index])
         # 0 has no logarithm.
-        place = at[i - 1] * (at[i] / at[i - 1]) ** share if at[i - 1] > 0 else share * at[i]
+        place = before * (place / before) ** share if before > 0 else share * place
     return float(place), float(place)
 
 
@@ -154,54 +160,58 @@ def outcomes(
     crossings = [find_crossing(tokens, loss, target, rule) for target in targets]
     fitted = np.full(len(targets), np.nan)
     if fit is not None and rule == "confirmed":
-        near = [np.nan if one is None or one[0] <= 0 else one[1] for one in crossings]
+        near = [crossing[1] if crossing and crossing[0] > 0 else np.nan for crossing in crossings]
         fitted = fit.crossings(near, targets)
     last = float(np.max(tokens))
-    found = []
+    ends = []
     for crossing, value in zip(crossings, map(float, fitted), strict=True):
         if crossing is None:  # censored at the last evaluation: the rest was not observed
-            found.append(Outcome(seed=seed, end="censored", low=last))
+            ends.append(Outcome(seed=seed, end="censored", low=last))
             continue
         low, high = crossing
-        end = Outcome(seed=seed, end="hit", low=low, high=high)
+        hit = Outcome(seed=seed, end="hit", low=low, high=high)
         if 0 < low == high:
-            end = replace(end, interpolated=high)
+            hit = replace(hit, interpolated=high)
             if math.isfinite(value):
-                end = replace(end, low=value, high=value, fitted=value)
-        found.append(end)
-    return found
+                hit = replace(hit, low=value, high=value, fitted=value)
+        ends.append(hit)
+    return ends
 
 
 class LocalFit:
     """The loss curve of one run over the spans of tokens in which training is steady."""
 
     def __init__(self, tokens: ArrayLike, loss: ArrayLike, spans: Iterable[tuple[float, float]]) -> None:
-        self._at, self._loss = np.asarray(tokens, dtype=float), np.asarray(loss, dtype=float)
+        self._tokens = np.asarray(tokens, dtype=float)
+        self._loss = np.asarray(loss, dtype=float)
         self._spans = list(spans)
         self._curves: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def crossings(self, near: ArrayLike, targets: ArrayLike) -> np.ndarray:
         """Return the tokens at which the fit crosses each target close to ``near``; NaN where it does not."""
-        near, targets = np.asarray(near, dtype=float), np.asarray(targets, dtype=float)
-        first, found = np.log(near), np.full(len(near), np.nan)
-        at, wide = first.copy(), math.exp(WIDTH)
-        for span, (start, end) in enumerate(self._spans):
-            left = np.flatnonzero((start <= near / wide) & (near * wide <= end))
-            if not len(left):
+        near = np.asarray(near, dtype=float)
+        targets = np.asarray(targets, dtype=float)
+        start = np.log(near)
+        place = start.copy()
+        crossings = np.full(len(near), np.nan)
+        margin = math.exp(WIDTH)
+        for span, (span_start, span_end) in enumerate(self._spans):
+            pending = np.flatnonzero((span_start <= near / margin) & (near * margin <= span_end))
+            if not len(pending):
                 continue
             x, y, weights = self._curve(span)
             for _ in range(_STEPS if len(x) > _NEIGHBOURS else 0):
-                value, slope = _lines(x, y, weights, at[left])
-                step = (targets[left] - value) / np.where(slope < 0, slope, np.nan)
-                at[left] += np.clip(step, -WIDTH / 3, WIDTH / 3)
+                value, slope = _lines(x, y, weights, place[pending])
+                step = (targets[pending] - value) / np.where(slope < 0, slope, np.nan)
+                place[pending] += np.clip(step, -WIDTH / 3, WIDTH / 3)
                 # Beyond the last evaluation nothing was seen.
-                inside = (np.abs(at[left] - first[left]) <= WIDTH) & (at[left] <= x[-1])
-                done = inside & (np.abs(step) < 1e-9)
-                found[left[done]] = np.exp(at[left[done]])
-                left = left[inside & ~done]
-                if not len(left):
+                is_inside = (np.abs(place[pending] - start[pending]) <= WIDTH) & (place[pending] <= x[-1])
+                is_found = is_inside & (np.abs(step) < 1e-9)
+                crossings[pending[is_found]] = np.exp(place[pending[is_found]])
+                pending = pending[is_inside & ~is_found]
+                if not len(pending):
                     break
-        return found
+        return crossings
 
     def _curve(self, span: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return ln tokens and loss of a span's evaluations, and how much each of them counts.
@@ -211,9 +221,11 @@ class LocalFit:
         if span in self._curves:
             return self._curves[span]
         start, end = self._spans[span]
-        inside = (self._at >= max(start, 1.0)) & (self._at <= end) & np.isfinite(self._loss)
-        x, y = np.log(self._at[inside]), self._loss[inside]
-        count, weights = len(x), np.ones(len(x))
+        is_inside = (self._tokens >= max(start, 1.0)) & (self._tokens <= end) & np.isfinite(self._loss)
+        x = np.log(self._tokens[is_inside])
+        y = self._loss[is_inside]
+        count = len(x)
+        weights = np.ones(count)
         if count > _NEIGHBOURS:
             # The fit is smooth: even for very many evaluations, a few places with lines between will do.
             places = x[np.linspace(0, count - 1, min(count, _PLACES)).round().astype(int)]
@@ -230,28 +242,32 @@ class LocalFit:
 
 
 def _lines(
-    x: np.ndarray, y: np.ndarray, weights: np.ndarray, at: np.ndarray
+    x: np.ndarray, y: np.ndarray, weights: np.ndarray, places: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the value and the slope of the local line at each of ``at``; ``x`` must rise."""
+    """Return the value and the slope of the local line at each of ``places``; ``x`` must rise."""
     # Around zero, sums of products lose no digits that count.
-    middle, level = x.mean(), y.mean()
-    near, own_y = x - middle, y - level
-    widths = np.full(len(at), WIDTH)
-    inside = np.searchsorted(x, at + WIDTH) - np.searchsorted(x, at - WIDTH, side="right")
-    if (few := inside <= _NEIGHBOURS).any():
+    x_middle = x.mean()
+    y_middle = y.mean()
+    centred_x = x - x_middle
+    centred_y = y - y_middle
+    widths = np.full(len(places), WIDTH)
+    num_inside = np.searchsorted(x, places + WIDTH) - np.searchsorted(x, places - WIDTH, side="right")
+    is_sparse = num_inside <= _NEIGHBOURS
+    if is_sparse.any():
         # The fifth neighbour is at the edge, where the weight is zero, so four count.
-        distance = np.partition(np.abs(x - at[few][:, None]), _NEIGHBOURS, axis=1)[:, _NEIGHBOURS]
-        widths[few] = np.maximum(WIDTH, distance)
-    share = np.abs(near - (at - middle)[:, None])
+        distances = np.abs(x - places[is_sparse][:, None])
+        widths[is_sparse] = np.maximum(WIDTH, np.partition(distances, _NEIGHBOURS, axis=1)[:, _NEIGHBOURS])
+    share = np.abs(centred_x - (places - x_middle)[:, None])
     share /= widths[:, None]
     # Not a power, which takes ten times as long.
-    own = np.maximum(1 - share * share * share, 0)
-    own = own * own * own * weights
-    total, sum_x, sum_y, sum_xx, sum_xy = (
-        own @ np.stack([np.ones_like(near), near, own_y, near * near, near * own_y], axis=1)
-    ).T
+    closeness = np.maximum(1 - share * share * share, 0)
+    closeness = closeness * closeness * closeness * weights
+    terms = [np.ones_like(x), centred_x, centred_y, centred_x * centred_x, centred_x * centred_y]
+    total, sum_x, sum_y, sum_xx, sum_xy = (closeness @ np.stack(terms, axis=1)).T
     total = np.maximum(total, np.finfo(float).tiny)
-    mean_x, mean_y = sum_x / total, sum_y / total
-    spread, together = sum_xx / total - mean_x**2, sum_xy / total - mean_x * mean_y
-    slope = np.divide(together, spread, out=np.zeros_like(together), where=spread > 1e-12)
-    return level + mean_y + slope * (at - middle - mean_x), slope
+    mean_x = sum_x / total
+    mean_y = sum_y / total
+    variance = sum_xx / total - mean_x**2
+    covariance = sum_xy / total - mean_x * mean_y
+    slope = np.divide(covariance, variance, out=np.zeros_like(covariance), where=variance > 1e-12)
+    return y_middle + mean_y + slope * (places - x_middle - mean_x), slope

@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,7 +53,8 @@ def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
     steps = math.ceil(training.tokens / tokens_per_step)
     eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))
     micro = training.micro_batch_size or training.batch_size // devices
-    log_every, evals = max(1, eval_every // 10), math.ceil(steps / eval_every)
+    log_every = max(1, eval_every // 10)
+    evals = math.ceil(steps / eval_every)
     return StepPlan(
         tokens_per_step=tokens_per_step,
         micro_batches=training.batch_size // micro,
@@ -67,11 +69,12 @@ def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
 
 def evaluated_in(config: ArmConfig) -> tuple[Literal["recipe", "bf16"], ...]:
     """Return what linear layers run in at each evaluation, in order; one if ``both`` would be equal."""
-    how, recipe = config.training.evaluate_in, config.recipe
-    if how != "both":
-        return (how,)
-    untouched = all(part.fprop.is_untouched for part in recipe.parts)
-    return ("recipe",) if untouched else ("recipe", "bf16")
+    evaluate_in = config.training.evaluate_in
+    if evaluate_in != "both":
+        return (evaluate_in,)
+    if all(part.fprop.is_untouched for part in config.recipe.parts):
+        return ("recipe",)
+    return ("recipe", "bf16")
 
 
 def learning_rate(training: TrainingConfig, step: int) -> float:
@@ -90,12 +93,12 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     floor = peak * training.final_lr_ratio
     if training.schedule == "cosine":
         span = max(1, training.tokens - training.warmup_tokens)
-        done = min(1.0, (tokens - training.warmup_tokens) / span)
-        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
-    left = max(0, training.tokens - tokens)
-    if left >= training.decay_tokens:
+        progress = min(1.0, (tokens - training.warmup_tokens) / span)
+        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    remaining = max(0, training.tokens - tokens)
+    if remaining >= training.decay_tokens:
         return peak
-    return floor + (peak - floor) * left / training.decay_tokens
+    return floor + (peak - floor) * remaining / training.decay_tokens
 
 
 def decay_begins(training: TrainingConfig) -> int | None:
@@ -111,12 +114,14 @@ def steady_spans(
     ``training``: a section ``training``, or what a log says of it; no span for cosine or an unknown schedule.
     ``switches``: the tokens at which a recipe changes; there a span ends and the next begins.
     """
-    schedule, start, end = training.get("schedule"), training.get("warmup_tokens") or 0, math.inf
-    if schedule == "wsd":
+    start = training.get("warmup_tokens") or 0
+    if training.get("schedule") == "wsd":
         end = (training.get("tokens") or 0) - (training.get("decay_tokens") or 0)
-    elif schedule != "constant":
+    elif training.get("schedule") == "constant":
+        end = math.inf
+    else:
         return ()
-    places = [start, *sorted(at for at in switches if start < at < end), end]
+    places = [start, *sorted(tokens for tokens in switches if start < tokens < end), end]
     return tuple((low, high) for low, high in itertools.pairwise(places) if low < high)
 
 
@@ -153,18 +158,19 @@ def shared_prefixes(
     A run without one is left out. ``salt``: what else must be equal, for the keys. ``is_there(key)``: whether
     the state exists. ``can_hold(run_id, step)``: whether that run can give others its state after the step.
     """
-    known = {
-        run_id: (config, resources)
+    sharing = [
+        (run_id, config, resources)
         for run_id, config, resources in runs
         if config.trainer is None
-        and not any(_has_history(one.recipe) for one in (config, config.fork) if one is not None)
-    }
-    cuts: dict[int, set[int]] = {}
-    for config, _ in known.values():
-        cuts.setdefault(config.seed, set()).update(_last_common_steps(config))
+        and not _has_history(config.recipe)
+        and not (config.fork and _has_history(config.fork.recipe))
+    ]
+    cuts: dict[int, set[int]] = defaultdict(set)
+    for _, config, _ in sharing:
+        cuts[config.seed] |= _last_common_steps(config)
     holders: dict[str, str] = {}
-    found: dict[str, Prefix] = {}
-    for run_id, (config, resources) in known.items():
+    prefixes: dict[str, Prefix] = {}
+    for run_id, config, resources in sharing:
         batches = plan_steps(config.training)
         keys = {
             step: _key(config, resources, step, salt)
@@ -173,13 +179,14 @@ def shared_prefixes(
         }
         for step, key in keys.items():
             if key in holders or is_there(key):
-                tokens, holder = step * batches.tokens_per_step, holders.get(key, run_id)
-                found[run_id] = Prefix(key=key, step=step, tokens=tokens, holder=holder)
+                tokens = step * batches.tokens_per_step
+                holder = holders.get(key, run_id)
+                prefixes[run_id] = Prefix(key=key, step=step, tokens=tokens, holder=holder)
                 break
         for step, key in keys.items():
             if key not in holders and can_hold(run_id, step):
                 holders[key] = run_id
-    return found
+    return prefixes
 
 
 @lru_cache(maxsize=4096)
@@ -189,30 +196,32 @@ def _has_history(recipe: Recipe) -> bool:
 
 def _last_common_steps(config: RunConfig) -> set[int]:
     """One before each change of a run: its fork, and each part that begins later."""
-    plan, fork = plan_steps(config.training), config.fork
-    starts = [one.start(plan.tokens) for one in config.recipe.later]
-    if fork is not None:
-        total = plan_steps(fork.training).tokens
-        earlier = [one.start(total) for one in fork.recipe.later]
-        starts = [fork.tokens, *(one for one in starts if one > fork.tokens)]
-        starts += [one for one in earlier if one < fork.tokens]
-    return {step for start in starts if (step := math.ceil(start / plan.tokens_per_step) - 1) > 0}
+    plan = plan_steps(config.training)
+    starts = {part.start(plan.tokens) for part in config.recipe.later}
+    if config.fork is not None:
+        fork_tokens = config.fork.tokens
+        parent_tokens = plan_steps(config.fork.training).tokens
+        of_parent = {part.start(parent_tokens) for part in config.fork.recipe.later}
+        starts = {start for start in starts if start > fork_tokens}
+        starts |= {start for start in of_parent if start < fork_tokens} | {fork_tokens}
+    steps = {math.ceil(start / plan.tokens_per_step) - 1 for start in starts}
+    return {step for step in steps if step > 0}
 
 
 def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) -> str:
     """Hash all that a run's first ``step`` steps use."""
     tokens = step * plan_steps(config.training).tokens_per_step
-    whole, fork = config, ""
+    run = config
+    fork = ""
     if config.fork is not None:
         if tokens < config.fork.tokens:
             assert config.parent is not None
-            whole = config.parent
+            run = config.parent
         else:
             fork = config.fork.text
     content = [
-        salt, step, whole.seed, whole.model.text, whole.data_digest, whole.vocab_size, whole.code_digest,
-        whole.backend, whole.training.text, fork,
-        _until(whole.recipe, plan_steps(whole.training).tokens, tokens).text,
+        salt, step, run.seed, run.model.text, run.data_digest, run.vocab_size, run.code_digest, run.backend,
+        run.training.text, fork, _until(run.recipe, plan_steps(run.training).tokens, tokens).text,
         resources.devices_per_run, resources.cpus, math.ceil(resources.num_gpus),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -221,8 +230,11 @@ def _key(config: RunConfig, resources: ResourcesConfig, step: int, salt: str) ->
 @lru_cache(maxsize=4096)
 def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
     """Drop the later parts that have not begun after ``tokens``; the others get their starts in tokens."""
-    begun = [one for one in recipe.later if one.start(total_tokens) <= tokens]
-    parts = [replace(one, from_tokens=one.start(total_tokens), from_fraction=None) for one in begun]
+    parts = [
+        replace(part, from_tokens=part.start(total_tokens), from_fraction=None)
+        for part in recipe.later
+        if part.start(total_tokens) <= tokens
+    ]
     phases = tuple(part for part in parts if isinstance(part, Phase))
     deoscillate = next((part for part in parts if isinstance(part, Deoscillate)), None)
     return replace(recipe, phases=phases, deoscillate=deoscillate)
@@ -230,7 +242,8 @@ def _until(recipe: Recipe, total_tokens: int, tokens: int) -> Recipe:
 
 def schedule_text(training: TrainingConfig) -> str:
     """Describe the learning rate schedule in one line."""
-    peak, final = f"{training.learning_rate:g}", f"{training.learning_rate * training.final_lr_ratio:g}"
+    peak = f"{training.learning_rate:g}"
+    final = f"{training.learning_rate * training.final_lr_ratio:g}"
     text = f"linear warm-up over {training.warmup_tokens:,} tokens, then " if training.warmup_tokens else ""
     if training.schedule == "constant":
         return f"{text}constant at {peak}"

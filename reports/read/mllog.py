@@ -20,7 +20,7 @@ from ablate.run.log_rows import LogReader, LogSource
 from ablate.run.log_text import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from ablate.store import State
@@ -62,42 +62,45 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
         OSError: the file cannot be read.
         UserError: nothing tells the length of a sample.
     """
-    content = read_bytes(path)
     reader = LogReader(LogSource(preset="mllog"))
+    content = read_bytes(path)
     settings: dict[str, Any] = {}
-    evals: dict[int, float] = {}
+    evals: dict[int, float] = {}  # by the samples seen
     rates: dict[int, float] = {}  # samples per second, by the samples seen
     times: dict[str, float] = {}
-    seed = status = None
-    for where, record in _records(path, content, faults):
-        key, value, meta = record.get("key"), record.get("value"), record.get("metadata")
-        meta = meta if isinstance(meta, dict) else {}
+    seed: int | None = None
+    status: str | None = None
+    for place, record in _records(path, content, faults):
+        key = record.get("key")
+        value = record.get("value")
+        metadata = record.get("metadata")
+        if not isinstance(metadata, dict):
+            metadata = {}
         if key == "eval_accuracy":
             row = next(reader.rows_of(record), {})
             if "val_loss" not in row or "samples" not in row:
-                faults.append(f"{where}: an evaluation needs a number, and samples_count or epoch_num")
+                faults.append(f"{place}: an evaluation needs a number, and samples_count or epoch_num")
                 continue
-            seen, loss = int(row["samples"]), row["val_loss"]
-            if repr(first := evals.setdefault(seen, loss)) != repr(loss):
+            samples = int(row["samples"])
+            first = evals.setdefault(samples, row["val_loss"])
+            if repr(first) != repr(row["val_loss"]):
                 faults.append(
-                    f"{where}: another loss ({value}) at {seen} samples, where {first} was logged "
-                    "before: the first counts"
+                    f"{place}: another loss ({value}) at {samples} samples, where {first} was logged before: "
+                    "the first counts"
                 )
         elif key == "tracked_stats" and isinstance(value, dict):
-            samples = meta.get("samples_count", meta.get("step"))
-            rate, batch = value.get("throughput"), settings.get("global_batch_size")
-            time = value.get("train_step_time")
-            if rate is None and _is_count(time) and _is_count(batch) and time > 0:
-                rate = batch / time
-            if _is_count(samples) and _is_count(rate):
-                rates[int(samples)] = float(rate)
-        elif key == "seed" and _is_number(value) and isinstance(value, int):
+            samples_seen = metadata.get("samples_count", metadata.get("step"))
+            rate = _rate(value, settings.get("global_batch_size"))
+            if _is_count(samples_seen) and _is_count(rate):
+                rates[int(samples_seen)] = float(rate)
+        elif key == "seed" and type(value) is int and abs(value) < _LARGEST:
             seed = value if seed is None else seed
         elif key in ("run_start", "run_stop"):
             if key == "run_stop":
-                status = str(meta.get("status", "success"))
-            if _is_count(time := record.get("time_ms")) and time < _LATEST_MS:
-                times[key] = time / 1e3
+                status = str(metadata.get("status", "success"))
+            time_ms = record.get("time_ms")
+            if _is_count(time_ms) and time_ms < _LATEST_MS:
+                times[key] = time_ms / 1e3
         elif isinstance(key, str) and value not in ("", None):
             settings.setdefault(_OLDER.get(key, key), value)
     if not evals:
@@ -106,35 +109,51 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
     per_sample = tokens_per_sample or settings.get("max_sequence_length")
     if per_sample is None:
         per_sample = _SAMPLE_TOKENS.get(str(settings.get("submission_benchmark")))
-    if not isinstance(per_sample, int) or isinstance(per_sample, bool) or not 0 < per_sample < _LARGEST:
+    if type(per_sample) is not int or not 0 < per_sample < _LARGEST:
         raise UserError(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
+    losses = {samples * per_sample: loss for samples, loss in evals.items()}
+    is_finite = all(map(math.isfinite, losses.values()))
     # An aborted run counts up to its end; a run whose log breaks off does not count.
     state: State = "finished"
-    message = None if status == "success" else f"logged as {status}"
+    message = None
     if status is None:
-        state, message = "interrupted", "the log ends without run_stop"
+        state = "interrupted"
+        message = "the log ends without run_stop"
         faults.append(f"{path}: {message}: no result")
-    elif message and not all(map(math.isfinite, evals.values())):
-        state, message = "diverged", f"{message}, with a loss that is not finite"
-    told = {key: settings[key] for key in _SETTINGS if key in settings}
-    platform, organisation = told.get("submission_platform"), settings.get("submission_org")
-    if (hardware := _hardware(path, faults)) is not None:
-        told["hardware"] = hardware
+    elif status != "success":
+        message = f"logged as {status}"
+        if not is_finite:
+            state = "diverged"
+            message += ", with a loss that is not finite"
+    run_settings = {key: settings[key] for key in _SETTINGS if key in settings}
+    platform = settings.get("submission_platform")
+    hardware = _hardware(path, faults)
+    if hardware is not None:
+        run_settings["hardware"] = hardware
     if hardware is not None or "SUBMISSION_PLATFORM_PLACEHOLDER" in str(platform):
-        told.pop("submission_platform", None)
+        run_settings.pop("submission_platform", None)
     return ImportedRun(
         source=str(path),
         content=content,
         seed=seed,
-        evals=tuple((at * per_sample, loss) for at, loss in sorted(evals.items()) if math.isfinite(loss)),
+        evals=tuple(sorted((tokens, loss) for tokens, loss in losses.items() if math.isfinite(loss))),
         state=state,
         message=message,
-        throughput=tuple((at * per_sample, rate * per_sample) for at, rate in sorted(rates.items())),
-        settings=told,
+        throughput=tuple((samples * per_sample, rates[samples] * per_sample) for samples in sorted(rates)),
+        settings=run_settings,
         started_unix=times.get("run_start"),
         ended_unix=times.get("run_stop"),
-        environment={"platform": platform, "organisation": organisation},
+        environment={"platform": platform, "organisation": settings.get("submission_org")},
     )
+
+
+def _rate(stats: Mapping[str, Any], batch: object) -> object:
+    """Return the samples per second that a record tells, or its time of a step."""
+    rate = stats.get("throughput")
+    step_time = stats.get("train_step_time")
+    if rate is None and _is_count(step_time) and _is_count(batch) and step_time > 0:
+        return batch / step_time
+    return rate
 
 
 def _hardware(path: Path, faults: list[str]) -> str | None:
@@ -145,9 +164,9 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
     system = path.resolve().parent.parent
     file = system.parent.parent / "systems" / f"{system.name}.json"
     try:
-        told = parse_json(file.read_bytes())
-        nodes, each = (int(told[key]) for key in ("number_of_nodes", "accelerators_per_node"))
-        hardware = f"{nodes * each}x {' '.join(str(told['accelerator_model_name']).split())}"
+        description = parse_json(file.read_bytes())
+        count = int(description["number_of_nodes"]) * int(description["accelerators_per_node"])
+        hardware = f"{count}x {' '.join(str(description['accelerator_model_name']).split())}"
         machine(hardware)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -159,15 +178,17 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
 
 def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the wanted records, each with ``path:line``; other lines are not parsed."""
-    at = counted = 0
     line = 1
-    while (at := content.find(_MARK, at)) >= 0:
-        end = content.find(b"\n", at)
-        end = len(content) if end < 0 else end
-        text = content[at + len(_MARK) : end]
-        if any(word in text for word in _WANTED):
-            line += content.count(b"\n", counted, at)
-            counted = at
+    counted = 0  # the bytes before it are in ``line``
+    start = content.find(_MARK)
+    while start >= 0:
+        end = content.find(b"\n", start)
+        if end < 0:
+            end = len(content)
+        text = content[start + len(_MARK) : end]
+        if any(key in text for key in _WANTED):
+            line += content.count(b"\n", counted, start)
+            counted = start
             try:
                 record = parse_json(text)
             except ValueError as error:
@@ -178,15 +199,9 @@ def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[st
                     yield f"{path}:{line}", record
                 else:
                     faults.append(f"{path}:{line}: not a JSON object")
-        at = end
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a value is a float, also NaN or infinity, or an int below 2⁶² in size."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return abs(value) < _LARGEST
-    return isinstance(value, float)
+        start = content.find(_MARK, end)
 
 
 def _is_count(value: object) -> TypeGuard[float]:
-    return _is_number(value) and 0 <= value < _LARGEST
+    """Tell whether a value is a number from 0 on, below 2⁶²."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST

@@ -25,7 +25,6 @@ from ablate.base.errors import UserError, safe_text
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import run_of_losses
 from ablate.run.evaluations import AmbiguousError, Places, RunRows, named
-from ablate.run.log_formats import PLACES
 from ablate.run.log_rows import LARGEST, TIMES, LogReader, is_blank, is_set, number
 from ablate.run.log_text import open_text, texts_of
 from ablate.run.loss_units import to_stored
@@ -237,7 +236,10 @@ class _Table:
         self._path = path
         self._reading = reading
         self._faults = faults
-        self._columns = {name: name for name in COLUMNS if name not in _ONLY_NAMED} | {**reading.names}
+        skipped = (
+            (*_ONLY_NAMED, "tokens", "step") if {"tokens", "step"} & reading.names.keys() else _ONLY_NAMED
+        )
+        self._columns = {name: name for name in COLUMNS if name not in skipped} | {**reading.names}
         self._all_columns: dict[Any, None] = {}
         self._columns_of_row: Collection[Any] = ()
         self._texts: dict[str, str] = {}
@@ -317,8 +319,8 @@ class _Table:
 
     def _places_in(self, row: Mapping[str, Any]) -> list[str]:
         """Return which columns tell the place; none if the table holds final losses."""
-        columns = self._reading.names if {"tokens", "step"} & self._reading.names.keys() else row
-        places = [name for name in ("tokens", "step") if name in columns]
+        named = self._reading.names
+        places = [name for name in ("tokens", "step") if name in named or self._columns.get(name) in row]
         if "samples" in self._numbers:
             places.append("samples")
         return places
@@ -326,10 +328,13 @@ class _Table:
     def _check_places(self, line_number: int, row: Mapping[str, Any], values: dict[str, float]) -> bool:
         """Leave the places that count in the values of a row; tell whether there is one."""
         assert self._places is not None
-        for name in PLACES:
-            if name in values and not (name in self._places and 0 <= values[name] < LARGEST):
-                del values[name]
-        if values.keys().isdisjoint(PLACES):
+        has_place = False
+        for name in self._places:
+            if 0 <= values.get(name, -1.0) < LARGEST:
+                has_place = True
+            else:
+                values.pop(name, None)
+        if not has_place:
             self._expect_number(line_number, row, self._places[0])
             return False
         if "tokens" not in values:
