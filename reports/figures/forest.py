@@ -7,7 +7,7 @@ an estimate has its bound as an open triangle, or a dash if it has no bound.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,52 +26,22 @@ _LINEAR = 0.1
 @canvas.drawing
 def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token costs, a row for each arm; None if no arm has an estimate or a bound."""
-    from matplotlib.markers import CARETLEFT, CARETRIGHT
-
     arms = analysis.others
     if all(arm.token_cost.kind == "none" for arm in arms):
         return None
-    style = canvas.looks_of(analysis)
     figure = canvas.sheet(11, 1.2 + 0.4 * len(arms))
     axis = figure.subplots()
     axis.set_ylim(len(arms) - 0.4, -1.4)
     axis.set_yticks(range(len(arms)), [canvas.short(arm.name) for arm in arms])
     axis.grid(visible=False, axis="y")
     axis.axvline(0, color=canvas.INK, linewidth=1, zorder=1)
-    points, bars = [0.0], []
-    for row, arm in enumerate(arms):
-        found, color = arm.token_cost, style[arm.name]["color"]
-        bounds = [value for value in (found.low, found.high) if value is not None]
-        seeds = _seeds(arm, analysis)
-        axis.plot(seeds, [row + 0.25] * len(seeds), ".", color=color, markersize=4.5, alpha=0.7)
-        points += seeds
-        if found.estimate is not None:
-            axis.plot(found.estimate, row, style[arm.name]["marker"], color=color, markersize=7)
-            points.append(found.estimate)
-            if found.kind == "interval":  # None: beyond the range of numbers
-                low, high = found.low, found.high
-                bars.append((row, color, -1.0 if low is None else low, math.inf if high is None else high))
-        elif bounds:
-            marker = "<" if found.low is None else ">"
-            axis.plot(bounds[0], row, marker, color=color, markersize=8, fillstyle="none")
-            points.append(bounds[0])
-    apart = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
-    if apart:
+    points = _draw_points(axis, analysis)
+    is_logarithmic = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
+    if is_logarithmic:
         axis.set_xscale("symlog", linthresh=_LINEAR)
-    scale = axis.xaxis.get_transform()
-    edges = [end for bar in bars for end in bar[2:]]
-    spans = [scale.transform(np.array(some)) for some in (points, edges)]
-    near = canvas.limits(spans[0], spans[1], least=0.05)
-    left, right = scale.inverted().transform(np.array(near))
-    axis.set_xlim(left, right)
-    for row, color, low, high in bars:
-        axis.plot(np.clip([low, high], left, right), [row, row], color=color, linewidth=2.2)
-        if low < left:
-            axis.plot(left, row, color=color, marker=CARETLEFT, markersize=8)
-        if high > right:
-            axis.plot(right, row, color=color, marker=CARETRIGHT, markersize=8)
+    is_cut = _draw_intervals(axis, analysis, points)
     axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
-    if not apart:
+    if not is_logarithmic:
         axis.locator_params("x", nbins=7)
     canvas.percent_ticks(axis.xaxis)
     beside = axis.secondary_yaxis("right")
@@ -91,17 +61,70 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         "estimate). n: results of the arm, and how they ended. Grey band: one evaluation interval "
         f"({share(band)}), below which a cost rests on interpolation."
     )
-    if min(edges, default=left) < left or max(edges, default=right) > right:
+    if is_cut:
         caption += " Arrowheads at the edge: the interval goes on."
-    caption += f" The scale is logarithmic beyond ±{_LINEAR:.0%}." * apart
+    if is_logarithmic:
+        caption += f" The scale is logarithmic beyond ±{_LINEAR:.0%}."
     return "token-cost", "Token cost", figure, caption + forked(arms)
 
 
-def _seeds(arm: ArmResult, analysis: Analysis) -> list[float]:
+def _draw_points(axis: Any, analysis: Analysis) -> list[float]:
+    """Draw seeds, estimates and bounds; return their places, and zero."""
+    looks = canvas.looks_of(analysis)
+    points = [0.0]
+    for row, arm in enumerate(analysis.others):
+        found = arm.token_cost
+        color = looks[arm.name]["color"]
+        seeds = _seed_costs(arm, analysis)
+        axis.plot(seeds, [row + 0.25] * len(seeds), ".", color=color, markersize=4.5, alpha=0.7)
+        points += seeds
+        bound = found.high if found.low is None else found.low
+        if found.estimate is not None:
+            axis.plot(found.estimate, row, looks[arm.name]["marker"], color=color, markersize=7)
+            points.append(found.estimate)
+        elif bound is not None:
+            marker = "<" if found.low is None else ">"
+            axis.plot(bound, row, marker, color=color, markersize=8, fillstyle="none")
+            points.append(bound)
+    return points
+
+
+def _draw_intervals(axis: Any, analysis: Analysis, points: list[float]) -> bool:
+    """Draw the intervals and choose the scale's ends; tell whether an interval is cut there."""
+    from matplotlib.markers import CARETLEFT, CARETRIGHT
+
+    looks = canvas.looks_of(analysis)
+    bars = []
+    edges: list[float] = []
+    for row, arm in enumerate(analysis.others):
+        found = arm.token_cost
+        if found.kind == "interval":
+            low = -1.0 if found.low is None else found.low  # None: beyond the range of numbers
+            high = math.inf if found.high is None else found.high
+            bars.append((row, looks[arm.name]["color"], low, high))
+            edges += [low, high]
+    scale = axis.xaxis.get_transform()
+    near = canvas.limits(scale.transform(np.array(points)), scale.transform(np.array(edges)), least=0.05)
+    left, right = scale.inverted().transform(np.array(near))
+    axis.set_xlim(left, right)
+    for row, color, low, high in bars:
+        axis.plot(np.clip([low, high], left, right), [row, row], color=color, linewidth=2.2)
+        if low < left:
+            axis.plot(left, row, color=color, marker=CARETLEFT, markersize=8)
+        if high > right:
+            axis.plot(right, row, color=color, marker=CARETRIGHT, markersize=8)
+    return bool(min(edges, default=left) < left or max(edges, default=right) > right)
+
+
+def _seed_costs(arm: ArmResult, analysis: Analysis) -> list[float]:
     """Return each seed's token cost over the baseline's of that seed or, unpaired, over its mean."""
     base = analysis.baseline_arm
-    fork, mean = arm.counted_from - base.counted_from, base.tokens_to_target.estimate
-    same = {run.seed: run.high - fork for run in base.used if run.exact}
-    paired = method_of(analysis.plan, arm.counted_from).paired
-    sides = [(run.high, same.get(run.seed) if paired else mean) for run in arm.used if run.exact]
-    return [tokens / other - 1 for tokens, other in sides if other and other > 0]
+    fork = arm.counted_from - base.counted_from
+    base_tokens = {run.seed: run.high - fork for run in base.used if run.exact}
+    is_paired = method_of(analysis.plan, arm.counted_from).paired
+    costs = []
+    for run in arm.used:
+        tokens = base_tokens.get(run.seed) if is_paired else base.tokens_to_target.estimate
+        if run.exact and tokens and tokens > 0:
+            costs.append(run.high / tokens - 1)
+    return costs

@@ -9,7 +9,7 @@ from ablate.reports.figures.panels import draw_comparison, draw_front
 from ablate.reports.pages.document import plain
 from ablate.reports.pages.render import write_pages
 from ablate.reports.words import compare, search
-from ablate.reports.words.format import make_table, tokens
+from ablate.reports.words.format import Column, make_table, tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,17 +20,24 @@ if TYPE_CHECKING:
 CONFIRM = "confirm.yaml"
 
 
-def write_comparison(found: Comparison, folder: Path) -> tuple[Path, ...]:
+def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     """Write ``compare.json``, ``.md`` and ``.html`` of studies, and the figure; return the three."""
-    title = " and ".join(study.name for study in found.studies)
-    if found.axis:
+    title = " and ".join(study.name for study in comparison.studies)
+    if comparison.axis:
         title = (
-            f"{len(found.studies)} studies from {tokens(found.places[0])} to {tokens(found.places[-1])} "
-            f"{compare.UNITS[found.axis]}"
+            f"{len(comparison.studies)} studies from {tokens(comparison.places[0])} to "
+            f"{tokens(comparison.places[-1])} {compare.UNITS[comparison.axis]}"
         )
-    values = {"title": f"Side by side: {title}", "sentences": [*compare.comparison_sentences(found)]}
-    parts = (*compare.line_tables(found), draw_comparison(found), *compare.study_tables(found))
-    return write_pages(folder, "compare", values, plain(found), parts)
+    values = {
+        "title": f"Side by side: {title}",
+        "sentences": list(compare.comparison_sentences(comparison)),
+    }
+    parts = (
+        *compare.line_tables(comparison),
+        draw_comparison(comparison),
+        *compare.study_tables(comparison),
+    )
+    return write_pages(folder, "compare", values, plain(comparison), parts)
 
 
 def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path, ...]:
@@ -48,7 +55,8 @@ def write_search(found: Found, folder: Path, confirm: str | None) -> tuple[Path,
         "dropped",
         "What was no candidate",
         "Cells of the grid and arms that are no candidates.",
-        [{"Name": one.name, "Why": one.reason} for one in found.dropped],
+        [Column("Name", "name"), Column("Why", "reason")],
+        found.dropped,
     )
     parts = (
         search.front_table(found),

@@ -90,64 +90,259 @@ What `ablate search --json` prints, too: the fields of ``findings.search.Found``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ablate.reports.findings.results import ArmResult
-from ablate.reports.findings.search import Found
+from ablate.reports.findings.diagnoses import ArmDiagnosis
+from ablate.reports.findings.gemms import Step
+from ablate.reports.findings.results import Analysis, ArmResult, TuningResult
+from ablate.reports.findings.search import Found, TrialPoint
+from ablate.reports.findings.speed import Measured, Modelled
 from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
-from ablate.reports.words.format import cost, interval, tokens
+from ablate.reports.words.format import cost, interval, read_value, tokens
+from ablate.results.cost import Cost
 from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval
+from ablate.results.losses import LossDifference
+from ablate.store.plan_file import GroupTuning
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ablate.reports.findings.diagnoses import ArmDiagnosis
-    from ablate.reports.findings.results import Analysis
     from ablate.reports.words.verdict import Verdict
-    from ablate.run.outcome import End
+
+Keys = dict[str, str | Callable[[Any], Any]]
+"""Each key of an object, or column of a file, with the path of an attribute or a function of the record."""
 
 FORMAT = 1
-_ENDS = ("estimate", "low", "high")
-_COUNTED: tuple[End, ...] = ("hit", "censored", "diverged", "missing")
 
-_KEYS = {
-    "alpha": "nominal_level",
-    "break_even": "break_even_throughput",
-    "cost": "token_cost",
-    "counted_from": "counted_from_tokens",
-    "decay_begins": "decay_begins_tokens",
-    "end_to_end": "end_to_end_speed",
-    "fp4_share": "fp4_share_of_flops",
-    "from_arm": "from",
-    "hours": "gpu_hours_to_target",
-    "left_bound": "at_or_before_first_evaluation",
-    "net": "net_speed",
-    "run_id": "id",
-    "speed": "step_speed_over_baseline",
-    "throughput": "throughput_over_baseline",
-    "to_arm": "to",
-    "trained": "tokens",
+
+def _count(end: Any) -> Callable[[ArmResult], int]:
+    return lambda arm: arm.count(end)
+
+
+def _final_loss(arm: ArmResult) -> dict[str, Any]:
+    loss = plain(arm.final_loss)
+    return {"mean": loss.pop("estimate"), **loss, "difference": arm.difference}
+
+
+def _target_sweep(arm: ArmResult) -> list[dict[str, float | None]] | None:
+    if arm.moved is None or arm.moved.sweep is None:
+        return None
+    return [
+        {"val_loss": target, "estimate": cost.estimate, "low": cost.low, "high": cost.high}
+        for target, cost in arm.moved.sweep
+    ]
+
+
+def _stopped(arm: ArmResult) -> dict[str, Any] | None:
+    if arm.stopped is None:
+        return None
+    return vars(arm.stopped) | {"runs_unused": arm.count("unused")}
+
+
+def _text(arm: ArmResult) -> dict[str, str]:
+    return {
+        "tokens_to_target": interval(arm.tokens_to_target, tokens),
+        "token_cost": cost(arm.token_cost),
+    }
+
+
+def _counted(key: str, pairs: Iterable[tuple[Any, int]]) -> list[dict[str, Any]]:
+    return [{"runs": runs, key: value} for value, runs in pairs]
+
+
+def _keys(*names: str, **others: str | Callable[[Any], Any]) -> Keys:
+    """Declare keys: ``names`` are those of attributes, too."""
+    return {name: name for name in names} | others
+
+
+_KEYS: dict[type, Keys] = {
+    Analysis: {
+        "study": "plan.study",
+        "description": "plan.description",
+        "baseline": "plan.baseline",
+        "loss_unit": "plan.unit",
+        "matrices": "matrices",
+        "runs_planned": "planned",
+        "runs_missing": "missing",
+        "paired_seeds": "plan.paired_seeds",
+        "intervals": "plan.intervals",
+        "stop": "plan.stop",
+        "timing": "timing.kind",
+        "throughput": "throughput",
+        "waived": "plan.waive",
+        "not_pooled": "set_apart",
+        "evaluation_interval": "resolution",
+        "arms": "arms",
+        "steps": "steps",
+        "tuning": "tuning",
+        "dropped": "plan.dropped",
+        "environments": lambda analysis: _counted("environment", analysis.environments),
+        "back_ends": lambda analysis: _counted("what", analysis.backends),
+        "training": "plan.training",
+        "failed_self_tests": "failed_self_tests",
+        "resumed_differently": "resumed_differently",
+        "markers": "markers",
+    },
+    ArmResult: _keys(
+        "name",
+        "recipe",
+        "n",
+        "tokens_to_target",
+        "token_cost",
+        "standing",
+        "power",
+        "measured",
+        "modelled",
+        "published",
+        "in_bf16",
+        "runs",
+        description="planned.description",
+        baseline_again="planned.again",
+        differs="planned.differs",
+        folded="planned.folded",
+        fork="planned.fork",
+        counted_from_tokens="counted_from",
+        hit=_count("hit"),
+        censored=_count("censored"),
+        diverged=_count("diverged"),
+        missing=_count("missing"),
+        nominal_level="alpha",
+        decay_begins_tokens="decay_begins",
+        stopped=_stopped,
+        break_even_throughput="break_even",
+        final_loss=_final_loss,
+        target_sweep=_target_sweep,
+        fp4_share_of_flops="fp4_share",
+        text=_text,
+    ),
+    RunResult: _keys(
+        "arm",
+        "seed",
+        "state",
+        "end",
+        "tokens_to_target",
+        "interpolated",
+        "fitted",
+        "last_loss",
+        "message",
+        "seconds",
+        "tokens_per_sec",
+        "backend_mode",
+        id="run_id",
+        tokens="trained",
+        at_or_before_first_evaluation="left_bound",
+    ),
+    Cost: _keys(
+        "estimate",
+        "low",
+        "high",
+        "note",
+        "kind",
+        "n",
+        "n_baseline",
+        "pairs",
+        "pairing_variance_ratio",
+        "own",
+        "stands_out",
+        "baseline_stands_out",
+        "near_budget",
+        "restricted",
+        counted_from_tokens="counted_from",
+    ),
+    LossDifference: _keys("estimate", "low", "high", "note", "tokens", "n", "n_baseline"),
+    Measured: _keys(
+        "timed",
+        throughput_over_baseline="throughput",
+        end_to_end_speed="end_to_end",
+        gpu_hours_to_target="hours",
+    ),
+    Modelled: _keys(
+        "hardware",
+        step_speed_over_baseline="speed",
+        net_speed="net",
+        gpu_hours_to_target="hours",
+    ),
+    Step: {"gemm": "gemm", "from": "from_arm", "to": "to_arm", "token_cost": "cost"},
+    TuningResult: _keys(
+        "arms",
+        study="plan.study",
+        done="plan.done",
+        fields=lambda tuning: list(tuning.plan.fields),
+        sampler="plan.sampler",
+        trials="plan.trials",
+        seeds=lambda tuning: len(tuning.plan.seeds),
+        tokens="plan.tokens",
+        groups="plan.groups",
+        share_of_a_run="share",
+        tokens_of_all_trials="total_tokens",
+        tokens_of_the_runs_compared="run_tokens",
+        arms_at_shared_values="others",
+    ),
+    GroupTuning: _keys("name", "arms", "shared", "chosen", "trials"),
+    ArmDiagnosis: _keys("arm", "runs", "busiest", "gemms", findings=diagnosis_sentences),
+    Found: _keys(*Found.__dataclass_fields__, "is_done"),
+    TrialPoint: _keys(
+        "number",
+        "name",
+        "recipe",
+        "levels",
+        "started_from",
+        "is_baseline",
+        "on_front",
+        "end",
+        "value",
+        "modelled_time",
+        "why",
+        id="run_id",
+    ),
 }
-"""Fields that have another key in the files."""
-_LEFT_OUT = {"config", "fingerprint", "moderated", "moved", "planned", "unused"}
-"""Fields that are left out, or written in another form."""
-_COMPUTED: dict[type, tuple[str, ...]] = {
-    Found: ("is_done",),
-    ArmResult: ("name", "recipe", "n", "decay_begins", "break_even"),
+"""The keys of each record; any other record has those of its fields."""
+
+_ARM_COLUMNS: Keys = {
+    "arm": "name",
+    "recipe": "recipe",
+    "n": "n",
+    "hit": _count("hit"),
+    "censored": _count("censored"),
+    "diverged": _count("diverged"),
+    "missing": _count("missing"),
+    "tokens_to_target_estimate": "tokens_to_target.estimate",
+    "tokens_to_target_low": "tokens_to_target.low",
+    "tokens_to_target_high": "tokens_to_target.high",
+    "token_cost_estimate": "token_cost.estimate",
+    "token_cost_low": "token_cost.low",
+    "token_cost_high": "token_cost.high",
+    "final_loss_estimate": "final_loss.estimate",
+    "final_loss_low": "final_loss.low",
+    "final_loss_high": "final_loss.high",
+    "loss_difference_estimate": "difference.estimate",
+    "loss_difference_low": "difference.low",
+    "loss_difference_high": "difference.high",
+    "token_cost_kind": "token_cost.kind",
+    "loss_difference_tokens": "difference.tokens",
+    "counted_from_tokens": "counted_from",
 }
-"""Properties that are written besides the fields of a class."""
-_RUN_FIGURES = (
-    "run_id", "arm", "seed", "state", "end", "trained", "tokens_to_target", "left_bound", "last_loss",
-    "seconds", "tokens_per_sec", "backend_mode", "message",
-)  # fmt: skip
-"""What is written of a run."""
+_RUN_COLUMNS: Keys = {
+    "run_id": "run_id",
+    "arm": "arm",
+    "seed": "seed",
+    "state": "state",
+    "end": "end",
+    "tokens": "trained",
+    "tokens_to_target": "tokens_to_target",
+    "left_bound": "left_bound",
+    "last_loss": "last_loss",
+    "seconds": "seconds",
+    "tokens_per_sec": "tokens_per_sec",
+    "backend_mode": "backend_mode",
+    "message": "message",
+}
 
 
 def report_document(
@@ -157,119 +352,49 @@ def report_document(
     warnings: Sequence[str],
     diagnosed: Sequence[ArmDiagnosis],
 ) -> dict[str, Any]:
-    """Collect the content of ``report.json``; the keys are listed above."""
-    plan = analysis.plan
-    target = plan.target and plain(plan.target) | {"val_loss": plan.target.val_loss}
+    """Collect the content of ``report.json``."""
+    target = analysis.plan.target
     return {
         "format": FORMAT,
-        **_parts(
-            plan,
-            "study",
-            "description",
-            "baseline",
-            "paired_seeds",
-            "intervals",
-            "training",
-            "dropped",
-            loss_unit="unit",
-        ),
-        "target": target,
-        **_parts(verdict, "take", "findings", verdict="sentences"),
+        **plain(analysis),
+        "target": target and plain(target) | {"val_loss": target.val_loss},
+        "take": verdict.take,
+        "verdict": list(verdict.sentences),
+        "findings": plain(verdict.findings),
         "notices": list(notices),
         "warnings": list(warnings),
-        "stop": plain(plan.stop),
-        "environments": [{"runs": count, "environment": one} for one, count in analysis.environments],
-        "back_ends": [{"runs": count, "what": what} for what, count in analysis.backends],
-        **_parts(
-            analysis,
-            "matrices",
-            "throughput",
-            "arms",
-            "steps",
-            "failed_self_tests",
-            "resumed_differently",
-            "markers",
-            runs_planned="planned",
-            runs_missing="missing",
-            timing="timing.kind",
-            evaluation_interval="resolution",
-            not_pooled="set_apart",
-            waived="plan.waive",
-        ),
-        "tuning": analysis.tuning
-        and _parts(
-            analysis.tuning,
-            "arms",
-            **{key: f"plan.{key}" for key in ("study", "done", "sampler", "trials", "tokens", "groups")},
-            share_of_a_run="share",
-            tokens_of_all_trials="total_tokens",
-            tokens_of_the_runs_compared="run_tokens",
-            arms_at_shared_values="others",
-        )
-        | {"fields": list(analysis.tuning.plan.fields), "seeds": len(analysis.tuning.plan.seeds)},
-        "diagnostics": [
-            _parts(arm, "arm", "runs", "busiest", "gemms") | {"findings": list(diagnosis_sentences(arm))}
-            for arm in diagnosed
-        ],
+        "diagnostics": plain(diagnosed),
     }
 
 
-def _parts(value: Any, /, *names: str, **renamed: str) -> dict[str, Any]:
-    """Convert attributes of a value for JSON; ``renamed``: key → attribute, or a path of attributes."""
-    paths = dict(zip(names, names, strict=True)) | renamed
-    return {key: plain(attrgetter(path)(value)) for key, path in paths.items()}
-
-
 def plain(value: Any) -> Any:
-    """Convert data classes, mappings and sequences to types that JSON has, with the keys of the files."""
+    """Convert records, mappings and sequences to what JSON has."""
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(part) for part in value]
     if not is_dataclass(value):
         return value
-    names = {*vars(value), *_COMPUTED.get(type(value), ())} - _LEFT_OUT
-    if isinstance(value, RunResult):
-        names = {*_RUN_FIGURES, "interpolated", "fitted"}
-    found = _parts(value, **{_KEYS.get(name, name): name for name in sorted(names)})
-    if isinstance(value, Interval):
-        found.pop("figure", None)
-        if not value.note:
-            del found["note"]
-    if isinstance(value, ArmResult):
-        mean = found["final_loss"].pop("estimate")
-        found["final_loss"] |= {"mean": mean, "difference": found.pop("difference")}
-        sweep = value.moved and value.moved.sweep
-        found["target_sweep"] = sweep and [{"val_loss": at, **_parts(one, *_ENDS)} for at, one in sweep]
-        if value.stopped:
-            found["stopped"]["runs_unused"] = value.count("unused")
-        found |= {end: value.count(end) for end in _COUNTED}
-        found |= _parts(value.planned, "description", "differs", "folded", "fork", baseline_again="again")
-        to_target = interval(value.tokens_to_target, tokens)
-        found["text"] = {"tokens_to_target": to_target, "token_cost": cost(value.token_cost)}
+    keys = _KEYS.get(type(value)) or _keys(*vars(value))
+    found = {key: plain(read_value(value, read)) for key, read in keys.items()}
+    if isinstance(value, Interval) and not value.note:
+        del found["note"]
     return found
+
+
+def _frame(records: Iterable[object], columns: Keys) -> pd.DataFrame:
+    rows = [[read_value(record, read) for read in columns.values()] for record in records]
+    return pd.DataFrame(rows, columns=[*columns], dtype=object)
 
 
 def arm_frame(analysis: Analysis) -> pd.DataFrame:
     """Make the frame of ``arms.csv``, one row an arm; figures have full precision."""
-    parts = {name: name for name in ("tokens_to_target", "token_cost", "final_loss")}
-    parts["loss_difference"] = "difference"
-    columns = {f"{key}_{end}": f"{name}.{end}" for key, name in parts.items() for end in _ENDS}
-    columns |= {"token_cost_kind": "token_cost.kind", "loss_difference_tokens": "difference.tokens"}
-    columns["counted_from_tokens"] = "counted_from"
-    rows = [
-        _parts(arm, arm="name", recipe="recipe", n="n")
-        | {end: arm.count(end) for end in _COUNTED}
-        | _parts(arm, **columns)
-        for arm in analysis.arms
-    ]
-    return pd.DataFrame(rows, dtype=object)
+    return _frame(analysis.arms, _ARM_COLUMNS)
 
 
 def run_frame(analysis: Analysis) -> pd.DataFrame:
     """Make the frame of ``runs.csv``, one row a run; figures have full precision."""
-    rows = [_parts(run, *_RUN_FIGURES) for arm in analysis.every_arm for run in arm.runs]
-    return pd.DataFrame(rows, dtype=object).rename(columns={"trained": "tokens"})
+    return _frame([run for arm in analysis.every_arm for run in arm.runs], _RUN_COLUMNS)
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -6,15 +6,15 @@ Each is one line, and is computed, so that a report has only the cautions that a
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ablate.reports.read.imported import PRECISION
-from ablate.reports.words.format import listed, percent, plural, setting, share, timed_alone, tokens
+from ablate.reports.words.format import grouped, listed, percent, plural, setting, share, timed_alone, tokens
 from ablate.run.command import lacks_proof
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
 
@@ -32,82 +32,100 @@ def notices(analysis: Analysis) -> Iterator[str]:
             f"Tuning has not ended (ablate status '{tuning.plan.study}'): the arms are compared at the "
             f"study's own {listed([*tuning.plan.fields])}."
         )
-    if analysis.missing:
-        apart = {one.run: f"of other {one.setting.replace('_', ' ')}" for one in analysis.set_apart}
-        runs = [run for arm in analysis.every_arm for run in arm.runs if run.end == "missing"]
-        states = Counter(apart.get(run.run_id, run.state) for run in runs)
-        found = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        empty = ", ".join(arm.name for arm in analysis.every_arm if not arm.n)
-        yield (
-            f"Partial: {analysis.missing} of {plural(analysis.planned, 'run')} are no results ({found})."
-            + (f" Without any result: {empty}." if empty else "")
-        )
+    if not analysis.missing:
+        return
+    reasons = {run.run: f"of other {run.setting.replace('_', ' ')}" for run in analysis.set_apart}
+    states: Counter[str] = Counter()
+    for arm in analysis.every_arm:
+        states.update(reasons.get(run.run_id, run.state) for run in arm.runs if run.end == "missing")
+    missing = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    text = f"Partial: {analysis.missing} of {plural(analysis.planned, 'run')} are no results ({missing})."
+    if empty := [arm.name for arm in analysis.every_arm if not arm.n]:
+        text += f" Without any result: {', '.join(empty)}."
+    yield text
 
 
 def warnings(analysis: Analysis, faults: tuple[str, ...]) -> tuple[str, ...]:
     """List the cautions that apply to these figures. ``faults``: of files, each becomes a line."""
-    found = [*_of_costs(analysis), *_of_crossings(analysis), *_of_runs(analysis)]
-    return (*found, *(f"Left out: {fault}" for fault in faults))
+    return (
+        *_of_evaluations(analysis),
+        *_of_budgets(analysis),
+        *_of_trials(analysis),
+        *_of_crossings(analysis),
+        *_of_schedules(analysis),
+        *_of_runs(analysis),
+        *(f"Left out: {fault}" for fault in faults),
+    )
 
 
 def early_difference(arm: ArmResult, analysis: Analysis) -> int | None:
     """Return the tokens at which an arm's loss difference is read, if that is before the end; else None."""
-    at = arm.difference.tokens
+    tokens_read = arm.difference.tokens
     budget = min(_budget(arm), _budget(analysis.baseline_arm))
-    return at if at is not None and at < _WHOLE * budget else None
+    if tokens_read is None or tokens_read >= _WHOLE * budget:
+        return None
+    return tokens_read
 
 
 def _budget(arm: ArmResult) -> int:
     return max((run.budget for run in arm.runs if run.end not in ("missing", "unused")), default=0)
 
 
-def _of_costs(analysis: Analysis) -> Iterator[str]:
-    """Warn of coarse evaluations, few results, unequal budgets and short trials."""
-    part = analysis.resolution.share_of_tokens_to_target
+def _of_evaluations(analysis: Analysis) -> Iterator[str]:
+    """Warn of coarse evaluations, of few results, and of loss differences before the end."""
+    resolution = analysis.resolution
     base = analysis.baseline_arm
-    whole = (base.tokens_to_target.estimate or 0.0) + base.counted_from
-    below = [
-        arm.name
-        for arm in analysis.others
-        if part is not None
-        and arm.token_cost.estimate is not None
-        # After a fork the same interval is a larger share of the tokens that are left.
-        and abs(arm.token_cost.estimate) * (whole - arm.counted_from) < (analysis.resolution.tokens or 0.0)
-    ]
-    if below:
+    tokens_to_target = (base.tokens_to_target.estimate or 0.0) + base.counted_from
+    below = []
+    for arm in analysis.others:
+        if arm.token_cost.estimate is not None:
+            # After a fork the same interval is a larger share of the tokens that are left.
+            difference = abs(arm.token_cost.estimate) * (tokens_to_target - arm.counted_from)
+            if difference < (resolution.tokens or 0.0):
+                below.append(arm.name)
+    if below and resolution.share_of_tokens_to_target is not None:
         yield (
-            f"Smaller than the evaluation interval ({share(part)} of the baseline's tokens to target, more "
-            f"of those left after a fork): the token cost of {', '.join(below)}. It rests on interpolation "
-            "between evaluations: evaluate more often."
+            f"Smaller than the evaluation interval ({share(resolution.share_of_tokens_to_target)} of the "
+            f"baseline's tokens to target, more of those left after a fork): the token cost of "
+            f"{', '.join(below)}. It rests on interpolation between evaluations: evaluate more often."
         )
     # An arm that was stopped early has few results on purpose.
-    few = [arm.name for arm in analysis.arms if 0 < arm.n < 3 and arm.stopped is None and analysis.others]
-    if few:
+    scarce = [arm.name for arm in analysis.arms if 0 < arm.n < 3 and arm.stopped is None]
+    if scarce and analysis.others:
         yield (
-            f"One or two results only: {', '.join(few)}. One gives no interval; with two, intervals lean on "
-            "the normal distribution and, where moderated, on the other arms' spread: an arm that spreads "
+            f"One or two results only: {', '.join(scarce)}. One gives no interval; with two, intervals lean "
+            "on the normal distribution and, where moderated, on the other arms' spread: an arm that spreads "
             "otherwise is hardly seen. Add seeds."
         )
-    early = [
-        f"{arm.name} at {tokens(at)}" for arm in analysis.others if (at := early_difference(arm, analysis))
-    ]
-    if early:
+    early = [(arm.name, early_difference(arm, analysis)) for arm in analysis.others]
+    if places := [f"{name} at {tokens(place)}" for name, place in early if place is not None]:
         yield (
-            f"Not the final loss difference: {', '.join(early)}, the last evaluation that all runs of both "
+            f"Not the final loss difference: {', '.join(places)}, the last evaluation that all runs of both "
             "have. What came after is left out."
         )
+
+
+def _of_budgets(analysis: Analysis) -> Iterator[str]:
+    """Warn of budgets that differ by more than a cost, where the schedule follows the budget."""
+    if analysis.plan.training.get("schedule") in ("constant", "wsd"):
+        return
     unequal = []
-    tied = analysis.plan.training.get("schedule") not in ("constant", "wsd")
-    for arm in analysis.others if tied else ():
-        cost, ratio = arm.token_cost.estimate, _budget(arm) / (_budget(base) or math.inf)
-        apart = math.log(ratio) if abs(ratio - 1) > 1 - _WHOLE and ratio else 0.0
-        if cost is not None and apart and abs(math.log1p(cost)) <= abs(apart):
+    for arm in analysis.others:
+        cost = arm.token_cost.estimate
+        ratio = _budget(arm) / (_budget(analysis.baseline_arm) or math.inf)
+        if cost is None or ratio == 0 or abs(ratio - 1) <= 1 - _WHOLE:
+            continue
+        if abs(math.log1p(cost)) <= abs(math.log(ratio)):
             unequal.append(f"{arm.name} ({percent(ratio - 1)} of budget, {percent(cost)} of cost)")
     if unequal:
         yield (
             f"The budgets differ and the cost is no greater than that: {', '.join(unequal)}. A schedule that "
             "is tied to the budget, or is not known, stretches the curve by as much, whatever the recipe."
         )
+
+
+def _of_trials(analysis: Analysis) -> Iterator[str]:
+    """Warn of short trials, and of values at the end of the range that was tried."""
     tuning = analysis.tuning
     if tuning is None or not tuning.arms:
         return
@@ -117,31 +135,31 @@ def _of_costs(analysis: Analysis) -> Iterator[str]:
         "is best on a short budget need not be best on a long one, and the intervals do not hold the error "
         "of the search."
     )
-    found = [
-        f"{field} of {arm.name} at {setting(arm.chosen[field])}"
-        for arm in tuning.arms
-        for field in arm.outermost
-    ]
-    if found:
+    outermost = []
+    for arm in tuning.arms:
+        outermost += [f"{field} of {arm.name} at {setting(arm.chosen[field])}" for field in arm.outermost]
+    if outermost:
         yield (
-            f"The outermost of the values tried was found best: {', '.join(found)}. A value beyond it may be "
-            "better. Widen the range."
+            f"The outermost of the values tried was found best: {', '.join(outermost)}. A value beyond it "
+            "may be better. Widen the range."
         )
 
 
 def _of_crossings(analysis: Analysis) -> Iterator[str]:
-    """Warn of targets that were reached too early or in the decay, and of what the schedule means."""
-    early, late = [], []
-    base = analysis.baseline_arm
+    """Warn of targets that were reached too early, or in the decay."""
+    early = []
+    late = []
     for arm in analysis.arms:
         crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
         # A crossing of the baseline before the arm's fork is early for that arm.
-        others = base.runs if arm is not base else ()
-        forked = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in others)
-        early += [arm.name] * (forked or any(run.left_bound for run in arm.runs))
-        falls = math.inf if arm.decay_begins is None else arm.decay_begins - arm.counted_from
-        if count := sum(at > falls for at in crossings):
-            late.append(f"{arm.name} {count} of {plural(len(crossings), 'crossing')}")
+        of_base = [] if arm.name == analysis.baseline else analysis.baseline_arm.runs
+        before_fork = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in of_base)
+        if before_fork or any(run.left_bound for run in arm.runs):
+            early.append(arm.name)
+        if arm.decay_begins is not None:
+            in_decay = sum(tokens > arm.decay_begins - arm.counted_from for tokens in crossings)
+            if in_decay:
+                late.append(f"{arm.name} {in_decay} of {plural(len(crossings), 'crossing')}")
     if early:
         yield (
             f"The target is already reached by the first evaluation, or before the fork ({', '.join(early)})"
@@ -154,29 +172,37 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
             "would not have had that rate. Take a target that is reached before, and the final loss for what "
             "is left after."
         )
-    told, logged = analysis.plan.training, analysis.timing.kind == "logged"
-    if logged and analysis.plan.target is not None and not any("schedule" in key for key in told):
+
+
+def _of_schedules(analysis: Analysis) -> Iterator[str]:
+    """Warn of what a schedule that is not constant means, and of arms that were trained otherwise."""
+    training = analysis.plan.training
+    is_logged = analysis.timing.kind == "logged"
+    is_known = any("schedule" in key for key in training)
+    if is_logged and analysis.plan.target is not None and not is_known:
         yield (
             "The learning rate's schedule is not known: where it falls towards the end of the budget, a "
             "crossing belongs to that budget alone. Where it is constant, say so: `ablate import "
             "--constant-from TOKENS`."
         )
-    if told.get("schedule") == "cosine":
+    if training.get("schedule") == "cosine":
         yield (
             "The cosine schedule is tied to the token budget: a crossing before its end is read at a "
             "learning rate that a shorter run would not have had. Prefer a constant rate or "
             "warm-up–stable–decay."
         )
-    for arm in analysis.others if logged else ():
-        differs = [
-            f"{key} ({pair[0]} there, {pair[1]} here)"
-            for key, pair in arm.planned.differs.items()
-            if key not in _NO_SETTINGS and None not in pair  # a value missing in a log is no difference
-        ]
-        if differs:
+    if not is_logged:
+        return
+    for arm in analysis.others:
+        differences = []
+        for key, (base_value, value) in arm.planned.differs.items():
+            # A value missing in a log is no difference.
+            if key not in _NO_SETTINGS and base_value is not None and value is not None:
+                differences.append(f"{key} ({base_value} there, {value} here)")
+        if differences:
             yield (
-                f"{arm.name} was not trained as {analysis.baseline} was: {', '.join(differs)}. What it costs "
-                "is not its recipe's alone."
+                f"{arm.name} was not trained as {analysis.baseline} was: {', '.join(differences)}. What it "
+                "costs is not its recipe's alone."
             )
 
 
@@ -211,21 +237,22 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
             "study let them train all the same: see their environment.json, and `ablate check device cuda`."
         )
     if len(analysis.accumulators) > 1:
-        kept = "; ".join(f"{detail} ({', '.join(arms)})" for detail, arms in analysis.accumulators.items())
         yield (
-            f"The devices add products of these arms in accumulators of different width: {kept}. A part of "
-            "the difference between them may be the accumulator's, not the recipe's."
+            "The devices add products of these arms in accumulators of different width: "
+            f"{_reasons(analysis.accumulators)}. A part of the difference between them may be the "
+            "accumulator's, not the recipe's."
         )
     groups = Counter((run.setting, run.arm, run.own, run.others) for run in analysis.set_apart)
-    for (name, arm, own, others), count in groups.items():
+    for (name, arm_name, own, others), count in groups.items():
         yield (
-            f"Not pooled: {plural(count, 'run')} of {arm}, of other {name.replace('_', ' ')} ({own}; the "
-            f"others: {others}). To pool them all the same: waive: [{name}] in the study."
+            f"Not pooled: {plural(count, 'run')} of {arm_name}, of other {name.replace('_', ' ')} ({own}; "
+            f"the others: {others}). To pool them all the same: waive: [{name}] in the study."
         )
     record = analysis.throughput
     if record is not None and record.not_used:
-        arms = defaultdict(list)
-        for unused, reason in record.not_used.items():
-            arms[reason].append(unused)
-        why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())
-        yield f"`ablate check steps STUDY` ({timed_alone(record)}) gives no speed-up: {why}."
+        reasons = _reasons(grouped(record.not_used.items()))
+        yield f"`ablate check steps STUDY` ({timed_alone(record)}) gives no speed-up: {reasons}."
+
+
+def _reasons(arms: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{reason} ({', '.join(names)})" for reason, names in arms.items())

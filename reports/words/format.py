@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ablate.reports.findings.results import ArmResult
     from ablate.reports.findings.speed import Throughput
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ablate.results.intervals import Interval
     from ablate.results.losses import Band, LossDifference
     from ablate.run.outcome import Outcome
-    from ablate.store.plan_file import Margin, StopRule
+    from ablate.store.plan_file import LockedPlan, StopRule
 
 DASH = "–"
 NBSP = "\u00a0"
@@ -35,67 +36,92 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 
 def signed(value: float, decimals: int = 4) -> str:
-    """Format a number with its sign and a real minus; a number that rounds to zero has no sign."""
+    """Write a number with its sign and a real minus; a number that rounds to zero has no sign."""
     text = f"{value:+z.{decimals}f}"
-    return text.replace("-", MINUS) if float(text) else text[1:]
+    if float(text) == 0:
+        return text[1:]
+    return text.replace("-", MINUS)
 
 
 def loss(value: float | None) -> str:
-    """Format a validation loss, with four decimals."""
-    return DASH if value is None else f"{value:.4f}".replace("-", MINUS)
+    """Write a validation loss, with four decimals."""
+    if value is None:
+        return DASH
+    return f"{value:.4f}".replace("-", MINUS)
 
 
 def tokens(value: float | None) -> str:
-    """Format a count of tokens or parameters, e.g. ``1.5 M``."""
+    """Write a count of tokens or parameters, e.g. ``1.5 M``."""
     if value is None:
         return DASH
-    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-    size, unit = next(((size, NBSP + unit) for size, unit in units if value >= 0.9995 * size), (1, ""))
-    return f"{value / size:.3g}{unit}"
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{NBSP}{unit}"
+    return f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
-    """Format a fraction as a signed percentage."""
-    return DASH if value is None else f"{_hundredths(value)}{NBSP}%"
+    """Write a fraction as a signed percentage."""
+    if value is None:
+        return DASH
+    return f"{_hundredths(value)}{NBSP}%"
 
 
 def share(value: float | None) -> str:
-    """Format the size of a fraction as a percentage without a sign."""
-    return DASH if value is None else percent(abs(value)).removeprefix("+")
+    """Write the size of a fraction as a percentage without a sign."""
+    if value is None:
+        return DASH
+    return percent(abs(value)).removeprefix("+")
 
 
 def _hundredths(value: float) -> str:
-    return signed(100 * value, 0 if abs(value) >= 9.995 else 1)
+    decimals = 0 if abs(value) >= 9.995 else 1
+    return signed(100 * value, decimals)
 
 
-def interval(value: Interval, number: Callable[[float], str] = loss, unit: str = "") -> str:
-    """Format an estimate, with its interval in brackets if it has one; without an estimate, the bounds."""
-    low, high = (None if end is None else number(end) for end in (value.low, value.high))
+def interval(value: Interval, write: Callable[[float], str] = loss, unit: str = "") -> str:
+    """Write an estimate, with its interval in brackets if it has one; without an estimate, the bounds."""
+    low = "" if value.low is None else write(value.low)
+    high = "" if value.high is None else write(value.high)
     if value.estimate is not None:
-        brackets = "" if low is None or high is None else f" [{low}, {high}]"
-        return f"{number(value.estimate)}{unit}{brackets}"
+        text = write(value.estimate) + unit
+        if low and high:
+            text += f" [{low}, {high}]"
+        return text
     if low and high:
         return f"between {low} and {high}{unit}"
-    return f"> {low}{unit}" if low else f"≤ {high}{unit}" if high else DASH
+    if low:
+        return f"> {low}{unit}"
+    if high:
+        return f"≤ {high}{unit}"
+    return DASH
 
 
 def percents(value: Interval) -> str:
-    """Format a fraction as a signed percentage, with its interval or bound."""
+    """Write a fraction as a signed percentage, with its interval or bound."""
     return interval(value, _hundredths, f"{NBSP}%")
 
 
 def times(value: Interval) -> str:
-    """Format a factor, with its interval or bound."""
+    """Write a factor, with its interval or bound."""
     return interval(value, "{:.2f}".format, "×")
 
 
+def difference(value: Interval) -> str:
+    """Write a difference of losses, with its interval."""
+    return interval(value, signed)
+
+
 def cost(value: Cost | None) -> str:
-    """Format a token cost, with its interval or bound, and the fork from which it is counted."""
+    """Write a token cost, with its interval or bound, and the fork from which it is counted."""
     if value is None or value.kind == "none":
         return DASH
     if value.kind == "baseline":
         return "baseline"
-    return percents(value) + ", near the budget" * value.near_budget + from_fork(value.counted_from)
+    text = percents(value)
+    if value.near_budget:
+        text += ", near the budget"
+    return text + from_fork(value.counted_from)
 
 
 def from_fork(origin: int) -> str:
@@ -105,43 +131,65 @@ def from_fork(origin: int) -> str:
 
 def forked(arms: Iterable[ArmResult]) -> str:
     """Name the arms whose cost counts from a fork; empty without any."""
-    named = "; ".join(f"{arm.name}{from_fork(arm.counted_from)}" for arm in arms if arm.counted_from)
-    return f" Counted from a fork, no cost of whole runs: {named}." if named else ""
+    named = [arm.name + from_fork(arm.counted_from) for arm in arms if arm.counted_from]
+    return f" Counted from a fork, no cost of whole runs: {'; '.join(named)}." if named else ""
 
 
 def ends(runs: Iterable[Outcome]) -> str:
-    """Format counts of runs as ``hit / censored / diverged``."""
+    """Write counts of runs as ``hit / censored / diverged``."""
     count = Counter(run.end for run in runs)
     return f"{count['hit']} / {count['censored']} / {count['diverged']}"
 
 
-def counts(value: Cost | Band | LossDifference) -> str:
+def sample(value: Cost | Band | LossDifference) -> str:
     """Say how many results or pairs a comparison has; one number if both sides have as many results."""
     pairs = getattr(value, "pairs", None)
     if pairs is not None:
-        return f"n{NBSP}={NBSP}{pairs} pairs"
-    own = f"n{NBSP}={NBSP}{value.n}"
-    return own if value.n == value.n_baseline else f"{own} against {value.n_baseline}"
+        return f"{pairs} pairs"
+    if value.n == value.n_baseline:
+        return str(value.n)
+    return f"{value.n} against {value.n_baseline}"
+
+
+def counts(value: Cost | Band | LossDifference) -> str:
+    """Write ``sample`` in a sentence: ``n = 5``."""
+    return f"n{NBSP}={NBSP}{sample(value)}"
 
 
 def setting(value: object) -> str:
-    """Format a value of a study file; None is ``off``."""
-    return "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """Write a value of a study file; None is ``off``."""
+    if value is None:
+        return "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def plural(count: int, noun: str) -> str:
-    """Format a count with its noun: ``1 run``, ``2 runs``."""
-    return f"{count} {noun}" + "s" * (count != 1)
+    """Write a count with its noun: ``1 run``, ``2 runs``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def listed(parts: Sequence[str]) -> str:
     """Join texts: ``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    if len(parts) == 1:
+        return parts[0]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Collect the names of each reason, from pairs of a name and its reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        names.setdefault(reason, []).append(name)
+    return names
 
 
 def moment(unix: float | None) -> str:
-    """Format a Unix time in UTC, to the minute."""
-    return DASH if unix is None else datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    """Write a Unix time in UTC, to the minute."""
+    if unix is None:
+        return DASH
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def timed_alone(value: Throughput) -> str:
@@ -150,25 +198,58 @@ def timed_alone(value: Throughput) -> str:
     return f"{value.device}, {size}, {moment(value.measured_unix)}"
 
 
-def margin(value: Margin, unit: str) -> str:
-    """Format a margin: ``±5 % in token cost`` or ``±0.01 nats/token in final loss``."""
-    if value.kind == "cost":
-        return f"±{100 * value.value:g}{NBSP}% in token cost"
-    return f"±{value.value:g} {unit} in final loss"
+def margin(plan: LockedPlan) -> str:
+    """Write a study's margin: ``±5 % in token cost`` or ``±0.01 nats/token in final loss``."""
+    assert plan.margin is not None
+    if plan.margin.kind == "cost":
+        return f"±{100 * plan.margin.value:g}{NBSP}% in token cost"
+    return f"±{plan.margin.value:g} {plan.unit} in final loss"
 
 
 def coverage(*rules: StopRule | None) -> str:
     """Name the kind of interval: ``95 %``, or ``repeated 95 %`` if any rule has looks."""
-    repeated = any(rule is not None and rule.settled is not None for rule in rules)
-    return "repeated " * repeated + f"95{NBSP}%"
+    if any(rule is not None and rule.settled is not None for rule in rules):
+        return f"repeated 95{NBSP}%"
+    return f"95{NBSP}%"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its heading, the value that it shows of a row's record, and how it is written.
+
+    ``read``: the path of an attribute of the record, or a function of the record. None is a dash.
+    ``is_number``: whether the column is aligned to the right.
+    """
+
+    heading: str
+    read: str | Callable[[Any], Any]
+    write: Callable[[Any], str] = str
+    is_number: bool = False
+
+    def cell(self, record: object) -> str:
+        """Write the cell of a record."""
+        value = read_value(record, self.read)
+        return DASH if value is None else self.write(value)
+
+
+def read_value(record: object, read: str | Callable[[Any], Any]) -> Any:
+    """Read a record's attribute, by its path, or apply a function to the record."""
+    if isinstance(read, str):
+        read = attrgetter(read)
+    return read(record)
+
+
+def number(heading: str, read: str | Callable[[Any], Any], write: Callable[[Any], str] = str) -> Column:
+    """Declare a column of numbers."""
+    return Column(heading, read, write, is_number=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Text in cells. The first column names the row; ``numeric``: indices of right-aligned columns.
 
-    ``name``: of its file and its place on a page. ``tones``: by (row, column), what was found there, by which
-    a page colours the cell. ``sentences``: the same in words.
+    ``name``: of its file and its place on a page. ``tones``: what was found in each cell, empty where there
+    is none, by which a page colours the cell; no rows without any. ``sentences``: the same in words.
     """
 
     name: str
@@ -177,7 +258,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: Collection[int] = ()
-    tones: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    tones: tuple[tuple[str, ...], ...] = ()
     sentences: tuple[str, ...] = ()
 
 
@@ -185,21 +266,26 @@ def make_table(
     name: str,
     title: str,
     caption: str,
-    rows: Iterable[Mapping[str, object]],
-    numeric: Collection[int] = (),
+    columns: Iterable[Column],
+    records: Iterable[object],
     **more: Any,
 ) -> Table:
-    """Make a table of rows, each head → cell, all with the same heads; columns of dashes are left out."""
-    cells = [{head: DASH if cell is None else str(cell) for head, cell in row.items()} for row in rows]
-    heads = [*cells[0]] if cells else []
-    shown = [i for i, head in enumerate(heads) if any(row[head] != DASH for row in cells)]
+    """Make a table with a row for each record; columns of dashes are left out."""
+    records = list(records)
+    shown = []
+    cells = []
+    for column in columns:
+        texts = [column.cell(record) for record in records]
+        if set(texts) - {DASH}:
+            shown.append(column)
+            cells.append(texts)
     return Table(
         name=name,
         title=title,
         caption=caption,
-        columns=tuple(heads[i] for i in shown),
-        rows=tuple(tuple(row[heads[i]] for i in shown) for row in cells),
-        numeric=[place for place, i in enumerate(shown) if i in numeric],
+        columns=tuple(column.heading for column in shown),
+        rows=tuple(zip(*cells, strict=True)),
+        numeric=[i for i, column in enumerate(shown) if column.is_number],
         **more,
     )
 

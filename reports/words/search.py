@@ -2,127 +2,138 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from ablate.reports.words.format import DASH, loss, make_table, percent, plural, share, signed
+from ablate.reports.words.format import Column, loss, make_table, number, percent, plural, share, signed
 from ablate.search.halving import IRRELEVANT, short_tokens
 
 if TYPE_CHECKING:
     from ablate.reports.findings.search import Found, Rung, TrialPoint
     from ablate.reports.words.format import Table
 
-STEP_TIME = "Step time (modelled)"
+_RECIPE = Column("Recipe", "name")
+_STEP_TIME = number("Step time (modelled)", "modelled_time", "{:.3f}×".format)
+_ENDS = {"diverged": "diverged", "missed": "missed the target", "failed": "failed"}
 
 
-def value_text(found: Found, point: TrialPoint) -> str:
-    """Say a point's loss or token cost or, without a result, how it ended."""
-    if point.value is None or point.end not in ("ok", "missed"):
-        return point.end
-    text = loss(point.value) if found.objective == "loss" else percent(point.value)
-    return text if point.end == "ok" else f"missed (> {text})"
+def value_column(search: Found) -> Column:
+    """Declare the column of a point's loss or token cost or, without a result, of how it ended."""
+    is_loss = search.objective == "loss"
+
+    def text(point: TrialPoint) -> str:
+        if point.value is None or point.end not in ("ok", "missed"):
+            return point.end
+        value = loss(point.value) if is_loss else percent(point.value)
+        return value if point.end == "ok" else f"missed (> {value})"
+
+    return number("Loss" if is_loss else "Token cost", text)
 
 
-def front_table(found: Found) -> Table:
+def front_table(search: Found) -> Table:
     """Make the table of the front at the largest budget with trials, the fastest recipe first."""
-    rung = found.last
-    base = next((one.value for one in rung.points if one.is_baseline), None)
+    rung = search.last
+    base = next((point.value for point in rung.points if point.is_baseline), None)
 
-    def over(point: TrialPoint) -> str:
+    def over_baseline(point: TrialPoint) -> str | None:
         if point.is_baseline or base is None or point.value is None:
-            return DASH
-        return signed(point.value - base) if found.objective == "loss" else percent(point.value - base)
+            return None
+        difference = point.value - base
+        return signed(difference) if search.objective == "loss" else percent(difference)
 
     return make_table(
         "front-table",
         "Recipes on the front",
         f"Recipes that no other tried at {short_tokens(rung.tokens)} tokens beats in both. One run each, so "
-        f"no intervals. Step time over that of {found.baseline}: modelled on {found.hardware} at "
-        f"{found.shapes}, not measured. Loss, if given: on the validation text at the end, "
-        f"{found.loss_unit}.",
+        f"no intervals. Step time over that of {search.baseline}: modelled on {search.hardware} at "
+        f"{search.shapes}, not measured. Loss, if given: on the validation text at the end, "
+        f"{search.loss_unit}.",
         [
-            {
-                "Recipe": one.name,
-                _objective(found): value_text(found, one),
-                "Over the baseline's": over(one),
-                STEP_TIME: f"{one.modelled_time:.3f}×",
-                "GEMMs": one.recipe,
-            }
-            for one in rung.front
+            _RECIPE,
+            value_column(search),
+            number("Over the baseline's", over_baseline),
+            _STEP_TIME,
+            Column("GEMMs", "recipe"),
         ],
-        range(1, 4),
+        rung.front,
     )
 
 
-def _objective(found: Found) -> str:
-    return "Loss" if found.objective == "loss" else "Token cost"
-
-
-def trials_table(found: Found, rung: Rung) -> Table:
+def trials_table(search: Found, rung: Rung) -> Table:
     """Make the table of a budget's trials, in the order tried."""
-    factors = [factor.removeprefix("recipe.") for factor in found.factors]
+    columns = [
+        Column("Recipe", lambda point: f"{point.name} (started from)" if point.started_from else point.name),
+        number("#", "number"),
+    ]
+    columns += [Column(factor.removeprefix("recipe."), partial(_level, factor)) for factor in search.factors]
+    columns += [
+        value_column(search),
+        _STEP_TIME,
+        Column("Front", lambda point: "front" if point.on_front else ""),
+        Column("Run", "run_id"),
+    ]
     return make_table(
         f"trials-{rung.tokens}",
         f"Trials at {short_tokens(rung.tokens)} tokens",
         f"In the order in which they were picked; {IRRELEVANT}: the factor means nothing for the recipe. "
         "Run: its folder, and its name in MLflow.",
-        [
-            {
-                "Recipe": one.name + " (started from)" * one.started_from,
-                "#": one.number,
-                **dict(zip(factors, one.levels.values(), strict=True)),
-                _objective(found): value_text(found, one),
-                STEP_TIME: f"{one.modelled_time:.3f}×",
-                "Front": "front" * one.on_front,
-                "Run": one.run_id,
-            }
-            for one in rung.points
-        ],
-        {1, len(factors) + 2, len(factors) + 3},
+        columns,
+        rung.points,
     )
 
 
-def importance_table(found: Found) -> Table:
+def _level(factor: str, point: TrialPoint) -> str:
+    return point.levels[factor]
+
+
+def importance_table(search: Found) -> Table:
     """Make the table of each factor's importance for both objectives."""
-    value, time = found.importances.values()
+    of_value, of_time = search.importances.values()
+    records = [
+        (factor, of_value and of_value[factor], of_time and of_time[factor]) for factor in search.factors
+    ]
+    if not of_value and not of_time:
+        records = [("Too few trials, or one factor alone: there is nothing to weigh", None, None)]
     return make_table(
         "importances",
         "Which factors mattered",
-        f"Share of each factor in what tells the best trials, by PED-ANOVA over the {found.weighed} trials "
+        f"Share of each factor in what tells the best trials, by PED-ANOVA over the {search.weighed} trials "
         "of the first budget that have a level and a result. With so few trials, picked where results were "
         "good, the shares are rough: a guide, no test.",
         [
-            {
-                "Factor": factor,
-                found.value_words.capitalize(): share(value[factor] if value else None),
-                STEP_TIME: share(time[factor] if time else None),
-            }
-            for factor in found.factors
-            if value or time
-        ]
-        or [{"Factor": "Too few trials, or one factor alone: there is nothing to weigh"}],
-        {1, 2},
+            Column("Factor", itemgetter(0)),
+            number(search.value_words.capitalize(), itemgetter(1), share),
+            number(_STEP_TIME.heading, itemgetter(2), share),
+        ],
+        records,
     )
 
 
-def search_sentences(found: Found) -> tuple[str, ...]:
+def search_sentences(search: Found) -> tuple[str, ...]:
     """Sum up the search: what was tried, the front, failures, and what to do next."""
-    first, rung = found.rungs[0], found.last
-    tried = f"{len(first.points)} of {plural(found.candidates, 'recipe')} tried, one run each"
-    said = [f"{tried}, at {short_tokens(first.tokens)} tokens."]
+    first = search.rungs[0]
+    rung = search.last
+    tried = f"{len(first.points)} of {plural(search.candidates, 'recipe')} tried, one run each"
+    sentences = [f"{tried}, at {short_tokens(first.tokens)} tokens."]
     if rung is not first:
-        said.append(f"{len(rung.points)} of them went on to {short_tokens(rung.tokens)} tokens.")
-    if not found.is_done:
-        said.append("The search has not ended.")
+        sentences.append(f"{len(rung.points)} of them went on to {short_tokens(rung.tokens)} tokens.")
+    if not search.is_done:
+        sentences.append("The search has not ended.")
     if rung.front:
-        said.append(f"On the front: {', '.join(one.name for one in rung.front)}.")
-    for end, what in {"diverged": "diverged", "missed": "missed the target", "failed": "failed"}.items():
-        if count := sum(one.end == end for other in found.rungs for one in other.points):
-            said.append(f"{plural(count, 'run')} {what}.")
-    if any(not one.is_baseline for one in rung.front):
-        said.append(
+        sentences.append(f"On the front: {', '.join(point.name for point in rung.front)}.")
+    ends = Counter(point.end for other in search.rungs for point in other.points)
+    for end, words in _ENDS.items():
+        if ends[end]:
+            sentences.append(f"{plural(ends[end], 'run')} {words}.")
+    if any(not point.is_baseline for point in rung.front):
+        sentences.append(
             "The winner of a search is biased upward: the best of many single runs is partly the luckiest. "
             "Confirm the front with fresh seeds before you believe it."
         )
-    elif rung.front and found.is_done:
-        said.append(f"No recipe beats {found.baseline} in either objective, so there is nothing to confirm.")
-    return tuple(said)
+    elif rung.front and search.is_done:
+        sentences.append(
+            f"No recipe beats {search.baseline} in either objective, so there is nothing to confirm."
+        )
+    return tuple(sentences)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ablate.modelled.speed import HARDWARE
@@ -12,130 +13,156 @@ from ablate.reports.words.caveats import early_difference
 from ablate.reports.words.format import (
     DASH,
     NBSP,
+    Column,
+    Table,
     cost,
-    counts,
     coverage,
+    difference,
     ends,
     from_fork,
     interval,
     loss,
     make_table,
     margin,
+    number,
     percents,
+    sample,
     setting,
     share,
-    signed,
     timed_alone,
     times,
     tokens,
 )
-from ablate.reports.words.verdict import TONES
+from ablate.reports.words.judge import TONES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.reports.findings.results import Analysis, ArmResult
-    from ablate.reports.words.format import Table
-    from ablate.reports.words.verdict import Finding
+    from ablate.reports.findings.gemms import Matrix
+    from ablate.reports.findings.results import Analysis, ArmResult, TunedArm
+    from ablate.reports.words.judge import Finding
+    from ablate.results.ends import RunResult
+
+_ARM = Column("Arm", "name")
 
 
 def arms_table(analysis: Analysis) -> Table:
     """Compare the arms with the baseline, one row each, the baseline among them."""
-    within = analysis.plan.margin
-
-    def row(arm: ArmResult) -> dict[str, object]:
-        missing = f" (+{lacking} missing)" if (lacking := arm.count("missing")) else ""
-        found: dict[str, object] = {
-            "Arm": arm.name,
-            "Recipe": arm.recipe,
-            "n": f"{arm.n}{missing}{' (stopped)' * (arm.stopped is not None)}",
-        }
-        if analysis.plan.target is None:
-            found |= {"diverged": arm.count("diverged"), "Final loss": interval(arm.final_loss)}
-        else:
-            wider = arm.token_cost.own if arm.token_cost.stands_out else None
-            own = "" if wider is None else f", own [{percents(wider).partition('[')[2]}"
-            found |= {
-                "hit / cens. / div.": ends(arm.runs),
-                "Tokens to target": interval(arm.tokens_to_target, tokens) + from_fork(arm.counted_from),
-                "Token cost": cost(arm.token_cost) + own,
-            }
-        difference = interval(arm.difference, signed)
-        if arm.name == analysis.baseline:
-            difference = f"(loss {loss(arm.final_loss.estimate)})"
-        elif early := early_difference(arm, analysis):
-            difference += f" at {tokens(early)}"
-        found["Final loss difference"] = difference
-        return found | ({} if within is None else {"Margin": arm.standing})
-
+    plan = analysis.plan
+    columns = [_ARM, Column("Recipe", "recipe"), number("n", _results)]
+    if plan.target is None:
+        columns += [
+            number("diverged", lambda arm: arm.count("diverged")),
+            number("Final loss", "final_loss", interval),
+        ]
+    else:
+        columns += [
+            number("hit / cens. / div.", "runs", ends),
+            number("Tokens to target", _tokens_to_target),
+            number("Token cost", _token_cost),
+        ]
+    columns += [
+        number("Final loss difference", lambda arm: _final_difference(arm, analysis)),
+        number("Margin", "standing"),
+    ]
+    place = "at the last evaluation that all runs of both have" if analysis.has_curves else "of final losses"
     caption = (
         f"Arms against the baseline. n: results (runs that finished or diverged). Brackets: "
-        f"{coverage(analysis.plan.stop)} intervals over runs, each for its own comparison. Loss difference: "
-        f"{'at the last evaluation that all runs of both have' if analysis.has_curves else 'of final losses'}"
-        f", {analysis.plan.unit}."
+        f"{coverage(plan.stop)} intervals over runs, each for its own comparison. Loss difference: {place}, "
+        f"{plan.unit}."
     )
-    if analysis.plan.target is not None:
+    if plan.target is not None:
         caption += (
             " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the target."
         )
-    if within is not None:
-        caption += f" Margin: {margin(within, analysis.plan.unit)}; two one-sided tests at 5{NBSP}%."
+    if plan.margin is not None:
+        caption += f" Margin: {margin(plan)}; two one-sided tests at 5{NBSP}%."
     if any(arm.counted_from for arm in analysis.arms):
         caption += " From … on: counted from the fork, as the baseline's are; not those of whole runs."
-    return make_table("arms", "Arms against the baseline", caption, map(row, analysis.arms), range(2, 9))
+    return make_table("arms", "Arms against the baseline", caption, columns, analysis.arms)
+
+
+def _results(arm: ArmResult) -> str:
+    text = str(arm.n)
+    if missing := arm.count("missing"):
+        text += f" (+{missing} missing)"
+    if arm.stopped is not None:
+        text += " (stopped)"
+    return text
+
+
+def _tokens_to_target(arm: ArmResult) -> str:
+    return interval(arm.tokens_to_target, tokens) + from_fork(arm.counted_from)
+
+
+def _token_cost(arm: ArmResult) -> str:
+    text = cost(arm.token_cost)
+    if arm.token_cost.stands_out and arm.token_cost.own is not None:
+        text += f", own [{percents(arm.token_cost.own).partition('[')[2]}"
+    return text
+
+
+def _final_difference(arm: ArmResult, analysis: Analysis) -> str:
+    if arm.name == analysis.baseline:
+        return f"(loss {loss(arm.final_loss.estimate)})"
+    text = difference(arm.difference)
+    if early := early_difference(arm, analysis):
+        text += f" at {tokens(early)}"
+    return text
 
 
 def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[Table]:
     """Show the verdict for each matrix of arms: GEMMs in FP4 by stabiliser; nothing without a target."""
-    arms = {arm.name: arm for arm in analysis.arms}
-    tones = {finding.arm: finding.tone for finding in findings}
-
-    def cell(name: str | None) -> str | None:
-        if name is None or name not in tones:
-            return name and "baseline"
-        text = TONES[tones[name]]
-        known = arms[name].token_cost.kind != "none" and tones[name] != "diverged"
-        return f"{text}:\n{cost(arms[name].token_cost)}" if known else text
-
-    # Without a target there is no token cost.
-    for number, matrix in enumerate(analysis.matrices if analysis.plan.target else (), 1):
-        heads = ["no stabiliser" if one == PLAIN else one for one in matrix.stabilisers]
-        # What differs from the baseline in the same way in all arms, besides the recipe.
-        differs = [dict(arms[name].planned.differs) for name in arms if name in matrix.names]
-        common = [
-            f"{key} {setting(pair[1])}"
-            for key, pair in differs[0].items()
-            if not key.startswith("recipe") and all(one.get(key) == pair for one in differs)
-        ]
-        left = [arm.name for arm in analysis.others if arm.name not in matrix.names]
-        caption = (
-            f"Token cost against {analysis.baseline} by what is in {matrix.format.upper()} and how it is "
-            f"stabilised; the arms differ in nothing else. Brackets: {coverage(analysis.plan.stop)} "
-            "intervals. More, fewer: the interval leaves zero out; not settled: it holds zero. SR: "
-            "stochastic rounding; RHT, DHT: random, deterministic Hadamard and its size; *: on a part of "
-            f"the operands. {DASH}: not in the study."
-        )
-        if analysis.plan.margin is not None:
-            caption += f" Margin: {margin(analysis.plan.margin, analysis.plan.unit)}."
-        if common:
-            caption += f" All with {', '.join(common)}."
-        if left:
-            caption += f" Not in this table: {', '.join(left)}."
-        rows, shades = [], {}
-        for i, (gemms, names) in enumerate(zip(matrix.gemms, matrix.arms, strict=True)):
+    if analysis.plan.target is None or not findings:  # there is no token cost
+        return
+    tones: dict[str | None, str] = {None: "absent"}
+    texts: dict[str | None, str] = {None: DASH, analysis.baseline: "baseline"}
+    for arm, finding in zip(analysis.others, findings, strict=True):
+        text = TONES[finding.tone]
+        if arm.token_cost.kind != "none" and finding.tone != "diverged":
+            text += f":\n{cost(arm.token_cost)}"
+        tones[arm.name] = finding.tone
+        texts[arm.name] = text
+    for i, matrix in enumerate(analysis.matrices, 1):
+        rows = []
+        for gemms, names in zip(matrix.gemms, matrix.arms, strict=True):
             low = f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)  # a line breaks only before a plus
-            rows.append({"GEMMs in FP4": low, **dict(zip(heads, map(cell, names), strict=True))})
-            for j, name in enumerate(names, 1):
-                if name is None or name in tones:
-                    shades[i, j] = tones.get(name or "", "absent")
-        yield make_table(
-            "matrix" if number == 1 else f"matrix-{number}",
-            f"Token cost by GEMMs and stabiliser {number}",
-            caption,
-            rows,
-            tones=shades,
+            rows.append((low, *(texts[name] for name in names)))
+        stabilisers = ["no stabiliser" if word == PLAIN else word for word in matrix.stabilisers]
+        yield Table(
+            name="matrix" if i == 1 else f"matrix-{i}",
+            title=f"Token cost by GEMMs and stabiliser {i}",
+            caption=_matrix_caption(matrix, analysis),
+            columns=("GEMMs in FP4", *stabilisers),
+            rows=tuple(rows),
+            tones=tuple(("", *(tones.get(name, "") for name in names)) for names in matrix.arms),
             sentences=tuple(finding.text for finding in findings if finding.arm in matrix.names),
         )
+
+
+def _matrix_caption(matrix: Matrix, analysis: Analysis) -> str:
+    inside = [arm for arm in analysis.arms if arm.name in matrix.names]
+    outside = [arm.name for arm in analysis.others if arm.name not in matrix.names]
+    # What differs from the baseline in the same way in all arms, besides the recipe.
+    common = []
+    for key, (_, value) in inside[0].planned.differs.items():
+        pairs = [dict(arm.planned.differs).get(key) for arm in inside]
+        if not key.startswith("recipe") and pairs.count(pairs[0]) == len(pairs):
+            common.append(f"{key} {setting(value)}")
+    caption = (
+        f"Token cost against {analysis.baseline} by what is in {matrix.format.upper()} and how it is "
+        f"stabilised; the arms differ in nothing else. Brackets: {coverage(analysis.plan.stop)} "
+        "intervals. More, fewer: the interval leaves zero out; not settled: it holds zero. SR: "
+        "stochastic rounding; RHT, DHT: random, deterministic Hadamard and its size; *: on a part of "
+        f"the operands. {DASH}: not in the study."
+    )
+    if analysis.plan.margin is not None:
+        caption += f" Margin: {margin(analysis.plan)}."
+    if common:
+        caption += f" All with {', '.join(common)}."
+    if outside:
+        caption += f" Not in this table: {', '.join(outside)}."
+    return caption
 
 
 def step_table(analysis: Analysis) -> Table:
@@ -147,17 +174,13 @@ def step_table(analysis: Analysis) -> Table:
         f"cost of the second arm over the first, with its {coverage(analysis.plan.stop)} interval. What the "
         "first GEMM adds is its arm's token cost.",
         [
-            {
-                "GEMM": step.gemm.capitalize(),
-                "From": step.from_arm,
-                "To": step.to_arm,
-                "Token cost": cost(step.cost),
-                "n": counts(step.cost).partition(f"={NBSP}")[2],
-            }
-            for step in analysis.steps
-            if step.from_arm != analysis.baseline
+            Column("GEMM", "gemm", str.capitalize),
+            Column("From", "from_arm"),
+            Column("To", "to_arm"),
+            number("Token cost", "cost", cost),
+            number("n", "cost", sample),
         ],
-        {3, 4},
+        [step for step in analysis.steps if step.from_arm != analysis.baseline],
     )
 
 
@@ -172,82 +195,100 @@ def power_table(analysis: Analysis) -> Table:
         "intervals are. More seeds: of each arm, to settle what is open if the cost is what it seems; 0 "
         "where it is settled. For planning: with few seeds the spread is itself uncertain.",
         [
-            {
-                "Arm": arm.name,
-                "n": arm.n,
-                "Spread": share(power.spread_of_log_tokens),
-                "Spread of the baseline": share(power.spread_of_the_baseline),
-                "Spread of the pairs": share(power.spread_of_the_pairs),
-                "Smallest cost": share(power.smallest_cost),
-                "More seeds": f"over {MOST_SEEDS:,}" if power.more_seeds is None else power.more_seeds,
-            }
-            for arm in analysis.others
-            if (power := arm.power) is not None
+            _ARM,
+            number("n", "n"),
+            number("Spread", "power.spread_of_log_tokens", share),
+            number("Spread of the baseline", "power.spread_of_the_baseline", share),
+            number("Spread of the pairs", "power.spread_of_the_pairs", share),
+            number("Smallest cost", "power.smallest_cost", share),
+            number("More seeds", _more_seeds),
         ],
-        range(1, 7),
+        [arm for arm in analysis.others if arm.power is not None],
     )
+
+
+def _more_seeds(arm: ArmResult) -> str:
+    assert arm.power is not None
+    if arm.power.more_seeds is None:
+        return f"over {MOST_SEEDS:,}"
+    return str(arm.power.more_seeds)
 
 
 def design_table(analysis: Analysis) -> Table:
     """Describe each arm by its differences from the baseline."""
+
+    def differences(arm: ArmResult) -> str | None:
+        if arm.name == analysis.baseline and not arm.planned.differs:
+            return "baseline"
+        changes = [f"{key}: {_plain(a)} → {_plain(b)}" for key, (a, b) in arm.planned.differs.items()]
+        return "; ".join(changes) or None
+
     return make_table(
         "design",
         "The arms",
         "The arms: what differs from the baseline, as study file keys (baseline → arm).",
         [
-            {
-                "Arm": arm.name,
-                "Differs in": "; ".join(
-                    f"{key}: {_plain(old)} → {_plain(new)}" for key, (old, new) in arm.planned.differs.items()
-                )
-                or ("baseline" if arm.name == analysis.baseline else None),
-                "Also stands for": ", ".join(arm.planned.folded) or None,
-                "Description": arm.planned.description or None,
-            }
-            for arm in analysis.arms
+            _ARM,
+            Column("Differs in", differences),
+            Column("Also stands for", lambda arm: ", ".join(arm.planned.folded) or None),
+            Column("Description", lambda arm: arm.planned.description or None),
         ],
+        analysis.arms,
     )
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, dict):  # a part of a recipe, without the values that are not set
         known = ", ".join(f"{key}: {_plain(item)}" for key, item in value.items() if item is not None)
         return f"{{{known}}}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', "")
+    return json.dumps(value, ensure_ascii=False).replace('"', "")
 
 
 def run_table(analysis: Analysis) -> Table:
     """List every run of the plan: its tokens, last loss, state and, with a target, its end."""
     caption = f"Every run of the plan. Losses in {analysis.plan.unit}."
-    hidden = {"To target", "End"}
-    if analysis.plan.target is not None:
-        hidden = set()
+    columns = [
+        Column("Run", "run_id"),
+        Column("Arm", "arm"),
+        number("Seed", "seed"),
+        number("Last loss", "last_loss", loss),
+        number("Tokens", "trained", tokens),
+        number("To target", _run_to_target),
+        Column("State", "state"),
+        Column("End", "end"),
+        Column("Message", lambda run: run.message or None),
+    ]
+    if analysis.plan.target is None:
+        columns = [column for column in columns if column.heading not in ("To target", "End")]
+    else:
         caption += (
             " End: hit, censored (budget ended before the target), diverged, missing (no result), or unused "
             "(its arm was stopped early). To target: ≤ : at the target by its first evaluation; of an "
             "arm that forks from the fork on."
         )
-    rows = [
-        {
-            "Run": run.run_id,
-            "Arm": run.arm,
-            "Seed": run.seed,
-            "Last loss": loss(run.last_loss),
-            "Tokens": tokens(run.trained),
-            "To target": "≤ " * run.left_bound + tokens(run.tokens_to_target),
-            "State": run.state,
-            "End": run.end,
-            "Message": run.message or None,
-        }
-        for arm in analysis.every_arm
-        for run in arm.runs
-    ]
-    rows = [{head: cell for head, cell in row.items() if head not in hidden} for row in rows]
-    return make_table("runs", "Every run", caption, rows, range(2, 6 - bool(hidden)))
+    runs = [run for arm in analysis.every_arm for run in arm.runs]
+    return make_table("runs", "Every run", caption, columns, runs)
+
+
+def _run_to_target(run: RunResult) -> str:
+    text = tokens(run.tokens_to_target)
+    return f"≤ {text}" if run.left_bound else text
 
 
 def evaluation_table(analysis: Analysis) -> Table:
     """Compare both evaluations, by the arm's own Fprop and in bf16, of the arms that have both."""
+    columns = [_ARM]
+    if analysis.plan.target is not None:
+        columns += [
+            number("Token cost, in bf16", "in_bf16.token_cost", cost),
+            number("Evaluation alone", "in_bf16.tokens_alone", percents),
+        ]
+    columns += [
+        number("Loss difference, in bf16", "in_bf16.difference", difference),
+        number(f"Evaluation alone, {analysis.plan.unit}", "in_bf16.loss_alone", difference),
+    ]
     return make_table(
         "evaluation",
         "Learnt or inferred",
@@ -256,24 +297,8 @@ def evaluation_table(analysis: Analysis) -> Table:
         "what its own forward pass adds; 1 + token cost is 1 + cost in bf16, times 1 + evaluation alone. "
         f"Brackets: {coverage(analysis.plan.stop)} intervals; of evaluation alone from the differences "
         "within each run, by the arm's own variance.",
-        [
-            {"Arm": arm.name}
-            | (
-                {
-                    "Token cost, in bf16": cost(found.token_cost),
-                    "Evaluation alone": percents(found.tokens_alone),
-                }
-                if analysis.plan.target
-                else {}
-            )
-            | {
-                "Loss difference, in bf16": interval(found.difference, signed),
-                f"Evaluation alone, {analysis.plan.unit}": interval(found.loss_alone, signed),
-            }
-            for arm in analysis.others
-            if (found := arm.in_bf16) is not None
-        ],
-        range(1, 5),
+        columns,
+        [arm for arm in analysis.others if arm.in_bf16 is not None],
     )
 
 
@@ -282,11 +307,6 @@ def tuning_table(analysis: Analysis) -> Table | None:
     tuning = analysis.tuning
     if tuning is None:
         return None
-
-    def found(values: Mapping[str, Any], value: float | None) -> str:
-        text = ", ".join(f"{field} {setting(one)}" for field, one in values.items())
-        return text if value is None else f"{text} (loss {loss(value)})"
-
     return make_table(
         "tuning",
         "Tuning",
@@ -297,25 +317,39 @@ def tuning_table(analysis: Analysis) -> Table | None:
         f"{analysis.plan.unit}. "
         f"Brackets: 95{NBSP}% intervals over the seeds of the runs.",
         [
-            {
-                "Arm": arm.name if arm.group == arm.name else f"{arm.name} (group {arm.group})",
-                "The study's own": found(arm.shared, arm.loss_shared),
-                "Found": found(arm.chosen, arm.loss_chosen) + ", the outermost tried" * bool(arm.outermost),
-                "Trials": f"{arm.trials_complete} / {arm.trials_pruned} / {arm.trials_diverged}",
-                "Tokens of the trials": tokens(arm.tokens_of_the_trials),
-                "Token cost, the study's own": cost(arm.token_cost_shared),
-                "Token cost, found": cost(arm.token_cost_tuned),
-            }
-            for arm in tuning.arms
+            Column(
+                "Arm", lambda arm: arm.name if arm.group == arm.name else f"{arm.name} (group {arm.group})"
+            ),
+            Column("The study's own", lambda arm: _settings(arm.shared, arm.loss_shared)),
+            Column("Found", _chosen),
+            number("Trials", _trials),
+            number("Tokens of the trials", "tokens_of_the_trials", tokens),
+            number("Token cost, the study's own", "token_cost_shared", cost),
+            number("Token cost, found", "token_cost_tuned", cost),
         ],
-        range(3, 7),
+        tuning.arms,
     )
+
+
+def _settings(values: Mapping[str, Any], final_loss: float | None) -> str:
+    text = ", ".join(f"{field} {setting(value)}" for field, value in values.items())
+    return text if final_loss is None else f"{text} (loss {loss(final_loss)})"
+
+
+def _chosen(arm: TunedArm) -> str:
+    text = _settings(arm.chosen, arm.loss_chosen)
+    return f"{text}, the outermost tried" if arm.outermost else text
+
+
+def _trials(arm: TunedArm) -> str:
+    return f"{arm.trials_complete} / {arm.trials_pruned} / {arm.trials_diverged}"
 
 
 def measured_table(analysis: Analysis) -> Table:
     """Show throughput and end-to-end speed of arms with valid timing."""
-    record = analysis.throughput
-    alone = "" if record is None else f" (`ablate check steps STUDY`: {timed_alone(record)})"
+    alone = ""
+    if analysis.throughput is not None:
+        alone = f" (`ablate check steps STUDY`: {timed_alone(analysis.throughput)})"
     return make_table(
         "measured",
         "Measured speed",
@@ -326,24 +360,35 @@ def measured_table(analysis: Analysis) -> Table:
         f"{alone}: native, errors of repeats on that one machine. As logged: as the logs of others say, on "
         "devices of one kind and number, errors over runs.",
         [
-            {
-                "Arm": arm.name,
-                "Timed": measured.timed,
-                "n": arm.n,
-                "Throughput": times(measured.throughput),
-                "Break-even": times(arm.break_even),
-                "End-to-end speed": times(measured.end_to_end),
-                "GPU-hours to target": interval(measured.hours, lambda hours: f"{hours:.3g}", f"{NBSP}h"),
-            }
-            for arm in analysis.arms
-            if (measured := arm.measured) is not None
+            _ARM,
+            Column("Timed", "measured.timed"),
+            number("n", "n"),
+            number("Throughput", "measured.throughput", times),
+            number("Break-even", "break_even", times),
+            number("End-to-end speed", "measured.end_to_end", times),
+            number(
+                "GPU-hours to target",
+                "measured.hours",
+                lambda hours: interval(hours, "{:.3g}".format, f"{NBSP}h"),
+            ),
         ],
-        range(2, 7),
+        [arm for arm in analysis.arms if arm.measured is not None],
     )
 
 
 def modelled_table(analysis: Analysis) -> Table:
     """Show the modelled speed on named hardware."""
+
+    def speed(i: int, arm: ArmResult) -> str:
+        modelled = arm.modelled[i]
+        text = times(modelled.speed)
+        if modelled.speed.estimate and arm.name != analysis.baseline:
+            text += f"; net {times(modelled.net)}"
+        return text
+
+    columns = [_ARM, number("FP4 FLOPs", "fp4_share", share)]
+    for i, hardware in enumerate(HARDWARE):
+        columns.append(number(hardware, partial(speed, i)))
     return make_table(
         "modelled",
         "Modelled speed",
@@ -352,17 +397,8 @@ def modelled_table(analysis: Analysis) -> Table:
         f"launches and communication. Intervals: 95{NBSP}%, from the model's errors on those measurements. "
         "Net: speed / (1 + token cost), with the errors of both. FP4 FLOPs: share of the training FLOPs with "
         "both operands in FP4. – : no unit for the format.",
-        [
-            {"Arm": arm.name, "FP4 FLOPs": share(arm.fp4_share)}
-            | {
-                one.hardware: times(one.speed)
-                + (f"; net {times(one.net)}" if one.speed.estimate and arm.name != analysis.baseline else "")
-                for one in arm.modelled
-            }
-            for arm in analysis.arms
-            if arm.modelled
-        ],
-        range(1, 2 + len(HARDWARE)),
+        columns,
+        [arm for arm in analysis.arms if arm.modelled],
     )
 
 
@@ -375,14 +411,10 @@ def published_table(analysis: Analysis) -> Table:
         "models, data and baselines: to compare with, and no part of any estimate here. Matched by "
         "format, GEMMs in FP4, rounding and Hadamard.",
         [
-            {
-                "Arm": arm.name,
-                "Ours: token cost": cost(arm.token_cost),
-                "Published": one.figure,
-                "Their setting": one.setting,
-            }
-            for arm in analysis.others
-            for one in arm.published
+            Column("Arm", lambda row: row[0].name),
+            number("Ours: token cost", lambda row: cost(row[0].token_cost)),
+            Column("Published", lambda row: row[1].figure),
+            Column("Their setting", lambda row: row[1].setting),
         ],
-        {1},
+        [(arm, published) for arm in analysis.others for published in arm.published],
     )
