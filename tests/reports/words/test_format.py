@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
 from ablate.reports.pages.render import escape_markdown, latex
 from ablate.reports.words import format as words
-from ablate.reports.words.format import escape_latex, make_table
+from ablate.reports.words.format import Column, escape_latex, make_table, number
 from ablate.results.cost import Cost
 from ablate.results.intervals import Interval
 from tests.golden import rows_of
@@ -72,7 +74,9 @@ def test_names_are_escaped_in_every_form():
 
 
 def test_a_table_in_latex():
-    table = make_table("arms", "The arms", "Arms.", [{"Arm": "fp8", "n": 3}, {"Arm": "a&b", "n": None}], {1})
+    columns = [Column("Arm", "name"), number("n", "n")]
+    records = [SimpleNamespace(name="fp8", n=3), SimpleNamespace(name="a&b", n=None)]
+    table = make_table("arms", "The arms", "Arms.", columns, records)
     assert latex(table) == (
         "\\begin{table}\n  \\centering\n  \\caption{Arms.}\n  \\label{tab:arms}\n  \\begin{tabular}{lr}\n"
         "    \\toprule\nArm & n \\\\\n    \\midrule\nfp8 & 3 \\\\\na\\&b & -- \\\\\n"
