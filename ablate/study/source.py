@@ -21,16 +21,15 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from ablate.base.errors import Problem, UserError, likely, with_type
+from ablate.base.errors import Problem, UserError, cut, likely, safe_text, with_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path as FilePath
 
 Path = tuple[str | int | None, ...]
 """The keys that lead to a value; with ``KEY`` at its end, the key itself."""
 KEY = None
-_ROOT: Path = ()
 
 MAX_BYTES = 2**20
 MAX_NODES = 200_000
@@ -59,8 +58,13 @@ class Source:
 
     def get(self, *path: Any) -> Any:
         """Return the value at a path, None if there is none."""
-        found, steps = follow(self.data, path)
-        return found if steps == len(path) else None
+        value, steps = follow(self.data, path)
+        return value if steps == len(path) else None
+
+    def nearest(self, path: Path) -> Path:
+        """Return a path as far as the file has it."""
+        _, steps = follow(self.data, path)
+        return path[:steps]
 
     def items(self, *path: Any) -> list[tuple[str, Any]]:
         """Return the items of the mapping at a path; empty for any other value."""
@@ -83,22 +87,24 @@ class Source:
         value = self.get(*path)
         if value is None:
             return "nothing"
-        if isinstance(value, dict | list):
-            return f"{'a' if value else 'an empty'} {'mapping' if isinstance(value, dict) else 'list'}"
-        text = value if isinstance(value, str) else self.place(path).text
-        text = text if len(text) <= 40 else text[:39] + "…"
-        return repr(text) if isinstance(value, str) else text
+        if isinstance(value, dict):
+            return "a mapping" if value else "an empty mapping"
+        if isinstance(value, list):
+            return "a list" if value else "an empty list"
+        if isinstance(value, str):
+            return repr(cut(value, 40))
+        return cut(self.place(path).text, 40)
 
 
 def follow(value: Any, path: Iterable[Any]) -> tuple[Any, int]:
     """Follow a path as far as it exists; return the last value found and the number of steps taken."""
     steps = 0
-    for part in path:
-        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
-        if is_index or (isinstance(value, dict) and part in value):
-            value = value[part]
-        else:
+    for key in path:
+        is_index = isinstance(value, list) and isinstance(key, int) and key < len(value)
+        is_key = isinstance(value, dict) and key in value
+        if not (is_index or is_key):
             break
+        value = value[key]
         steps += 1
     return value, steps
 
@@ -106,12 +112,13 @@ def follow(value: Any, path: Iterable[Any]) -> tuple[Any, int]:
 def show_path(path: Path) -> str:
     """Return a path as text: ``arms.fprop.recipe.gemms[0]``."""
     text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif part is not None:
-            shown = part if part.isprintable() else repr(part)[1:-1]
-            shown = shown if shown and shown == shown.strip() else f"'{shown}'"
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        elif key is not KEY:
+            shown = safe_text(key)
+            if not shown or shown != shown.strip():
+                shown = f"'{shown}'"
             text += f".{shown}" if text else shown
     return text
 
@@ -141,27 +148,34 @@ def parse(content: bytes, shown: str, path: Path = ()) -> Source:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        what = f"not UTF-8 text (byte 0x{content[error.start]:02x})"
-        raise _error(shown, what, before=content[: error.start].decode("utf-8", "replace")) from None
-    if escape := _NO_CHARACTER.search(text):
-        raise _error(shown, f"an escape that is no character: {escape[0]}", before=text[: escape.start()])
+        before = content[: error.start].decode("utf-8", "replace")
+        raise _error_after(before, shown, f"not UTF-8 text (byte 0x{content[error.start]:02x})") from None
+    escape = _NO_CHARACTER.search(text)
+    if escape is not None:
+        what = f"an escape that is no character: {escape[0]}"
+        raise _error_after(text[: escape.start()], shown, what)
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows it, and the warning would not name a place
-    if (root := _compose(yaml, text, shown)) is None:
-        raise _error(shown, "the file is empty")
+    root = _compose(yaml, text, shown)
+    if root is None:
+        raise _error_after("", shown, "the file is empty")
     source = Source(file=shown)
     source.data = _Builder(yaml.constructor, source).build(root, path)
     if not path and not isinstance(source.data, dict):
-        raise _error(shown, "a study is a mapping of keys to values", mark=root.start_mark)
+        raise _error_at(root.start_mark, shown, "a study is a mapping of keys to values")
     return source
 
 
-def _error(file: str, what: str, hint: str | None = None, *, before: str = "", mark: Any = None) -> UserError:
-    """Make an error whose place is the end of the text ``before``, or ruamel's mark."""
-    line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
-    if mark is not None:
-        line, column = mark.line, mark.column
-    return UserError(Problem(file=file, line=line + 1, column=column + 1, what=what, hint=hint))
+def _error_after(before: str, file: str, what: str, hint: str | None = None) -> UserError:
+    """Make an error whose place is the end of the text ``before``."""
+    line = before.count("\n") + 1
+    column = len(before) - before.rfind("\n")
+    return UserError(Problem(file=file, line=line, column=column, what=what, hint=hint))
+
+
+def _error_at(mark: Any, file: str, what: str, hint: str | None = None) -> UserError:
+    """Make an error at ruamel's mark."""
+    return UserError(Problem(file=file, line=mark.line + 1, column=mark.column + 1, what=what, hint=hint))
 
 
 _NO_CHARACTER = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\U(?!0010|000)[0-9a-fA-F]{8}")
@@ -182,22 +196,27 @@ def _compose(yaml: YAML, text: str, shown: str) -> Any:
         return yaml.compose(text)
     except MarkedYAMLError as error:
         problem = str(error.problem or error.context or "cannot be parsed").strip()
-        context = str(error.context) if error.context else None
-        if context and error.context_mark:
-            context += f" on line {error.context_mark.line + 1}"
-        hint = next((hint for part, hint in _HINTS.items() if part in problem), context)
+        hint = str(error.context) if error.context else None
+        if hint and error.context_mark:
+            hint += f" on line {error.context_mark.line + 1}"
+        for part, advice in _HINTS.items():
+            if part in problem:
+                hint = advice
+                break
         mark = error.problem_mark or error.context_mark
-        raise _error(shown, f"not valid YAML: {problem}", hint, mark=mark) from None
+        raise _error_at(mark, shown, f"not valid YAML: {problem}", hint) from None
     except ReaderError as error:
         what = f"a character that YAML does not allow: {text[error.position]!r}"
-        raise _error(shown, what, before=text[: error.position]) from None
+        raise _error_after(text[: error.position], shown, what) from None
     except RecursionError:
-        raise _error(shown, f"more than {MAX_DEPTH} levels") from None
+        raise _error_after("", shown, f"more than {MAX_DEPTH} levels") from None
     except Exception as error:  # ruamel lets other errors through
-        raise _error(shown, "not valid YAML", with_type(error)[:80]) from None
+        raise _error_after("", shown, "not valid YAML", with_type(error)[:80]) from None
 
 
 _NOUNS = {"bool": "a yes or no", "int": "a number", "float": "a number"}
+# YAML 1.2's core schema has no dates and no '=': both are text.
+_TEXT_KINDS = ("str", "timestamp", "value")
 
 
 def _kind(node: Any) -> str:
@@ -213,22 +232,21 @@ class _Builder:
         self._num_nodes = 0
 
     def build(self, node: Any, path: Path, depth: int = 0) -> Any:
+        mark = node.start_mark
         self._num_nodes += 1
-        kind, is_scalar, mark = _kind(node), isinstance(node, ScalarNode), node.start_mark
         if self._num_nodes > MAX_NODES or depth > MAX_DEPTH:
             what = f"more than {MAX_NODES} values or {MAX_DEPTH} levels; are there nested aliases?"
-            raise _error(self._source.file, what, mark=mark)
-        # YAML 1.2's core schema has no dates and no '=': both are text.
-        scalars = ("str", "null", "timestamp", "value", "merge", *_NOUNS)
-        if kind not in (scalars if is_scalar else ("seq",) if isinstance(node, SequenceNode) else ("map",)):
-            tag = str(node.tag).replace(_TAG, "!!")
-            self._add(node, path, f"the tag {tag} has no meaning here", "leave it out")
-        text = str(node.value) if is_scalar else ""
+            raise _error_at(mark, self._source.file, what)
+        text = str(node.value) if isinstance(node, ScalarNode) else ""
         self._source.places[path] = Place(mark.line + 1, mark.column + 1, text)
         if isinstance(node, SequenceNode):
+            self._check_tag(node, path, "seq")
             return [self.build(item, (*path, index), depth + 1) for index, item in enumerate(node.value)]
-        if not is_scalar:
+        if isinstance(node, MappingNode):
+            self._check_tag(node, path, "map")
             return self._mapping(node, path, depth + 1)
+        self._check_tag(node, path, "null", "merge", *_TEXT_KINDS, *_NOUNS)
+        kind = _kind(node)
         if kind in _NOUNS:
             try:
                 return getattr(self._constructor, f"construct_yaml_{kind}")(node)
@@ -236,46 +254,60 @@ class _Builder:
                 self._add(node, path, f"{text[:40]!r} is not {_NOUNS[kind]} that can be read")
         return None if kind == "null" else text
 
+    def _check_tag(self, node: Any, path: Path, *kinds: str) -> None:
+        if _kind(node) not in kinds:
+            tag = str(node.tag).replace(_TAG, "!!")
+            self._add(node, path, f"the tag {tag} has no meaning here", "leave it out")
+
     def _mapping(self, node: MappingNode, path: Path, depth: int) -> dict[str, Any]:
-        merged: list[Any] = []
+        mapping = self._merged(node, path, depth)
+        lines: dict[str, int] = {}
         for key_node, value in node.value:
-            if _kind(key_node) == "merge":
-                merged += value.value if isinstance(value, SequenceNode) else [value]
-        found: dict[str, Any] = {}
-        for source in reversed(merged):  # the mapping's own keys win, then the source named first
-            if isinstance(source, MappingNode):
-                place = self._source.places[path]
-                found |= self.build(source, path, depth)
-                self._source.places[path] = place
-            else:
-                self._add(source, (*path, "<<"), "expected an alias of a mapping")
-        own: dict[str, int] = {}
-        for key_node, value in node.value:
-            key, mark, kind = str(key_node.value), key_node.start_mark, _kind(key_node)
+            key = str(key_node.value)
+            kind = _kind(key_node)
+            mark = key_node.start_mark
             if kind == "merge":
                 continue
             if not isinstance(key_node, ScalarNode):
                 self._add(key_node, (*path, "?"), "a key must be text")
                 continue
-            if kind not in ("str", "timestamp", "value"):
+            if kind not in _TEXT_KINDS:
                 is_group = key.isdecimal() and not value.value  # 60,000 in braces
                 hint = "a number has no comma: write 60_000" if is_group else "quote it"
                 self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", hint)
-            if key in own:
-                self._add(key_node, (*path, key), "key given twice", f"first on line {own[key]}")
+            if key in lines:
+                self._add(key_node, (*path, key), "key given twice", f"first on line {lines[key]}")
                 continue
-            own[key] = mark.line + 1
+            lines[key] = mark.line + 1
             self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
             if not value.value and value.start_mark.index == value.end_mark.index:
                 value.start_mark = mark  # an empty value has the place of its key, not of the next line
-            found[key] = self.build(value, (*path, key), depth)
-        return found
+            mapping[key] = self.build(value, (*path, key), depth)
+        return mapping
+
+    def _merged(self, node: MappingNode, path: Path, depth: int) -> dict[str, Any]:
+        """Build what the mapping merges (``<<``): its own keys win over it, and the source named first."""
+        merged: list[Any] = []
+        for key_node, value in node.value:
+            if _kind(key_node) == "merge":
+                merged += value.value if isinstance(value, SequenceNode) else [value]
+        mapping: dict[str, Any] = {}
+        place = self._source.places[path]
+        for source in reversed(merged):
+            if isinstance(source, MappingNode):
+                mapping |= self.build(source, path, depth)
+            else:
+                self._add(source, (*path, "<<"), "expected an alias of a mapping")
+        self._source.places[path] = place
+        return mapping
 
     def _add(self, node: Any, path: Path, what: str, hint: str | None = None) -> None:
-        error = _error(self._source.file, f"{show_path(path)}: {what}", hint, mark=node.start_mark)
-        (problem,), problems = error.problems, self._source.problems
-        if not any((p.line, p.column) == (problem.line, problem.column) for p in problems):
-            problems.append(problem)  # only once: an alias leads to the same place again
+        """Add a fault, once for each place: an alias leads to the same place again."""
+        error = _error_at(node.start_mark, self._source.file, f"{show_path(path)}: {what}", hint)
+        (problem,) = error.problems
+        places = [(known.line, known.column) for known in self._source.problems]
+        if (problem.line, problem.column) not in places:
+            self._source.problems.append(problem)
 
 
 # ---- --set --------------------------------------------------------------------------------------------
@@ -297,42 +329,61 @@ def put_settings(source: Source, settings: Iterable[str]) -> None:
         if key in known:
             raise _refused(f"{key} is given twice")
         known.add(key)
-        _put(source, key, value, number)
+        if not value.strip():
+            raise _refused(f"{key}: no value", "write null for none")
+        parent, path = _find_key(source, key, number)
+        parent[path[-1]] = _read_value(source, key, value, path, number)
 
 
-def _put(source: Source, key: str, text: str, number: int) -> None:
-    under, path, parts = source.data, _ROOT, key.split(".")
+def _find_key(source: Source, key: str, number: int) -> tuple[dict[Any, Any], Path]:
+    """Follow a setting's key; return the mapping that has it or gets it, and its path in the file."""
+    parent = source.data
+    path: Path = ()
+    words = key.split(".")
     while True:
-        # Names of arms and factors may have dots: the longest known name, else one part or a new factor.
-        there = [length for length in range(len(parts), 0, -1) if ".".join(parts[:length]) in under]
-        length = (there or [len(parts) if path == ("grid", "factors") else 1])[0]
-        step, parts = ".".join(parts[:length]), parts[length:]
-        if path == ("arms",) and step not in under:
-            listed = f"arms: {', '.join(under)}" if under else "the study has none"
-            raise _refused(f"{key}: no arm '{step}'", likely(step, under, listed))
+        step = _next_step(words, parent, path)
+        words = words[step.count(".") + 1 :]
+        if path == ("arms",) and step not in parent:
+            listed = f"arms: {', '.join(parent)}" if parent else "the study has none"
+            raise _refused(f"{key}: no arm '{step}'", likely(step, parent, listed))
         path = (*path, step)
         source.places.setdefault((*path, KEY), Place(0, number))
-        if not parts:
-            break
-        if under.get(step) is None:
-            under[step], source.places[path] = {}, Place(0, number)
-        if not isinstance(under[step], dict):
+        if not words:
+            return parent, path
+        if parent.get(step) is None:
+            parent[step] = {}
+            source.places[path] = Place(0, number)
+        parent = parent[step]
+        if not isinstance(parent, dict):
             what = f"{key}: {show_path(path)} is {source.got(path)}, which has no keys"
             raise _refused(what, f"set it whole: {show_path(path)}=…")
-        under = under[step]
-    if not text.strip():
-        raise _refused(f"{key}: no value", "write null for none")
+
+
+def _next_step(words: list[str], parent: dict[str, Any], path: Path) -> str:
+    """Names of arms and factors may have dots: take the longest known name, else a word or a new factor."""
+    for length in range(len(words), 0, -1):
+        name = ".".join(words[:length])
+        if name in parent:
+            return name
+    return ".".join(words) if path == ("grid", "factors") else words[0]
+
+
+def _read_value(source: Source, key: str, text: str, path: Path, number: int) -> Any:
+    """Read a setting's value; its places replace those of the value in the file."""
     try:
         parsed = parse(text.encode("utf-8", "surrogatepass"), "--set", path)
-        problems: Sequence[Problem] = parsed.problems
+        problems = tuple(parsed.problems)
     except UserError as error:
         problems = error.problems
-    for first in problems:
-        raise _refused(f"{key}: {first.what.removeprefix(f'{show_path(path)}: ')}", first.hint)
-    for old in [old for old in source.places if old[: len(path)] == path and old != (*path, KEY)]:
-        del source.places[old]
-    under[step] = parsed.data
-    source.places |= {at: place._replace(line=0, column=number) for at, place in parsed.places.items()}
+    if problems:
+        what = problems[0].what.removeprefix(f"{show_path(path)}: ")
+        raise _refused(f"{key}: {what}", problems[0].hint)
+    replaced = [place for place in source.places if place[: len(path)] == path and place != (*path, KEY)]
+    for place in replaced:
+        del source.places[place]
+    for place, written in parsed.places.items():
+        source.places[place] = written._replace(line=0, column=number)
+    return parsed.data
 
 
 def _refused(what: str, hint: str | None = None) -> UserError:
