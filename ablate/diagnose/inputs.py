@@ -30,7 +30,7 @@ from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
 from ablate.store.checkpoints import Snapshot, load_newest
 from ablate.study.faults import Faults
-from ablate.study.source import follow, parse
+from ablate.study.source import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,9 +117,9 @@ def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
     try:
         recipe = resolve(TypeAdapter(RecipeSpec).validate_python(source.data))
     except ValidationError as error:
-        faults.add_validation(error, (), section=RecipeSpec)
+        faults.add_validation(error, RecipeSpec)
     except SenselessRecipe as error:
-        faults.add(error.path[: follow(source.data, error.path)[1]], str(error), error.hint)
+        faults.add(source.nearest(error.path), str(error), error.hint)
     if faults:
         raise UserError(*(replace(fault, line=None, column=None) for fault in faults.problems()))
     return recipe

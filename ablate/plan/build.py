@@ -25,7 +25,7 @@ from ablate.base.errors import Problem, UserError
 from ablate.plan.layers import OwnCode, check_diagnosed
 from ablate.plan.plan import Plan, PlannedArm, planned_runs
 from ablate.plan.shares import decided, this_machine
-from ablate.plan.tuning import tuned_plan
+from ablate.plan.tuning import with_search
 from ablate.recipes import describe
 from ablate.recipes.coverage import coverage_of
 from ablate.run.architecture import LinearLayer, ModelSize, layer_places, linear_layers, model_size
@@ -33,11 +33,10 @@ from ablate.run.command import REACHES, THE_COMMANDS, Command
 from ablate.run.config import ArmConfig, Fork, configured
 from ablate.run.loss_units import UNIT_NAMES, stored_unit
 from ablate.run.schedule import plan_steps
-from ablate.store.plan_file import Question
-from ablate.study.study import again_name
+from ablate.study.study import again_name, shared_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ablate.data import DataIdentity
     from ablate.plan.shares import Machines
@@ -52,14 +51,22 @@ _HIGHEST = {"learning_rate": 0.5, "weight_decay": 2.0, "adam_eps": 1e-2}
 
 def warnings_of(study: Study, *, is_new: bool) -> Iterator[str]:
     """Yield values that are hardly meant and, if the study is new here, the user's code that it executes."""
-    codes = [one for arm in study.arms for one in (arm.model.function, arm.trainer) if one]
-    names = dict.fromkeys(shlex.join(one.words) if isinstance(one, Command) else one for one in codes)
-    if names and is_new:
-        yield f"Study {study.name} runs code of its own on this machine: {', '.join(names)}. Trust it first."
+    code: dict[str, None] = {}
+    for arm in study.arms:
+        if arm.model.function:
+            code[arm.model.function] = None
+        if isinstance(arm.trainer, Command):
+            code[shlex.join(arm.trainer.words)] = None
+        elif arm.trainer:
+            code[arm.trainer] = None
+    if code and is_new:
+        yield f"Study {study.name} runs code of its own on this machine: {', '.join(code)}. Trust it first."
     for key, most in _HIGHEST.items():
-        if odd := {arm.name: own for arm in study.arms if (own := getattr(arm.training, key)) > most}:
-            where = "every arm" if len(odd) == len(study.arms) else f"arm '{next(iter(odd))}'"
-            yield f"{key} is {max(odd.values()):g} in {where}: is that meant? (AdamW's is below {most:g})"
+        values = {arm.name: getattr(arm.training, key) for arm in study.arms}
+        high = {name: value for name, value in values.items() if value > most}
+        if high:
+            arms = "every arm" if len(high) == len(values) else f"arm '{next(iter(high))}'"
+            yield f"{key} is {max(high.values()):g} in {arms}: is that meant? (AdamW's is below {most:g})"
 
 
 def build_plan(
@@ -81,32 +88,87 @@ def build_plan(
         hint = "start it with: ablate search"
         raise UserError(study.problem(("search",), "a search, not a study", hint))
     identities, missing = _identify_all(study, identify, without_data=without_data)
-    # Arms with the same section share its results.
-    described, counted = cache(describe), cache(plan_steps)
-    sized, laid_out, stated = cache(model_size), cache(linear_layers), cache(_stated)
-    own_code = OwnCode(study)
-    named = {arm.name: arm for arm in study.arms}
-    base = named[study.baseline]
-    base_parts = _parts(base)
-    folded: dict[str, list[str]] = {}
-    for name, into in study.folded.items():
-        folded.setdefault(into, []).append(name)
-    arms: dict[str, PlannedArm] = {}
-    for arm in study.arms:
-        identity = identities[None if isinstance(arm.trainer, Command) else arm.data]
-        code_digest, outline = own_code.read(arm, identity.vocab_size)
+    planner = _ArmPlanner(study, identities, machines)
+    arms = {arm.name: planner.plan(arm) for arm in study.arms}
+    problems = [*_equal_arms(study, arms), *_incomparable_arms(study, arms)]
+    if problems:
+        raise UserError(*problems)
+    _check_target(study, min(identity.vocab_size for identity in identities.values()))
+    check_diagnosed(study, arms)
+    if study.baseline_again:
+        again = _again(study, arms[study.baseline])
+        arms[again.name] = again
+    content = shared_fields(Plan, study) | {
+        "study": study.name,
+        "training": _training_of(study),
+        "arms": tuple(arms.values()),
+    }
+    plan = Plan(**content, missing=missing, loss_unit=_loss_unit(study))
+    return plan if study.tune is None else with_search(plan, study.tune)
+
+
+class _ArmPlanner:
+    """Plans the arms of a study. Arms with the same section share what is computed from it."""
+
+    def __init__(
+        self, study: Study, identities: Mapping[DataConfig | None, DataIdentity], machines: Machines
+    ) -> None:
+        self._identities = identities
+        self._machines = machines
+        self._arms = {arm.name: arm for arm in study.arms}
+        self._baseline = self._arms[study.baseline]
+        self._baseline_sections = _sections_of(self._baseline)
+        self._own_code = OwnCode(study)
+        self._folded: dict[str, list[str]] = {}
+        for cell, arm in study.folded.items():
+            self._folded.setdefault(arm, []).append(cell)
+        self._seeds = study.seeds
+        self._describe = cache(describe)
+        self._plan_steps = cache(plan_steps)
+        self._model_size = cache(model_size)
+        self._linear_layers = cache(linear_layers)
+        self._settings_of = cache(_settings_of)
+
+    def plan(self, arm: ResolvedArm) -> PlannedArm:
+        """Plan one arm."""
+        identity = self._identities[_data_of(arm)]
+        code_digest, outline = self._own_code.read(arm, identity.vocab_size)
         size: ModelSize | None = None
         layers: tuple[LinearLayer, ...] = ()
+        coverage = None
         if outline is not None:
-            size, layers = outline.size, outline.layers
+            size = outline.size
+            layers = outline.layers
+            coverage = coverage_of(arm.recipe, outline.matrices, layer_places(layers))
         elif arm.model.describes(arm.trainer):
-            size = sized(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
-            layers = laid_out(arm.model, identity.vocab_size)
+            size = self._model_size(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
+            layers = self._linear_layers(arm.model, identity.vocab_size)
+        config = self._configure(arm, identity, code_digest)
+        batches = self._plan_steps(arm.training, arm.resources.devices_per_run)
+        return PlannedArm(
+            name=arm.name,
+            description=arm.description,
+            recipe=self._recipe_text(arm),
+            tokens=batches.tokens,
+            factors=arm.factors,
+            differs=self._differences(arm),
+            folded=tuple(self._folded.get(arm.name, ())),
+            fork=arm.fork,
+            runs=planned_runs(config, self._seeds),
+            config=config,
+            resources=decided(config, arm.resources, self._machines),
+            batches=batches,
+            size=size,
+            layers=layers,
+            coverage=coverage,
+        )
+
+    def _configure(self, arm: ResolvedArm, identity: DataIdentity, code_digest: str | None) -> ArmConfig:
         fork = None
         if arm.fork is not None:
-            parent = named[arm.fork.arm]
+            parent = self._arms[arm.fork.arm]
             fork = Fork(tokens=arm.fork.tokens, recipe=parent.recipe, training=parent.training)
-        config = ArmConfig(
+        return ArmConfig(
             model=arm.model,
             data=arm.data,
             data_digest=identity.digest,
@@ -117,87 +179,81 @@ def build_plan(
             trainer=arm.trainer,
             code_digest=code_digest,
             fork=fork,
-            replayed=base.recipe if arm.model.routing == "replay" else None,
+            replayed=self._baseline.recipe if arm.model.routing == "replay" else None,
         )
-        batches = counted(arm.training, arm.resources.devices_per_run)
-        differs: dict[str, tuple[Any, Any]] = {}
-        for part, own in _parts(arm).items():
-            usual = base_parts[part]
-            if own != usual and (part != "recipe" or arm.recipe != base.recipe):
-                said = stated(part, own)
-                told = stated(part, usual).items()
-                differs |= {key: (value, said.get(key)) for key, value in told if value != said.get(key)}
-        recipe = described(arm.recipe)
+
+    def _recipe_text(self, arm: ResolvedArm) -> str:
         if isinstance(arm.trainer, Command) and not arm.trainer.reads_recipe:
-            recipe = arm.trainer.precision or "as the command has it"
-        arms[arm.name] = PlannedArm(
-            name=arm.name,
-            description=arm.description,
-            recipe=recipe,
-            tokens=batches.tokens,
-            factors=arm.factors,
-            differs=differs,
-            folded=tuple(folded.get(arm.name, ())),
-            fork=arm.fork,
-            runs=planned_runs(config, study.seeds),
-            config=config,
-            resources=decided(config, arm.resources, machines),
-            batches=batches,
-            size=size,
-            layers=layers,
-            coverage=None
-            if outline is None
-            else coverage_of(arm.recipe, outline.matrices, layer_places(layers)),
-        )
-    if problems := list(_not_comparable(study, arms)):
-        raise UserError(*problems)
-    fewest = min(identity.vocab_size for identity in identities.values())
-    target, guess = study.target, math.log(fewest)
-    if target is not None and target.val_loss >= guess:
-        what = (
-            f"an untrained model reaches {target.value:g}: a guess among {fewest} tokens has a loss of "
-            f"{guess:.3f}, a perplexity of {fewest}"
-        )
-        raise UserError(study.problem(("target", target.kind), what, "take a target below that"))
-    check_diagnosed(study, arms)
-    if study.baseline_again:  # with as many unused seeds
-        first, again = max(study.seeds) + 1, again_name(base.name)
-        arms[again] = replace(
-            arms[base.name],
-            name=again,
-            description=f"{base.name} with other seeds, in which nothing should be found (A/A)",
-            again=True,
-            factors={},
-            folded=(),
-            runs=planned_runs(arms[base.name].config, range(first, first + len(study.seeds))),
-        )
+            return arm.trainer.precision or "as the command has it"
+        return self._describe(arm.recipe)
+
+    def _differences(self, arm: ResolvedArm) -> dict[str, tuple[Any, Any]]:
+        """Map each setting that differs from the baseline's to the baseline's value and the arm's."""
+        differences: dict[str, tuple[Any, Any]] = {}
+        for section, arm_section in _sections_of(arm).items():
+            baseline_section = self._baseline_sections[section]
+            if arm_section == baseline_section:
+                continue
+            if section == "recipe" and arm.recipe == self._baseline.recipe:
+                continue  # only written in another way
+            arm_settings = self._settings_of(section, arm_section)
+            for key, baseline_value in self._settings_of(section, baseline_section).items():
+                arm_value = arm_settings.get(key)
+                if arm_value != baseline_value:
+                    differences[key] = (baseline_value, arm_value)
+        return differences
+
+
+def _data_of(arm: ResolvedArm) -> DataConfig | None:
+    """Return what an arm reads; None: what its command says."""
+    return None if isinstance(arm.trainer, Command) else arm.data
+
+
+def _training_of(study: Study) -> dict[str, Any]:
+    """Return the base's fields of training that mean something for an arm."""
     training = asdict(study.training)
     if all(isinstance(arm.trainer, Command) for arm in study.arms):
-        training = {key: training[key] for key in REACHES}
-    plan = Plan(
-        **{field.name: getattr(study, field.name) for field in fields(Question)},
-        study=study.name,
-        training=training,
-        arms=tuple(arms.values()),
-        folded=study.folded,
-        diagnostics=study.diagnostics,
-        missing=missing,
-        keep_weights=study.keep_weights,
-        loss_unit=_loss_unit(study),
+        return {key: training[key] for key in REACHES}
+    return training
+
+
+def _again(study: Study, baseline: PlannedArm) -> PlannedArm:
+    """Return the second arm of the baseline, with as many unused seeds."""
+    first = max(study.seeds) + 1
+    return replace(
+        baseline,
+        name=again_name(baseline.name),
+        description=f"{baseline.name} with other seeds, in which nothing should be found (A/A)",
+        again=True,
+        factors={},
+        folded=(),
+        runs=planned_runs(baseline.config, range(first, first + len(study.seeds))),
     )
-    return plan if study.tune is None else tuned_plan(plan, study.tune)
+
+
+def _check_target(study: Study, vocab_size: int) -> None:
+    """Refuse a target that a model reaches by guessing; ``vocab_size``: the smallest of the arms'."""
+    guess = math.log(vocab_size)
+    target = study.target
+    if target is not None and target.val_loss >= guess:
+        what = (
+            f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has a loss of "
+            f"{guess:.3f}, a perplexity of {vocab_size}"
+        )
+        raise UserError(study.problem(("target", target.kind), what, "take a target below that"))
 
 
 def _loss_unit(study: Study) -> LossUnit:
     """Return the unit of all arms' losses; raise ``UserError`` if it differs between arms."""
     units: dict[LossUnit, str] = {}
     for arm in study.arms:
-        metrics = arm.trainer.metrics if isinstance(arm.trainer, Command) else None
-        unit = "nats" if metrics is None else stored_unit(metrics.loss_unit)
+        unit: LossUnit = "nats"
+        if isinstance(arm.trainer, Command) and arm.trainer.metrics is not None:
+            unit = stored_unit(arm.trainer.metrics.loss_unit)
         units.setdefault(unit, arm.name)
     if len(units) > 1:
-        parts = (f"{UNIT_NAMES[unit]} (arm '{name}')" for unit, name in units.items())
-        raise UserError(f"the losses are in {' and in '.join(parts)}", hint="trainer.metrics.unit names it")
+        names = [f"{UNIT_NAMES[unit]} (arm '{name}')" for unit, name in units.items()]
+        raise UserError(f"the losses are in {' and in '.join(names)}", hint="trainer.metrics.unit names it")
     return next(iter(units))
 
 
@@ -210,60 +266,85 @@ def _identify_all(
     """
     from ablate.data import identity
 
+    identify = identify or identity.identify
     identities: dict[DataConfig | None, DataIdentity] = {}
     problems: dict[Problem, None] = {}
-    for data in dict.fromkeys(None if isinstance(arm.trainer, Command) else arm.data for arm in study.arms):
+    for data in dict.fromkeys(map(_data_of, study.arms)):
         if data is None:
             identities[data] = identity.DataIdentity(digest=THE_COMMANDS, vocab_size=10**15, num_bytes=0)
             continue
         try:
-            identities[data] = (identify or identity.identify)(data)
+            identities[data] = identify(data)
         except UserError as error:
             problems |= dict.fromkeys(error.problems)
-            size = data.vocab_size or (identity.BYTES_VOCABULARY if data.tokenizer == "bytes" else None)
-            without_data = without_data and size is not None
-            identities[data] = identity.DataIdentity(digest="", vocab_size=size or 0, num_bytes=0)
+            vocab_size = data.vocab_size or 0
+            if not vocab_size and data.tokenizer == "bytes":
+                vocab_size = identity.BYTES_VOCABULARY
+            without_data = without_data and vocab_size > 0
+            identities[data] = identity.DataIdentity(digest="", vocab_size=vocab_size, num_bytes=0)
     if problems and not without_data:
         raise UserError(*problems)
     return identities, tuple(problems)
 
 
-def _not_comparable(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
-    """Yield arms that are the same run, and settings for which the report would not compare an arm's runs."""
+def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
+    """Yield the arms that are the same run as an earlier one."""
     first: dict[str, str] = {}
-    shared: dict[str, dict[Setting, str | None]] = {}
     for name, arm in arms.items():
-        same, config = first.setdefault(arm.runs[0].id, name), arm.config
-        if same != name and config.data_digest:
+        same = first.setdefault(arm.runs[0].id, name)
+        if same != name and arm.config.data_digest:
             what = f"arm '{name}' is the same as arm '{same}'"
             yield Problem(file=study.shown_path, what=what, hint="their data have the same content")
-        shared[name] = {
-            **configured(vars(config) | {"data": vars(config.data), "training": vars(config.training)}),
-            "data": config.data_digest[:12],
-            "device": "GPU" if arm.resources.num_gpus else "CPU",
-            "world_size": str(arm.resources.devices_per_run),
-        }
-    for one in study.arms:
-        for setting, own in shared[one.name].items():
-            usual = shared[study.baseline][setting]
-            if setting not in study.waive and own and usual and own != usual:
-                what = f"arm '{one.name}' differs from the baseline in {setting}: expected {usual}, got {own}"
-                hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
-                yield study.problem(study.where(one, setting), what, hint)
 
 
-def _parts(arm: ResolvedArm) -> dict[str, Any]:
+def _incomparable_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
+    """Yield the settings for which the report would not compare an arm's runs with the baseline's."""
+    baseline_settings = _compared_settings(arms[study.baseline])
+    for arm in study.arms:
+        for setting, value in _compared_settings(arms[arm.name]).items():
+            expected = baseline_settings[setting]
+            if setting in study.waive or not value or not expected or value == expected:
+                continue
+            what = (
+                f"arm '{arm.name}' differs from the baseline in {setting}: expected {expected}, got {value}"
+            )
+            hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
+            yield study.problem(study.where(arm, setting), what, hint)
+
+
+def _compared_settings(arm: PlannedArm) -> dict[Setting, str | None]:
+    config = arm.config
+    plain = vars(config) | {"data": vars(config.data), "training": vars(config.training)}
+    return {
+        **configured(plain),
+        "data": config.data_digest[:12],
+        "device": "GPU" if arm.resources.num_gpus else "CPU",
+        "world_size": str(arm.resources.devices_per_run),
+    }
+
+
+def _sections_of(arm: ResolvedArm) -> dict[str, Any]:
     """Return what two arms can differ in."""
-    fork = None if arm.fork is None else f"from {arm.fork.arm} after {arm.fork.tokens:,} tokens"
-    sections = {"model": arm.model, "data": arm.data, "training": arm.training, "recipe": arm.recipe_spec}
-    return sections | {"backend": arm.backend, "trainer": arm.trainer, "fork": fork}
+    fork = None
+    if arm.fork is not None:
+        fork = f"from {arm.fork.arm} after {arm.fork.tokens:,} tokens"
+    return {
+        "model": arm.model,
+        "data": arm.data,
+        "training": arm.training,
+        "recipe": arm.recipe_spec,
+        "backend": arm.backend,
+        "trainer": arm.trainer,
+        "fork": fork,
+    }
 
 
-def _stated(part: str, section: Any) -> dict[str, Any]:
+def _settings_of(name: str, section: Any) -> dict[str, Any]:
     """Map dotted paths to a section's values as plain data, nested parts without their defaults."""
     if not is_dataclass(section):
-        return {part: section}
-    return {
-        f"{part}.{one.name}": _PLAIN.dump_python(getattr(section, one.name), exclude_defaults=True)
-        for one in fields(section)
-    }
+        return {name: section}
+    settings = {}
+    for field in fields(section):
+        value = getattr(section, field.name)
+        settings[f"{name}.{field.name}"] = _PLAIN.dump_python(value, exclude_defaults=True)
+    return settings

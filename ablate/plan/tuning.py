@@ -22,7 +22,7 @@ from ablate.run.schedule import plan_steps
 from ablate.study.search_space import Range, tuned_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ablate.plan.plan import Plan, PlannedArm
     from ablate.store import StudyStore
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from ablate.study.search_space import Choices, Tune
 
 
-def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
+def with_search(plan: Plan, tune: Tune) -> Plan:
+    """Add to a plan the search before its seeds."""
+    training = TrainingConfig(**plan.training | {"tokens": tune.budget})
+    groups = [replace(group, fingerprint=_fingerprint(plan, tune, group)) for group in tune.groups]
+    return replace(plan, tuning=replace(tune, tokens=plan_steps(training).tokens, groups=tuple(groups)))
+
+
+def _fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
     """Hash a group's search: the ids of its first trial's runs, the values that it may try, and how."""
     ids = trial_ids(plan, tune, group, group.shared)
     fields = {name: [type(field).__name__, asdict(field)] for name, field in tune.fields.items()}
@@ -40,26 +47,24 @@ def fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
 
 def trial_ids(plan: Plan, tune: Tune, group: GroupTuning, values: dict[str, Any]) -> list[str]:
     """List the ids of a group's runs in the trial with these values."""
-    return [run.id for _, run in trial_plan(plan, tune, [(group.name, 0, values)]).runs()]
+    return [run.id for arm in _trial_arms(plan, tune, group, 0, values) for run in arm.runs]
 
 
-def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[str, Any]]]) -> Plan:
+def trial_plan(plan: Plan, tune: Tune, trials: Iterable[tuple[str, int, dict[str, Any]]]) -> Plan:
     """Plan the trials' study: for each trial (group, number, values) the arms of its group.
 
     They have these values, and the trials' budget and seeds.
     """
-    members, arms = {group.name: group.arms for group in tuning.groups}, []
-    for group, number, values in trials:
-        for arm in map(plan.arm, members[group]):
-            own = {field: getattr(arm.config.training, field) for field in values}
-            trial = {"name": f"{arm.name} trial {number}", "description": values_text(values), "factors": {}}
-            arms.append(_at_values(arm, own, values, tuning.seeds, {"tokens": tuning.budget}, **trial))
+    groups = {group.name: group for group in tune.groups}
+    arms: list[PlannedArm] = []
+    for name, number, values in trials:
+        arms += _trial_arms(plan, tune, groups[name], number, values)
     return replace(
         plan,
-        study=tuning.study,
+        study=tune.study,
         description=f"The trials in which the arms of {plan.study} are tuned.",
         baseline=arms[0].name,
-        training=plan.training | {"tokens": tuning.budget},
+        training=plan.training | {"tokens": tune.budget},
         paired_seeds=False,
         stop=None,
         diagnostics=None,
@@ -71,65 +76,69 @@ def trial_plan(plan: Plan, tuning: Tune, trials: Sequence[tuple[str, int, dict[s
     )
 
 
+def _trial_arms(
+    plan: Plan, tune: Tune, group: GroupTuning, number: int, values: dict[str, Any]
+) -> Iterator[PlannedArm]:
+    for arm in map(plan.arm, group.arms):
+        untuned = {field: getattr(arm.config.training, field) for field in values}
+        trial = _at_values(arm, values | {"tokens": tune.budget}, tune.seeds)
+        yield replace(
+            trial,
+            name=f"{arm.name} trial {number}",
+            description=values_text(values),
+            factors={},
+            differs=arm.differs_at(untuned, values),
+        )
+
+
 def tuned_plan(plan: Plan, tune: Tune) -> Plan:
-    """Add its search to a plan, and arms at the best values once these are known."""
+    """Add the search as it ended, and the arms at the best values; ``tune``: the plan's own search, done."""
     shared = tune.group_of(plan.baseline, plan.baseline).shared
-    added: dict[str, PlannedArm] = {}
-    for arm in plan.arms if tune.done else ():
+    tuned_arms: dict[str, PlannedArm] = {}
+    for arm in plan.arms:
         group = tune.group_of(arm.name, plan.baseline)
-        chosen = group.chosen
-        assert chosen is not None
-        if chosen != group.shared:
-            said = f"{arm.name} at the values found for it: {values_text(chosen)}"
-            own = {"name": tuned_name(arm.name), "description": said}
-            added[arm.name] = _at_values(arm, shared, chosen, [run.seed for run in arm.runs], {}, **own)
-    training = TrainingConfig(**plan.training | {"tokens": tune.budget})
-    tuning = replace(
-        tune,
-        tokens=plan_steps(training).tokens,
-        groups=tuple(replace(group, fingerprint=fingerprint(plan, tune, group)) for group in tune.groups),
-        tuned={arm.name: added.get(arm.name, arm).name for arm in plan.arms} if tune.done else {},
-    )
-    return replace(plan, tuning=tuning, arms=(*plan.arms, *added.values()))
+        assert group.chosen is not None
+        if group.chosen != group.shared:
+            tuned_arms[arm.name] = replace(
+                _at_values(arm, group.chosen, [run.seed for run in arm.runs]),
+                name=tuned_name(arm.name),
+                description=f"{arm.name} at the values found for it: {values_text(group.chosen)}",
+                differs=arm.differs_at(shared, group.chosen),
+            )
+    names = {arm.name: tuned_arms.get(arm.name, arm).name for arm in plan.arms}
+    return replace(plan, tuning=replace(tune, tuned=names), arms=(*plan.arms, *tuned_arms.values()))
 
 
 def known_plan(plan: Plan, store: StudyStore) -> Plan:
     """Add tuned values to the plan, if the store has them from the same search of every group."""
     tune = plan.tuning
+    if tune is None:
+        return plan
     try:
-        written = None if tune is None else store.plan().tuning
+        known = store.plan().tuning
     except (OSError, UserError):
         return plan
-    if tune is None or written is None or not written.done or written.trials != tune.trials:
+    if known is None or not known.done or known.trials != tune.trials:
         return plan
-    found = {(group.name, group.fingerprint): group for group in written.groups}
+    known_groups = {(group.name, group.fingerprint): group for group in known.groups}
     asked = [(group.name, group.fingerprint) for group in tune.groups]
-    if not found.keys() >= set(asked):
+    if not known_groups.keys() >= set(asked):
         return plan
-    return tuned_plan(plan, replace(tune, done=True, groups=tuple(found[one] for one in asked)))
+    return tuned_plan(plan, replace(tune, done=True, groups=tuple(known_groups[key] for key in asked)))
 
 
-def _at_values(
-    arm: PlannedArm,
-    base: Mapping[str, Any],
-    values: Mapping[str, Any],
-    seeds: Sequence[int],
-    budget: Mapping[str, Any],
-    **changes: Any,
-) -> PlannedArm:
-    """Change an arm's values of training, and with them its runs; ``base``: the baseline's values."""
-    section = replace(arm.config.training, **values, **budget)
-    config = replace(arm.config, training=section)
-    batches = plan_steps(section, arm.resources.devices_per_run)
+def _at_values(arm: PlannedArm, values: Mapping[str, Any], seeds: Sequence[int]) -> PlannedArm:
+    """Change an arm's values of training, and with them its runs."""
+    training = replace(arm.config.training, **values)
+    config = replace(arm.config, training=training)
+    batches = plan_steps(training, arm.resources.devices_per_run)
     return replace(
         arm,
-        differs=arm.differs_at(base, values),
         folded=(),
         config=config,
         batches=batches,
         tokens=batches.tokens,
         runs=planned_runs(config, seeds),
-        **changes,
     )
 
 

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from ablate.recipes import Recipe
     from ablate.run.architecture import LinearLayer
     from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
+    from ablate.study.parts import Built
+
+
+MAX_LAYERS = 100_000
+"""Linear layers of a built-in model: more would take minutes, and none has been trained."""
 
 
 class Misfit(NamedTuple):
@@ -36,104 +41,156 @@ class Misfit(NamedTuple):
     fields: tuple[str, ...]
 
 
-def _of(section: str, *rules: tuple[Any, str, str | None, str]) -> Iterator[Misfit]:
+def _broken(section: str, *rules: tuple[Any, str, str | None, str]) -> Iterator[Misfit]:
     """Yield the broken rules. A rule: whether it is broken, what is wrong, hint, keys split by spaces."""
     for is_broken, what, hint, keys in rules:
         if is_broken:
             yield Misfit(what, hint, tuple(f"{section}.{key}" for key in keys.split()))
 
 
-def model_misfits(model: ModelConfig, given: Collection[str]) -> Iterator[Misfit]:
-    """Check a model; ``given``: the fields that the file writes."""
-    own = "hf" if model.hf is not None else "function"
+def can_be_listed(model: ModelConfig) -> bool:
+    """Whether a built-in model's linear layers are few enough to be checked one by one."""
+    return model.layers * (2 + 2 * (model.experts or 1)) <= MAX_LAYERS
+
+
+def model_misfits(model: ModelConfig, written: Collection[str]) -> Iterator[Misfit]:
+    """Check a model; ``written``: the fields that the file writes."""
     if model.hf is not None and model.function is not None:
         yield Misfit("a second model: hf beside function", "give one of them", ("model.function",))
-    elif not model.is_built_in:
-        kept = {own, "options", "allow", "pretrained"} - ({"pretrained"} if own == "function" else set())
-        for key in [key for key in given if key not in kept and getattr(model, key, None) is not None][:1]:
-            hint = "options: {…} changes its configuration or its arguments"
-            yield Misfit(f"{key} belongs to the built-in model, not to {own}", hint, (f"model.{key}",))
+    elif model.hf is not None:
+        yield from _unused_fields(model, written, "hf", ("hf", "options", "allow", "pretrained"))
+    elif model.function is not None:
+        yield from _unused_fields(model, written, "function", ("function", "options", "allow"))
     else:
-        width, heads, is_llama = model.width, model.heads, model.architecture == "llama"
-        experts, each, kv_heads = model.experts, model.experts_per_token, model.kv_heads
-        nearest, even = _nearest(width, heads * (2 if is_llama else 1)), "rotary positions need it even"
-        is_odd = is_llama and width % heads == 0 and width // heads % 2
-        yield from _of(
-            "model",
-            (model.pretrained, "pretrained needs hf", None, "pretrained"),
-            (model.options, "options needs hf or function", None, "options"),
-            (model.allow, "allow needs hf or function", None, "allow"),
-            (not is_llama and kv_heads, "architecture gpt takes no kv_heads", None, "kv_heads architecture"),
-            (not is_llama and experts, "architecture gpt takes no experts", None, "experts architecture"),
-            (model.routing != "learned" and not experts, "routing needs experts", None, "routing experts"),
-            (
-                experts is not None and each > experts,
-                f"experts_per_token {each} exceeds experts {experts}", None, "experts_per_token experts",
-            ),
-            (
-                width % heads, f"width {width} is not a multiple of heads {heads}",
-                f"the nearest width is {nearest}", "heads width",
-            ),
-            (is_odd, f"head dimension {width // heads} (width / heads) is odd", even, "heads width"),
-            (
-                kv_heads and heads % kv_heads,
-                f"heads {heads} is not a multiple of kv_heads {kv_heads}", None, "kv_heads heads",
-            ),
-        )  # fmt: skip
+        yield from _built_in_misfits(model)
+
+
+def _unused_fields(
+    model: ModelConfig, written: Collection[str], kind: str, used: tuple[str, ...]
+) -> Iterator[Misfit]:
+    """Yield the first field that the file writes and that means nothing for this kind of model."""
+    for key in written:
+        if key not in used and getattr(model, key, None) is not None:
+            hint = "options: {…} changes its configuration or its arguments"
+            yield Misfit(f"{key} belongs to the built-in model, not to {kind}", hint, (f"model.{key}",))
+            return
+
+
+def _built_in_misfits(model: ModelConfig) -> Iterator[Misfit]:
+    width = model.width
+    heads = model.heads
+    kv_heads = model.kv_heads
+    experts = model.experts
+    is_gpt = model.architecture == "gpt"
+    is_odd = not is_gpt and width % heads == 0 and width // heads % 2
+    nearest = _nearest(width, heads if is_gpt else 2 * heads)
+    yield from _broken(
+        "model",
+        (not can_be_listed(model), f"more than {MAX_LAYERS} linear layers", None, "layers experts"),
+        (model.pretrained, "pretrained needs hf", None, "pretrained"),
+        (model.options, "options needs hf or function", None, "options"),
+        (model.allow, "allow needs hf or function", None, "allow"),
+        (is_gpt and kv_heads, "architecture gpt takes no kv_heads", None, "kv_heads architecture"),
+        (is_gpt and experts, "architecture gpt takes no experts", None, "experts architecture"),
+        (model.routing != "learned" and not experts, "routing needs experts", None, "routing experts"),
+        (
+            experts is not None and model.experts_per_token > experts,
+            f"experts_per_token {model.experts_per_token} exceeds experts {experts}",
+            None,
+            "experts_per_token experts",
+        ),
+        (
+            width % heads,
+            f"width {width} is not a multiple of heads {heads}",
+            f"the nearest width is {nearest}",
+            "heads width",
+        ),
+        (
+            is_odd,
+            f"head dimension {width // heads} (width / heads) is odd",
+            "rotary positions need it even",
+            "heads width",
+        ),
+        (
+            kv_heads and heads % kv_heads,
+            f"heads {heads} is not a multiple of kv_heads {kv_heads}",
+            None,
+            "kv_heads heads",
+        ),
+    )
 
 
 def budget_misfits(training: TrainingConfig, recipe: Recipe | None) -> Iterator[Misfit]:
     """Check the batch, and against the budget the schedule, the evaluation and the recipe's later parts."""
-    budget, every, decay = training.tokens, training.eval_every_tokens, training.decay_tokens
-    micro, warmup, is_wsd = training.micro_batch_size, training.warmup_tokens, training.schedule == "wsd"
-    yield from _of(
+    budget = training.tokens
+    every = training.eval_every_tokens
+    decay = training.decay_tokens
+    warmup = training.warmup_tokens
+    micro_batch = training.micro_batch_size
+    is_wsd = training.schedule == "wsd"
+    yield from _broken(
         "training",
         (
-            micro and training.batch_size % micro,
-            f"batch_size {training.batch_size} is not a multiple of micro_batch_size {micro}", None,
+            micro_batch and training.batch_size % micro_batch,
+            f"batch_size {training.batch_size} is not a multiple of micro_batch_size {micro_batch}",
+            None,
             "micro_batch_size batch_size",
         ),
         (
-            is_wsd and not decay, "schedule wsd needs decay_tokens", "the tokens of its decay",
+            is_wsd and not decay,
+            "schedule wsd needs decay_tokens",
+            "the tokens of its decay",
             "decay_tokens schedule",
         ),
         (
-            decay and not is_wsd, f"decay_tokens {decay} with schedule {training.schedule}",
-            "only wsd decays at the end; set decay_tokens: 0", "decay_tokens schedule",
+            decay and not is_wsd,
+            f"decay_tokens {decay} with schedule {training.schedule}",
+            "only wsd decays at the end; set decay_tokens: 0",
+            "decay_tokens schedule",
         ),
         (
             warmup + decay > budget,
-            f"warmup_tokens {warmup} + decay_tokens {decay} exceeds the budget of {budget}", None,
+            f"warmup_tokens {warmup} + decay_tokens {decay} exceeds the budget of {budget}",
+            None,
             "warmup_tokens decay_tokens tokens",
         ),
         (
-            every > budget, f"eval_every_tokens {every} exceeds the budget of {budget} tokens",
-            f"training.eval_every_tokens: {budget} at most", "eval_every_tokens tokens",
+            every > budget,
+            f"eval_every_tokens {every} exceeds the budget of {budget} tokens",
+            f"training.eval_every_tokens: {budget} at most",
+            "eval_every_tokens tokens",
         ),
         (
             training.eval_tokens < training.seq_len,
-            f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}", None,
+            f"eval_tokens {training.eval_tokens} holds no sequence of seq_len {training.seq_len}",
+            None,
             "eval_tokens seq_len",
         ),
-    )  # fmt: skip
+    )
     if recipe is None:
         return
-    yield from phase_misfits(recipe, training.tokens)
-    if (spec := recipe.deoscillate) is not None:
+    yield from phase_misfits(recipe, budget)
+    deoscillate = recipe.deoscillate
+    if deoscillate is not None:
         plan = plan_steps(training)
         # The first window begins with the weights of the first step at or after the start.
-        first = max(1, -(-spec.start(plan.tokens) // plan.tokens_per_step))
-        if first + spec.window > plan.steps:
-            what = f"a window of {spec.window} steps from step {first} on, but the run has {plan.steps} steps"
+        first = max(1, -(-deoscillate.start(plan.tokens) // plan.tokens_per_step))
+        if first + deoscillate.window > plan.steps:
+            what = (
+                f"a window of {deoscillate.window} steps from step {first} on, but the run has "
+                f"{plan.steps} steps"
+            )
             yield _of_recipe(what, "no window would ever end", "deoscillate")
 
 
 def device_misfits(training: TrainingConfig, resources: ResourcesConfig) -> Iterator[Misfit]:
     """Check that a run's devices share its batch evenly."""
-    devices, per_pass = resources.devices_per_run, training.micro_batch_size or 1
-    if training.batch_size % per_pass == 0 and training.batch_size % (devices * per_pass):
+    devices = resources.devices_per_run
+    micro_batch = training.micro_batch_size or 1
+    if training.batch_size % micro_batch == 0 and training.batch_size % (devices * micro_batch):
         what = f"batch_size {training.batch_size} is not a multiple of devices_per_run {devices}"
-        what += f" × micro_batch_size {per_pass}" if training.micro_batch_size else ""
+        if training.micro_batch_size:
+            what += f" × micro_batch_size {micro_batch}"
         fields = ("resources.devices_per_run", "training.micro_batch_size", "training.batch_size")
         yield Misfit(what, None, fields)
 
@@ -171,44 +228,62 @@ def layer_misfits(
     Projections that share a layer (``qkv``, ``gate_up``) are checked one by one. Tokens are not checked: they
     are filled up with zeros. Without a model, the first layer that does not fit stands for all.
     """
-    where = layer_places(layers)
-    fused, fields = {}, {}
-    if model is not None:
-        head_dim = model.width // model.heads
-        fused = {"qkv": (model.width, (model.kv_heads or model.heads) * head_dim), "gate_up": (model.ffn,)}
-        fields = {model.ffn: ("model.ffn",), model.width: ("model.width",)}
-    found: dict[tuple[str, ...], Misfit] = {}
+    places = layer_places(layers)
+    misfits: dict[tuple[str, ...], Misfit] = {}
     for layer in layers:
-        outputs = fused.get(layer.name.rpartition(".")[2], (layer.outputs,))
-        for sizes in ((layer.inputs, 0), *((0, size) for size in outputs)):
-            for phase in phases_of(recipe, where[layer.name]):
-                fault = features_fault(phase.recipe, layer.name, inputs=sizes[0], outputs=sizes[1])
+        for inputs, outputs in _sides(layer, model):
+            for phase in phases_of(recipe, places[layer.name]):
+                fault = features_fault(phase.recipe, layer.name, inputs=inputs, outputs=outputs)
                 if fault is not None:
                     what, size, divisor = fault
                     hint = "give the layer a rule of its own: layers: [{match: …, recipe: bf16}]"
+                    fields: tuple[str, ...] = ()
                     if model is not None:
                         hint = f"{_nearest(size, divisor)} would fit"
-                    at = fields.get(size, ("model.kv_heads", "model.heads", "model.width") if model else ())
-                    found.setdefault(at, Misfit(what, hint, at))
+                        fields = _fields_of_size(size, model)
+                    misfits.setdefault(fields, Misfit(what, hint, fields))
     rules = [
         _of_recipe(what, hint, "layers" if index is None else f"layers.{index}")
-        for index, what, hint in rule_faults(recipe, where)
+        for index, what, hint in rule_faults(recipe, places)
     ]
-    return (*found.values(), *rules)
+    return (*misfits.values(), *rules)
+
+
+def _sides(layer: LinearLayer, model: ModelConfig | None) -> Iterator[tuple[int, int]]:
+    """Yield a layer's in-features, and the out-features of each of its projections; the other side is 0."""
+    yield layer.inputs, 0
+    kind = layer.name.rpartition(".")[2]
+    if model is not None and kind == "qkv":
+        head_dim = model.width // model.heads
+        yield 0, model.width
+        yield 0, (model.kv_heads or model.heads) * head_dim
+    elif model is not None and kind == "gate_up":
+        yield 0, model.ffn
+    else:
+        yield 0, layer.outputs
+
+
+def _fields_of_size(size: int, model: ModelConfig) -> tuple[str, ...]:
+    """Return the fields of a built-in model that make a layer's side this large."""
+    if size == model.width:
+        return ("model.width",)
+    if size == model.ffn:
+        return ("model.ffn",)
+    return ("model.kv_heads", "model.heads", "model.width")
 
 
 def phase_misfits(recipe: Recipe, tokens: int) -> Iterator[Misfit]:
     """Yield phases that a budget of ``tokens`` does not reach, or that start no later than an earlier one."""
-    before = 0
+    earlier = 0
     for index, phase in enumerate(recipe.phases):
         start = phase.start(tokens)
         if start >= tokens:
             what = f"a phase from token {start} on, but the budget is {tokens} tokens"
             yield _of_recipe(what, "it would never begin", f"phases.{index}")
-        elif start <= before:
-            what = f"a phase from token {start} on, not after the one before it ({before})"
+        elif start <= earlier:
+            what = f"a phase from token {start} on, not after the one before it ({earlier})"
             yield _of_recipe(what, "phases stand in the order of their starts", f"phases.{index}")
-        before = max(before, start)
+        earlier = max(earlier, start)
 
 
 def _of_recipe(what: str, hint: str, key: str) -> Misfit:
@@ -216,44 +291,54 @@ def _of_recipe(what: str, hint: str, key: str) -> Misfit:
 
 
 def ready_command(
-    command: Command,
-    recipe: Recipe,
-    training: TrainingConfig,
-    resources: ResourcesConfig,
-    built: Mapping[str, tuple[Any, dict[str, Any]]],
+    command: Command, recipe: Recipe, built: Mapping[str, Built]
 ) -> tuple[Command, list[Misfit]]:
     """Put an arm's recipe into its command; also return what does not fit, or would have no effect.
 
-    ``built``: the arm's sections, each with its keys as written.
+    ``built``: the arm's sections, each with its keys as written; None for one that has a fault.
     """
+    training = built["training"].value
+    resources = built["resources"].value
+    if training is None or resources is None:
+        return command, []
     misfits = [Misfit(what, hint, (f"trainer.{key}", "trainer")) for what, hint, key in command.faults()]
-    for section, what in (("model", "builds its own model"), ("data", "reads its own data")):
-        for key in built[section][1]:
+    misfits += _without_effect(built)
+    misfits += _device_faults(command, resources)
+    if not command.reads_recipe:
+        if built["recipe"].written:
+            hint = "trainer.recipes names the table for it; or leave it out and name the arm by "
+            hint += "trainer.precision"
+            misfits.append(Misfit("the recipe does not reach the command", hint, ("recipe",)))
+        return command, misfits
+    if misfits or command.recipes in (None, READS_RECIPE):
+        return command, misfits
+    try:
+        flags = flags_for(recipe, command.recipes, steps=plan_steps(training).steps)
+    except ValueError as error:
+        return command, [Misfit(str(error), None, ("recipe", "trainer.recipes"))]
+    if flags.args and "{recipe_args}" not in command.command:
+        what = "the recipe's arguments have no place in the command"
+        return command, [Misfit(what, "add the word '{recipe_args}'", ("trainer.command",))]
+    return command.with_recipe(flags), []
+
+
+def _without_effect(built: Mapping[str, Built]) -> Iterator[Misfit]:
+    """Yield the keys that mean nothing where a command trains."""
+    for section, reason in (("model", "builds its own model"), ("data", "reads its own data")):
+        for key in built[section].written:
             hint = "say it in the command's own words: trainer.args, trainer.files or trainer.version"
-            misfits.append(Misfit(f"{key} has no effect: the command {what}", hint, (f"{section}.{key}",)))
-    for key in built["training"][1]:
+            yield Misfit(f"{key} has no effect: the command {reason}", hint, (f"{section}.{key}",))
+    for key in built["training"].written:
         if key not in REACHES:
             hint = f"write it in trainer.args; of training only {', '.join(REACHES)} are read"
-            misfits.append(Misfit(f"{key} does not reach the command", hint, (f"training.{key}",)))
+            yield Misfit(f"{key} does not reach the command", hint, (f"training.{key}",))
+
+
+def _device_faults(command: Command, resources: ResourcesConfig) -> Iterator[Misfit]:
     if resources.devices_per_run > 1:
-        each = resources.gpus if isinstance(resources.gpus, int) else 1
-        hint = f"resources.gpus: {each * resources.devices_per_run} reserves them for one command"
-        misfits.append(Misfit("a command starts its own processes", hint, ("resources.devices_per_run",)))
+        gpus = resources.gpus if isinstance(resources.gpus, int) else 1
+        hint = f"resources.gpus: {gpus * resources.devices_per_run} reserves them for one command"
+        yield Misfit("a command starts its own processes", hint, ("resources.devices_per_run",))
     if resources.nodes > 1 and "{node_rank}" not in " ".join((*command.words, *command.env.values())):
         hint = "pass on {node_rank}, {num_nodes}, {master_addr} and {port}, as torchrun takes them"
-        misfits.append(Misfit("nothing tells the nodes apart", hint, ("trainer.command",)))
-    if command.reads_recipe:
-        if misfits or command.recipes in (None, READS_RECIPE):
-            return command, misfits
-        try:
-            flags = flags_for(recipe, command.recipes, steps=plan_steps(training).steps)
-        except ValueError as error:
-            return command, [Misfit(str(error), None, ("recipe", "trainer.recipes"))]
-        if flags.args and "{recipe_args}" not in command.command:
-            what, hint = "the recipe's arguments have no place in the command", "add the word '{recipe_args}'"
-            return command, [Misfit(what, hint, ("trainer.command",))]
-        command = command.with_recipe(flags)
-    elif built["recipe"][1]:
-        hint = "trainer.recipes names the table for it; or leave it out and name the arm by trainer.precision"
-        misfits.append(Misfit("the recipe does not reach the command", hint, ("recipe",)))
-    return command, misfits
+        yield Misfit("nothing tells the nodes apart", hint, ("trainer.command",))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from ablate.base.errors import Problem, likely, one_of
 from ablate.recipes import GEMMS
 from ablate.study.sections import MAX_SEEDS, SECTIONS, BaseSection
-from ablate.study.source import KEY, Path, Source, follow, show_path
+from ablate.study.source import KEY, Path, Source, show_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from pydantic import ValidationError
 
@@ -73,12 +73,16 @@ _ELSEWHERE = {
 """Our words → what others call the same."""
 _FORMS = {
     "arms": "{{bf16: {{recipe: bf16}}, …}}",
+    "an arm": "{{recipe: {}}}",
     "model": "{{preset: {}}}",
+    "a model on the hub": "{{hf: {}}}",
     "recipe": "{{gemms: {}}}",
     "data": "{{source: text, paths: [{}]}}",
     "within": "{{cost: {}}}",
 }
 """What to write, by key, for a word or a list where a mapping is expected."""
+_FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_THOUSANDS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 
 
 class Faults:
@@ -86,76 +90,107 @@ class Faults:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._found: dict[tuple[int, int, str], Problem] = {}
+        self._problems: dict[tuple[int, int, str], Problem] = {}
         self._syntax = {(problem.line, problem.column) for problem in source.problems}
-        self._parts: set[Path] = set()
+        self._faulty: set[Path] = set()
 
     def __bool__(self) -> bool:
-        return bool(self.source.problems or self._found)
+        return bool(self.source.problems or self._problems)
 
     def any_within(self, *path: str) -> bool:
         """Whether a top-level part of the file, or an entry of one, has a fault."""
-        return path in self._parts
+        return path in self._faulty
 
     def add(self, path: Path, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
         """Add a fault of the value or key at a path. ``arm``: an arm that has it, if the path names none."""
-        self._parts |= {path[:1], path[:2]}
+        self._faulty |= {path[:1], path[:2]}
         line, column, _ = self.source.place(path)
-        if (line, column) not in self._syntax:
-            said = f"{show_path(path)}: {what}" if path else what
-            told = "; ".join(filter(None, (hint, arm and f"in arm '{arm}'"))) or None
-            problem = Problem(file=self.source.file, line=line, column=column, what=said, hint=told)
-            self._found.setdefault((line, column, what), problem)
+        if (line, column) in self._syntax:
+            return
+        text = f"{show_path(path)}: {what}" if path else what
+        if arm is not None:
+            hint = f"{hint}; in arm '{arm}'" if hint else f"in arm '{arm}'"
+        problem = Problem(file=self.source.file, line=line, column=column, what=text, hint=hint)
+        self._problems.setdefault((line, column, what), problem)
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""
-        found = [*self.source.problems, *self._found.values()]
-        return sorted(found, key=lambda p: (p.line or 0, p.column or 0, p.what))
+        problems = [*self.source.problems, *self._problems.values()]
+        return sorted(problems, key=lambda p: (p.line or 0, p.column or 0, p.what))
 
-    def add_validation(self, error: ValidationError, path: Path, *, skip: int = 0, section: Any) -> None:
-        """Add pydantic's errors of the value at ``path``.
+    def add_validation(
+        self,
+        error: ValidationError,
+        section: Any,
+        *,
+        prefix: Path = (),
+        find: Callable[[Path], Path] | None = None,
+    ) -> None:
+        """Add the errors that pydantic found in a value.
 
-        ``skip``: how many first parts of pydantic's paths lead to the value. ``section``: the validated type,
-        whose keys are the expected ones.
+        ``section``: the type whose keys are the expected ones; ``prefix`` leads in it to the value. ``find``:
+        where the file has the value at a path of ``section``, or the one around it; default: at that path.
         """
+        find = find or self.source.nearest
         for fault in error.errors(include_url=False, include_input=False):
             # Tags of unions are in brackets, as is the end of a path whose key is at fault, not its value.
-            full = tuple(part for part in fault["loc"] if str(part)[:1] != "[")
-            wanted, kind, context = (*path, *full[skip:]), fault["type"], fault.get("ctx", {})
-            value, steps = follow(self.source.data, wanted)
-            at, got, name = wanted[:steps], self.source.got(wanted[:steps]), str(wanted[-1:] and wanted[-1])
+            path = (*prefix, *(key for key in fault["loc"] if str(key)[:1] != "["))
+            kind = fault["type"]
+            context = fault.get("ctx", {})
+            place = find(path)
             if kind == "unexpected_keyword_argument":
-                self.add((*wanted, KEY), "unknown key", _unknown_key(name, full[:-1], section))
+                self.add((*place, KEY), "unknown key", _unknown_key(str(path[-1]), path[:-1], section))
             elif kind == "missing":
-                self.add(at, f"missing key '{name}'", _MISSING.get(name))
+                self.add(place, f"missing key '{path[-1]}'", _MISSING.get(str(path[-1])))
             elif kind == "said":
-                _, below = follow(value, context["key"])
-                self.add((*at, *context["key"][:below]), context["what"], context["hint"])
-            elif at == ("target",) and kind == "dataclass_type":
-                loss = value if isinstance(value, int | float) else 3.3
-                hint = f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
-                self.add(at, "a target needs its unit", hint)
+                self.add(find((*path, *context["key"])), context["what"], context["hint"])
+            elif kind == "literal_error" and fault["loc"][-1:] == ("[key]",):
+                self._add_word((*place, KEY), str(path[-1]), _words(context), path[-1])
             elif kind == "literal_error":
-                words = context.get("words") or [
-                    w.strip("'") for w in re.split(", | or ", context["expected"])
-                ]
-                if fault["loc"][-1:] == ("[key]",):
-                    at, value, got = (*at, KEY), name, f"'{name}'"
-                what = f"expected {one_of(words)}, got {got}"
-                close = _close(value, words) if isinstance(value, str) else None
-                if isinstance(value, list) and (joined := "+".join(map(str, value))) in words:
-                    close = f"write {joined}"
-                noun = full[-1]
-                if noun in ("recipe", "preset"):  # too many words to list
-                    what, listed = f"unknown {noun} {got}", f"expected {one_of(words)}"
-                    if len(words) > 20:
-                        listed = f"`ablate recipes` lists them{'; or a mapping' * (noun == 'recipe')}"
-                    close = close or listed
-                self.add(at, what, close)
+                self._add_word(place, self.source.get(*place), _words(context), path[-1])
+            elif kind == "dataclass_type" and place == ("target",):
+                self._add_target(place)
             else:
-                limits = {k: f"{v:.15g}" if isinstance(v, float) else v for k, v in context.items()}
-                what = f"expected {_EXPECTED.get(kind, kind.replace('_', ' ')).format_map(limits)}, got {got}"
-                self.add(at, what, _mend(kind, value, at, self.source.place(at).text))
+                self._add_value(place, kind, context)
+
+    def _add_word(self, place: Path, value: Any, words: list[str], noun: Any) -> None:
+        """Add the fault of a value, or of a key, that is none of these words."""
+        got = f"'{value}'" if place[-1] is KEY else self.source.got(place)
+        what = f"expected {one_of(words)}, got {got}"
+        hint = None
+        if isinstance(value, str):
+            hint = _close(value, words)
+        elif isinstance(value, list):
+            joined = "+".join(map(str, value))
+            hint = f"write {joined}" if joined in words else None
+        if noun in ("recipe", "preset"):  # too many words to list
+            what = f"unknown {noun} {got}"
+            listed = f"expected {one_of(words)}"
+            if len(words) > 20:
+                listed = "`ablate recipes` lists them"
+                listed += "; or a mapping" if noun == "recipe" else ""
+            hint = hint or listed
+        self.add(place, what, hint)
+
+    def _add_target(self, place: Path) -> None:
+        value = self.source.get(*place)
+        loss = value if isinstance(value, int | float) else 3.3
+        hint = f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
+        self.add(place, "a target needs its unit", hint)
+
+    def _add_value(self, place: Path, kind: str, context: dict[str, Any]) -> None:
+        limits = {name: f"{v:.15g}" if isinstance(v, float) else v for name, v in context.items()}
+        expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(limits)
+        hint = _mend(kind, self.source.get(*place), place, self.source.place(place).text)
+        self.add(place, f"expected {expected}, got {self.source.got(place)}", hint)
+
+
+def _words(context: dict[str, Any]) -> list[str]:
+    """Return the words that a literal's error names."""
+    words: list[str] = context.get("words") or [
+        word.strip("'") for word in re.split(", | or ", context["expected"])
+    ]
+    return words
 
 
 def _space(text: str) -> str | None:
@@ -166,42 +201,67 @@ def _space(text: str) -> str | None:
 
 
 def _meant(word: str, known: Collection[str]) -> list[str]:
+    """Return the known words that others call so."""
     return [ours for ours, others in _ELSEWHERE.items() if ours in known and word.lower() in others.split()]
 
 
 def _close(word: str, known: Collection[str]) -> str | None:
     """Return a hint: the known words that others call so, or the closest one."""
-    meant = [f"'{one}'" for one in _meant(word, known)]
+    meant = [f"'{ours}'" for ours in _meant(word, known)]
     return f"did you mean {one_of(meant)}?" if meant else likely(word, known, None)
 
 
-def _mend(kind: str, value: Any, at: Path, text: str) -> str | None:
+def _mend(kind: str, value: Any, place: Path, text: str) -> str | None:
     """Return a hint for a slip of notation, such as 1e6 for a whole number, or a quoted number."""
-    if kind == "int_type" and isinstance(value, float) and value.is_integer() and value < 1e15:
-        return f"write {int(value)}"
-    if kind == "int_type" and str(at[-1]).endswith("tokens") and re.fullmatch(r"0?\.\d+|[\d.]+ ?%", text):
-        return "a count of tokens, not a share of them"
+    key = str(place[-1]) if place else ""
     if kind in ("list_type", "tuple_type"):
-        if at[-1] == "command" and text:
-            return f"write {json.dumps(text.split())}"
-        text = ", ".join(_meant(text, GEMMS)) or text or "{…}" * isinstance(value, dict)
-        return f"write [{text}]" if text and len(text) <= 40 else "write […]"
-    if kind in ("dataclass_type", "dict_type") and isinstance(value, str | list):
-        form = _FORMS.get(str(at[-1]), "{{recipe: {}}}" if at[:-1] == ("arms",) else "")
-        form = form.replace("preset", "hf" if "/" in text else "preset")
-        usual = "[fprop, wgrad]" if at[-1] == "recipe" else "…"
-        return (isinstance(value, str) and _space(value)) or (form and f"write {form.format(text or usual)}")
-    if not isinstance(value, str):
-        return None
-    if kind in ("int_type", "float_type"):
-        if short := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbg])", value, re.IGNORECASE):
-            thousands = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
-            return f"write {round(float(short[1]) * thousands[short[2].lower()]):_}"
-        return "leave out the quotes" if value.replace("_", "").isdecimal() else None
-    if kind == "bool_type":
-        word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower())
+        return _mend_list(key, value, text)
+    if kind in ("dataclass_type", "dict_type"):
+        return _mend_mapping(place, value, text)
+    if kind == "int_type":
+        if isinstance(value, float) and value.is_integer() and value < 1e15:
+            return f"write {int(value)}"
+        if key.endswith("tokens") and re.fullmatch(r"0?\.\d+|[\d.]+ ?%", text):
+            return "a count of tokens, not a share of them"
+    if kind in ("int_type", "float_type") and isinstance(value, str):
+        return _mend_number(value)
+    if kind == "bool_type" and isinstance(value, str):
+        word = _FLAGS.get(value.lower())
         return f"write {word}" if word else None
     return None
+
+
+def _mend_list(key: str, value: Any, text: str) -> str:
+    if key == "command" and text:
+        return f"write {json.dumps(text.split())}"
+    if isinstance(value, dict):
+        text = "{…}"
+    gemms = _meant(text, GEMMS)
+    if gemms:
+        text = ", ".join(gemms)
+    return f"write [{text}]" if 0 < len(text) <= 40 else "write […]"
+
+
+def _mend_mapping(place: Path, value: Any, text: str) -> str | None:
+    if not isinstance(value, str | list):
+        return None
+    if isinstance(value, str) and (hint := _space(value)):
+        return hint
+    key = str(place[-1])
+    form = _FORMS["an arm"] if place[:-1] == ("arms",) else _FORMS.get(key, "")
+    if key == "model" and "/" in text:
+        form = _FORMS["a model on the hub"]
+    if not text:
+        text = "[fprop, wgrad]" if key == "recipe" else "…"
+    return f"write {form.format(text)}" if form else None
+
+
+def _mend_number(value: str) -> str | None:
+    short = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbg])", value, re.IGNORECASE)
+    if short:
+        number = float(short[1]) * _THOUSANDS[short[2].lower()]
+        return f"write {round(number):_}"
+    return "leave out the quotes" if value.replace("_", "").isdecimal() else None
 
 
 def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
@@ -209,19 +269,21 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
     from ablate.recipes import LayerRecipeSpec, RecipeSpec
 
     kind = bare(type_at(section, parent))
-    here = children(kind)
+    known = children(kind)
     if kind is LayerRecipeSpec and key in children(RecipeSpec):
         return "it belongs to the whole recipe"
-    if hint := _space(key) or _close(key, here):
+    if hint := _space(key) or _close(key, known):
         return hint
     if not parent and key in SECTIONS:
         return "it belongs in 'base'"
     for name in SECTIONS:
-        there = children(type_at(BaseSection, (name,)))
-        for ours in [key] if key in there else _meant(key, there):
-            where = name if parent else f"base.{name}"
-            return f"it belongs in '{where}'" + (f", as {ours}" if ours != key else "")
-    return f"expected {one_of(list(here))}" if 0 < len(here) <= 10 else None
+        keys = children(type_at(BaseSection, (name,)))
+        place = name if parent else f"base.{name}"
+        if key in keys:
+            return f"it belongs in '{place}'"
+        for ours in _meant(key, keys):
+            return f"it belongs in '{place}', as {ours}"
+    return f"expected {one_of(list(known))}" if 0 < len(known) <= 10 else None
 
 
 # ---- the types behind the paths -----------------------------------------------------------------------
@@ -229,8 +291,8 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
 
 def children(section: Any) -> dict[str, Any]:
     """Map a section's keys to their types; empty for any other type."""
-    found = getattr(bare(section), "__pydantic_fields__", {})
-    return {info.alias or name: info.annotation for name, info in found.items()}
+    fields = getattr(bare(section), "__pydantic_fields__", {})
+    return {info.alias or name: info.annotation for name, info in fields.items()}
 
 
 def bare(annotation: Any) -> Any:
@@ -246,12 +308,12 @@ def bare(annotation: Any) -> Any:
 
 def type_at(section: Any, path: Path) -> Any:
     """Return the type of the field at a path, None if there is no such field."""
-    for part in path:
+    for key in path:
         section = bare(section)
-        if get_origin(section) is list and isinstance(part, int):
+        if get_origin(section) is list and isinstance(key, int):
             section = get_args(section)[0]
         elif get_origin(section) is dict:
             section = get_args(section)[1]
         else:
-            section = children(section).get(str(part))
+            section = children(section).get(str(key))
     return section

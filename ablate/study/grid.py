@@ -10,15 +10,17 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
-
 from ablate.base.errors import likely, safe_text
-from ablate.study.faults import Faults, children, type_at
+from ablate.study.faults import children, type_at
 from ablate.study.sections import SECTIONS, BaseSection
-from ablate.study.source import KEY, Path, Source, show_path
+from ablate.study.source import KEY, Path, show_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ablate.study.faults import Faults
+    from ablate.study.parts import Sections
+    from ablate.study.source import Source
 
 MAX_CELLS = 100_000
 _FACTORS = ("grid", "factors")
@@ -28,7 +30,7 @@ class Level(NamedTuple):
     """One value of one factor: its place in the file, and its part of the arm's name."""
 
     factor: str
-    where: Path
+    place: Path
     label: str
 
 
@@ -43,9 +45,9 @@ class Cell(NamedTuple):
 Factors = dict[str, list[Level]]
 
 
-def expand(faults: Faults) -> list[Cell]:
+def expand(faults: Faults, sections: Sections) -> list[Cell]:
     """Return the grid's cells, the last factor varying fastest; none if the grid has a fault."""
-    factors = _factors(faults)
+    factors = _factors(faults, sections)
     axes = _axes(factors, faults)
     rules = dict(_rules(factors, faults))
     num_cells = math.prod(len(axis) for axis in axes)
@@ -53,66 +55,60 @@ def expand(faults: Faults) -> list[Cell]:
         faults.add((*_FACTORS, KEY), f"the grid has {num_cells} cells", f"at most {MAX_CELLS}")
     if faults.any_within("grid") or not factors:
         return []
-    naming = {name for name, levels in factors.items() if len(levels) > 1} or set(factors)
+    named = {name for name, levels in factors.items() if len(levels) > 1} or set(factors)
     order = list(factors)
-    cells, used = [], set()
+    cells = []
+    matching: set[Path] = set()
     for combination in itertools.product(*axes):
         levels = sorted(itertools.chain(*combination), key=lambda level: order.index(level.factor))
-        by = [
-            at
-            for at, wanted in rules.items()
-            if all(one in wanted[one.factor] for one in levels if one.factor in wanted)
-        ]
-        used |= set(by)
-        name = " ".join(level.label for level in levels if level.factor in naming)
-        cells.append(Cell(name, tuple(levels), f"excluded by {show_path(by[0])}" if by else None))
-    for at in rules.keys() - used:
-        faults.add(at, "the rule matches no cell")
+        excluded_by = [place for place, wanted in rules.items() if _matches(levels, wanted)]
+        matching.update(excluded_by)
+        reason = f"excluded by {show_path(excluded_by[0])}" if excluded_by else None
+        name = " ".join(level.label for level in levels if level.factor in named)
+        cells.append(Cell(name, tuple(levels), reason))
+    for place in rules.keys() - matching:
+        faults.add(place, "the rule matches no cell")
     return [] if faults.any_within("grid") else cells
 
 
-def _factors(faults: Faults) -> Factors:
+def _matches(levels: list[Level], wanted: Factors) -> bool:
+    return all(level in wanted[level.factor] for level in levels if level.factor in wanted)
+
+
+def _factors(faults: Faults, sections: Sections) -> Factors:
+    source = faults.source
     factors: Factors = {}
-    for factor, _ in faults.source.items(*_FACTORS):
-        path, at = tuple(factor.split(".")), (*_FACTORS, factor)
+    for factor, _ in source.items(*_FACTORS):
+        path = tuple(factor.split("."))
+        place = (*_FACTORS, factor)
         if type_at(BaseSection, path) is None:
             hint = likely(factor, factor_paths(), "a field of base, such as training.learning_rate")
-            faults.add((*at, KEY), "unknown factor", hint)
+            faults.add((*place, KEY), "unknown factor", hint)
             continue
-        keys = [key for key, _ in faults.source.entries(*at)]
+        keys = [key for key, _ in source.entries(*place)]
         if not keys:
-            faults.add(at, "expected a list of values, or {label: value}")
+            faults.add(place, "expected a list of values, or {label: value}")
             continue
         factors[factor] = []
         for key in keys:
-            check_value(path, (*at, key), faults)
-            label = key if isinstance(key, str) else _label(factor, (*at, key), faults.source)
-            factors[factor].append(Level(factor, (*at, key), label))
+            sections.check_value((*place, key), path)
+            label = key if isinstance(key, str) else _label(factor, (*place, key), source)
+            factors[factor].append(Level(factor, (*place, key), label))
     return factors
 
 
-def _label(factor: str, where: Path, source: Source) -> str:
+def _label(factor: str, place: Path, source: Source) -> str:
     """Label a value: words and what belongs to a recipe alone, any other value as ``field=value``."""
-    leaf, value = factor.rsplit(".", 1)[-1], source.get(*where)
+    field = factor.rsplit(".", 1)[-1]
+    value = source.get(*place)
     if isinstance(value, list):
-        parts = (_label(factor, (*where, index), source) for index in range(len(value)))
-        return "+".join(parts) or f"no {leaf}"
+        labels = [_label(factor, (*place, index), source) for index in range(len(value))]
+        return "+".join(labels) or f"no {field}"
     if isinstance(value, dict):
-        return " ".join(_label(f"{factor}.{key}", (*where, key), source) for key in value) or leaf
-    in_words = factor.startswith("recipe") or (isinstance(value, str) and factor.count(".") == 1)
-    text = "null" if value is None else source.place(where).text
-    return text if in_words else f"{leaf}={text}"
-
-
-def check_value(path: Path, where: Path, faults: Faults) -> None:
-    """Check the file's value at ``where`` by the rules for the base's field at ``path``; add its faults."""
-    value = faults.source.get(*where)
-    for key in reversed(path):
-        value = {key: value}
-    try:
-        TypeAdapter(BaseSection).validate_python(value)
-    except ValidationError as error:
-        faults.add_validation(error, where, skip=len(path), section=BaseSection)
+        return " ".join(_label(f"{factor}.{key}", (*place, key), source) for key in value) or field
+    text = "null" if value is None else source.place(place).text
+    is_word = isinstance(value, str) and factor.count(".") == 1
+    return text if is_word or factor.startswith("recipe") else f"{field}={text}"
 
 
 def factor_paths() -> list[str]:
@@ -129,29 +125,29 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
     """Return the independent axes of the product; zipped factors share an axis."""
     group_of: dict[str, tuple[str, ...]] = {name: (name,) for name in factors}
     for number, group in faults.source.entries("grid", "zip"):
-        at = ("grid", "zip", number)
-        named = [str(name) for name in group] if isinstance(group, list) else []
-        if len(set(named)) < 2:
-            faults.add(at, "a group to zip needs at least two factors")
+        place = ("grid", "zip", number)
+        names = [str(name) for name in group] if isinstance(group, list) else []
+        if len(set(names)) < 2:
+            faults.add(place, "a group to zip needs at least two factors")
             continue
         known = []
-        for index, name in enumerate(named):
-            if _is_known((*at, index), name, factors, faults):
+        for index, name in enumerate(names):
+            if _is_known((*place, index), name, factors, faults):
                 known.append(name)
                 if len(group_of[name]) > 1:
-                    faults.add((*at, index), f"'{name}' is zipped twice")
-        if len(known) == len(named) and len({len(factors[name]) for name in known}) > 1:
-            shown = ", ".join(f"{name} has {len(factors[name])}" for name in known)
-            faults.add(at, "zipped factors need equally many values", shown)
+                    faults.add((*place, index), f"'{name}' is zipped twice")
+        if len(known) == len(names) and len({len(factors[name]) for name in known}) > 1:
+            counts = ", ".join(f"{name} has {len(factors[name])}" for name in known)
+            faults.add(place, "zipped factors need equally many values", counts)
         group_of |= dict.fromkeys(known, tuple(dict.fromkeys(known)))
-    groups = dict.fromkeys(group_of.values())
+    groups = [[factors[name] for name in group] for group in dict.fromkeys(group_of.values())]
     # Factors of unequal length are a fault, and the grid then has no cells.
-    return [list(zip(*(factors[name] for name in group), strict=False)) for group in groups]
+    return [list(zip(*group, strict=False)) for group in groups]
 
 
-def _is_known(at: Path, name: str, factors: Factors, faults: Faults) -> bool:
+def _is_known(place: Path, name: str, factors: Factors, faults: Faults) -> bool:
     if name not in dict(faults.source.items(*_FACTORS)):  # otherwise the factor has a fault already
-        faults.add(at, f"'{safe_text(name)}' is no factor of this grid", likely(name, factors, None))
+        faults.add(place, f"'{safe_text(name)}' is no factor of this grid", likely(name, factors, None))
     return name in factors
 
 
@@ -159,18 +155,18 @@ def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
     """Yield each ``exclude`` rule's place and its levels by factor: one, or all that have its value."""
     source = faults.source
     for number, rule in source.entries("grid", "exclude"):
-        at: Path = ("grid", "exclude", number)
+        place: Path = ("grid", "exclude", number)
         if rule == {}:
-            faults.add(at, "an empty rule would exclude every cell")
+            faults.add(place, "an empty rule would exclude every cell")
         wanted: Factors = {}
-        for name, value in source.items(*at):
-            if not _is_known((*at, name, KEY), name, factors, faults):
+        for name, value in source.items(*place):
+            if not _is_known((*place, name, KEY), name, factors, faults):
                 continue
             levels = factors[name]
-            wanted[name] = [one for one in levels if value in (one.label, source.get(*one.where))]
+            wanted[name] = [level for level in levels if value in (level.label, source.get(*level.place))]
             if not wanted[name]:
                 labels = ", ".join(level.label for level in levels[:10])
-                what = f"no value of the factor '{name}', got {source.got((*at, name))}"
-                faults.add((*at, name), what, f"its values: {labels}")
+                what = f"no value of the factor '{name}', got {source.got((*place, name))}"
+                faults.add((*place, name), what, f"its values: {labels}")
         if wanted:
-            yield at, wanted
+            yield place, wanted

@@ -1,8 +1,8 @@
 """``load_study``: from a file's name to a validated study, or to all of its faults at once.
 
-The order: syntax (source), shape of each part (sections), inheritance, grid and checks within each arm
-(arms), checks between arms (arms, searches). A stage continues past the faults of earlier stages where
-it can, so that one reading of the file shows them all.
+The order: syntax (source), the keys of the file (sections), inheritance, grid and the sections of each arm
+(arms, parts), checks within an arm (checks), checks between arms (forks, searches). A stage continues past
+the faults of earlier stages where it can, so that one reading of the file shows them all.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from pydantic import TypeAdapter, ValidationError
 from ablate.base.errors import UserError, likely
 from ablate.run.command import Command
 from ablate.store.plan_file import Margin, Settled, StopRule, Target
-from ablate.study.arms import Arms, check_replays, resolve_forks
+from ablate.study.arms import Arms
 from ablate.study.checks import Misfit
 from ablate.study.faults import Faults
+from ablate.study.forks import check_replays, resolve_forks
 from ablate.study.searches import check_search, check_tune
 from ablate.study.sections import SeedsSection, StudyFile
 from ablate.study.source import parse, put_settings, read_content
-from ablate.study.study import Study, again_name
+from ablate.study.study import Study, again_name, shared_fields
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from ablate.study.sections import TargetSection
 
 MAX_RUNS = 1_000_000
 
@@ -43,28 +46,32 @@ def find_file(path_or_name: str | Path) -> Path:
     Raises:
         UserError: there is no such file; the hint is the likely name.
     """
-    path, shipped = Path(path_or_name), shipped_studies()
+    path = Path(path_or_name)
+    shipped = shipped_studies()
     is_name = isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
+    with_suffix = []
     try:
         if path.is_file() or path.is_fifo():
             return path
         if is_name and path.name in shipped:
             return shipped[path.name]
-        suffixes = (".yaml", ".yml") if path.name else ()
-        beside = [one for suffix in suffixes if (one := path.with_suffix(suffix)).is_file()]
-        if is_name and beside:
-            return beside[0]
+        if path.name:
+            with_suffix = [path.with_suffix(suffix) for suffix in (".yaml", ".yml")]
+        with_suffix = [file for file in with_suffix if file.is_file()]
+        if is_name and with_suffix:
+            return with_suffix[0]
         if path.is_dir():
             raise UserError("a folder, not a study file", file=path)
     except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
         raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
-    starters = [name for name, where in shipped.items() if where.parent.name != "findings"]
-    hint = (
-        f"did you mean '{beside[0]}'?"
-        if beside
-        else likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
-    )
-    what = "no such file, and no shipped study of that name" if is_name else "no such file"
+    if with_suffix:
+        hint = f"did you mean '{with_suffix[0]}'?"
+    else:
+        starters = [name for name, file in shipped.items() if file.parent.name != "findings"]
+        hint = likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
+    what = "no such file"
+    if is_name:
+        what += ", and no shipped study of that name"
     raise UserError(what, file=path, hint=hint)
 
 
@@ -93,108 +100,126 @@ def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Stud
     try:
         file = TypeAdapter(StudyFile).validate_python(source.data)
     except ValidationError as error:
-        faults.add_validation(error, (), section=StudyFile)
-    found = Arms(faults, path.absolute().parent)
-    cells = (cell.name for cell, _ in found.cells)
-    names = dict.fromkeys([*dict(source.items("arms")), *cells])
-    baseline = _baseline(found, names)
+        faults.add_validation(error, StudyFile)
+    arms = Arms(faults, path.absolute().parent)
+    names = dict.fromkeys(name for name, _ in source.items("arms"))
+    names |= dict.fromkeys(cell.name for cell, _ in arms.cells)
+    baseline = _baseline(arms, names)
     if not ("grid" in source.data or names or faults.any_within("arms")):
         faults.add(("arms",), "a study needs at least one arm", "under 'arms', or through a 'grid'")
     if file is not None:
-        _check_file(file, found)
-        if file.baseline_again and (again := again_name(baseline)) in names:
-            what = f"an arm of the name '{again}' is there already"
+        _check_file(file, arms)
+        if file.baseline_again and again_name(baseline) in names:
+            what = f"an arm of the name '{again_name(baseline)}' is there already"
             faults.add(("baseline_again",), what, "the baseline's second arm takes that name")
-    resolve_forks(found, names, baseline)
-    check_replays(found, baseline)
-    tune = None if file is None else check_tune(file, found)
-    search = check_search(file, found)
-    for at, place in source.places.items():  # a --set in the base that every arm overrides
-        if place.line or at[:1] != ("base",) or isinstance(source.get(*at), dict | list):
-            continue
-        above = {".".join(map(str, at[1:length])) for length in range(2, len(at) + 1)}
-        if found.arms and all(above & arm.factors.keys() for arm in found.arms.values()):
-            faults.add(at, "changes nothing: every arm has a value of its own")
+    resolve_forks(arms, names, baseline)
+    check_replays(arms, baseline)
+    tune = None if file is None else check_tune(file, arms)
+    search = check_search(file, arms)
+    _check_settings(arms)
     if faults:
         raise UserError(*faults.problems())
 
     assert file is not None
-    target, seeds, settled = None, tuple(file.every_seed), None
-    if (section := file.target) is not None:
-        margin = None if section.within is None else Margin(**_one_of(section.within, "cost", "loss"))
-        unit = _one_of(section, "val_loss", "perplexity")
-        target = Target(**unit, crossing=section.crossing, within=margin)
-    if isinstance(file.seeds, SeedsSection):  # a look is taken after each seed from ``at_least`` on
-        looks = tuple(range(file.seeds.at_least, file.seeds.at_most + 1))
-        settled = Settled(looks=looks, narrower_than=file.seeds.narrower_than)
-    stop = StopRule(diverged=None if file.stop is None else file.stop.diverged, settled=settled)
-    kept = ("name", "description", "paired_seeds", "intervals", "baseline_again", "diagnostics")
+    training = arms.sections.build("training", arms.base).value
+    content_of_file = shared_fields(Study, file) | {
+        "baseline": baseline,
+        "target": None if file.target is None else _target(file.target),
+        "seeds": tuple(file.every_seed) if search is None else (search.seed,),
+        "waive": tuple(dict.fromkeys(file.waive)),
+        "stop": _stop_rule(file),
+        "tune": tune,
+        "search": search,
+        "training": training,
+        "arms": tuple(arms.arms.values()),
+    }
     return Study(
-        **{name: getattr(file, name) for name in (*kept, "keep_weights")},
-        baseline=baseline,
-        target=target,
-        seeds=seeds if search is None else (search.seed,),
-        waive=tuple(dict.fromkeys(file.waive)),
-        stop=stop if stop != StopRule() else None,
-        training=found.sections.build("training", found.base)[0],
-        arms=tuple(found.arms.values()),
-        folded=found.folded,
-        dropped=tuple(found.dropped),
+        **content_of_file,
+        folded=arms.folded,
+        dropped=tuple(arms.dropped),
         path=path.absolute(),
         source=source,
         settings=settings,
-        tune=tune,
-        search=search,
     )
 
 
-def _one_of(section: Any, *units: str) -> dict[str, Any]:
+def _target(section: TargetSection) -> Target:
+    margin = None
+    if section.within is not None:
+        margin = Margin(**_with_unit(section.within, "cost", "loss"))
+    value = _with_unit(section, "val_loss", "perplexity")
+    return Target(**value, crossing=section.crossing, within=margin)
+
+
+def _with_unit(section: Any, *units: str) -> dict[str, Any]:
     """Return which of the units a section gives, and its value."""
-    return next({"kind": unit, "value": own} for unit in units if (own := getattr(section, unit)) is not None)
+    (unit,) = [unit for unit in units if getattr(section, unit) is not None]
+    return {"kind": unit, "value": getattr(section, unit)}
 
 
-def _check_file(file: StudyFile, found: Arms) -> None:
+def _stop_rule(file: StudyFile) -> StopRule | None:
+    if file.stop is None and not isinstance(file.seeds, SeedsSection):
+        return None
+    settled = None
+    if isinstance(file.seeds, SeedsSection):  # a look is taken after each seed from ``at_least`` on
+        looks = tuple(range(file.seeds.at_least, file.seeds.at_most + 1))
+        settled = Settled(looks=looks, narrower_than=file.seeds.narrower_than)
+    return StopRule(diverged=None if file.stop is None else file.stop.diverged, settled=settled)
+
+
+def _check_file(file: StudyFile, arms: Arms) -> None:
     """Check parts of the file against each other."""
-    faults = found.faults
+    faults = arms.faults
     if file.target is None and (file.search is not None or isinstance(file.seeds, SeedsSection)):
-        asks = "search" if file.search is not None else "seeds until settled"
-        faults.add(("target",), f"{asks} needs a target", "write {val_loss: …} or {perplexity: …}")
+        asking = "search" if file.search is not None else "seeds until settled"
+        faults.add(("target",), f"{asking} needs a target", "write {val_loss: …} or {perplexity: …}")
     seeds = len(file.every_seed)
-    if len(found.arms) * seeds > MAX_RUNS:
-        what = f"{len(found.arms)} arms × {seeds} seeds are too many runs"
+    if len(arms.arms) * seeds > MAX_RUNS:
+        what = f"{len(arms.arms)} arms × {seeds} seeds are too many runs"
         faults.add(("seeds",), what, f"at most {MAX_RUNS}")
     if file.stop is not None and file.stop.diverged >= seeds:
         hint = f"at most {seeds - 1}" if seeds > 1 else "add seeds"
         faults.add(("stop", "diverged"), f"with {seeds} seeds nothing is left to be stopped then", hint)
-    for arm in found.arms.values():
+    for arm in arms.arms.values():
         if file.keep_weights and arm.trainer is not None:
             what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
             faults.add(("keep_weights",), what, "let that trainer write them")
-        if isinstance(arm.trainer, Command):
-            words = (*arm.trainer.words, *arm.trainer.env.values())
-            if arm.trainer.command and file.paired_seeds and not any("{seed}" in word for word in words):
-                hint = "pass it on, or say paired_seeds: false where its runs differ by themselves"
-                found.add_fault(
-                    arm.name, arm.layers, Misfit("no {seed} in the command", hint, ("trainer.command",))
-                )
-            if file.diagnostics is not None:
-                faults.add(("diagnostics",), "nothing looks into a command", "leave it out")
-            if file.tune is not None:
-                faults.add(
-                    ("tune",), "its values do not reach a command", "make an arm of each in trainer.args"
-                )
+        if not isinstance(arm.trainer, Command):
+            continue
+        words = (*arm.trainer.words, *arm.trainer.env.values())
+        if arm.trainer.command and file.paired_seeds and not any("{seed}" in word for word in words):
+            hint = "pass it on, or say paired_seeds: false where its runs differ by themselves"
+            arms.add_fault(
+                arm.name, arm.parts, Misfit("no {seed} in the command", hint, ("trainer.command",))
+            )
+        if file.diagnostics is not None:
+            faults.add(("diagnostics",), "nothing looks into a command", "leave it out")
+        if file.tune is not None:
+            hint = "make an arm of each in trainer.args"
+            faults.add(("tune",), "its values do not reach a command", hint)
 
 
-def _baseline(found: Arms, names: Collection[str]) -> str:
+def _check_settings(arms: Arms) -> None:
+    """Refuse a ``--set`` in the base that changes nothing, because every arm has a value of its own."""
+    source = arms.faults.source
+    for path, place in source.places.items():
+        if place.line or path[:1] != ("base",) or isinstance(source.get(*path), dict | list):
+            continue
+        keys = {".".join(map(str, path[1:length])) for length in range(2, len(path) + 1)}
+        if arms.arms and all(keys & arm.factors.keys() for arm in arms.arms.values()):
+            arms.faults.add(path, "changes nothing: every arm has a value of its own")
+
+
+def _baseline(arms: Arms, names: Collection[str]) -> str:
     """Return the baseline's name; a folded cell gives the arm that it equals; empty if it is no text."""
-    faults = found.faults
+    faults = arms.faults
     name = faults.source.get("baseline")
     if not isinstance(name, str):
         return ""
-    name = found.folded.get(name, name)
-    dropped = {cell.name: cell.reason for cell in found.dropped}
-    if name in dropped and name not in found.arms:
-        faults.add(("baseline",), f"the baseline '{name}' was dropped", dropped[name])
+    name = arms.folded.get(name, name)
+    reasons = {cell.name: cell.reason for cell in arms.dropped}
+    if name in reasons and name not in arms.arms:
+        faults.add(("baseline",), f"the baseline '{name}' was dropped", reasons[name])
     elif names and name not in names and not faults.any_within("grid"):
         hint = likely(name, names, f"arms: {', '.join(list(names)[:8])}")
         faults.add(("baseline",), f"no arm '{name}'", hint)

@@ -1,15 +1,24 @@
 """What a study file may say: the shape of each of its parts, for validation and for the JSON Schema.
 
-Only shape and type are checked here, each part on its own. What depends on several values at once (a width
-that the heads must divide) is checked on the merged arms, in ``checks``.
+Only shape and type are checked here. The sections of base and arms are not: they are validated in ``parts``,
+once for each arm, after what it inherits. What depends on several sections is checked in ``checks``.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    StrictBool,
+    Tag,
+)
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -38,6 +47,18 @@ MAX_NAME = 80
 
 # Built on first use: a verb that reads no study does not pay for it.
 _CLOSED = ConfigDict(extra="forbid", defer_build=True)
+
+
+if TYPE_CHECKING:
+    _Kind = TypeVar("_Kind")
+    Unchecked = Annotated[_Kind, "validated later"]
+else:
+
+    class Unchecked:
+        """``Unchecked[KIND]``: a value of any kind, which the schema describes as ``KIND``."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return Annotated[kind, PlainValidator(lambda value: value, json_schema_input_type=kind)]
 
 
 def _count_seeds(value: Any) -> Any:
@@ -148,22 +169,24 @@ Trainer = Annotated[
 class BaseSection:
     """What every arm starts from. Any field of it can be a factor of the grid."""
 
-    model: ModelSection = Field(default_factory=ModelSection)
-    data: DataConfig = Field(default_factory=DataConfig)
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
-    recipe: AnyRecipe = key(
+    model: Unchecked[ModelSection] = Field(default_factory=ModelSection)
+    data: Unchecked[DataConfig] = Field(default_factory=DataConfig)
+    training: Unchecked[TrainingConfig] = Field(default_factory=TrainingConfig)
+    recipe: Unchecked[AnyRecipe] = key(
         RecipeSpec, "one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"
     )
-    backend: BackendName = key(
+    backend: Unchecked[BackendName] = key(
         "auto", "who quantises and multiplies; auto: the fastest that this machine has"
     )
-    trainer: Trainer | None = key(
+    trainer: Unchecked[Trainer | None] = key(
         None,
         "your own training function instead: package.module:function or file.py:function; or a command, as "
         "{command: [python, train.py, …], metrics: …}",
     )
-    resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
-    fork: ForkSection | None = key(None, "start from another arm's state; default: from the beginning")
+    resources: Unchecked[ResourcesConfig] = Field(default_factory=ResourcesConfig)
+    fork: Unchecked[ForkSection | None] = key(
+        None, "start from another arm's state; default: from the beginning"
+    )
 
 
 SECTIONS = tuple(BaseSection.__dataclass_fields__)

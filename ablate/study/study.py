@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from ablate.run.diagnostics import Diagnostics
     from ablate.store.plan_file import ForkPoint
-    from ablate.study.layers import Layers
+    from ablate.study.parts import Parts
     from ablate.study.search_space import Search, Tune
     from ablate.study.source import Path as Keys
     from ablate.study.source import Source
@@ -46,7 +46,7 @@ _FIELDS = {
 class ResolvedArm:
     """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
 
-    ``layers``: the parts of the file that make it.
+    ``parts``: those of the file that make it.
     """
 
     name: str
@@ -61,7 +61,13 @@ class ResolvedArm:
     trainer: str | Command | None
     resources: ResourcesConfig
     fork: ForkPoint | None
-    layers: Layers
+    parts: Parts
+
+
+def shared_fields(kind: type, content: object) -> dict[str, Any]:
+    """Return the attributes of ``content`` that the dataclass ``kind`` has under the same names."""
+    names = [field.name for field in fields(kind) if hasattr(content, field.name)]
+    return {name: getattr(content, name) for name in names}
 
 
 def again_name(baseline: str) -> str:
@@ -94,16 +100,16 @@ class Study(Question):
     @property
     def shown_path(self) -> str:
         """The file's name in messages: relative to the current folder if it is below it."""
-        here = Path.cwd()
-        return str(self.path.relative_to(here) if self.path.is_relative_to(here) else self.path)
+        folder = Path.cwd()
+        return str(self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path)
 
-    def problem(self, at: Keys, what: str, hint: str | None) -> Problem:
-        """Make a problem with the place of the value at ``at``."""
-        line, column, _ = self.source.place(at)
+    def problem(self, place: Keys, what: str, hint: str | None) -> Problem:
+        """Make a problem with the place of the value at ``place``."""
+        line, column, _ = self.source.place(place)
         return Problem(file=self.shown_path, line=line, column=column, what=what, hint=hint)
 
     def where(self, arm: ResolvedArm, part: str) -> Keys:
         """Find where the file writes an arm's ``part``, a key of ``_FIELDS``; the arm's place if nowhere."""
-        from ablate.study.layers import locate
+        from ablate.study.parts import locate
 
-        return locate(self.source, arm.layers, *_FIELDS[part]) or ("arms", arm.name)
+        return locate(self.source, arm.parts, *_FIELDS[part]) or ("arms", arm.name)
