@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist, median_high
+from statistics import median_high
 from typing import TYPE_CHECKING, Literal
 
 from ablate.plan.plan import configured_runs
@@ -158,12 +158,7 @@ def cost_found(seeds: int, arms: int, *, moderated: bool, spread: float = SPREAD
 
 
 def student(share: float, degrees: float) -> float:
-    """Compute a quantile of Student's t to 1 % from 2 degrees of freedom up (Fisher and Cornish 1960)."""
-    z = NormalDist().inv_cdf(share)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
+    """Return a quantile of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, share))

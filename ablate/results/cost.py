@@ -20,16 +20,17 @@ import numpy as np
 
 from ablate.results.intervals import (
     ALPHA,
-    NO_PAIRS,
     Compared,
     Estimate,
     Interval,
+    change_interval,
     contrast,
     contrasts,
     exponential,
     mean_estimate,
     t_interval,
 )
+from ablate.results.losses import with_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     """Runs of an arm, and of the baseline that they are compared with."""
 
 Arm = TypeVar("Arm")
+CostKind = Literal["interval", "point", "bound", "none", "baseline"]
 Standing = Literal["within", "outside", "open"]
 NEAR_BUDGET = 0.05
 """Share of the budget. A single miss removes the interval: with hits so late only lucky studies have one."""
@@ -62,7 +64,7 @@ class Cost(Compared):
     ``near_budget``: a run hit in the last ``NEAR_BUDGET`` of its budget: the interval is there by luck.
     """
 
-    kind: Literal["interval", "point", "bound", "none", "baseline"]
+    kind: CostKind
     pairs: int | None = None
     pairing_variance_ratio: float | None = None
     restricted: Interval | None = None
@@ -83,105 +85,111 @@ def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
 
     If a run has no known T there is no estimate; ``low`` is then the mean with such runs at their budget.
     """
-    runs = _results(outcomes)
+    runs = with_result(outcomes)
     if not runs:
         return Interval(note="no results")
-    if (known := log_tokens(runs)) is not None:
-        return exponential(t_interval(known, alpha))
+    mean = log_tokens(runs)
+    if mean is not None:
+        return exponential(t_interval(mean, alpha))
     low, high = _log_range(runs)
     return exponential(Interval(low=low, high=high, note=_why_inexact(runs)))
 
 
 def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
     """Return the mean log of the tokens to target; None unless every result has a known T."""
-    runs = _results(outcomes)
-    known = runs and all(run.exact for run in runs)
-    return mean_estimate([math.log(run.high) for run in runs]) if known else None
+    runs = with_result(outcomes)
+    if not runs or not _all_exact(runs):
+        return None
+    return mean_estimate([math.log(run.high) for run in runs])
 
 
-def token_costs(sides: Mapping[Arm, Sides], how: Method) -> dict[Arm, Cost]:
+def token_costs(sides: Mapping[Arm, Sides], method: Method) -> dict[Arm, Cost]:
     """Compute the token cost of each arm over one baseline; the arms' variances moderate each other."""
-    results = {arm: (_results(left), _results(right)) for arm, (left, right) in sides.items()}
-    known = {
-        arm: (_logs(left), _logs(right))
-        for arm, (left, right) in results.items()
-        if left and right and all(run.exact for run in (*left, *right))
-    }
-    compared = contrasts(known, how)
-    found = {}
-    for arm, (left, right) in results.items():
+    results = {arm: (with_result(runs), with_result(base_runs)) for arm, (runs, base_runs) in sides.items()}
+    logs = {}
+    for arm, (runs, base_runs) in results.items():
+        if runs and base_runs and _all_exact(runs) and _all_exact(base_runs):
+            logs[arm] = (_logs(runs), _logs(base_runs))
+    compared = contrasts(logs, method)
+    costs = {}
+    for arm, (runs, base_runs) in results.items():
         if arm in compared:
-            cost = _exact(compared[arm], *known[arm], how)
-        elif left and right:
-            cost = _bound(left, right, how)
+            cost = _exact(compared[arm], *logs[arm], method)
+        elif runs and base_runs:
+            cost = _bound(runs, base_runs, method)
         else:
-            whose = "the baseline" if left else "this arm"
-            cost = Cost(kind="none", note=f"no result of {whose} yet")
-        found[arm] = replace(cost, n=len(left), n_baseline=len(right))
-    return found
+            side = "the baseline" if runs else "this arm"
+            cost = Cost(kind="none", note=f"no result of {side} yet")
+        costs[arm] = replace(cost, n=len(runs), n_baseline=len(base_runs))
+    return costs
 
 
-def _results(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [run for run in outcomes if run.end != "missing"]
+def _all_exact(runs: Sequence[Outcome]) -> bool:
+    return all(run.exact for run in runs)
 
 
 def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
     return [(run.seed, math.log(run.high)) for run in runs]
 
 
-def _exact(compared: Contrast, left: Values, right: Values, how: Method) -> Cost:
-    cost, own = (
-        exponential(t_interval(one, how.alpha), minus=1.0) for one in (compared.estimate, compared.own)
-    )
-    if how.paired and not compared.pairs and cost.note is None:
-        cost = replace(cost, note=NO_PAIRS)
-    ratio = None
-    if compared.pairs:
-        x, y = (np.array([dict(side)[seed] for seed in compared.pairs]) for side in (left, right))
-        spread = float(np.var(x - y, ddof=1))
-        ratio = float(np.var(x, ddof=1) + np.var(y, ddof=1)) / spread if spread > 0 else None
+def _exact(compared: Contrast, arm: Values, baseline: Values, method: Method) -> Cost:
+    interval = exponential(compared.interval(method), minus=1.0)
+    own = None
+    if compared.own != compared.estimate:
+        own = change_interval(compared.own, method.alpha)
     return Cost(
-        kind="point" if cost.low is None else "interval",
-        **vars(cost),
+        kind="point" if interval.low is None else "interval",
+        **vars(interval),
         pairs=len(compared.pairs) or None,
-        pairing_variance_ratio=ratio,
+        pairing_variance_ratio=_pairing_variance_ratio(compared.pairs, dict(arm), dict(baseline)),
         figure=compared.estimate,
-        own=None if compared.estimate == compared.own else own,
+        own=own,
         stands_out=compared.stands_out,
         baseline_stands_out=compared.baseline_stands_out,
     )
 
 
-def _bound(left: Sequence[Outcome], right: Sequence[Outcome], how: Method) -> Cost:
+def _pairing_variance_ratio(
+    pairs: Sequence[int], arm: Mapping[int, float], baseline: Mapping[int, float]
+) -> float | None:
+    """Return how much larger the variance would be without pairs; None without pairs or spread."""
+    if not pairs:
+        return None
+    x = np.array([arm[seed] for seed in pairs])
+    y = np.array([baseline[seed] for seed in pairs])
+    paired = float(np.var(x - y, ddof=1))
+    return float(np.var(x, ddof=1) + np.var(y, ddof=1)) / paired if paired > 0 else None
+
+
+def _bound(arm: Sequence[Outcome], baseline: Sequence[Outcome], method: Method) -> Cost:
     """Bound the cost: each unknown T may be anywhere in its range."""
-    (left_low, left_high), (right_low, right_high) = _log_range(left), _log_range(right)
-    reasons = [
-        f"{whose}: {_why_inexact(runs)}"
-        for whose, runs in (("this arm", left), ("the baseline", right))
-        if not all(run.exact for run in runs)
-    ]
-    logs = Interval(low=left_low - right_high, high=left_high - right_low, note="; ".join(reasons))
-    bounds = exponential(logs, minus=1.0)
-    restricted = None
-    if bounds.low is not None and all(run.exact for run in right) and min(len(left), len(right)) >= 2:
-        cut = [(run.seed, math.log(run.low)) for run in left]
-        found = contrast(cut, _logs(right), paired=how.paired).estimate
-        restricted = exponential(t_interval(found, how.alpha), minus=1.0)
-    return Cost(
-        kind="none" if bounds.low is None and bounds.high is None else "bound",
-        **vars(bounds),
-        restricted=restricted,
+    reasons = []
+    for name, runs in (("this arm", arm), ("the baseline", baseline)):
+        if not _all_exact(runs):
+            reasons.append(f"{name}: {_why_inexact(runs)}")
+    low, high = _log_range(arm)
+    base_low, base_high = _log_range(baseline)
+    bounds = exponential(
+        Interval(low=low - base_high, high=high - base_low, note="; ".join(reasons)), minus=1.0
     )
+    restricted = None
+    if bounds.low is not None and _all_exact(baseline) and min(len(arm), len(baseline)) >= 2:
+        cut = [(run.seed, math.log(run.low)) for run in arm]
+        log_ratio = contrast(cut, _logs(baseline), paired=method.paired).estimate
+        restricted = change_interval(log_ratio, method.alpha)
+    kind: CostKind = "none" if bounds.low is None and bounds.high is None else "bound"
+    return Cost(kind=kind, **vars(bounds), restricted=restricted)
 
 
 def _log_range(runs: Sequence[Outcome]) -> tuple[float, float]:
     """Return the least and greatest possible mean of log T, NaN where it is unbounded."""
-    sides = ([run.low for run in runs], [run.high for run in runs])
-    low, high = (
-        sum(map(math.log, side)) / len(side) if all(0 < value < math.inf for value in side) else math.nan
-        for side in sides
-    )
-    return low, high
+
+    def mean_log(tokens: list[float]) -> float:
+        if not all(0 < value < math.inf for value in tokens):
+            return math.nan
+        return sum(map(math.log, tokens)) / len(tokens)
+
+    return mean_log([run.low for run in runs]), mean_log([run.high for run in runs])
 
 
 def _why_inexact(runs: Sequence[Outcome]) -> str:
@@ -190,8 +198,8 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
         "diverged": sum(run.end == "diverged" for run in runs),
         "reached the target by the first evaluation": sum(run.end == "hit" and not run.exact for run in runs),
     }
-    parts = [f"{count} {what}" for what, count in counts.items() if count]
-    return f"of {len(runs)} runs {' and '.join(parts)}"
+    reasons = " and ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+    return f"of {len(runs)} runs {reasons}"
 
 
 def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA) -> Standing:
@@ -201,7 +209,7 @@ def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = A
     same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the chance that each of the
     two tests errs.
     """
-    figure, limit = asked(cost, loss, margin)
+    figure, limit = limited_figure(cost, loss, margin)
     if figure is not None:
         return stands(figure, limit, alpha)
     # The true cost of runs cut at the budget is at least the restricted one.
@@ -211,9 +219,11 @@ def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = A
     return "open"
 
 
-def asked(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
+def limited_figure(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
     """Return the figure that the margin limits, None if unknown, and the limit on either side of zero."""
-    return (cost.figure, math.log1p(margin.value)) if margin.kind == "cost" else (loss, margin.value)
+    if margin.kind == "cost":
+        return cost.figure, math.log1p(margin.value)
+    return loss, margin.value
 
 
 def stands(figure: Estimate, limit: float, alpha: float = ALPHA) -> Standing:

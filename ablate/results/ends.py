@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from ablate.results.frames import StudyFrames
     from ablate.store.plan_file import LockedPlan, LockedTuning
+
+_OF_MOST_RUNS: tuple[Setting, ...] = ("code", "device", "arithmetic", "world_size")
+"""The settings that are compared with most runs'; the others with the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,30 +76,34 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
     ``origin``: the token count from which tokens to target are counted; earlier evaluations are left out.
     """
     target = frames.plan.target
-    steady = {arm: _steady(config) for arm, config in frames.configs.items()}
-    whole_steps = {arm.name: arm.tokens for arm in frames.plan.arms}
+    spans_of_arms = {arm: _steady_spans(config, origin) for arm, config in frames.configs.items()}
+    arm_tokens = {arm.name: arm.tokens for arm in frames.plan.arms}
     evals = frames.evals[frames.evals["tokens"] >= origin]
-    of_run = {str(run_id): group for run_id, group in evals.groupby("run_id", sort=False)}
-    for run_id, ran in frames.runs.items():
-        status, environment = ran.status, frames.environments.get(run_id)
-        group = of_run.get(run_id, evals.iloc[:0])
-        tokens, loss = group["tokens"].to_numpy(dtype=np.int64), group["val_loss"].to_numpy(dtype=float)
-        fit = LocalFit(tokens, loss, [(max(start, origin), end) for start, end in steady.get(ran.arm, ())])
+    evals_of_runs = {str(run_id): group for run_id, group in evals.groupby("run_id", sort=False)}
+    for run_id, run in frames.runs.items():
+        status = run.status
+        environment = frames.environments.get(run_id, Environment())
+        run_evals = evals_of_runs.get(run_id, evals.iloc[:0])
+        tokens = run_evals["tokens"].to_numpy(dtype=np.int64)
+        loss = run_evals["val_loss"].to_numpy(dtype=float)
+        fit = LocalFit(tokens, loss, spans_of_arms.get(run.arm, ()))
         end = outcome(
-            seed=ran.seed,
+            seed=run.seed,
             state="set apart" if run_id in apart else status.state,
             tokens=tokens,
             loss=loss,
             target=None if target is None else target.val_loss,
             rule="confirmed" if target is None else target.crossing,
-            budget_tokens=float(ran.budget or 0),
+            budget_tokens=float(run.budget or 0),
             fit=fit,
         ).after(origin)
-        started, ended = status.started_unix, status.ended_unix
+        seconds = None
+        if status.started_unix is not None and status.ended_unix is not None:
+            seconds = status.ended_unix - status.started_unix
         yield RunResult(
             **vars(end),
             run_id=run_id,
-            arm=ran.arm,
+            arm=run.arm,
             tokens=tokens,
             loss=loss,
             fit=fit,
@@ -104,37 +111,40 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
             state=status.state,
             # The status is written at the end of an attempt; a killed attempt may have later evaluations.
             trained=max(status.tokens, int(tokens[-1]) if len(tokens) else 0),
-            budget=whole_steps[ran.arm] or ran.budget or 0,
+            budget=arm_tokens[run.arm] or run.budget or 0,
             message=status.message,
-            seconds=None if started is None or ended is None else ended - started,
-            tokens_per_sec=ran.tokens_per_sec,
-            devices=(environment and environment.world_size) or 1,
-            backend_mode=None if environment is None else environment.backend_mode,
+            seconds=seconds,
+            tokens_per_sec=run.tokens_per_sec,
+            devices=environment.world_size or 1,
+            backend_mode=environment.backend_mode,
         )
 
 
-def _steady(config: RecordedConfig) -> tuple[tuple[float, float], ...]:
+def _steady_spans(config: RecordedConfig, origin: int) -> list[tuple[float, float]]:
     """Return the spans of tokens in which an arm's training does not change; empty where unknown."""
     if config.whole.get("trainer") is not None:  # the user's own trainer may follow another schedule
-        return ()
-    training, recipe = config.training or {}, config.recipe or {}
-    total = training.get("tokens") or 0
-    phases = [*(recipe.get("phases") or ()), *filter(None, [recipe.get("deoscillate")])]
-    switches = [
-        phase.get("from_tokens") or round((phase.get("from_fraction") or 0.0) * total) for phase in phases
-    ]
+        return []
+    training = config.training or {}
+    recipe = config.recipe or {}
+    phases = list(recipe.get("phases") or ())
+    if recipe.get("deoscillate"):
+        phases.append(recipe["deoscillate"])
+    switches = []
+    for phase in phases:
+        fraction = phase.get("from_fraction") or 0.0
+        switches.append(phase.get("from_tokens") or round(fraction * (training.get("tokens") or 0)))
     fork = config.whole.get("fork")
     if isinstance(fork, dict) and isinstance(fork.get("tokens"), int):
         switches.append(fork["tokens"])
-    return steady_spans(training, switches)
+    return [(max(start, origin), end) for start, end in steady_spans(training, switches)]
 
 
 def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
     """Map each token count from which costs are counted to the arms counted from it; always includes 0."""
-    found: dict[int, set[str]] = {0: set()}
+    arms: dict[int, set[str]] = {0: set()}
     for arm in plan.arms:
-        found.setdefault(plan.counted_from(arm.name), set()).add(arm.name)
-    return {origin: frozenset(names) for origin, names in found.items()}
+        arms.setdefault(plan.counted_from(arm.name), set()).add(arm.name)
+    return {origin: frozenset(names) for origin, names in arms.items()}
 
 
 def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
@@ -142,10 +152,11 @@ def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
     tuning = frames.plan.tuning
     if tuning is None or not tuning.done:
         return (frames,)
-    return tuple(_part(frames, tuning, names) for names in ({one: one for one in tuning.tuned}, tuning.tuned))
+    at_own_values = {name: name for name in tuning.tuned}
+    return _restricted(frames, tuning, at_own_values), _restricted(frames, tuning, tuning.tuned)
 
 
-def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
+def _restricted(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
     """Restrict a study: ``names`` maps each arm to the arm that replaces it.
 
     All configurations get the baseline's values, so that steps of one GEMM are still found.
@@ -155,24 +166,21 @@ def _part(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -
     for name, stand_in in names.items():
         group = tuning.group_of(name, plan.baseline)
         values[name] = group.shared if stand_in == name else group.chosen or {}
-    usual = values[plan.baseline]
+    base_values = values[plan.baseline]
     arms = []
     for name, stand_in in names.items():
         arm = plan.arm(stand_in)
-        differs = arm.differs_at(usual, values[name])
+        differs = arm.differs_at(base_values, values[name])
         arms.append(replace(arm, folded=plan.arm(name).folded, differs=differs))
-    wanted = {run.id for arm in arms for run in arm.runs}
-    of_runs: dict[str, Any] = {
-        name: {key: value for key, value in getattr(frames, name).items() if key in wanted}
-        for name in ("runs", "environments")
-    }
-    configs = frames.configs.items()
+    run_ids = {run.id for arm in arms for run in arm.runs}
+    configs = {arm: config for arm, config in frames.configs.items() if arm in names.values()}
     return replace(
         frames,
         plan=replace(plan, arms=tuple(arms), baseline=names[plan.baseline]),
-        evals=frames.evals[frames.evals["run_id"].isin(wanted)],
-        configs={arm: one.with_training(**usual) for arm, one in configs if arm in names.values()},
-        **of_runs,
+        runs={run_id: run for run_id, run in frames.runs.items() if run_id in run_ids},
+        evals=frames.evals[frames.evals["run_id"].isin(run_ids)],
+        configs={arm: config.with_training(**base_values) for arm, config in configs.items()},
+        environments={run_id: ran_on for run_id, ran_on in frames.environments.items() if run_id in run_ids},
     )
 
 
@@ -189,44 +197,44 @@ class SetApart:
 
 def find_set_apart(frames: StudyFrames) -> tuple[SetApart, ...]:
     """Find the runs with a result that must not be pooled, each with the first setting it differs in."""
-    unknown, nowhere = RecordedConfig(), Environment()
-    marks = {
-        run_id: _marks(frames.configs.get(ran.arm, unknown), frames.environments.get(run_id, nowhere))
-        for run_id, ran in frames.runs.items()
-        if ran.has_result
+    settings = {
+        run_id: _settings(
+            frames.configs.get(run.arm, RecordedConfig()), frames.environments.get(run_id, Environment())
+        )
+        for run_id, run in frames.runs.items()
+        if run.has_result
     }
-    others = _marks(frames.configs.get(frames.plan.baseline, unknown), nowhere)
-    of_most: tuple[Setting, ...] = ("code", "device", "arithmetic", "world_size")
-    for setting in of_most:
-        counts = Counter(value for own in marks.values() if (value := own[setting]) is not None)
+    others = _settings(frames.configs.get(frames.plan.baseline, RecordedConfig()), Environment())
+    for setting in _OF_MOST_RUNS:
+        counts = Counter(run_settings[setting] for run_settings in settings.values())
+        del counts[None]
         others[setting] = counts.most_common(1)[0][0] if counts else None
-    found = []
-    for run_id, own in marks.items():
+    set_apart = []
+    for run_id, run_settings in settings.items():
         for setting in get_args(Setting):
-            mine, theirs, arm = own[setting], others[setting], frames.runs[run_id].arm
-            if (
-                setting not in frames.plan.waive
-                and mine is not None
-                and theirs is not None
-                and mine != theirs
-            ):
-                found.append(SetApart(run=run_id, arm=arm, setting=setting, own=mine, others=theirs))
-                break
-    return tuple(found)
+            own_value = run_settings[setting]
+            value = others[setting]
+            if setting in frames.plan.waive or own_value is None or value is None or own_value == value:
+                continue
+            arm = frames.runs[run_id].arm
+            set_apart.append(SetApart(run=run_id, arm=arm, setting=setting, own=own_value, others=value))
+            break
+    return tuple(set_apart)
 
 
-def _marks(config: RecordedConfig, environment: Environment) -> dict[Setting, str | None]:
+def _settings(config: RecordedConfig, environment: Environment) -> dict[Setting, str | None]:
     """Return a run's value of each setting, None if its records lack it."""
+    code = environment.code or " ".join(filter(None, (environment.ablate, environment.git_commit)))
+    world_size = None
     # Imported logs may be of any devices, so the number sets none of them apart.
-    world_size = None if environment.backend_mode == "imported" else environment.world_size
+    if environment.backend_mode != "imported" and environment.world_size is not None:
+        world_size = str(environment.world_size)
     return {
         **configured({**config.whole, "data": config.data, "training": config.training}),
-        "code": environment.code
-        or " ".join(filter(None, (environment.ablate, environment.git_commit)))
-        or None,
+        "code": code or None,
         "device": trained_on(environment),
         "arithmetic": " then ".join(environment.fingerprints) or None,
-        "world_size": None if world_size is None else str(world_size),
+        "world_size": world_size,
     }
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ablate.store import Status, StudyStore
     from ablate.store.plan_file import LockedPlan
 
-T = TypeVar("T")
+Record = TypeVar("Record")
 _SAMPLES = 200
 TRAINING = {
     "tokens": "tokens", "step": "step", "loss": "loss_nats_per_token", "lr": "learning_rate",
@@ -36,10 +36,11 @@ TRAINING = {
 """Keys of a training row in ``metrics.jsonl``, and the names of their columns."""
 
 _OF_RUN = ["run_id", "arm", "seed"]
-_SECOND = "val_loss_bf16"
+BF16_LOSS = "val_loss_bf16"
+"""The column of the evaluations in bf16."""
 
 
-class Ran(NamedTuple):
+class StudyRun(NamedTuple):
     """A run of the plan: its status, its budget in tokens, and the median tokens/s of its training."""
 
     arm: str
@@ -66,7 +67,7 @@ class StudyFrames:
     """
 
     plan: LockedPlan
-    runs: dict[str, Ran]
+    runs: dict[str, StudyRun]
     evals: pd.DataFrame
     configs: dict[str, RecordedConfig]
     environments: dict[str, Environment]
@@ -83,21 +84,22 @@ def load_frames(store: StudyStore) -> StudyFrames:
     """
     plan = store.plan()
     faults: list[str] = []
-    runs: dict[str, Ran] = {}
+    runs: dict[str, StudyRun] = {}
     evals = []
     configs: dict[str, RecordedConfig] = {}
     environments: dict[str, Environment] = {}
     for arm, entry in plan.runs():
         run = store.run(entry.id)
         status = run.examined()
-        config, environment, content = None, None, b""
+        config = None
+        content = b""
         if status.state == "damaged":
             faults.append(f"{run.path}: {status.message}")
         else:
             config = _read(run.config_path, partial(with_whole, RecordedConfig), faults)
             environment = _read(run.environment_path, partial(with_whole, Environment), faults)
-            content, odd = run.rows(run.metrics_path, status)
-            faults += odd
+            content, damage = run.rows(run.metrics_path, status)
+            faults += damage
             if content and status.state not in END_STATES and not run.environment_path.exists():
                 faults.append(f"{run.environment_path} is gone")
             if config and config.whole:
@@ -107,19 +109,23 @@ def load_frames(store: StudyStore) -> StudyFrames:
         lines = lines_of(content)
         # Tuples: a large study has a million rows, and dicts would take more memory.
         evals += [(entry.id, arm.name, entry.seed, *row) for row in _evaluations(lines)]
-        runs[entry.id] = Ran(
+        training = config.training if config is not None and config.training else plan.training
+        runs[entry.id] = StudyRun(
             arm=arm.name,
             seed=entry.seed,
             status=status,
-            budget=((config and config.training) or plan.training).get("tokens"),
-            tokens_per_sec=_throughput(lines, (arm.fork and arm.fork.tokens) or 0),
+            budget=training.get("tokens"),
+            tokens_per_sec=_throughput(lines, 0 if arm.fork is None else arm.fork.tokens),
         )
-    frame = pd.DataFrame(evals, columns=[*_OF_RUN, "tokens", "step", "val_loss", _SECOND])
-    has_second = frame[_SECOND].notna().any()
+    frame = pd.DataFrame(evals, columns=[*_OF_RUN, "tokens", "step", "val_loss", BF16_LOSS])
+    if frame[BF16_LOSS].notna().any():
+        frame = frame.astype({BF16_LOSS: float})
+    else:
+        frame = frame.drop(columns=BF16_LOSS)
     return StudyFrames(
         plan=plan,
         runs=runs,
-        evals=frame.astype({_SECOND: float}) if has_second else frame.drop(columns=_SECOND),
+        evals=frame,
         configs=configs,
         environments=environments,
         throughput=_read(store.throughput_path, partial(checked, SpeedRecord), faults),
@@ -133,13 +139,15 @@ def training_frame(store: StudyStore) -> pd.DataFrame:
     The columns are those of ``TRAINING`` after ``run_id``, ``arm`` and ``seed``. Where validation losses are
     not in nats per token, the unit of those in training is not known, and their column is ``loss``.
     """
-    plan, rows = store.plan(), []
+    plan = store.plan()
+    rows = []
     for arm, entry in plan.runs():
         run = store.run(entry.id)
         content, _ = run.rows(run.metrics_path, run.examined())
-        found = {row["tokens"]: training_row(row) for row in rows_of(lines_of(content), "train")}
-        who = dict(zip(_OF_RUN, (entry.id, arm.name, entry.seed), strict=True))
-        rows += [who | found[at] for at in sorted(found)]
+        train_rows = {row["tokens"]: row for row in rows_of(lines_of(content), "train")}
+        for tokens in sorted(train_rows):
+            of_run = {"run_id": entry.id, "arm": arm.name, "seed": entry.seed}
+            rows.append(of_run | training_row(train_rows[tokens]))
     frame = pd.DataFrame(rows, columns=[*_OF_RUN, *TRAINING.values()])
     return frame if plan.loss_unit == "nats" else frame.rename(columns={TRAINING["loss"]: "loss"})
 
@@ -149,7 +157,7 @@ def training_row(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row.get(key) for key, name in TRAINING.items()}
 
 
-def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | None:
+def _read(path: Path, parse: Callable[[object], Record], faults: list[str]) -> Record | None:
     """Read a JSON file; None if it is absent or damaged. Only damage is a fault."""
     try:
         return parse(read_record(path))
@@ -161,13 +169,15 @@ def _read(path: Path, parse: Callable[[object], T], faults: list[str]) -> T | No
 
 
 def _evaluations(lines: list[bytes]) -> list[tuple[float | None, ...]]:
-    """Return tokens, step, loss and second loss of each evaluation with a finite loss, sorted by tokens."""
-    found = {}
+    """Return tokens, step, loss and loss in bf16 of each evaluation with a finite loss, by tokens."""
+    evaluations = {}
     for row in rows_of(lines, "eval"):
-        if (loss := number_in(row, "val_loss")) is not None:
+        tokens = row["tokens"]
+        loss = number_in(row, "val_loss")
+        if loss is not None:
             # After a resume from an older checkpoint an evaluation is written twice: the last one counts.
-            found[row["tokens"]] = (row["tokens"], row.get("step", 0), loss, number_in(row, _SECOND))
-    return [found[tokens] for tokens in sorted(found)]
+            evaluations[tokens] = (tokens, row.get("step", 0), loss, number_in(row, BF16_LOSS))
+    return [evaluations[tokens] for tokens in sorted(evaluations)]
 
 
 def _throughput(lines: list[bytes], forked: int) -> float | None:
@@ -176,9 +186,9 @@ def _throughput(lines: list[bytes], forked: int) -> float | None:
     The rows are many: of those that have a speed only a sample is parsed.
     """
     lines = [line for line in lines if b'"tokens_per_sec"' in line]
-    values = [
-        value
-        for row in rows_of(lines[:: max(1, len(lines) // _SAMPLES)], "train")
-        if row["tokens"] > forked and (value := number_in(row, "tokens_per_sec")) is not None
-    ]
-    return statistics.median(values) if values else None
+    speeds = []
+    for row in rows_of(lines[:: max(1, len(lines) // _SAMPLES)], "train"):
+        speed = number_in(row, "tokens_per_sec")
+        if row["tokens"] > forked and speed is not None:
+            speeds.append(speed)
+    return statistics.median(speeds) if speeds else None

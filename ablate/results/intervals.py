@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-from scipy.special import fdtri, stdtrit
+from scipy.special import fdtri
 
-from ablate.plan.estimate import moderating_degrees
+from ablate.plan.estimate import moderating_degrees, student
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,10 +59,13 @@ class Interval:
 
     def each(self, change: Callable[[float], float | None]) -> Interval:
         """Apply a function to the estimate and to both ends, where they are known."""
-        low, middle, high = (
-            None if part is None else change(part) for part in (self.low, self.estimate, self.high)
+
+        def changed(value: float | None) -> float | None:
+            return None if value is None else change(value)
+
+        return Interval(
+            estimate=changed(self.estimate), low=changed(self.low), high=changed(self.high), note=self.note
         )
-        return Interval(estimate=middle, low=low, high=high, note=self.note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ class Method:
 
 def quantile(degrees: float, alpha: float = ALPHA) -> float:
     """Return the value that |t| exceeds with probability ``alpha``, for Student's t."""
-    return -float(stdtrit(degrees, alpha / 2))
+    return -student(alpha / 2, degrees)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +120,11 @@ def combination(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
     if not variance:
         return Estimate(value=value, variance=0.0, degrees=sum(part.degrees for _, part in parts))
     # By shares of the variance, whose squares neither overflow nor vanish.
-    shares = ((own / variance, part.degrees) for own, (_, part) in zip(variances, parts, strict=True))
-    return Estimate(value=value, variance=variance, degrees=1 / sum(w**2 / d for w, d in shares))
+    inverse = sum(
+        (part_variance / variance) ** 2 / part.degrees
+        for part_variance, (_, part) in zip(variances, parts, strict=True)
+    )
+    return Estimate(value=value, variance=variance, degrees=1 / inverse)
 
 
 def difference(left: Estimate, right: Estimate) -> Estimate:
@@ -141,8 +147,13 @@ def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
 def combined_interval(parts: Sequence[tuple[float, Estimate]], alpha: float = ALPHA) -> Interval:
     """Return Σ weight · estimate with its t interval, which there is only if each estimate has one."""
     whole = t_interval(combination(parts), alpha)
-    notes = [note for _, part in parts if (note := t_interval(part, alpha).note)]
-    return whole if whole.note or not notes else Interval(estimate=whole.estimate, note=notes[0])
+    if whole.note:
+        return whole
+    for _, part in parts:
+        note = t_interval(part, alpha).note
+        if note:
+            return Interval(estimate=whole.estimate, note=note)
+    return whole
 
 
 def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
@@ -159,6 +170,11 @@ def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:
         return result if math.isfinite(result) else None
 
     return interval.each(part)
+
+
+def change_interval(log_ratio: Estimate, alpha: float = ALPHA) -> Interval:
+    """Return exp(estimate) − 1 with its t interval: the change that a log ratio stands for."""
+    return exponential(t_interval(log_ratio, alpha), minus=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,73 +204,84 @@ class Contrast:
     stands_out: bool = False
     baseline_stands_out: bool = False
 
+    def interval(self, method: Method) -> Interval:
+        """Return the moderated difference with its t interval; a note says if there were no pairs."""
+        interval = t_interval(self.estimate, method.alpha)
+        if method.paired and not self.pairs and interval.note is None:
+            return replace(interval, note=NO_PAIRS)
+        return interval
 
-def contrast(left: Values, right: Values, *, paired: bool) -> Contrast:
+
+def contrast(arm: Values, baseline: Values, *, paired: bool) -> Contrast:
     """Compare one arm with the baseline, each with one value a run, by their own variance.
 
     ``paired``: by differences of the seeds in common, if there are at least two and no seed has two runs;
     else by Welch's method.
     """
-    x, y = dict(left), dict(right)
+    x = dict(arm)
+    y = dict(baseline)
+    seeds: tuple[int, ...] = ()
     # If a seed has two runs, the pair is not known.
-    paired = paired and len(x) == len(left) and len(y) == len(right)
-    seeds = tuple(sorted(x.keys() & y.keys())) if paired else ()
+    if paired and len(x) == len(arm) and len(y) == len(baseline):
+        seeds = tuple(sorted(x.keys() & y.keys()))
     if len(seeds) < 2:
-        found = difference(_mean(left), _mean(right))
-        return Contrast(estimate=found, own=found)
+        unpaired = difference(_mean(arm), _mean(baseline))
+        return Contrast(estimate=unpaired, own=unpaired)
     gaps = [x[seed] - y[seed] for seed in seeds]
     # A constant difference still varies by the rounding of its two sides, which is no spread.
     if max(gaps) - min(gaps) <= 8 * math.ulp(max(map(abs, (*x.values(), *y.values())))):
         gaps = gaps[:1] * len(gaps)
-    found = mean_estimate(gaps)
-    return Contrast(estimate=found, own=found, pairs=seeds)
+    mean_gap = mean_estimate(gaps)
+    return Contrast(estimate=mean_gap, own=mean_gap, pairs=seeds)
 
 
-def contrasts(sides: Mapping[Arm, tuple[Values, Values]], how: Method) -> dict[Arm, Contrast]:
+def contrasts(sides: Mapping[Arm, tuple[Values, Values]], method: Method) -> dict[Arm, Contrast]:
     """Compare each arm with the baseline.
 
     ``sides``: the arm's runs, and the runs of the baseline that it is compared with.
     """
-    found = {arm: contrast(*both, paired=how.paired) for arm, both in sides.items()}
-    if how.moderated:
-        pool = _Pool({arm: one.own for arm, one in found.items() if one.pairs})
-        for arm in pool.variances:
-            if d0 := moderating_degrees(len(pool.variances), pool.others(arm)):
-                drawn = pool.moderate(found[arm].own, d0)
-                found[arm] = replace(found[arm], estimate=drawn, stands_out=pool.stands_out(arm))
-        if unpaired := {arm: one for arm, one in found.items() if not one.pairs}:
-            found |= _unpaired(unpaired, sides)
-    return found
+    by_arm = {arm: contrast(*values, paired=method.paired) for arm, values in sides.items()}
+    if not method.moderated:
+        return by_arm
+    pool = _Pool({arm: contrast.own for arm, contrast in by_arm.items() if contrast.pairs})
+    for arm in pool.variances:
+        if d0 := moderating_degrees(len(pool.variances), pool.others(arm)):
+            moderated = pool.moderate(by_arm[arm].own, d0)
+            by_arm[arm] = replace(by_arm[arm], estimate=moderated, stands_out=pool.stands_out(arm))
+    if not all(contrast.pairs for contrast in by_arm.values()):
+        _moderate_unpaired(by_arm, sides)
+    return by_arm
 
 
 def _mean(values: Values) -> Estimate:
     return mean_estimate([value for _, value in values])
 
 
-def _unpaired(own: Mapping[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Values]]) -> dict[Arm, Contrast]:
+def _moderate_unpaired(by_arm: dict[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Values]]) -> None:
+    """Replace the contrasts without pairs by moderated ones."""
     # The baseline's variance is taken from all of its runs that any arm is compared with.
-    base = _mean(max((right for _, right in sides.values()), key=len))
-    arms: dict[Arm | None, Estimate] = {arm: _mean(left) for arm, (left, _) in sides.items()}
-    pool, every = _Pool(arms), _Pool(arms | {None: base})
-    out = every.stands_out(None)
-    apart = None in every.variances and (out or len(pool.variances) > 1)
-    if not apart:
-        pool = every
-    found = {}
-    for arm, one in own.items():
-        if one.own.degrees and one.own.variance:
-            base_d0 = 0.0 if apart else min(_UNPAIRED_D0, every.others(None))
-            estimate = difference(
-                pool.moderate(arms[arm], min(_UNPAIRED_D0, pool.others(arm))),
-                pool.moderate(_mean(sides[arm][1]), base_d0),
-            )
-            found[arm] = replace(
-                one,
-                estimate=replace(estimate, degrees=min(estimate.degrees, every.degrees)),
-                stands_out=pool.stands_out(arm),
-                baseline_stands_out=out,
-            )
-    return found
+    baseline = _mean(max((values for _, values in sides.values()), key=len))
+    arms: dict[Arm | None, Estimate] = {arm: _mean(values) for arm, (values, _) in sides.items()}
+    pool = _Pool(arms)
+    pool_with_baseline = _Pool(arms | {None: baseline})
+    baseline_stands_out = pool_with_baseline.stands_out(None)
+    baseline_d0 = 0.0
+    if not baseline.variance or not (baseline_stands_out or len(pool.variances) > 1):
+        pool = pool_with_baseline
+        baseline_d0 = min(_UNPAIRED_D0, pool.others(None))
+    for arm, contrast in by_arm.items():
+        if contrast.pairs or not contrast.own.degrees or not contrast.own.variance:
+            continue
+        estimate = difference(
+            pool.moderate(arms[arm], min(_UNPAIRED_D0, pool.others(arm))),
+            pool.moderate(_mean(sides[arm][1]), baseline_d0),
+        )
+        by_arm[arm] = replace(
+            contrast,
+            estimate=replace(estimate, degrees=min(estimate.degrees, pool_with_baseline.degrees)),
+            stands_out=pool.stands_out(arm),
+            baseline_stands_out=baseline_stands_out,
+        )
 
 
 class _Pool(Generic[Arm]):
@@ -279,14 +306,15 @@ class _Pool(Generic[Arm]):
         if not d0:
             return mean
         n = mean.degrees + 1
-        variance = (d0 * self._mean + (n - 1) * mean.variance * n) / (d0 + n - 1)
-        return Estimate(value=mean.value, variance=variance / n, degrees=d0 + n - 1)
+        degrees = d0 + n - 1
+        variance = (d0 * self._mean + (n - 1) * mean.variance * n) / degrees
+        return Estimate(value=mean.value, variance=variance / n, degrees=degrees)
 
     def stands_out(self, arm: Arm) -> bool:
         """Tell whether an arm's variance over that of the others exceeds the 90 % quantile of F."""
-        if arm not in self.variances or not self.others(arm):
+        rest = self.others(arm)
+        if arm not in self.variances or not rest:
             return False
         variance, degrees = self.variances[arm]
-        rest = self.others(arm)
         others = (self._mean * self.degrees - variance * degrees) / rest
         return variance > others * float(fdtri(degrees, rest, _STANDS_OUT))

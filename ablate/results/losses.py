@@ -6,21 +6,13 @@ and the arm would look better for having lost its worst run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ablate.results.intervals import (
-    ALPHA,
-    NO_PAIRS,
-    Compared,
-    Interval,
-    contrasts,
-    mean_interval,
-    t_interval,
-)
+from ablate.results.intervals import ALPHA, Compared, Interval, contrasts, mean_interval, t_interval
 from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -33,6 +25,7 @@ if TYPE_CHECKING:
     """Curves of an arm, and of the baseline that it is compared with."""
 
 Arm = TypeVar("Arm")
+Run = TypeVar("Run", bound=Outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +56,10 @@ class CurveGrid:
         """The mean over runs at each token count."""
         return np.asarray(self.loss.mean(axis=0))
 
+    def losses_at(self, place: int) -> Values:
+        """Return seed and loss of each run at this place of ``tokens``."""
+        return list(zip(self.seeds, self.loss[:, place].tolist(), strict=True))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
@@ -87,14 +84,20 @@ class LossDifference(Compared):
     moderated: bool = False
 
 
+def with_result(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that have a result, whatever it is."""
+    return [run for run in runs if run.end != "missing"]
+
+
 def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
     """Restrict runs with a result to the tokens at which all of them were evaluated: a grid for each side.
 
     If a side has no result all grids are empty.
     """
-    results = [[curve for curve in side if curve.end != "missing"] for side in sides]
-    evaluated = [curve.tokens for side in results for curve in side]
-    tokens = reduce(np.intersect1d, evaluated) if all(results) else np.empty(0, dtype=np.int64)
+    results = [with_result(side) for side in sides]
+    tokens = np.empty(0, dtype=np.int64)
+    if all(results):
+        tokens = reduce(np.intersect1d, (curve.tokens for side in results for curve in side))
     return [
         CurveGrid(
             tokens=tokens,
@@ -105,78 +108,78 @@ def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
     ]
 
 
+def _why_no_final_loss(curves: Sequence[Curve]) -> str | None:
+    diverged = sum(curve.end == "diverged" for curve in curves)
+    if diverged:
+        return f"{diverged} of {len(with_result(curves))} runs diverged: no final loss"
+    return None if with_result(curves) else "no results"
+
+
 def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     """Return the mean loss at the end of the budget; no estimate if a run diverged or none has a result."""
-    results = [curve for curve in curves if curve.end != "missing"]
-    diverged = sum(curve.end == "diverged" for curve in results)
-    if diverged:
-        return Interval(note=f"{diverged} of {len(results)} runs diverged: no final loss")
-    if not results:
-        return Interval(note="no results")
-    return mean_interval([curve.loss[-1] for curve in results], alpha)
+    note = _why_no_final_loss(curves)
+    if note is not None:
+        return Interval(note=note)
+    return mean_interval([curve.loss[-1] for curve in with_result(curves)], alpha)
 
 
-def final_differences(sides: Mapping[Arm, Sides], how: Method) -> dict[Arm, LossDifference]:
+def final_differences(sides: Mapping[Arm, Sides], method: Method) -> dict[Arm, LossDifference]:
     """Compute each arm's mean difference to the baseline at the last evaluation common to all their runs."""
-    found: dict[Arm, LossDifference] = {}
-    at: dict[Arm, list[CurveGrid]] = {}
-    for arm, both in sides.items():
-        note = next((mean.note for mean in map(final_loss, both) if mean.estimate is None), None)
-        grids = common_grids(*both)
-        if note is not None or not len(grids[0].tokens):
-            found[arm] = LossDifference(note=note or "no evaluation at equal tokens")
+    differences: dict[Arm, LossDifference] = {}
+    grids: dict[Arm, list[CurveGrid]] = {}
+    for arm, (runs, base_runs) in sides.items():
+        note = _why_no_final_loss(runs) or _why_no_final_loss(base_runs)
+        arm_grids = common_grids(runs, base_runs)
+        if note is not None or not len(arm_grids[0].tokens):
+            differences[arm] = LossDifference(note=note or "no evaluation at equal tokens")
         else:
-            at[arm] = grids
-    for arm, one in contrasts({arm: _values(grids, -1) for arm, grids in at.items()}, how).items():
-        left, right = at[arm]
-        interval = t_interval(one.estimate, how.alpha)
-        if how.paired and not one.pairs and interval.note is None:
-            interval = replace(interval, note=NO_PAIRS)
-        found[arm] = LossDifference(
-            **vars(interval),
-            tokens=int(left.tokens[-1]),
-            n=len(left.loss),
-            n_baseline=len(right.loss),
-            figure=one.estimate,
-            moderated=one.estimate != one.own,
+            grids[arm] = arm_grids
+    last_losses = {arm: _losses_at(arm_grids, -1) for arm, arm_grids in grids.items()}
+    for arm, contrast in contrasts(last_losses, method).items():
+        grid, base_grid = grids[arm]
+        differences[arm] = LossDifference(
+            **vars(contrast.interval(method)),
+            tokens=int(grid.tokens[-1]),
+            n=len(grid.loss),
+            n_baseline=len(base_grid.loss),
+            figure=contrast.estimate,
+            moderated=contrast.estimate != contrast.own,
         )
-    return found
+    return differences
 
 
-def difference_bands(sides: Mapping[Arm, Sides], how: Method) -> dict[Arm, Band]:
+def difference_bands(sides: Mapping[Arm, Sides], method: Method) -> dict[Arm, Band]:
     """Compute each arm's difference to the baseline at every common evaluation, with pointwise intervals.
 
     Arms moderate each other at each token count separately.
     """
-    grids = {arm: common_grids(*both) for arm, both in sides.items()}
-    rows: dict[Arm, list[Interval]] = {arm: [] for arm in sides}
-    for tokens in sorted({int(at) for left, _ in grids.values() for at in left.tokens}):
-        there = {
-            arm: _values(both, int(np.searchsorted(both[0].tokens, tokens)))
-            for arm, both in grids.items()
-            if tokens in both[0].tokens
-        }
-        for arm, one in contrasts(there, how).items():
-            rows[arm].append(t_interval(one.estimate, how.alpha))
-    found = {}
-    for arm, (own, base) in grids.items():
-        parts = [(one.estimate, one.low, one.high) for one in rows[arm]]
-        middle, low, high = np.array(parts, dtype=float).reshape(-1, 3).T
-        found[arm] = Band(
-            tokens=own.tokens,
-            difference=middle,
+    grids = {arm: common_grids(*curves) for arm, curves in sides.items()}
+    intervals: dict[Arm, list[tuple[float | None, ...]]] = {arm: [] for arm in sides}
+    evaluated = {int(tokens) for grid, _ in grids.values() for tokens in grid.tokens}
+    for tokens in sorted(evaluated):
+        losses = {}
+        for arm, arm_grids in grids.items():
+            grid_tokens = arm_grids[0].tokens
+            if tokens in grid_tokens:
+                losses[arm] = _losses_at(arm_grids, int(np.searchsorted(grid_tokens, tokens)))
+        for arm, contrast in contrasts(losses, method).items():
+            interval = t_interval(contrast.estimate, method.alpha)
+            intervals[arm].append((interval.estimate, interval.low, interval.high))
+    bands = {}
+    for arm, (grid, base_grid) in grids.items():
+        difference, low, high = np.array(intervals[arm], dtype=float).reshape(-1, 3).T
+        bands[arm] = Band(
+            tokens=grid.tokens,
+            difference=difference,
             low=low,
             high=high,
-            n=len(own.loss),
-            n_baseline=len(base.loss),
+            n=len(grid.loss),
+            n_baseline=len(base_grid.loss),
         )
-    return found
+    return bands
 
 
-def _values(grids: Sequence[CurveGrid], place: int) -> tuple[Values, Values]:
+def _losses_at(grids: Sequence[CurveGrid], place: int) -> tuple[Values, Values]:
     """Return seed and loss of each run on either side at the grids' ``place``."""
-    left, right = (
-        [(seed, float(loss)) for seed, loss in zip(grid.seeds, grid.loss[:, place], strict=True)]
-        for grid in grids
-    )
-    return left, right
+    grid, base_grid = grids
+    return grid.losses_at(place), base_grid.losses_at(place)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -26,11 +25,10 @@ from ablate.results.intervals import ALPHA, Method
 from ablate.results.losses import final_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ablate.results.cost import Cost
-    from ablate.results.intervals import Estimate
-    from ablate.results.losses import Curve
+    from ablate.results.cost import Standing
+    from ablate.results.losses import Curve, Sides
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan, Margin, Settled, StopRule
 
@@ -74,26 +72,28 @@ def method_of(plan: LockedPlan, origin: int = 0) -> Method:
 @cache
 def _level_of_looks(looks: tuple[int, ...]) -> float:
     """Simulate paired t intervals of an arm without a cost: 5 % of such arms are found to have one."""
-    rng, paths = np.random.default_rng(0), _PATHS
-    mean, squares, n = np.zeros(paths), np.zeros(paths), 0
-    # The lowest p value on each path.
-    least = np.full(paths, np.inf)
+    rng = np.random.default_rng(0)
+    n = 0
+    mean = np.zeros(_PATHS)
+    squares = np.zeros(_PATHS)
+    lowest_p = np.full(_PATHS, np.inf)
     for look in looks:
         new = look - n
-        own = rng.normal(0, 1 / math.sqrt(new), paths)
-        squares += rng.chisquare(new - 1, paths) if new > 1 else 0.0
-        squares += (own - mean) ** 2 * n * new / look
-        mean += (own - mean) * new / look
+        new_mean = rng.normal(0, 1 / math.sqrt(new), _PATHS)
+        if new > 1:
+            squares += rng.chisquare(new - 1, _PATHS)
+        squares += (new_mean - mean) ** 2 * n * new / look
+        mean += (new_mean - mean) * new / look
         n = look
         t = np.abs(mean) / np.sqrt(squares / (n - 1) / n)
-        least = np.minimum(least, 2 * stdtr(n - 1, -t))
-    return float(np.quantile(least, ALPHA))
+        lowest_p = np.minimum(lowest_p, 2 * stdtr(n - 1, -t))
+    return float(np.quantile(lowest_p, ALPHA))
 
 
 def decide(
     outcomes: Mapping[str, Sequence[Curve]],
     rule: StopRule,
-    how: Method,
+    method: Method,
     *,
     baseline: str,
     never: frozenset[str] = frozenset(),
@@ -104,63 +104,80 @@ def decide(
     ``outcomes``: of every run of each arm, in the order of the study's seeds, ``missing`` where there is no
     result (yet). The baseline and the arms in ``never`` continue as long as any other arm does.
     """
+    may_stop = {arm for arm, runs in outcomes.items() if not _is_complete(runs)} - never
+    decision = Decision(stopped={})
+    if rule.settled is not None:
+        decision = _decide_by_looks(outcomes, rule.settled, method, baseline, may_stop, never, margin)
+    stopped = dict(decision.stopped)
+    for arm in outcomes:
+        # Of a settled arm only the runs of its look count here too.
+        seeds = stopped[arm].seeds if arm in stopped else None
+        diverged = sum(run.end == "diverged" for run in outcomes[arm][:seeds])
+        if arm in may_stop - {baseline} and rule.diverged is not None and diverged >= rule.diverged:
+            stopped[arm] = Stopped(kind="diverged", reason=f"{diverged} of its runs have diverged")
+    return Decision(stopped=stopped, seeds=decision.seeds)
+
+
+def _decide_by_looks(
+    outcomes: Mapping[str, Sequence[Curve]],
+    rule: Settled,
+    method: Method,
+    baseline: str,
+    may_stop: set[str],
+    never: frozenset[str],
+    margin: Margin | None,
+) -> Decision:
+    """Take each look that is due; ``may_stop``: the arms with runs to come, but for those in ``never``."""
     stopped: dict[str, Stopped] = {}
     going = [arm for arm in outcomes if arm != baseline]
-    allowed = None
-    if (settled := rule.settled) is not None:
-        for n, more in pairwise(settled.looks):
-            allowed = n
-            first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
-            if any(len(own) < n or not _is_complete(own, lost=True) for own in first.values()):
-                break  # one of these runs may still give a result
-            sides = {arm: (first[arm], first[baseline]) for arm in going if _is_complete(first[arm])}
-            of_loss = margin is not None and margin.kind == "loss"
-            losses = final_differences(sides, how) if of_loss else {}
-            for arm, cost in token_costs(sides, how).items():
-                if arm in never or _is_complete(outcomes[arm]):
-                    continue
-                loss = losses[arm].figure if of_loss else None
-                reason = _settled(cost, loss, settled, margin, how.alpha, n)
-                if reason is not None:
-                    stopped[arm] = Stopped(kind="settled", seeds=n, reason=reason)
-            going = [arm for arm in going if arm not in stopped]
-            if not set(going) - never:
-                reason = f"every arm is settled after {n} of at most {settled.looks[-1]} seeds"
-                last = Stopped(kind="settled", seeds=n, reason=reason)
-                stopped |= dict.fromkeys((*going, baseline), last)
-                break
-            allowed = more
-    if rule.diverged is not None:
-        for arm, runs in outcomes.items():
-            # Of a settled arm only the runs of its look count here too.
-            seeds = stopped[arm].seeds if arm in stopped else None
-            count = sum(run.end == "diverged" for run in runs[:seeds])
-            if arm == baseline or arm in never or _is_complete(runs):
-                continue
-            if count >= rule.diverged:
-                stopped[arm] = Stopped(kind="diverged", reason=f"{count} of its runs have diverged")
-    return Decision(stopped=stopped, seeds=allowed)
+    for n in rule.looks[:-1]:
+        first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
+        if not all(_is_due(runs, n) for runs in first.values()):
+            return Decision(stopped=stopped, seeds=n)
+        sides = {arm: (first[arm], first[baseline]) for arm in going if _is_complete(first[arm])}
+        after = f"after {n} of at most {rule.looks[-1]} seeds"
+        for arm, reason in _settled_arms(sides, rule, method, margin):
+            if arm in may_stop:
+                stopped[arm] = Stopped(kind="settled", seeds=n, reason=f"{reason} {after}")
+        going = [arm for arm in going if arm not in stopped]
+        if not set(going) - never:
+            last = Stopped(kind="settled", seeds=n, reason=f"every arm is settled {after}")
+            stopped |= dict.fromkeys((*going, baseline), last)
+            return Decision(stopped=stopped, seeds=n)
+    return Decision(stopped=stopped, seeds=rule.looks[-1])
 
 
-def _is_complete(runs: Sequence[Outcome], *, lost: bool = False) -> bool:
-    """Whether every run has a result; with ``lost``, or can no longer get one."""
-    return all(run.end != "missing" or (lost and run.lost) for run in runs)
+def _is_complete(runs: Sequence[Outcome]) -> bool:
+    """Whether every run has a result."""
+    return all(run.end != "missing" for run in runs)
 
 
-def _settled(
-    cost: Cost, loss: Estimate | None, rule: Settled, margin: Margin | None, alpha: float, n: int
-) -> str | None:
-    """Say in words what is settled of an arm after ``n`` seeds; None if nothing is."""
-    after = f"after {n} of at most {rule.looks[-1]} seeds"
-    shown = cost if cost.kind == "interval" else cost.restricted
-    if margin is not None:
-        place = standing(cost, loss, margin, alpha)
+def _is_due(runs: Sequence[Outcome], n: int) -> bool:
+    """Whether there are ``n`` runs, and each has a result or can no longer get one."""
+    return len(runs) == n and all(run.end != "missing" or run.lost for run in runs)
+
+
+def _settled_arms(
+    sides: Mapping[str, Sides], rule: Settled, method: Method, margin: Margin | None
+) -> Iterator[tuple[str, str]]:
+    """Yield each arm of which something is settled, and in words what."""
+    losses = {}
+    if margin is not None and margin.kind == "loss":
+        losses = final_differences(sides, method)
+    for arm, cost in token_costs(sides, method).items():
+        is_positive = cost.restricted is not None and (cost.restricted.low or 0.0) > 0
+        width = math.inf
+        if cost.kind == "interval" and cost.low is not None and cost.high is not None:
+            width = cost.high - cost.low
+        place: Standing = "open"
+        if margin is not None:
+            loss = losses[arm].figure if arm in losses else None
+            place = standing(cost, loss, margin, method.alpha)
         if place != "open":
-            return f"it is shown to be {'inside' if place == 'within' else 'outside'} of the margin {after}"
-    # Runs cut at the budget can show a cost, but no saving.
-    elif is_settled(cost) or (shown is not None and (shown.low or 0.0) > 0):
-        return f"its token cost is settled {after}"
-    if rule.narrower_than is None or cost.low is None or cost.high is None or cost.kind != "interval":
-        return None
-    narrow = cost.high - cost.low < rule.narrower_than
-    return f"its interval is narrower than {100 * rule.narrower_than:g} % {after}" if narrow else None
+            side = "inside" if place == "within" else "outside"
+            yield arm, f"it is shown to be {side} of the margin"
+        # Runs cut at the budget can show a cost, but no saving.
+        elif margin is None and (is_settled(cost) or is_positive):
+            yield arm, "its token cost is settled"
+        elif rule.narrower_than is not None and width < rule.narrower_than:
+            yield arm, f"its interval is narrower than {100 * rule.narrower_than:g} %"

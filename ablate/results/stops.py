@@ -50,7 +50,8 @@ class Unneeded:
 
     def __init__(self, store: StudyStore) -> None:
         """Take the rule of the study's plan as it is now."""
-        self._store, self._plan = store, store.plan()
+        self._store = store
+        self._plan = store.plan()
         self._known: dict[str, State] = {}
         self._answer: dict[str, str] = {}
 
@@ -67,7 +68,8 @@ class Unneeded:
             if state == "failed" or state in END_STATES:
                 known[run.id] = state
         if known != self._known:
-            self._known, self._answer = known, unneeded_runs(load_frames(self._store))
+            self._known = known
+            self._answer = unneeded_runs(load_frames(self._store))
         return self._answer
 
 
@@ -76,9 +78,9 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
     needed: set[str] = set()
     reasons: dict[str, str] = {}
     for decision, runs in _decisions(frames):
-        for arm, own in runs.items():
+        for arm, arm_runs in runs.items():
             stop = decision.stopped.get(arm)
-            for place, run in enumerate(own):
+            for place, run in enumerate(arm_runs):
                 if stop is not None and is_unused(place, run, stop):
                     reasons.setdefault(run.run_id, stop.reason)
                 else:
@@ -88,19 +90,26 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
 
 def seeds_to_begin(frames: StudyFrames) -> int | None:
     """Return how many runs of each arm the results so far allow to begin; None for all of them."""
-    allowed = [decision.seeds for decision, _ in _decisions(frames)]
-    return None if None in allowed else max(seeds for seeds in allowed if seeds is not None)
+    most = 0
+    for decision, _ in _decisions(frames):
+        if decision.seeds is None:
+            return None
+        most = max(most, decision.seeds)
+    return most
 
 
 def _decisions(frames: StudyFrames) -> Iterator[tuple[Decision, Runs]]:
     """Yield, for each comparison and each origin of its arms, the rule's decision and the runs."""
-    for part in comparisons(frames):
-        plan, places = part.plan, origins(part.plan)
-        apart = {found.run for found in find_set_apart(part)}
-        for origin, names in places.items():
-            if origin or names - {plan.baseline} or len(places) == 1:
-                runs: Runs = {}
-                for run in run_ends(part, apart, origin):
-                    if run.arm in names | {plan.baseline}:
-                        runs.setdefault(run.arm, []).append(run)
-                yield decide_stops(plan, runs, origin), runs
+    for comparison in comparisons(frames):
+        plan = comparison.plan
+        arms_of_origins = origins(plan)
+        apart = {run.run for run in find_set_apart(comparison)}
+        for origin, arms in arms_of_origins.items():
+            # The baseline alone is compared with nothing, unless there is nothing else.
+            if not origin and arms <= {plan.baseline} and len(arms_of_origins) > 1:
+                continue
+            runs: Runs = {}
+            for run in run_ends(comparison, apart, origin):
+                if run.arm in arms | {plan.baseline}:
+                    runs.setdefault(run.arm, []).append(run)
+            yield decide_stops(plan, runs, origin), runs

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from optuna.storages import BaseStorage
 
-    from ablate.reports.findings.search import Found
+    from ablate.reports.findings.search import SearchResult
     from ablate.search.halving import SearchPlan
     from ablate.workflow import Listener, Where
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class SearchEnd:
     """What a search found so far, and where its pages are. ``exit_code``: 0 where it came to its end."""
 
-    found: Found
+    found: SearchResult
     pages: Path
     exit_code: int
 
@@ -48,7 +48,7 @@ def search_study(planned: SearchPlan, where: Where, listener: Listener, *, file:
         UserError: another search of that name, or this one in another process; a device, corpus, cluster or
             journal of Optuna's that cannot be used; a storage that cannot be written.
     """
-    from ablate.reports.findings.search import found_of
+    from ablate.reports.findings.search import result_of
     from ablate.reports.pages.compare import write_search
 
     store = StudyStore(where.storage / planned.name)
@@ -64,7 +64,7 @@ def search_study(planned: SearchPlan, where: Where, listener: Listener, *, file:
             with mirrored(store, planned.name, where, listener):
                 again = where.command_line("search", file)
                 code = _go_on(store, planned, trials, where, listener, again)
-                found = found_of(planned, planned.read(trials))
+                found = result_of(planned, planned.read(trials))
                 names = [one.name for one in found.last.front if not one.is_baseline]
                 confirm = confirm_study(planned, names, file) if names and found.is_done else None
                 write_search(found, store.path / "search", confirm)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis
-    from ablate.reports.findings.search import Found
+    from ablate.reports.findings.search import SearchResult
     from ablate.results.losses import Band, Curve
 
 _ENDS = attrgetter("estimate", "low", "high")
@@ -188,7 +188,7 @@ def draw_comparison(found: Comparison) -> canvas.Picture | None:
 
 
 @canvas.drawing
-def draw_front(found: Found) -> canvas.Picture | None:
+def draw_front(found: SearchResult) -> canvas.Picture | None:
     """Draw the results of each budget and their front; None before the first result."""
     # Not at the top: it loads what runs a search, and a report needs none of it.
     from ablate.search.halving import short_tokens

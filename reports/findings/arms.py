@@ -17,8 +17,9 @@ from ablate.reports.findings.speed import read_configs
 from ablate.reports.findings.targets import move_target
 from ablate.results.cost import is_settled, token_costs
 from ablate.results.ends import origins, run_ends
-from ablate.results.intervals import Interval, contrast, exponential, t_interval
-from ablate.results.losses import final_differences, final_loss
+from ablate.results.frames import BF16_LOSS
+from ablate.results.intervals import Interval, change_interval, contrast
+from ablate.results.losses import final_differences, final_loss, with_result
 from ablate.results.stop_rule import method_of
 from ablate.results.stops import decide_stops, is_unused
 from ablate.run.outcome import Outcome
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from ablate.results.intervals import Method
     from ablate.store.plan_file import LockedPlan
 
-SECOND = "val_loss_bf16"
-"""The column of the evaluations in bf16."""
-
 
 def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, ArmResult]:
     """Collect the runs of every arm, counted from ``origin``, in the order of the plan.
@@ -44,19 +42,20 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
     runs: dict[str, list[RunResult]] = {arm.name: [] for arm in plan.arms}
     for run in run_ends(frames, apart, origin):
         runs[run.arm].append(run)
-    here = {plan.baseline, *origins(plan)[origin]}
-    stops = decide_stops(plan, {arm: own for arm, own in runs.items() if arm in here}, origin).stopped
+    counted_here = {plan.baseline, *origins(plan)[origin]}
+    runs_counted_here = {arm: arm_runs for arm, arm_runs in runs.items() if arm in counted_here}
+    stops = decide_stops(plan, runs_counted_here, origin).stopped
     configs = read_configs(frames.configs)
     arms = {}
-    for entry in plan.arms:
-        stop, own = stops.get(entry.name), runs[entry.name]
-        arms[entry.name] = ArmResult(
-            planned=entry,
-            runs=tuple(
-                replace(run, **vars(Outcome(seed=run.seed, end="unused"))) if is_unused(i, run, stop) else run
-                for i, run in enumerate(own)
-            ),
-            config=configs.get(entry.name),
+    for arm in plan.arms:
+        stop = stops.get(arm.name)
+        for place, run in enumerate(runs[arm.name]):
+            if is_unused(place, run, stop):
+                runs[arm.name][place] = replace(run, **vars(Outcome(seed=run.seed, end="unused")))
+        arms[arm.name] = ArmResult(
+            planned=arm,
+            runs=tuple(runs[arm.name]),
+            config=configs.get(arm.name),
             alpha=method_of(plan).alpha,
             stopped=stop,
             counted_from=origin,
@@ -71,125 +70,136 @@ def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) ->
     at a look has the interval of that look: from the first runs of all arms that reached the look, which
     moderate each other.
     """
-    how = method_of(plan, base.counted_from)
-    counts = {
-        name: min((one.seeds for one in (arm, base) if one.seeds is not None), default=None)
-        for name, arm in arms.items()
-        if arm is not base
-    }
-
-    def went_on(arm: ArmResult, n: int) -> bool:
-        ends = [run.end for run in arm.used[:n]]
-        return (arm.seeds or n) >= n == len(ends) and "missing" not in ends
-
-    found = {}
-    for n in dict.fromkeys(counts.values()):
-        pool = {
-            name: count if n is None else n
-            for name, count in counts.items()
-            if n in (None, count) or went_on(arms[name], n)
-        }
-        sides = {name: (arms[name].used[:m], base.used[:m]) for name, m in pool.items()}
-        costs, differences = token_costs(sides, how), final_differences(sides, how)
-        for name in (name for name, count in counts.items() if count == n):
+    method = method_of(plan, base.counted_from)
+    seeds = {name: _fewer(arm.seeds, base.seeds) for name, arm in arms.items() if arm is not base}
+    compared = {}
+    for look in dict.fromkeys(seeds.values()):
+        sides = {}
+        for name, count in seeds.items():
+            arm = arms[name]
+            if look is None or look == count:
+                sides[name] = (arm.used[:count], base.used[:count])
+            elif _reached(arm, look):
+                sides[name] = (arm.used[:look], base.used[:look])
+        costs = token_costs(sides, method)
+        differences = final_differences(sides, method)
+        for name, count in seeds.items():
+            if count != look:
+                continue
+            arm = arms[name]
             cost = replace(costs[name], counted_from=base.counted_from)
             # The runs that ended before a divergence stopped the arm are a selection.
-            if any(one.stopped and one.stopped.kind == "diverged" for one in (arms[name], base)):
+            if arm.stopped_by_divergence or base.stopped_by_divergence:
                 cost = replace(cost, restricted=None)
-            found[name] = replace(arms[name], token_cost=cost, difference=differences[name])
-    return found
+            compared[name] = replace(arm, token_cost=cost, difference=differences[name])
+    return compared
+
+
+def _fewer(first: int | None, second: int | None) -> int | None:
+    """Return the smaller number of seeds; None means all of them."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def _reached(arm: ArmResult, look: int) -> bool:
+    """Whether the arm was not stopped before this look, and each of its runs at it has a result."""
+    runs = arm.used[:look]
+    return (arm.seeds or look) >= look == len(with_result(runs))
 
 
 def compare_arms(
-    arms: Mapping[str, ArmResult], second: Mapping[str, RunResult], plan: LockedPlan
+    arms: Mapping[str, ArmResult], by_bf16: Mapping[str, RunResult], plan: LockedPlan
 ) -> dict[str, ArmResult]:
     """Add to arms counted from one place their comparison with the baseline, which is left out.
 
-    ``second``: from ``second_ends``.
+    ``by_bf16``: from ``bf16_ends``.
     """
     base = arms[plan.baseline]
-    found = against(base, arms, plan)
-    in_bf16 = _evaluate_in_bf16(base, found, second, plan)
+    compared = against(base, arms, plan)
+    in_bf16 = _evaluate_in_bf16(base, compared, by_bf16, plan)
     moved = {}
     if plan.target is not None:
         moved = move_target(
-            {name: (arm.used, base.used[: arm.seeds]) for name, arm in found.items()},
+            {name: (arm.used, base.used[: arm.seeds]) for name, arm in compared.items()},
             plan.target.val_loss,
             method_of(plan, base.counted_from),
             plan.target.crossing,
         )
-    return {
-        name: replace(arm, moved=moved.get(name), in_bf16=in_bf16.get(name)) for name, arm in found.items()
-    }
+    for name, arm in compared.items():
+        compared[name] = replace(arm, moved=moved.get(name), in_bf16=in_bf16.get(name))
+    return compared
 
 
-def second_ends(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, RunResult]:
+def bf16_ends(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, RunResult]:
     """Map run ids to how each run has ended by its evaluations in bf16; empty without any."""
-    if SECOND not in frames.evals:
+    if BF16_LOSS not in frames.evals:
         return {}
-    evals = frames.evals.dropna(subset=[SECOND])
-    found = run_ends(replace(frames, evals=evals.assign(val_loss=evals[SECOND])), apart, origin)
-    return {run.run_id: run for run in found if len(run.tokens)}
+    evals = frames.evals.dropna(subset=[BF16_LOSS])
+    by_bf16 = replace(frames, evals=evals.assign(val_loss=evals[BF16_LOSS]))
+    return {run.run_id: run for run in run_ends(by_bf16, apart, origin) if len(run.tokens)}
 
 
 def _evaluate_in_bf16(
-    base: ArmResult, arms: Mapping[str, ArmResult], second: Mapping[str, RunResult], plan: LockedPlan
+    base: ArmResult, arms: Mapping[str, ArmResult], by_bf16: Mapping[str, RunResult], plan: LockedPlan
 ) -> dict[str, InBf16]:
     """Compare arms with the baseline by their evaluations in bf16; arms without any are left out.
 
     ``arms``: compared by their own evaluation.
     """
-    by_bf16 = {
-        name: replace(arm, runs=tuple(second[run.run_id] for run in arm.used if run.run_id in second))
-        for name, arm in {base.name: base, **arms}.items()
-    }
-    by_bf16 = {name: arm for name, arm in by_bf16.items() if arm.runs}
-    if base.name not in by_bf16:
+    with_bf16 = {}
+    for arm in (base, *arms.values()):
+        runs = tuple(by_bf16[run.run_id] for run in arm.used if run.run_id in by_bf16)
+        if runs:
+            with_bf16[arm.name] = replace(arm, runs=runs)
+    if base.name not in with_bf16:
         return {}
-    by_bf16 = against(by_bf16[base.name], by_bf16, plan)
-    how = method_of(plan, base.counted_from)
-    sides = {name: (arms[name].used, base.used[: arms[name].seeds]) for name in by_bf16}
-    alone = final_differences(
-        {name: (_gaps(own, second), _gaps(other, second)) for name, (own, other) in sides.items()},
-        replace(how, moderated=False),
-    )
-    found = {}
+    compared = against(with_bf16[base.name], with_bf16, plan)
+    method = method_of(plan, base.counted_from)
+    sides = {name: (arms[name].used, base.used[: arms[name].seeds]) for name in compared}
+    gaps = {
+        name: (_gaps(runs, by_bf16), _gaps(base_runs, by_bf16)) for name, (runs, base_runs) in sides.items()
+    }
+    differences = final_differences(gaps, replace(method, moderated=False))
+    results = {}
     for name, both in sides.items():
-        tokens = _tokens_alone(both, second, how)
-        cost, share = arms[name].token_cost, None
+        tokens = _tokens_alone(both, by_bf16, method)
+        cost = arms[name].token_cost
+        share = None
         if cost.figure is not None and tokens.estimate is not None and is_settled(cost):
             share = math.log1p(tokens.estimate) / cost.figure.value
-        found[name] = InBf16(
-            token_cost=by_bf16[name].token_cost,
+        results[name] = InBf16(
+            token_cost=compared[name].token_cost,
             tokens_alone=tokens,
             share=share,
-            final_loss=final_loss(by_bf16[name].used, how.alpha),
-            difference=by_bf16[name].difference,
-            loss_alone=alone[name],
+            final_loss=final_loss(compared[name].used, method.alpha),
+            difference=compared[name].difference,
+            loss_alone=differences[name],
         )
-    return found
+    return results
 
 
-def _gaps(runs: Sequence[RunResult], second: Mapping[str, RunResult]) -> list[RunResult]:
+def _gaps(runs: Sequence[RunResult], by_bf16: Mapping[str, RunResult]) -> list[RunResult]:
     """Return each run's loss by its own evaluation minus the loss in bf16, as curves."""
-    found = []
+    gaps = []
     for run in runs:
-        if (other := second.get(run.run_id)) is not None:
-            there = np.searchsorted(run.tokens, other.tokens)
-            found.append(replace(other, loss=run.loss[there] - other.loss))
-    return found
+        if run.run_id in by_bf16:
+            in_bf16 = by_bf16[run.run_id]
+            places = np.searchsorted(run.tokens, in_bf16.tokens)
+            gaps.append(replace(in_bf16, loss=run.loss[places] - in_bf16.loss))
+    return gaps
 
 
 def _tokens_alone(
-    sides: Sequence[Sequence[RunResult]], second: Mapping[str, RunResult], how: Method
+    sides: Sequence[Sequence[RunResult]], by_bf16: Mapping[str, RunResult], method: Method
 ) -> Interval:
     """Compute (1 + cost by the arm's own evaluation) / (1 + cost by bf16) − 1."""
     logs = []
     for runs in sides:
-        pairs = [(run, second[run.run_id]) for run in runs if run.run_id in second and run.end != "missing"]
+        pairs = [(run, by_bf16[run.run_id]) for run in with_result(runs) if run.run_id in by_bf16]
         if not pairs:
             return Interval(note="no results")
-        if not all(own.exact and other.exact for own, other in pairs):
+        if not all(run.exact and in_bf16.exact for run, in_bf16 in pairs):
             return Interval(note="not every run reached the target by both evaluations")
-        logs.append([(own.seed, math.log(own.high) - math.log(other.high)) for own, other in pairs])
-    return exponential(t_interval(contrast(*logs, paired=how.paired).estimate, how.alpha), minus=1.0)
+        logs.append([(run.seed, math.log(run.high) - math.log(in_bf16.high)) for run, in_bf16 in pairs])
+    return change_interval(contrast(*logs, paired=method.paired).estimate, method.alpha)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.results.frames import StudyFrames
+    from ablate.results.losses import LossDifference
     from ablate.run.config import RunConfig
     from ablate.store.plan_file import LockedPlan, StopRule
 
@@ -60,7 +61,7 @@ class Line:
     places. ``change`` is per tenfold of the place, with its interval.
     """
 
-    points: tuple[Any, ...]
+    points: tuple[Cost | LossDifference | None, ...]
     change: Interval
     intercept: float | None = None
     slope: float | None = None
@@ -127,72 +128,60 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
     if len(units) > 1:
         hint = "name studies whose losses are in one unit"
         raise UserError(f"losses in {' and '.join(units)} cannot be compared", hint=hint)
-    studies = [_placed(one) for one in analyses]
-    axis = _axis(studies) if len(studies) > 2 else ""
-    places = [getattr(study, axis) for study in studies] if axis else [1, 10]
+    placed = [_placed(analysis) for analysis in analyses]
+    axis: Axis = ""
+    places = [1, 10]
+    if len(placed) > 2:
+        axis = _axis(placed)
+        places = [getattr(study, axis) for study in placed]
     order = sorted(range(len(places)), key=places.__getitem__)
-    places, studies = [places[i] for i in order], [studies[i] for i in order]
-    analyses, frames = [analyses[i] for i in order], [frames[i] for i in order]
-    bases = [one.baseline_arm for one in analyses]
-    sides = [{arm.name: arm for arm in one.others} for one in analyses]
-    found, left_out, differs = [], {}, study_differences(analyses, frames)
-    for name in dict.fromkeys(itertools.chain(*sides)):
-        results = [side.get(name) for side in sides]
-        known = [result for result in results if result is not None]
-        alpha = min(result.alpha for result in known)  # the strictest
-        arm = ComparedArm(
-            name=name,
-            token_cost=line_through([result and result.token_cost for result in results], places, alpha),
-            loss_gap=line_through([result and result.difference for result in results], places, alpha),
-        )
-        runs = [run.run_id for result in (*bases, *known) for run in result.runs]
-        pairs = zip(results, bases, strict=True)
-        if axis and any(result and _model(result) not in (None, _model(base)) for result, base in pairs):
-            left_out[name] = "it changes the model itself"
-        elif len(known) == 1:
-            left_out[name] = "in one study only"
-        elif len(set(runs)) < len(runs):
-            left_out[name] = "runs in common: what the studies show is not independent"
-        elif len({result.counted_from for result in known}) > 1:
-            left_out[name] = "counted from different places: not one question"
-        elif arm.token_cost.slope is None and arm.loss_gap.slope is None:
-            left_out[name] = f"it has {_NO_LINE}"
-        else:
-            found.append(arm)
-            own = [
-                None if result is None else _settings(result, frame)
-                for result, frame in zip(results, frames, strict=True)
-            ]
-            differs |= {f"{name}: {key}": values for key, values in _differing(own, results).items()}
-    if not found:
-        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+    places = [places[i] for i in order]
+    analyses = [analyses[i] for i in order]
+    frames = [frames[i] for i in order]
+    arms = []
+    left_out = {}
+    differs = study_differences(analyses, frames)
+    for name in dict.fromkeys(arm.name for analysis in analyses for arm in analysis.others):
+        results = [analysis.other(name) for analysis in analyses]
+        arm = _compared_arm(name, results, places)
+        reason = _why_left_out(arm, results, [analysis.baseline_arm for analysis in analyses], axis)
+        if reason:
+            left_out[name] = reason
+            continue
+        arms.append(arm)
+        settings = [
+            None if result is None else _settings(result, frame)
+            for result, frame in zip(results, frames, strict=True)
+        ]
+        differs |= {f"{name}: {key}": values for key, values in _differing(settings, results).items()}
+    if not arms:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UserError(
             "no arm has a token cost or a loss gap in two of the studies",
-            hint=f"arms are matched by name; {cut(why, 300) or 'the studies have a baseline alone'}",
+            hint=f"arms are matched by name; {cut(reasons, 300) or 'the studies have a baseline alone'}",
         )
+    if axis == "parameters":
+        differs = {key: values for key, values in differs.items() if not key.startswith("model.")}
+    elif axis == "tokens":
+        differs.pop("training.tokens", None)
     return Comparison(
-        studies=tuple(studies),
+        studies=tuple(placed[i] for i in order),
         axis=axis,
         places=tuple(places),
-        arms=tuple(found),
+        arms=tuple(arms),
         left_out=left_out,
-        differs={
-            key: values
-            for key, values in differs.items()
-            if not (axis == "parameters" and key.startswith("model."))
-            and not (axis == "tokens" and key == "training.tokens")
-        },
-        rules=tuple(one.plan.stop for one in analyses),
+        differs=differs,
+        rules=tuple(analysis.plan.stop for analysis in analyses),
         loss_unit=analyses[0].plan.unit,
     )
 
 
-def _placed(one: Analysis) -> PlacedStudy:
-    config = one.baseline_arm.config
+def _placed(analysis: Analysis) -> PlacedStudy:
+    config = analysis.baseline_arm.config
     return PlacedStudy(
-        name=one.plan.study,
-        baseline=one.baseline,
-        target=target_text(one.plan),
+        name=analysis.plan.study,
+        baseline=analysis.baseline,
+        target=target_text(analysis.plan),
         parameters=None if config is None else _parameters(config),
         tokens=None if config is None else config.training.tokens,
     )
@@ -217,6 +206,38 @@ def _axis(studies: Sequence[PlacedStudy]) -> Axis:
     )
 
 
+def _compared_arm(name: str, results: Sequence[ArmResult | None], places: Sequence[int]) -> ComparedArm:
+    """Fit an arm's lines. ``results``: of each study, None where the study lacks the arm."""
+    costs = [None if result is None else result.token_cost for result in results]
+    losses = [None if result is None else result.difference for result in results]
+    strictest = min(result.alpha for result in results if result is not None)
+    return ComparedArm(
+        name=name,
+        token_cost=line_through(costs, places, strictest),
+        loss_gap=line_through(losses, places, strictest),
+    )
+
+
+def _why_left_out(
+    arm: ComparedArm, results: Sequence[ArmResult | None], baselines: Sequence[ArmResult], axis: Axis
+) -> str:
+    """Say why an arm has no line; empty if it has one."""
+    pairs = [(result, base) for result, base in zip(results, baselines, strict=True) if result is not None]
+    run_ids = [run.run_id for base in baselines for run in base.runs]
+    run_ids += [run.run_id for result, _ in pairs for run in result.runs]
+    if axis and any(_model(result) not in (None, _model(base)) for result, base in pairs):
+        return "it changes the model itself"
+    if len(pairs) == 1:
+        return "in one study only"
+    if len(set(run_ids)) < len(run_ids):
+        return "runs in common: what the studies show is not independent"
+    if len({result.counted_from for result, _ in pairs}) > 1:
+        return "counted from different places: not one question"
+    if arm.token_cost.slope is None and arm.loss_gap.slope is None:
+        return f"it has {_NO_LINE}"
+    return ""
+
+
 def _parameters(config: RunConfig) -> int | None:
     """Count the parameters of a built-in model; None for any other."""
     if config.trainer is not None or not config.model.is_built_in:
@@ -230,25 +251,27 @@ def _model(arm: ArmResult) -> object:
     return arm.config and (arm.config.model, arm.config.trainer, _parameters(arm.config))
 
 
-def line_through(points: Sequence[Any], places: Sequence[int], alpha: float) -> Line:
+def line_through(points: Sequence[Cost | LossDifference | None], places: Sequence[int], alpha: float) -> Line:
     """Fit the line by unweighted least squares, where there are figures at two places."""
-    are_costs = any(isinstance(point, Cost) for point in points)
-    figures = [point and point.figure for point in points]
-    known = [(math.log10(x), y) for x, y in zip(places, figures, strict=True) if y is not None]
-    if len({x for x, _ in known}) < 2:
+    figures = []
+    for point, place in zip(points, places, strict=True):
+        if point is not None and point.figure is not None:
+            figures.append((math.log10(place), point.figure))
+    if len({x for x, _ in figures}) < 2:
         return Line(points=tuple(points), change=Interval(note=_NO_LINE))
-    middle = statistics.fmean(x for x, _ in known)
-    square = sum((x - middle) ** 2 for x, _ in known)
-    parts = [((x - middle) / square, figure) for x, figure in known]
-    slope, change = combination(parts).value, combined_interval(parts, alpha)
-    if are_costs:
+    middle = statistics.fmean(x for x, _ in figures)
+    square = sum((x - middle) ** 2 for x, _ in figures)
+    parts = [((x - middle) / square, figure) for x, figure in figures]
+    slope = combination(parts).value
+    change = combined_interval(parts, alpha)
+    if any(isinstance(point, Cost) for point in points):
         change = exponential(change, minus=1.0)
         if change.note is None and None in (change.estimate, change.low, change.high):
             change = Interval(note=TOO_LARGE)
     return Line(
         points=tuple(points),
         change=change,
-        intercept=statistics.fmean(figure.value for _, figure in known) - slope * middle,
+        intercept=statistics.fmean(figure.value for _, figure in figures) - slope * middle,
         slope=slope,
     )
 
@@ -259,30 +282,41 @@ def study_differences(
     """Find what the studies and their baselines differ in besides the target: key → each study's value."""
     sides = []
     for analysis, frame in zip(analyses, frames, strict=True):
+        plan = analysis.plan
         config = frame.configs.get(analysis.baseline, RecordedConfig())
-        sections = {
-            "model": ModelConfig.meaningful_fields(config.model or {}),
-            "data": config.data or {},
-            "training": config.training or frame.plan.training,
-        }
-        told = {
-            "crossing": NOT_TOLD if analysis.plan.target is None else analysis.plan.target.crossing,
+        settings = {
+            "crossing": NOT_TOLD if plan.target is None else plan.target.crossing,
             "baseline": analysis.baseline,
-            "paired seeds": analysis.plan.paired_seeds,
+            "paired seeds": plan.paired_seeds,
             "timing": analysis.timing.kind,
         }
-        told |= {f"{name}.{key}": one for name, section in sections.items() for key, one in section.items()}
-        told |= {key: config.whole[key] for key in _BESIDE if key in config.whole}
-        sides.append({key: _text(value) for key, value in told.items()})
-    return _differing(sides, [one.baseline_arm for one in analyses])
+        for section, values in (
+            ("model", ModelConfig.meaningful_fields(config.model or {})),
+            ("data", config.data or {}),
+            ("training", config.training or frame.plan.training),
+        ):
+            settings |= {f"{section}.{key}": value for key, value in values.items()}
+        settings |= {key: config.whole[key] for key in _BESIDE if key in config.whole}
+        sides.append(_texts(settings))
+    return _differing(sides, [analysis.baseline_arm for analysis in analyses])
 
 
 def _settings(arm: ArmResult, frame: StudyFrames) -> dict[str, str]:
     """Return how an arm differs from its baseline, and its recipe, which another version may resolve."""
-    told = {key: value for key, (_, value) in arm.planned.differs.items()}
-    whole = frame.configs.get(arm.name, RecordedConfig()).whole
-    told |= {key: whole[key] for key in ("recipe",) if key in whole}
-    return {key: _text(value) for key, value in told.items()}
+    settings = {key: value for key, (_, value) in arm.planned.differs.items()}
+    config = frame.configs.get(arm.name, RecordedConfig())
+    if "recipe" in config.whole:
+        settings["recipe"] = config.whole["recipe"]
+    return _texts(settings)
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Write values as JSON, but texts as they are."""
+    texts = {}
+    for key, value in settings.items():
+        is_text = isinstance(value, str)
+        texts[key] = value if is_text else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return texts
 
 
 def _differing(
@@ -293,17 +327,11 @@ def _differing(
     The recipes of the ``arms`` are in words if the words differ as well.
     """
     known = [side for side in sides if side is not None]
-    keys = dict.fromkeys(itertools.chain(*known))
-    found = {
-        key: tuple((side or {}).get(key, NOT_TOLD) for side in sides)
-        for key in keys
-        if len({side.get(key, NOT_TOLD) for side in known}) > 1
-    }
+    differing = {}
+    for key in dict.fromkeys(itertools.chain(*known)):
+        if len({side.get(key, NOT_TOLD) for side in known}) > 1:
+            differing[key] = tuple(NOT_TOLD if side is None else side.get(key, NOT_TOLD) for side in sides)
     words = tuple(NOT_TOLD if arm is None else arm.recipe for arm in arms)
-    if "recipe" in found and len(set(words)) == len(set(found["recipe"])):
-        found["recipe"] = words
-    return found
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    if "recipe" in differing and len(set(words)) == len(set(differing["recipe"])):
+        differing["recipe"] = words
+    return differing

@@ -149,19 +149,23 @@ class ArmDiagnosis:
 
 def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
     """Diagnose each arm that has rows; also return a line for each file that is left out."""
-    found, faults = [], []
+    diagnosed = []
+    faults = []
     for arm in analysis.arms:
-        runs = []
-        for run in (store.run(one.run_id) for one in arm.runs if one.state != "damaged"):
-            content, odd = run.rows(run.diagnostics_path, run.status())
-            faults += odd
+        rows_of_runs = []
+        for result in arm.runs:
+            if result.state == "damaged":
+                continue
+            run = store.run(result.run_id)
+            content, damage = run.rows(run.diagnostics_path, run.status())
+            faults += damage
             try:
-                runs.append(read_rows(content))
+                rows_of_runs.append(read_rows(content))
             except ValueError as error:
                 faults.append(f"{run.diagnostics_path}: {error}")
-        if any(runs):
-            found.append(diagnose_arm(arm.name, runs))
-    return tuple(found), tuple(faults)
+        if any(rows_of_runs):
+            diagnosed.append(diagnose_arm(arm.name, rows_of_runs))
+    return tuple(diagnosed), tuple(faults)
 
 
 def read_rows(content: bytes) -> list[Row]:
@@ -175,31 +179,44 @@ def read_rows(content: bytes) -> list[Row]:
     return [*checked(list[_Diagnosis], rows_of(lines, "diagnosis")), *loads]
 
 
-def diagnose_arm(arm: str, runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
+def diagnose_arm(arm: str, rows_of_runs: Sequence[Sequence[Row]]) -> ArmDiagnosis:
     """Diagnose an arm from the rows of each of its runs."""
-    rows = [row | {"run": run} for run, own in enumerate(runs) for row in own]
-    loads = [row for row in rows if row["kind"] == "load"]
-    own = [row | {"over_noise": _over_noise(row)} for row in rows if row["kind"] == "diagnosis"]
-    places = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in own))
-    tokens = tuple(sorted({row["tokens"] for row in own}))
-    maps = []
-    for figure in MAPPED:
-        cells = _means(own, ("layer", "gemm", "tokens"), figure)
-        values = tuple(tuple(cells.get((*place, at)) for at in tokens) for place in places)
-        maps.append(Map(figure=figure, rows=places, tokens=tokens, values=values))
-    gemms = [_gemm(gemm, there) for gemm in GEMMS if (there := [one for one in own if one["gemm"] == gemm])]
+    rows = []
+    loads = []
+    for run, run_rows in enumerate(rows_of_runs):
+        for row in run_rows:
+            if row["kind"] == "load":
+                loads.append(row | {"run": run})
+            else:
+                rows.append(row | {"run": run, "over_noise": _over_noise(row)})
+    gemms = []
+    for gemm in GEMMS:
+        gemm_rows = [row for row in rows if row["gemm"] == gemm]
+        if gemm_rows:
+            gemms.append(_summary(gemm, gemm_rows))
     return ArmDiagnosis(
         arm=arm,
-        runs=len({row["run"] for row in own or loads}),
+        runs=len({row["run"] for row in rows or loads}),
         gemms=tuple(gemms),
-        maps=tuple(maps),
+        maps=tuple(_map(figure, rows) for figure in MAPPED),
         busiest=_over_runs(loads, "busiest") if loads else None,
     )
 
 
+def _map(figure: str, rows: Sequence[Row]) -> Map:
+    means = _means(rows, ("layer", "gemm", "tokens"), figure)
+    operations = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in rows))
+    tokens = tuple(sorted({row["tokens"] for row in rows}))
+    values = tuple(tuple(means.get((*operation, at)) for at in tokens) for operation in operations)
+    return Map(figure=figure, rows=operations, tokens=tokens, values=values)
+
+
 def _over_noise(row: Row) -> float | None:
-    noise, error = (row["data_noise"] or {"noise_energy": 0.0})["noise_energy"], row["error_energy"]
-    return error / noise if noise > 0 and error is not None else None
+    """Return the energy of the error over that of the data's noise; None where either is not known."""
+    if row["data_noise"] is None or row["error_energy"] is None:
+        return None
+    noise = row["data_noise"]["noise_energy"]
+    return row["error_energy"] / noise if noise > 0 else None
 
 
 def _means(
@@ -208,14 +225,22 @@ def _means(
     """Average the known figures of each group; a group without any is left out."""
     groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:
-        if (value := row[figure]) is not None:
-            groups[tuple(row[key] for key in by)].append(value)
+        if row[figure] is not None:
+            groups[tuple(row[key] for key in by)].append(row[figure])
     return {key: mean(values) for key, values in groups.items()}
 
 
-def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
+def _summary(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
     layers = _means(rows, ("layer",), "relative_error") or {("",): 0.0}
     largest = max(layers, key=layers.__getitem__)
+    operands = []
+    for name in OPERANDS[gemm]:
+        operand_rows = [row["operands"][name] for row in rows if name in row["operands"]]
+        if operand_rows:
+            figures = {
+                figure: _means(operand_rows, (), figure).get(()) for figure in _Operand.__annotations__
+            }
+            operands.append(OperandSummary(operand=name, **figures))
     return GemmSummary(
         gemm=gemm,
         measurements=len(rows),
@@ -223,14 +248,7 @@ def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
         **{figure: _over_runs(rows, figure) for figure in _FIGURES},
         alike=_likeness(rows),
         largest=Largest(layer=largest[0], relative_error=layers[largest]),
-        operands=tuple(
-            OperandSummary(
-                operand=name,
-                **{figure: _means(own, (), figure).get(()) for figure in _Operand.__annotations__},
-            )
-            for name in OPERANDS[gemm]
-            if (own := [row["operands"][name] for row in rows if name in row["operands"]])
-        ),
+        operands=tuple(operands),
         error_over_data_noise=_over_runs(rows, "over_noise", statistics.median),
         under_sqrt3=sum((row["relative_error"] or 0.0) * _SQRT_3 > 1 for row in rows),
     )
@@ -238,25 +256,26 @@ def _gemm(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
 
 def _over_runs(rows: Iterable[Row], figure: str, mean: Callable[[Any], float] = statistics.fmean) -> Interval:
     """Return the mean over runs with its interval, but without a note; empty without a known figure."""
-    return replace(mean_interval([*_means(rows, ("run",), figure, mean).values()]), note=None)
+    means = _means(rows, ("run",), figure, mean)
+    return replace(mean_interval(list(means.values())), note=None)
 
 
 def _likeness(rows: Iterable[Row]) -> Likeness | None:
     series: dict[tuple[int, str], list[Row]] = defaultdict(list)
-    pairs, apart = [], []
     for row in rows:
         series[row["run"], row["layer"]].append(row)
-    for own in series.values():
-        for first, second in pairwise(own):
+    cosines = []
+    tokens_between = []
+    for layer_rows in series.values():
+        for first, second in pairwise(layer_rows):
             if first["sketch"] and second["sketch"]:
-                apart.append(second["tokens"] - first["tokens"])
-                pairs.append(
-                    {"run": first["run"], "cosine": sketch_cosine(first["sketch"], second["sketch"])}
-                )
-    found = _over_runs(pairs, "cosine")
-    if found.estimate is None:
+                tokens_between.append(second["tokens"] - first["tokens"])
+                cosine = sketch_cosine(first["sketch"], second["sketch"])
+                cosines.append({"run": first["run"], "cosine": cosine})
+    mean = _over_runs(cosines, "cosine")
+    if mean.estimate is None:
         return None
-    return Likeness(tokens_later=round(statistics.median(apart)), **vars(found))
+    return Likeness(tokens_later=round(statistics.median(tokens_between)), **vars(mean))
 
 
 def sketch_cosine(first: str, second: str) -> float | None:
@@ -266,8 +285,15 @@ def sketch_cosine(first: str, second: str) -> float | None:
     ‖C‖² / ‖C + R‖². None for a damaged sketch.
     """
     try:
-        a, b = (np.frombuffer(base64.b64decode(one), dtype=np.int8).astype(float) for one in (first, second))
+        a = _sketched(first)
+        b = _sketched(second)
     except ValueError:
         return None
-    norm = math.sqrt(float(a @ a) * float(b @ b)) if a.shape == b.shape else 0.0
+    if a.shape != b.shape:
+        return None
+    norm = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / norm if norm else None
+
+
+def _sketched(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype=np.int8).astype(float)

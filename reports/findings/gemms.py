@@ -21,11 +21,11 @@ from ablate.recipes import GEMMS, PRESETS, Gemm, Recipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from ablate.recipes import OperandPolicy
     from ablate.results.cost import Cost
     from ablate.store.records import RecordedConfig
 
-    Place = tuple[tuple[Gemm, ...], str]
-
+Gemms = tuple[Gemm, ...]
 PLAIN = "none"
 _OF_THE_STABILISER = ("rounding", "prescale", "undo", "hadamard", "signs", "permute", "rotated_bf16")
 _SIDES = ("left", "right")
@@ -39,7 +39,7 @@ class RecipeKind(NamedTuple):
     """
 
     format: str
-    gemms: tuple[Gemm, ...]
+    gemms: Gemms
     stabiliser: str
 
 
@@ -69,7 +69,7 @@ class Matrix:
     """
 
     format: str
-    gemms: tuple[tuple[Gemm, ...], ...]
+    gemms: tuple[Gemms, ...]
     stabilisers: tuple[str, ...]
     arms: tuple[tuple[str | None, ...], ...]
 
@@ -85,24 +85,41 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
     None without an FP4 GEMM, with FP4 GEMMs of several formats, and with de-oscillation, which no figure here
     has.
     """
-    sides = {gemm: [getattr(recipe.gemm(gemm), side) for side in _SIDES] for gemm in GEMMS}
-    low = tuple(gemm for gemm in GEMMS if all("fp4" in side.format for side in sides[gemm]))
-    operands = [side for gemm in low for side in sides[gemm]]
-    formats = {side.format for side in operands}
+    gemms = []
+    operands: list[OperandPolicy] = []
+    for gemm in GEMMS:
+        policy = recipe.gemm(gemm)
+        if "fp4" in policy.left.format and "fp4" in policy.right.format:
+            gemms.append(gemm)
+            operands += (policy.left, policy.right)
+    formats = {operand.format for operand in operands}
     if len(formats) != 1 or recipe.deoscillate is not None:
         return None
-    rotated = [side for side in operands if side.hadamard]
-    drawn = [side for side in operands if side.is_stochastic]
-    words = []
-    if drawn:
-        kinds = {side.rounding.removeprefix("stochastic") for side in drawn}
-        word = "SR(rocm)" if "_rocm" in kinds else "SR8" if "_8bit" in kinds else "SR"
-        words.append(word + "*" * (len(drawn) < len(operands)))
-    if rotated:
-        name = "DHT" if all(side.signs == "none" for side in rotated) else "RHT"
-        size = max(side.hadamard for side in rotated)
-        words.append(f"{name}{size}" + "*" * (len(rotated) < len(operands)))
-    return RecipeKind(formats.pop(), low, "+".join(words) or PLAIN)
+    parts = []
+    for name, count in (_stochastic_rounding(operands), _rotation(operands)):
+        if count:
+            parts.append(name if count == len(operands) else f"{name}*")
+    return RecipeKind(formats.pop(), tuple(gemms), "+".join(parts) or PLAIN)
+
+
+def _stochastic_rounding(operands: Sequence[OperandPolicy]) -> tuple[str, int]:
+    """Name the kind of stochastic rounding, and count the operands that have it."""
+    kinds = [operand.rounding for operand in operands if operand.is_stochastic]
+    if "stochastic_rocm" in kinds:
+        name = "SR(rocm)"
+    elif "stochastic_8bit" in kinds:
+        name = "SR8"
+    else:
+        name = "SR"
+    return name, len(kinds)
+
+
+def _rotation(operands: Sequence[OperandPolicy]) -> tuple[str, int]:
+    """Name the Hadamard transform, and count the operands that have it."""
+    rotated = [operand for operand in operands if operand.hadamard]
+    size = max((operand.hadamard for operand in rotated), default=0)
+    has_signs = any(operand.signs != "none" for operand in rotated)
+    return f"{'RHT' if has_signs else 'DHT'}{size}", len(rotated)
 
 
 _AMD = "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"
@@ -129,12 +146,13 @@ _PUBLISHED = (
 
 def published_for(recipe: Recipe) -> tuple[Published, ...]:
     """Return the published figures for recipes of the same kind; empty without any."""
-    own = kind_of(recipe)
-    return tuple(
-        Published(figure, setting)
-        for presets, figure, setting in _PUBLISHED
-        if own in ([kind_of(PRESETS[name].recipe) for name in presets.split()] or [_PLAIN_BACKWARD])
-    )
+    kind = kind_of(recipe)
+    published = []
+    for presets, figure, setting in _PUBLISHED:
+        kinds = [kind_of(PRESETS[name].recipe) for name in presets.split()]
+        if kind in (kinds or [_PLAIN_BACKWARD]):
+            published.append(Published(figure, setting))
+    return tuple(published)
 
 
 def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str], Cost]) -> tuple[Step, ...]:
@@ -142,26 +160,33 @@ def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str],
 
     ``cost``: returns the token cost of its second arm over its first.
     """
-    usable = {
-        arm: (config.recipe, {**config.whole, "recipe": None, "seed": None})
-        for arm, config in configs.items()
-        if config.recipe is not None and all(gemm in config.recipe for gemm in GEMMS)
-    }
-    found = []
-    for (first, (recipe, rest)), (second, (other, other_rest)) in itertools.permutations(usable.items(), 2):
-        # An empty rule, phase or other part of a recipe is equal to a missing one.
-        changed = [
-            key for key in {**recipe, **other} if (recipe.get(key) or None) != (other.get(key) or None)
-        ]
-        if rest == other_rest and len(changed) == 1 and changed[0] in GEMMS:
-            (gemm,) = changed
-            was_fp4, is_fp4 = (
-                all("fp4" in str(policy.get(side, {}).get("format", "")) for side in _SIDES)
-                for policy in (recipe[gemm], other[gemm])
-            )
-            if is_fp4 and not was_fp4:
-                found.append(Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second)))
-    return tuple(found)
+    recipes = {}
+    settings = {}
+    for arm, config in configs.items():
+        if config.recipe is not None and all(gemm in config.recipe for gemm in GEMMS):
+            recipes[arm] = config.recipe
+            settings[arm] = config.whole | {"recipe": None, "seed": None}
+    steps = []
+    for first, second in itertools.permutations(recipes, 2):
+        if settings[first] == settings[second]:
+            gemm = _gained_gemm(recipes[first], recipes[second])
+            if gemm is not None:
+                steps.append(Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second)))
+    return tuple(steps)
+
+
+def _gained_gemm(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """Return the GEMM that alone differs, and that only the second recipe has in FP4; None without one."""
+    # An empty rule, phase or other part of a recipe is equal to a missing one.
+    changed = [key for key in {**first, **second} if (first.get(key) or None) != (second.get(key) or None)]
+    if len(changed) != 1 or changed[0] not in GEMMS:
+        return None
+    gemm = changed[0]
+    return gemm if _is_fp4(second[gemm]) and not _is_fp4(first[gemm]) else None
+
+
+def _is_fp4(policy: Mapping[str, Any]) -> bool:
+    return all("fp4" in str(policy.get(side, {}).get("format", "")) for side in _SIDES)
 
 
 def greatest_step(steps: Sequence[Step]) -> str | None:
@@ -177,54 +202,95 @@ def greatest_step(steps: Sequence[Step]) -> str | None:
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Cell:
+    """One arm's place in a matrix, and the rest of its configuration.
+
+    ``settings``: without the GEMMs, as text. ``policies``: without the stabiliser, by GEMM and whether it is
+    in FP4.
+    """
+
+    arm: str
+    format: str
+    gemms: Gemms
+    stabiliser: str
+    settings: str
+    policies: dict[tuple[Gemm, bool], Any]
+
+    def fits(self, other: _Cell) -> bool:
+        """Whether the two arms differ only in the GEMMs that they have in FP4 and in the stabiliser."""
+        return (
+            self.settings == other.settings
+            and (self.gemms, self.stabiliser) != (other.gemms, other.stabiliser)
+            and all(other.policies.get(key, policy) == policy for key, policy in self.policies.items())
+        )
+
+
 def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str] = ()) -> tuple[Matrix, ...]:
     """Find the matrices of at least 2 × 2 with an arm in more than half of their cells.
 
     ``configs``: of the arms, in the study's order. ``free``: training fields in which arms may differ,
     because each arm has its own tuned values.
     """
-    # Of each group: the format; the configuration without GEMMs; the policies without stabiliser, by GEMM and
-    # whether it is in FP4; and the arms by (GEMMs, stabiliser).
-    groups: list[tuple[str, str, dict[Any, Any], dict[Place, str]]] = []
+    grids: list[list[_Cell]] = []
     for arm, config in configs.items():
-        try:
-            recipe = Recipe(**config.recipe or {})
-        except (TypeError, ValueError):  # imported logs
+        cell = _cell_of(arm, config, free)
+        if cell is None:
             continue
-        kind = kind_of(replace(recipe, deoscillate=None))
-        if kind is None:
-            continue
-        stabiliser = kind.stabiliser
-        if recipe.deoscillate is not None:
-            stabiliser = "de-oscillation" if stabiliser == PLAIN else f"{stabiliser}+de-oscillation"
-        place = (kind.gemms, stabiliser)
-        parts = asdict(recipe)
-        policies = {(gemm, gemm in kind.gemms): parts.pop(gemm) for gemm in GEMMS}
-        for (_, low), policy in policies.items():
-            for side in _SIDES if low else ():
-                policy[side] = {
-                    key: one for key, one in policy[side].items() if key not in _OF_THE_STABILISER
-                }
-        del parts["deoscillate"]
-        training = {key: value for key, value in (config.training or {}).items() if key not in free}
-        whole = {**config.whole, "training": training, "recipe": parts, "seed": None}
-        rest = json.dumps(whole, sort_keys=True, default=str)
-        for _, other, known, arms in groups:
-            same = all(known.get(key, policy) == policy for key, policy in policies.items())
-            if same and other == rest and place not in arms:
+        for grid in grids:
+            if all(cell.fits(other) for other in grid):
+                grid.append(cell)
                 break
         else:
-            known, arms = {}, {}
-            groups.append((kind.format, rest, known, arms))
-        known |= policies
-        arms[place] = arm
-    found = []
-    for low_format, _, _, arms in groups:
-        gemms = sorted({row for row, _ in arms}, key=lambda row: (len(row), *map(GEMMS.index, row)))
-        columns = sorted(dict.fromkeys(column for _, column in arms), key=lambda name: name != PLAIN)
-        if min(len(gemms), len(columns)) > 1 and 2 * len(arms) > len(gemms) * len(columns):
-            cells = tuple(tuple(arms.get((row, column)) for column in columns) for row in gemms)
-            found.append(
-                Matrix(format=low_format, gemms=tuple(gemms), stabilisers=tuple(columns), arms=cells)
-            )
-    return tuple(found)
+            grids.append([cell])
+    return tuple(filter(None, map(_matrix_of, grids)))
+
+
+def _matrix_of(cells: Sequence[_Cell]) -> Matrix | None:
+    """Return the matrix of these cells; None if it is smaller than 2 × 2 or more than half empty."""
+    arms = {(cell.gemms, cell.stabiliser): cell.arm for cell in cells}
+    gemms = sorted({row for row, _ in arms}, key=lambda row: (len(row), *map(GEMMS.index, row)))
+    stabilisers = list(dict.fromkeys(column for _, column in arms))
+    stabilisers.sort(key=lambda column: column != PLAIN)
+    if len(gemms) < 2 or len(stabilisers) < 2 or 2 * len(arms) <= len(gemms) * len(stabilisers):
+        return None
+    return Matrix(
+        format=cells[0].format,
+        gemms=tuple(gemms),
+        stabilisers=tuple(stabilisers),
+        arms=tuple(tuple(arms.get((row, column)) for column in stabilisers) for row in gemms),
+    )
+
+
+def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> _Cell | None:
+    """Return an arm's cell; None if its recipe is not known, or has no place in a matrix."""
+    try:
+        recipe = Recipe(**config.recipe or {})
+    except (TypeError, ValueError):  # imported logs
+        return None
+    kind = kind_of(replace(recipe, deoscillate=None))
+    if kind is None:
+        return None
+    stabiliser = kind.stabiliser
+    if recipe.deoscillate is not None:
+        stabiliser = "de-oscillation" if stabiliser == PLAIN else f"{stabiliser}+de-oscillation"
+    rest = asdict(recipe)
+    del rest["deoscillate"]
+    policies = {}
+    for gemm in GEMMS:
+        policy = rest.pop(gemm)
+        is_fp4 = gemm in kind.gemms
+        if is_fp4:
+            for side, key in itertools.product(_SIDES, _OF_THE_STABILISER):
+                del policy[side][key]
+        policies[gemm, is_fp4] = policy
+    training = {key: value for key, value in (config.training or {}).items() if key not in free}
+    settings = config.whole | {"training": training, "recipe": rest, "seed": None}
+    return _Cell(
+        arm=arm,
+        format=kind.format,
+        gemms=kind.gemms,
+        stabiliser=stabiliser,
+        settings=json.dumps(settings, sort_keys=True, default=str),
+        policies=policies,
+    )

@@ -61,27 +61,38 @@ def power_of(
     ``margin``: the figure that it limits, and the limit on either side of zero; ``alpha``: the chance that
     each of its two tests errs.
     """
-    found = cost.figure
-    if cost.kind != "interval" or found is None:
+    log_ratio = cost.figure
+    if cost.kind != "interval" or log_ratio is None:
         return None
-    logs = [[math.log(run.high) for run in runs if run.exact] for runs in (arm, baseline)]
+    logs = [math.log(run.high) for run in arm if run.exact]
+    base_logs = [math.log(run.high) for run in baseline if run.exact]
+    error = math.sqrt(log_ratio.variance)
     # Runs that differ only by rounding have no spread.
-    if math.sqrt(found.variance) <= 8 * math.ulp(max(map(max, logs))):
+    if error <= 8 * math.ulp(max(*logs, *base_logs)):
         return None
-    spreads = [float(np.std(side, ddof=1)) for side in logs]
     pairs = None
     if cost.pairs:
-        x, y = ({run.seed: math.log(run.high) for run in runs if run.exact} for runs in (arm, baseline))
-        pairs = float(np.std([x[seed] - y[seed] for seed in x if seed in y], ddof=1))
-    figure, limit = margin or (found, 0.0)
-    settled = is_settled(cost) if margin is None else stands(figure, limit, alpha) != "open"
+        of_seed = {run.seed: math.log(run.high) for run in baseline if run.exact}
+        exact = (run for run in arm if run.exact and run.seed in of_seed)
+        pairs = _spread([math.log(run.high) - of_seed[run.seed] for run in exact])
+    if margin is None:
+        figure = log_ratio
+        limit = 0.0
+        settled = is_settled(cost)
+    else:
+        figure, limit = margin
+        settled = stands(figure, limit, alpha) != "open"
     return Power(
-        spread_of_log_tokens=spreads[0],
-        spread_of_the_baseline=spreads[1],
+        spread_of_log_tokens=_spread(logs),
+        spread_of_the_baseline=_spread(base_logs),
         spread_of_the_pairs=pairs,
-        smallest_cost=math.expm1(_reach(found.degrees) * math.sqrt(found.variance)),
+        smallest_cost=math.expm1(_reach(log_ratio.degrees) * error),
         more_seeds=0 if settled else _more(figure, limit, cost),
     )
+
+
+def _spread(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1))
 
 
 def _chance(effect: float, degrees: float) -> float:
@@ -97,10 +108,14 @@ def _below(edge: float, degrees: float, effect: float) -> float:
 
 def _reach(degrees: float) -> float:
     """Return the difference, in standard errors, that is found with the chance ``POWER``."""
-    low, high = 0.0, 2 * quantile(degrees) + 10
+    low = 0.0
+    high = 2 * quantile(degrees) + 10
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _chance(middle, degrees) < POWER else (low, middle)
+        if _chance(middle, degrees) < POWER:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -114,14 +129,16 @@ def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
 
 def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
     """Return how many more seeds settle a figure: not zero or, with a limit, within or outside of it."""
-    n, per_seed = (cost.pairs, 1) if cost.pairs else (min(cost.n, cost.n_baseline), 2)
+    n = cost.pairs or min(cost.n, cost.n_baseline)
+    degrees_per_seed = 1 if cost.pairs else 2
 
     def shown(seeds: int) -> bool:
         error = math.sqrt(figure.variance * n / seeds)
-        degrees = figure.degrees + per_seed * (seeds - n)
+        degrees = figure.degrees + degrees_per_seed * (seeds - n)
         effect = abs(figure.value) / error
-        chance = _chance_of_margin(effect, limit / error, degrees) if limit else _chance(effect, degrees)
-        return chance >= POWER
+        if limit:
+            return _chance_of_margin(effect, limit / error, degrees) >= POWER
+        return _chance(effect, degrees) >= POWER
 
     # The chance rises with the seeds.
     more = bisect_left(range(n, MOST_SEEDS + 1), x=True, key=shown)

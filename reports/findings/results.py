@@ -94,6 +94,11 @@ class ArmResult:
         return None if self.stopped is None else self.stopped.seeds
 
     @property
+    def stopped_by_divergence(self) -> bool:
+        """Whether it was stopped because too many of its runs diverged."""
+        return self.stopped is not None and self.stopped.kind == "diverged"
+
+    @property
     def decay_begins(self) -> int | None:
         """Tokens after which the learning rate falls at the end; None if it does not, or is unknown."""
         return None if self.config is None else decay_begins(self.config.training)
@@ -211,12 +216,23 @@ class Analysis:
         """The arm that costs are relative to."""
         return next(arm for arm in self.arms if arm.name == self.baseline)
 
+    def other(self, name: str) -> ArmResult | None:
+        """Find an arm that is compared with the baseline; None without one of this name."""
+        return next((arm for arm in self.others if arm.name == name), None)
+
     @property
     def reached_by_all(self) -> float | None:
         """The lowest loss that all runs but diverged ones have reached and confirmed."""
-        losses = [one.loss for one in self.curves if one.end not in ("diverged", "missing")]
-        reached = [float(np.maximum(loss[1:], loss[:-1]).min()) for loss in losses if len(loss) > 1]
-        return max(reached) if reached and len(reached) == len(losses) else None
+        highest = None
+        for curve in self.curves:
+            loss = curve.loss
+            if curve.end in ("diverged", "missing"):
+                continue
+            if len(loss) < 2:
+                return None
+            reached = float(np.maximum(loss[1:], loss[:-1]).min())
+            highest = reached if highest is None else max(highest, reached)
+        return highest
 
     @property
     def has_curves(self) -> bool:

@@ -63,16 +63,13 @@ class Rung:
     @property
     def front(self) -> tuple[TrialPoint, ...]:
         """The points that no other point dominates, the fastest first."""
-        return tuple(
-            sorted(
-                (one for one in self.points if one.on_front),
-                key=lambda p: (p.modelled_time, p.value, p.number),
-            )
-        )
+        front = [point for point in self.points if point.on_front]
+        front.sort(key=lambda point: (point.modelled_time, point.value, point.number))
+        return tuple(front)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """A whole search. ``importances``: of factors for the value and the step time, by ``weighed`` trials."""
 
     name: str
@@ -99,7 +96,7 @@ class Found:
     @property
     def is_done(self) -> bool:
         """Whether every budget has its trials and none is open."""
-        return all(rung.points and all(one.end != "open" for one in rung.points) for rung in self.rungs)
+        return all(rung.points and all(point.end != "open" for point in rung.points) for rung in self.rungs)
 
     @property
     def value_words(self) -> str:
@@ -107,41 +104,16 @@ class Found:
         return f"validation loss ({self.loss_unit})" if self.objective == "loss" else "token cost"
 
 
-def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> Found:
+def result_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> SearchResult:
     """Collect the result of a search from its plan and the trials of each budget."""
     search = planned.search
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
-        best = {trial.number for trial in next(fronts(trials), [])}
-        points = []
-        for trial in trials:
-            arm = planned.arm(budget, candidate_of(trial))
-            end = "failed" if trial.state.is_finished() else "open"
-            if trial.state.name == "COMPLETE":
-                end = "ok" if is_feasible(trial) else "missed"
-                end = "diverged" if violation(trial) >= DIVERGED else end
-            points.append(
-                TrialPoint(
-                    number=trial.number,
-                    name=arm.name,
-                    recipe=arm.recipe,
-                    run_id=arm.runs[0].id,
-                    levels={
-                        factor: trial.params.get(factor, IRRELEVANT) if trial.params else NOT_TOLD
-                        for factor in search.factors
-                    },
-                    started_from=arm.name in planned.first,
-                    is_baseline=arm.name == planned.baseline,
-                    on_front=trial.number in best,
-                    end=end,
-                    value=trial.values[0] if trial.values else None,
-                    modelled_time=planned.times[arm.name],
-                    why=trial.user_attrs.get("failed"),
-                )
-            )
+        front = {trial.number for trial in next(fronts(trials), [])}
+        points = [_point(planned, budget, trial, on_front=trial.number in front) for trial in trials]
         rungs.append(Rung(tokens=budget, points=tuple(points)))
     first = budgets[0]
-    return Found(
+    return SearchResult(
         name=planned.name,
         description=planned.plans[0].description,
         objective=search.objective,
@@ -154,10 +126,37 @@ def found_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> F
         factors=search.factors,
         rungs=tuple(rungs),
         importances={
-            what: importances(search.factors, first, i)
-            for i, what in enumerate((search.objective, "modelled_time"))
+            search.objective: importances(search.factors, first, 0),
+            "modelled_time": importances(search.factors, first, 1),
         },
         weighed=len(with_levels(first)),
         candidates=len(planned.cells),
         dropped=planned.plans[0].dropped,
     )
+
+
+def _point(planned: SearchPlan, budget: int, trial: FrozenTrial, *, on_front: bool) -> TrialPoint:
+    arm = planned.arm(budget, candidate_of(trial))
+    no_level = IRRELEVANT if trial.params else NOT_TOLD
+    return TrialPoint(
+        number=trial.number,
+        name=arm.name,
+        recipe=arm.recipe,
+        run_id=arm.runs[0].id,
+        levels={factor: trial.params.get(factor, no_level) for factor in planned.search.factors},
+        started_from=arm.name in planned.first,
+        is_baseline=arm.name == planned.baseline,
+        on_front=on_front,
+        end=_end_of(trial),
+        value=trial.values[0] if trial.values else None,
+        modelled_time=planned.times[arm.name],
+        why=trial.user_attrs.get("failed"),
+    )
+
+
+def _end_of(trial: FrozenTrial) -> str:
+    if trial.state.name != "COMPLETE":
+        return "failed" if trial.state.is_finished() else "open"
+    if violation(trial) >= DIVERGED:
+        return "diverged"
+    return "ok" if is_feasible(trial) else "missed"

@@ -32,6 +32,7 @@ from ablate.results.intervals import (
     mean_interval,
     t_interval,
 )
+from ablate.results.losses import with_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from ablate.results.frames import StudyFrames
     from ablate.results.intervals import Estimate, Method
     from ablate.run.config import RunConfig
-    from ablate.store.plan_file import LockedPlan
-    from ablate.store.records import Environment, RecordedConfig
+    from ablate.store.plan_file import LockedArm, LockedPlan
+    from ablate.store.records import Environment, RecordedConfig, Speed, SpeedRecord
 
 _TURNS = 2
 """``ablate check steps STUDY`` times the arms forwards, then backwards."""
@@ -120,22 +121,25 @@ def timing_of_runs(environments: Mapping[str, Environment], plan: LockedPlan) ->
 
 def _untold(plan: LockedPlan) -> dict[str, str]:
     """Map the arms whose logs do not say that they had the baseline's hardware to the reason."""
-    pairs = {arm.name: arm.differs.get("hardware") for arm in plan.arms}
     # ``differs`` is relative to the baseline now in use, which need not be the study's own.
-    base = next((pair[0] for pair in pairs.values() if pair), plan.training.get("hardware"))
-    found = {}
-    for name, pair in pairs.items():
-        own = pair[1] if pair else base
-        if own is None or base is None:
-            whose = plan.baseline if base is None else name
-            found[name] = (
-                f"the logs of {whose} do not tell one kind and number of devices (`ablate import --hardware`)"
+    pairs = {arm.name: arm.differs["hardware"] for arm in plan.arms if "hardware" in arm.differs}
+    base_hardware = plan.training.get("hardware")
+    if pairs:
+        base_hardware = next(iter(pairs.values()))[0]
+    reasons = {}
+    for arm in plan.arms:
+        hardware = pairs[arm.name][1] if arm.name in pairs else base_hardware
+        if hardware is None or base_hardware is None:
+            untold = plan.baseline if base_hardware is None else arm.name
+            reasons[arm.name] = (
+                f"the logs of {untold} do not tell one kind and number of devices "
+                "(`ablate import --hardware`)"
             )
-        elif own != base:
-            found[name] = f"{name} was trained on {own}, {plan.baseline} on {base}"
-    if len(found) == len(plan.arms) - 1:
-        found.setdefault(plan.baseline, "no arm to compare it with")
-    return found
+        elif hardware != base_hardware:
+            reasons[arm.name] = f"{arm.name} was trained on {hardware}, {plan.baseline} on {base_hardware}"
+    if len(reasons) == len(plan.arms) - 1:
+        reasons.setdefault(plan.baseline, "no arm to compare it with")
+    return reasons
 
 
 def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throughput | None:
@@ -146,33 +150,17 @@ def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throu
     record = frames.throughput
     if record is None:
         return None
-    timed = {one.arm: one for one in record.arms}
-    pooled = {run_id for run_id, run in frames.runs.items() if run.has_result} - set(left_out)
-
-    def why_not(arm: str, ids: Sequence[str]) -> str | None:
-        one = timed.get(arm)
-        if one is None:
-            return "not timed"
-        if one.backend_mode != "native":
-            return f"{one.backend_mode} arithmetic"
-        if not one.timing_valid:
-            return one.why_not or _NOT_VOUCHED
-        if one.run not in ids:
-            return "timed with another configuration than its runs have"
-        for run_id in ids:
-            if run_id not in pooled or (ran := frames.environments.get(run_id)) is None:
-                continue
-            if ran.backend_mode != "native":
-                return f"its runs had {ran.backend_mode or 'unknown'} arithmetic"
-            if trained_on(ran) != record.device.name:
-                return f"timed on {record.device.name}, trained on {trained_on(ran)}"
-            if ran.code != record.code and "code" not in frames.plan.waive:
-                return "timed with other code than trained its runs"
-        return None
-
-    reasons = {arm.name: why_not(arm.name, [run.id for run in arm.runs]) for arm in frames.plan.arms}
-    if reasons[frames.plan.baseline] is not None:
-        reasons = {arm: reason or "no baseline to compare it with" for arm, reason in reasons.items()}
+    speeds = {speed.arm: speed for speed in record.arms}
+    reasons = {}
+    for arm in frames.plan.arms:
+        reason = "not timed"
+        if arm.name in speeds:
+            reason = _why_timing_fails(speeds[arm.name], arm) or _why_runs_differ(
+                record, arm, frames, left_out
+            )
+        reasons[arm.name] = reason
+    if reasons[frames.plan.baseline]:
+        reasons = {name: reason or "no baseline to compare it with" for name, reason in reasons.items()}
     return Throughput(
         device=record.device.name,
         arch=record.device.arch,
@@ -180,29 +168,68 @@ def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throu
         steps=record.settings.steps,
         repeats=_TURNS * record.settings.repeats,
         measured_unix=record.measured_unix,
-        tokens_per_sec={arm: timed[arm].tokens_per_sec for arm, reason in reasons.items() if reason is None},
-        not_used={arm: reason for arm, reason in reasons.items() if reason is not None},
+        tokens_per_sec={name: speeds[name].tokens_per_sec for name, reason in reasons.items() if not reason},
+        not_used={name: reason for name, reason in reasons.items() if reason},
     )
 
 
-def measured_speed(arm: Sequence[RunResult], baseline: Sequence[RunResult], how: Method) -> Measured:
+def _why_timing_fails(speed: Speed, arm: LockedArm) -> str:
+    """Say why an arm's timing does not count by itself; empty if it does."""
+    if speed.backend_mode != "native":
+        return f"{speed.backend_mode} arithmetic"
+    if not speed.timing_valid:
+        return speed.why_not or _NOT_VOUCHED
+    if speed.run not in [run.id for run in arm.runs]:
+        return "timed with another configuration than its runs have"
+    return ""
+
+
+def _why_runs_differ(
+    record: SpeedRecord, arm: LockedArm, frames: StudyFrames, left_out: Collection[str]
+) -> str:
+    """Say how an arm's runs differ from what was timed; empty if they do not."""
+    for run in arm.runs:
+        environment = frames.environments.get(run.id)
+        if environment is None or run.id in left_out or not frames.runs[run.id].has_result:
+            continue
+        device = trained_on(environment)
+        if environment.backend_mode != "native":
+            return f"its runs had {environment.backend_mode or 'unknown'} arithmetic"
+        if device != record.device.name:
+            return f"timed on {record.device.name}, trained on {device}"
+        if environment.code != record.code and "code" not in frames.plan.waive:
+            return "timed with other code than trained its runs"
+    return ""
+
+
+def measured_speed(arm: Sequence[RunResult], baseline: Sequence[RunResult], method: Method) -> Measured:
     """Compute the speed as logged; no figure if any run lacks a throughput."""
-
-    def ratio(figure: Callable[[RunResult], float | None]) -> Interval:
-        own, base = _of_all(arm, figure), _of_all(baseline, figure)
-        if not own or not base:
-            return _NOT_ALL
-        return exponential(t_interval(contrast(own, base, paired=how.paired).estimate, how.alpha))
-
-    hours = _of_all(arm, lambda run: None if (pace := _pace(run)) is None else -pace + math.log(run.devices))
+    hours = _NOT_ALL
+    log_seconds = _values(arm, _log_device_seconds)
+    if log_seconds:
+        log_hours = [seconds - math.log(_HOUR_SEC) for _, seconds in log_seconds]
+        hours = exponential(mean_interval(log_hours, method.alpha))
     return Measured(
         timed="as logged",
-        throughput=ratio(_speed),
-        end_to_end=ratio(_pace),
-        hours=exponential(mean_interval([one - math.log(_HOUR_SEC) for _, one in hours], how.alpha))
-        if hours
-        else _NOT_ALL,
+        throughput=_ratio(arm, baseline, _log_speed, method),
+        end_to_end=_ratio(arm, baseline, _log_pace, method),
+        hours=hours,
     )
+
+
+def _ratio(
+    arm: Sequence[RunResult],
+    baseline: Sequence[RunResult],
+    log_figure: Callable[[RunResult], float | None],
+    method: Method,
+) -> Interval:
+    """Return the arm's figure over the baseline's; none if any run lacks it."""
+    values = _values(arm, log_figure)
+    base_values = _values(baseline, log_figure)
+    if not values or not base_values:
+        return _NOT_ALL
+    log_ratio = contrast(values, base_values, paired=method.paired).estimate
+    return exponential(t_interval(log_ratio, method.alpha))
 
 
 def alone_speed(
@@ -217,14 +244,15 @@ def alone_speed(
 
     ``rates``: tokens/s of each repeat. ``tokens``: the arm's mean log tokens to target, None if unknown.
     """
-    own, base = (mean_estimate([math.log(rate * _HOUR_SEC) for rate in side]) for side in (rates, base_rates))
+    log_rate = mean_estimate([math.log(rate * _HOUR_SEC) for rate in rates])
+    base_log_rate = mean_estimate([math.log(rate * _HOUR_SEC) for rate in base_rates])
     hours = _NOT_ALL
     if tokens is not None:
-        hours = exponential(combined_interval([(1.0, tokens), (-1.0, own)], alpha))
+        hours = exponential(combined_interval([(1.0, tokens), (-1.0, log_rate)], alpha))
     if cost.kind == "baseline":
-        one = Interval(estimate=1.0)
-        return Measured(timed="alone", throughput=one, end_to_end=one, hours=hours)
-    ratio = difference(own, base)
+        throughput = end_to_end = Interval(estimate=1.0)
+        return Measured(timed="alone", throughput=throughput, end_to_end=end_to_end, hours=hours)
+    ratio = difference(log_rate, base_log_rate)
     end_to_end = Interval(note=cost.note)
     if cost.figure is not None:
         end_to_end = exponential(combined_interval([(1.0, ratio), (-1.0, cost.figure)], alpha))
@@ -240,20 +268,21 @@ def modelled_speed(
 
     Empty if the shapes of a model's layers are not in its configuration.
     """
-    if not all(one.model.describes(one.trainer) for one in (arm, baseline)):
+    if not arm.model.describes(arm.trainer) or not baseline.model.describes(baseline.trainer):
         return ()
-    work, base_work = workload_of(arm), workload_of(baseline)
-    found = []
+    work = workload_of(arm)
+    base_work = workload_of(baseline)
+    modelled = []
     for hardware in HARDWARE:
-        own = token_time(work, arm.recipe, hardware)
-        base = token_time(base_work, baseline.recipe, hardware)
+        time = token_time(work, arm.recipe, hardware)
+        base_time = token_time(base_work, baseline.recipe, hardware)
         speed = hours = Interval()
-        if own is not None and base is not None:
-            speed = Interval(**vars(speed_up(base.by_kernel(), own.by_kernel())))
-        if own is not None and tokens_to_target is not None:
-            hours = Interval(**vars(seconds_range(own).times(tokens_to_target / _HOUR_SEC)))
-        found.append(Modelled(hardware=hardware, speed=speed, net=_net(speed, cost), hours=hours))
-    return tuple(found)
+        if time is not None and base_time is not None:
+            speed = Interval(**vars(speed_up(base_time.by_kernel(), time.by_kernel())))
+        if time is not None and tokens_to_target is not None:
+            hours = Interval(**vars(seconds_range(time).times(tokens_to_target / _HOUR_SEC)))
+        modelled.append(Modelled(hardware=hardware, speed=speed, net=_net(speed, cost), hours=hours))
+    return tuple(modelled)
 
 
 def share_in_fp4(config: RunConfig) -> float | None:
@@ -269,11 +298,11 @@ def read_configs(configs: Mapping[str, RecordedConfig]) -> dict[str, RunConfig]:
 
     from ablate.run.config import config_from_json
 
-    found = {}
+    whole = {}
     for arm, recorded in configs.items():
         with suppress(ValidationError):
-            found[arm] = config_from_json(recorded.whole)
-    return found
+            whole[arm] = config_from_json(recorded.whole)
+    return whole
 
 
 def _net(speed: Interval, cost: Cost) -> Interval:
@@ -282,29 +311,43 @@ def _net(speed: Interval, cost: Cost) -> Interval:
         return speed
     if cost.estimate is None:
         return Interval(note=cost.note)
-    middle, net = 1 + cost.estimate, speed.estimate / (1 + cost.estimate)
+    factor = 1 + cost.estimate
+    net = speed.estimate / factor
     if speed.low is None or speed.high is None or cost.low is None or cost.high is None:
         return Interval(estimate=net)
-    down = math.hypot(math.log(speed.estimate / speed.low), math.log((1 + cost.high) / middle))
-    up = math.hypot(math.log(speed.high / speed.estimate), math.log(middle / (1 + cost.low)))
+    down = math.hypot(math.log(speed.estimate / speed.low), math.log((1 + cost.high) / factor))
+    up = math.hypot(math.log(speed.high / speed.estimate), math.log(factor / (1 + cost.low)))
     return Interval(estimate=net, low=net * math.exp(-down), high=net * math.exp(up))
 
 
-def _of_all(
+def _values(
     runs: Sequence[RunResult], figure: Callable[[RunResult], float | None]
 ) -> list[tuple[int, float]]:
     """Return seed and figure of each result; empty unless every result has a figure."""
-    results = [run for run in runs if run.end != "missing"]
-    found = [(run.seed, value) for run in results if (value := figure(run)) is not None]
-    return found if len(found) == len(results) else []
+    values = []
+    for run in with_result(runs):
+        value = figure(run)
+        if value is None:
+            return []
+        values.append((run.seed, value))
+    return values
 
 
-def _speed(run: RunResult) -> float | None:
+def _log_speed(run: RunResult) -> float | None:
     """Return log tokens/s."""
     return math.log(run.tokens_per_sec) if run.tokens_per_sec else None
 
 
-def _pace(run: RunResult) -> float | None:
+def _log_pace(run: RunResult) -> float | None:
     """Return −log seconds to target."""
-    speed, tokens = _speed(run), run.tokens_to_target
-    return None if speed is None or tokens is None or run.left_bound else speed - math.log(tokens)
+    log_speed = _log_speed(run)
+    tokens = run.tokens_to_target
+    if log_speed is None or tokens is None or run.left_bound:
+        return None
+    return log_speed - math.log(tokens)
+
+
+def _log_device_seconds(run: RunResult) -> float | None:
+    """Return log (devices × seconds to target)."""
+    pace = _log_pace(run)
+    return None if pace is None else -pace + math.log(run.devices)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ablate.results.cost import Cost, token_costs
-from ablate.results.losses import common_grids
+from ablate.results.losses import common_grids, with_result
 from ablate.run.outcome import outcomes
 
 if TYPE_CHECKING:
@@ -42,65 +42,73 @@ class Moved:
     @property
     def sweep(self) -> tuple[tuple[float, Cost], ...] | None:
         """Targets with costs, from the first to the last that has an estimate; None without two of them."""
+        exact = [place for place, cost in enumerate(self.costs) if cost.estimate is not None]
+        if len(exact) < 2:
+            return None
         pairs = tuple(zip(self.targets, self.costs, strict=True))
-        exact = [i for i, (_, cost) in enumerate(pairs) if cost.estimate is not None]
-        return pairs[exact[0] : exact[-1] + 1] if len(exact) > 1 else None
+        return pairs[exact[0] : exact[-1] + 1]
 
 
 def move_target(
-    sides: Mapping[Arm, Sides], own: float, how: Method, rule: Rule = "confirmed"
+    sides: Mapping[Arm, Sides], own: float, method: Method, rule: Rule = "confirmed"
 ) -> dict[Arm, Moved]:
     """Compute each arm's token cost at losses of the baseline's mean curve and at the study's ``own`` target.
 
     A diverged run hits no target. An arm is left out if the baseline has no result beside it, or a diverged
     one.
     """
-    whole = {}
-    for arm, both in sides.items():
-        left, right = (
-            [one for one in side if one.end == "diverged" or (one.end != "missing" and len(one.loss))]
-            for side in both
-        )
-        if right and all(curve.end != "diverged" for curve in right):
-            whole[arm] = left, right
+    compared = {}
+    for arm, (curves, base_curves) in sides.items():
+        base_ended = _ended(base_curves)
+        if base_ended and all(curve.end != "diverged" for curve in base_ended):
+            compared[arm] = (_ended(curves), base_ended)
     # An arm is compared with all runs of the baseline, or with the first of them.
-    most = max((right for _, right in whole.values()), key=len, default=[])
-    targets = _targets(most, [curve for left, _ in whole.values() for curve in left], own) if most else []
+    base = max((base_ended for _, base_ended in compared.values()), key=len, default=[])
+    targets = _targets(base, [curve for curves, _ in compared.values() for curve in curves], own)
     if not targets:
         return {}
-
-    def ends(curve: Curve) -> list[Outcome]:
-        found = outcomes(
-            seed=curve.seed, tokens=curve.tokens, loss=curve.loss, targets=targets, rule=rule, fit=curve.fit
-        )
-        return [run.after(curve.origin) for run in found]
-
-    base_ends = [ends(curve) for curve in most]
-    # By target, then by run.
-    ended = {}
-    for arm, (left, right) in whole.items():
-        mine = [ends(curve) for curve in left if curve.end != "diverged"]
-        mine += [[curve] * len(targets) for curve in left if curve.end == "diverged"]
-        if mine:
-            ended[arm] = tuple(tuple(zip(*one, strict=True)) for one in (mine, base_ends[: len(right)]))
-    costs = [
-        token_costs({arm: (mine[i], theirs[i]) for arm, (mine, theirs) in ended.items()}, how)
-        for i in range(len(targets))
-    ]
+    base_outcomes = [_outcomes_at(curve, targets, rule) for curve in base]
+    by_target = {}
+    for arm, (curves, base_ended) in compared.items():
+        # The runs that diverged come last.
+        in_order = sorted(curves, key=lambda curve: curve.end == "diverged")
+        if in_order:
+            ends = tuple(zip(*(_outcomes_at(curve, targets, rule) for curve in in_order), strict=True))
+            by_target[arm] = (ends, tuple(zip(*base_outcomes[: len(base_ended)], strict=True)))
+    costs: dict[Arm, list[Cost]] = {arm: [] for arm in by_target}
+    for place in range(len(targets)):
+        at_target = {arm: (ends[place], base_ends[place]) for arm, (ends, base_ends) in by_target.items()}
+        for arm, cost in token_costs(at_target, method).items():
+            costs[arm].append(cost)
     return {
-        arm: Moved(
-            targets=tuple(targets), costs=tuple(cost[arm] for cost in costs), ends=mine, base_ends=theirs
-        )
-        for arm, (mine, theirs) in ended.items()
+        arm: Moved(targets=tuple(targets), costs=tuple(costs[arm]), ends=ends, base_ends=base_ends)
+        for arm, (ends, base_ends) in by_target.items()
     }
+
+
+def _ended(curves: Sequence[Curve]) -> list[Curve]:
+    """Return the runs that diverged, or that have a result and evaluations."""
+    return [curve for curve in with_result(curves) if curve.end == "diverged" or len(curve.loss)]
+
+
+def _outcomes_at(curve: Curve, targets: Sequence[float], rule: Rule) -> list[Outcome]:
+    """Return how the run ends at each target."""
+    if curve.end == "diverged":
+        return [curve] * len(targets)
+    ends = outcomes(
+        seed=curve.seed, tokens=curve.tokens, loss=curve.loss, targets=targets, rule=rule, fit=curve.fit
+    )
+    return [end.after(curve.origin) for end in ends]
 
 
 def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float) -> list[float]:
     """Choose losses of the baseline's mean curve, falling, evenly spaced over its evaluations.
 
     They range from the lowest first evaluation of all runs to the lowest loss that all runs of the baseline
-    reach.
+    reach. Without a run of the baseline there are none.
     """
+    if not base:
+        return []
     along = np.unique(np.minimum.accumulate(common_grids(base)[0].mean))
     low = max(float(curve.loss.min()) for curve in base)
     high = min(float(curve.loss[0]) for curve in (*base, *others) if len(curve.loss))

@@ -85,7 +85,7 @@ loss_unit      of all losses
 
 ## search.json
 
-What `ablate search --json` prints, too: the fields of ``findings.search.Found``.
+What `ablate search --json` prints, too: the fields of ``findings.search.SearchResult``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ import pandas as pd
 from ablate.reports.findings.diagnoses import ArmDiagnosis
 from ablate.reports.findings.gemms import Step
 from ablate.reports.findings.results import Analysis, ArmResult, TuningResult
-from ablate.reports.findings.search import Found, TrialPoint
+from ablate.reports.findings.search import SearchResult, TrialPoint
 from ablate.reports.findings.speed import Measured, Modelled
 from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
@@ -286,7 +286,7 @@ _KEYS: dict[type, Keys] = {
     ),
     GroupTuning: _keys("name", "arms", "shared", "chosen", "trials"),
     ArmDiagnosis: _keys("arm", "runs", "busiest", "gemms", findings=diagnosis_sentences),
-    Found: _keys(*Found.__dataclass_fields__, "is_done"),
+    SearchResult: _keys(*SearchResult.__dataclass_fields__, "is_done"),
     TrialPoint: _keys(
         "number",
         "name",

@@ -11,7 +11,7 @@ from ablate.reports.words.format import Column, loss, make_table, number, percen
 from ablate.search.halving import IRRELEVANT, short_tokens
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.search import Found, Rung, TrialPoint
+    from ablate.reports.findings.search import SearchResult, Rung, TrialPoint
     from ablate.reports.words.format import Table
 
 _RECIPE = Column("Recipe", "name")
@@ -19,7 +19,7 @@ _STEP_TIME = number("Step time (modelled)", "modelled_time", "{:.3f}×".format)
 _ENDS = {"diverged": "diverged", "missed": "missed the target", "failed": "failed"}
 
 
-def value_column(search: Found) -> Column:
+def value_column(search: SearchResult) -> Column:
     """Declare the column of a point's loss or token cost or, without a result, of how it ended."""
     is_loss = search.objective == "loss"
 
@@ -32,7 +32,7 @@ def value_column(search: Found) -> Column:
     return number("Loss" if is_loss else "Token cost", text)
 
 
-def front_table(search: Found) -> Table:
+def front_table(search: SearchResult) -> Table:
     """Make the table of the front at the largest budget with trials, the fastest recipe first."""
     rung = search.last
     base = next((point.value for point in rung.points if point.is_baseline), None)
@@ -61,7 +61,7 @@ def front_table(search: Found) -> Table:
     )
 
 
-def trials_table(search: Found, rung: Rung) -> Table:
+def trials_table(search: SearchResult, rung: Rung) -> Table:
     """Make the table of a budget's trials, in the order tried."""
     columns = [
         Column("Recipe", lambda point: f"{point.name} (started from)" if point.started_from else point.name),
@@ -88,7 +88,7 @@ def _level(factor: str, point: TrialPoint) -> str:
     return point.levels[factor]
 
 
-def importance_table(search: Found) -> Table:
+def importance_table(search: SearchResult) -> Table:
     """Make the table of each factor's importance for both objectives."""
     of_value, of_time = search.importances.values()
     records = [
@@ -111,7 +111,7 @@ def importance_table(search: Found) -> Table:
     )
 
 
-def search_sentences(search: Found) -> tuple[str, ...]:
+def search_sentences(search: SearchResult) -> tuple[str, ...]:
     """Sum up the search: what was tried, the front, failures, and what to do next."""
     first = search.rungs[0]
     rung = search.last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ablate.reports.findings.search import Found, Rung, TrialPoint
+from ablate.reports.findings.search import Rung, SearchResult, TrialPoint
 from ablate.store.plan_file import DroppedCell
 
 FACTORS = {"recipe.gemms": ("none", "F", "F+D"), "recipe.stabiliser": ("none", "sr", "dht")}
@@ -41,7 +41,7 @@ def found_search(**more):
         point(1, "F sr", 2.12, 0.85, on_front=True),
         point(2, "F+D sr", 2.2, 0.7, on_front=True),
     )
-    usual = Found(
+    usual = SearchResult(
         name="a search",
         description="Which <recipe> is best?",
         objective="loss",
