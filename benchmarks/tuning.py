@@ -124,7 +124,7 @@ def compare(arm: Arm, rates: dict[str, float], seeds: int, repeat: int) -> Cost:
             )
         return ends
 
-    return token_costs({arm: (outcomes(arm), outcomes(BASELINE))}, Method(moderated=False))[arm]
+    return token_costs({"": (outcomes(arm), outcomes(BASELINE))}, Method(moderated=False))[""]
 
 
 def holds(cost: Cost, truth: float) -> bool:

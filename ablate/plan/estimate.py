@@ -153,12 +153,12 @@ def cost_found(seeds: int, arms: int, *, moderated: bool, spread: float = SPREAD
         degrees += moderating_degrees(arms, degrees * (arms - 1))
     if seeds < 2 or degrees < 2:
         return None
-    reach = student(0.975, degrees) + student(0.8, degrees)
+    reach = quantile(degrees, 0.05) + quantile(degrees, 0.4)
     return math.expm1(reach * spread / math.sqrt(seeds))
 
 
-def student(share: float, degrees: float) -> float:
-    """Return a quantile of Student's t."""
+def quantile(degrees: float, alpha: float) -> float:
+    """Return the value that |t| exceeds with probability ``alpha``, for Student's t."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, share))
+    return -float(stdtrit(degrees, alpha / 2))

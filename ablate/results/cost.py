@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     Sides = tuple[Sequence[Outcome], Sequence[Outcome]]
     """Runs of an arm, and of the baseline that they are compared with."""
 
-Arm = TypeVar("Arm")
 CostKind = Literal["interval", "point", "bound", "none", "baseline"]
 Standing = Literal["within", "outside", "open"]
 NEAR_BUDGET = 0.05
@@ -103,7 +102,7 @@ def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
     return mean_estimate([math.log(run.high) for run in runs])
 
 
-def token_costs(sides: Mapping[Arm, Sides], method: Method) -> dict[Arm, Cost]:
+def token_costs(sides: Mapping[str, Sides], method: Method) -> dict[str, Cost]:
     """Compute the token cost of each arm over one baseline; the arms' variances moderate each other."""
     results = {arm: (with_result(runs), with_result(base_runs)) for arm, (runs, base_runs) in sides.items()}
     logs = {}

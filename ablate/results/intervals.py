@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import fdtri
 
-from ablate.plan.estimate import moderating_degrees, student
+from ablate.plan.estimate import moderating_degrees, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Values = Sequence[tuple[int, float]]
     """Seed and value of each run."""
-
-Arm = TypeVar("Arm")
 
 ALPHA = 0.05
 """The chance that an interval misses: 95 % intervals, unless the study has looks (``stop_rule``)."""
@@ -79,11 +77,6 @@ class Method:
     paired: bool = False
     moderated: bool = True
     alpha: float = ALPHA
-
-
-def quantile(degrees: float, alpha: float = ALPHA) -> float:
-    """Return the value that |t| exceeds with probability ``alpha``, for Student's t."""
-    return -student(alpha / 2, degrees)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +228,7 @@ def contrast(arm: Values, baseline: Values, *, paired: bool) -> Contrast:
     return Contrast(estimate=mean_gap, own=mean_gap, pairs=seeds)
 
 
-def contrasts(sides: Mapping[Arm, tuple[Values, Values]], method: Method) -> dict[Arm, Contrast]:
+def contrasts(sides: Mapping[str, tuple[Values, Values]], method: Method) -> dict[str, Contrast]:
     """Compare each arm with the baseline.
 
     ``sides``: the arm's runs, and the runs of the baseline that it is compared with.
@@ -244,10 +237,14 @@ def contrasts(sides: Mapping[Arm, tuple[Values, Values]], method: Method) -> dic
     if not method.moderated:
         return by_arm
     pool = _Pool({arm: contrast.own for arm, contrast in by_arm.items() if contrast.pairs})
-    for arm in pool.variances:
-        if d0 := moderating_degrees(len(pool.variances), pool.others(arm)):
-            moderated = pool.moderate(by_arm[arm].own, d0)
-            by_arm[arm] = replace(by_arm[arm], estimate=moderated, stands_out=pool.stands_out(arm))
+    for arm, contrast_of_arm in by_arm.items():
+        d0 = moderating_degrees(len(pool.variances), pool.others(arm))
+        if arm in pool.variances and d0:
+            by_arm[arm] = replace(
+                contrast_of_arm,
+                estimate=pool.moderate(contrast_of_arm.own, d0),
+                stands_out=pool.stands_out(arm),
+            )
     if not all(contrast.pairs for contrast in by_arm.values()):
         _moderate_unpaired(by_arm, sides)
     return by_arm
@@ -257,11 +254,11 @@ def _mean(values: Values) -> Estimate:
     return mean_estimate([value for _, value in values])
 
 
-def _moderate_unpaired(by_arm: dict[Arm, Contrast], sides: Mapping[Arm, tuple[Values, Values]]) -> None:
+def _moderate_unpaired(by_arm: dict[str, Contrast], sides: Mapping[str, tuple[Values, Values]]) -> None:
     """Replace the contrasts without pairs by moderated ones."""
     # The baseline's variance is taken from all of its runs that any arm is compared with.
     baseline = _mean(max((values for _, values in sides.values()), key=len))
-    arms: dict[Arm | None, Estimate] = {arm: _mean(values) for arm, (values, _) in sides.items()}
+    arms: dict[str | None, Estimate] = {arm: _mean(values) for arm, (values, _) in sides.items()}
     pool = _Pool(arms)
     pool_with_baseline = _Pool(arms | {None: baseline})
     baseline_stands_out = pool_with_baseline.stands_out(None)
@@ -284,10 +281,10 @@ def _moderate_unpaired(by_arm: dict[Arm, Contrast], sides: Mapping[Arm, tuple[Va
         )
 
 
-class _Pool(Generic[Arm]):
+class _Pool:
     """Variances of single runs (or pairs) of several arms, each with its degrees of freedom."""
 
-    def __init__(self, means: Mapping[Arm, Estimate]) -> None:
+    def __init__(self, means: Mapping[str | None, Estimate]) -> None:
         self.variances = {
             arm: (mean.variance * (mean.degrees + 1), mean.degrees)
             for arm, mean in means.items()
@@ -297,7 +294,7 @@ class _Pool(Generic[Arm]):
         total = sum(variance * degrees for variance, degrees in self.variances.values())
         self._mean = total / self.degrees if self.degrees else 0.0
 
-    def others(self, arm: Arm) -> float:
+    def others(self, arm: str | None) -> float:
         """Return the degrees of freedom of the other arms together."""
         return self.degrees - self.variances.get(arm, (0.0, 0))[1]
 
@@ -310,7 +307,7 @@ class _Pool(Generic[Arm]):
         variance = (d0 * self._mean + (n - 1) * mean.variance * n) / degrees
         return Estimate(value=mean.value, variance=variance / n, degrees=degrees)
 
-    def stands_out(self, arm: Arm) -> bool:
+    def stands_out(self, arm: str | None) -> bool:
         """Tell whether an arm's variance over that of the others exceeds the 90 % quantile of F."""
         rest = self.others(arm)
         if arm not in self.variances or not rest:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Sides = tuple[Sequence["Curve"], Sequence["Curve"]]
     """Curves of an arm, and of the baseline that it is compared with."""
 
-Arm = TypeVar("Arm")
 Run = TypeVar("Run", bound=Outcome)
 
 
@@ -123,10 +122,10 @@ def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     return mean_interval([curve.loss[-1] for curve in with_result(curves)], alpha)
 
 
-def final_differences(sides: Mapping[Arm, Sides], method: Method) -> dict[Arm, LossDifference]:
+def final_differences(sides: Mapping[str, Sides], method: Method) -> dict[str, LossDifference]:
     """Compute each arm's mean difference to the baseline at the last evaluation common to all their runs."""
-    differences: dict[Arm, LossDifference] = {}
-    grids: dict[Arm, list[CurveGrid]] = {}
+    differences: dict[str, LossDifference] = {}
+    grids: dict[str, list[CurveGrid]] = {}
     for arm, (runs, base_runs) in sides.items():
         note = _why_no_final_loss(runs) or _why_no_final_loss(base_runs)
         arm_grids = common_grids(runs, base_runs)
@@ -148,13 +147,13 @@ def final_differences(sides: Mapping[Arm, Sides], method: Method) -> dict[Arm, L
     return differences
 
 
-def difference_bands(sides: Mapping[Arm, Sides], method: Method) -> dict[Arm, Band]:
+def difference_bands(sides: Mapping[str, Sides], method: Method) -> dict[str, Band]:
     """Compute each arm's difference to the baseline at every common evaluation, with pointwise intervals.
 
     Arms moderate each other at each token count separately.
     """
     grids = {arm: common_grids(*curves) for arm, curves in sides.items()}
-    intervals: dict[Arm, list[tuple[float | None, ...]]] = {arm: [] for arm in sides}
+    intervals: dict[str, list[tuple[float | None, ...]]] = {arm: [] for arm in sides}
     evaluated = {int(tokens) for grid, _ in grids.values() for tokens in grid.tokens}
     for tokens in sorted(evaluated):
         losses = {}

@@ -37,7 +37,7 @@ from ablate.results.stop_rule import method_of
 from ablate.run.evaluations import notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
     from ablate.results.ends import RunResult
@@ -303,6 +303,12 @@ def _tuned_arm(own: ArmResult, tuned: ArmResult, group: GroupTuning) -> TunedArm
         # Beyond the ends of what was tried a value may be better.
         if len(numbers) > 1 and value in (min(numbers), max(numbers)):
             outermost.append(name)
+    loss_shared = loss_chosen = None
+    for trial in group.trials:
+        if trial.values == group.shared:
+            loss_shared = trial.loss
+        if trial.values == chosen:
+            loss_chosen = trial.loss
     diverged = sum(trial.diverged > 0 for trial in group.trials)
     pruned = sum(trial.state == "pruned" for trial in group.trials)
     return TunedArm(
@@ -316,14 +322,8 @@ def _tuned_arm(own: ArmResult, tuned: ArmResult, group: GroupTuning) -> TunedArm
         trials_pruned=pruned,
         trials_diverged=diverged,
         tokens_of_the_trials=sum(trial.tokens for trial in group.trials),
-        loss_shared=_last_loss(group, group.shared),
-        loss_chosen=_last_loss(group, chosen),
+        loss_shared=loss_shared,
+        loss_chosen=loss_chosen,
         token_cost_shared=own.token_cost,
         token_cost_tuned=tuned.token_cost,
     )
-
-
-def _last_loss(group: GroupTuning, values: Mapping[str, Any]) -> float | None:
-    """Return the loss of the last trial of these values."""
-    losses = [trial.loss for trial in group.trials if trial.values == values]
-    return losses[-1] if losses else None

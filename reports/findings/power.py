@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import nctdtr
 
+from ablate.plan.estimate import quantile
 from ablate.results.cost import is_settled, stands
-from ablate.results.intervals import ALPHA, quantile
+from ablate.results.intervals import ALPHA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,7 @@ def _spread(values: Sequence[float]) -> float:
 
 def _chance(effect: float, degrees: float) -> float:
     """Return the chance that a difference of ``effect`` standard errors is found."""
-    edge = quantile(degrees)
+    edge = quantile(degrees, ALPHA)
     return 1 - _below(edge, degrees, effect) + _below(-edge, degrees, effect)
 
 
@@ -109,7 +110,7 @@ def _below(edge: float, degrees: float, effect: float) -> float:
 def _reach(degrees: float) -> float:
     """Return the difference, in standard errors, that is found with the chance ``POWER``."""
     low = 0.0
-    high = 2 * quantile(degrees) + 10
+    high = 2 * quantile(degrees, ALPHA) + 10
     for _ in range(60):
         middle = (low + high) / 2
         if _chance(middle, degrees) < POWER:

@@ -7,7 +7,7 @@ of the baseline diverged there are none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ablate.results.losses import Curve, Sides
     from ablate.run.outcome import Outcome, Rule
 
-Arm = TypeVar("Arm")
 MOST_TARGETS = 40
 
 
@@ -50,8 +49,8 @@ class Moved:
 
 
 def move_target(
-    sides: Mapping[Arm, Sides], own: float, method: Method, rule: Rule = "confirmed"
-) -> dict[Arm, Moved]:
+    sides: Mapping[str, Sides], own: float, method: Method, rule: Rule = "confirmed"
+) -> dict[str, Moved]:
     """Compute each arm's token cost at losses of the baseline's mean curve and at the study's ``own`` target.
 
     A diverged run hits no target. An arm is left out if the baseline has no result beside it, or a diverged
@@ -75,7 +74,7 @@ def move_target(
         if in_order:
             ends = tuple(zip(*(_outcomes_at(curve, targets, rule) for curve in in_order), strict=True))
             by_target[arm] = (ends, tuple(zip(*base_outcomes[: len(base_ended)], strict=True)))
-    costs: dict[Arm, list[Cost]] = {arm: [] for arm in by_target}
+    costs: dict[str, list[Cost]] = {arm: [] for arm in by_target}
     for place in range(len(targets)):
         at_target = {arm: (ends[place], base_ends[place]) for arm, (ends, base_ends) in by_target.items()}
         for arm, cost in token_costs(at_target, method).items():

@@ -11,7 +11,7 @@ from ablate.plan.estimate import (
     START_SEC,
     cost_found,
     moderating_degrees,
-    student,
+    quantile,
 )
 from ablate.plan.plan import StudyProgress
 from ablate.store import Status, StudyStore
@@ -125,6 +125,6 @@ def test_the_cost_found_is_that_of_the_noncentral_t(seeds, arms, moderated):
         assert found is None
         return
     edge = stats.t.ppf(0.975, degrees)
-    assert student(0.975, degrees) == pytest.approx(edge, rel=0.01)
+    assert quantile(degrees, 0.05) == pytest.approx(edge, rel=0.01)
     reach = optimize.brentq(lambda effect: stats.nct.sf(edge, degrees, effect) - 0.8, 0.1, 50)
     assert math.log1p(found) == pytest.approx(reach * SPREAD / math.sqrt(seeds), rel=0.12)
