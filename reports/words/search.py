@@ -11,7 +11,7 @@ from ablate.reports.words.format import Column, loss, make_table, number, percen
 from ablate.search.halving import IRRELEVANT, short_tokens
 
 if TYPE_CHECKING:
-    from ablate.reports.findings.search import SearchResult, Rung, TrialPoint
+    from ablate.reports.findings.search import Rung, SearchResult, TrialPoint
     from ablate.reports.words.format import Table
 
 _RECIPE = Column("Recipe", "name")
