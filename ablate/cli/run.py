@@ -119,7 +119,8 @@ def submit(
     The study file and this version of ablate travel with it; its packages must be there. Submitting the same
     study again follows the job that is there. Paths of data in the file must be absolute.
     """
-    from ablate.execute import cluster
+    from ablate.execute import jobs
+    from ablate.execute.cluster import use_token
     from ablate.study import load_study
 
     if not storage.is_absolute():
@@ -128,23 +129,23 @@ def submit(
     if loaded.search is not None:
         start = command_line("search", study, storage=storage, address="ADDRESS")
         raise UserError(f"{study}: a search is no job yet (start it with: {start})")
-    if warning := cluster.use_token():
+    if warning := use_token():
         click.echo(warning, err=True)
     if tracking_uri is not None and redact(tracking_uri) != tracking_uri:
         raise UserError(
             "--tracking-uri: Ray shows a job's settings to all who open its dashboard (leave the login out, "
             "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the head node is started)"
         )
-    cluster.check_server(address, insecure=insecure)
+    jobs.check_server(address, insecure=insecure)
     environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
-    job, was_there = cluster.submit(address, loaded.path, loaded.name, str(storage), environment)
+    job, was_there = jobs.submit(address, loaded.path, loaded.name, str(storage), environment)
     click.echo(f"Job {job} {'is there already' if was_there else 'submitted'}.")
     if no_follow:
         status = command_line("status", loaded.name, storage=storage)
         click.echo(f"Follow it with the same command, or: {status}")
         return 0
     try:
-        state = cluster.follow(address, job, lambda text: click.echo(text, nl=False))
+        state = jobs.follow(address, job, lambda text: click.echo(text, nl=False))
     except KeyboardInterrupt:
         click.echo(f"\nThe job goes on; stop it with: ray job stop --address {address} {job}")
         return 130

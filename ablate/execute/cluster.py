@@ -1,31 +1,21 @@
-"""The Ray cluster that runs are executed on: connection, token, head node, what it can hold, and jobs.
+"""The Ray cluster that runs are executed on: connection, token, head node, and what it can hold.
 
-A job of ``ablate submit`` runs a study's driver on the cluster. The study file and this package are sent with
-it. Its id is a hash of both and of the storage, so submitting the same again follows the running job.
-
-How it fails: a cluster that cannot be reached or refuses is a ``UserError``, and so is one that takes jobs
-from everybody who reaches it.
+How it fails: a cluster that cannot be reached or cannot hold a run is a ``UserError``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import functools
 import os
-import re
 import secrets
-import shlex
 import shutil
 import signal
 import socket
 import stat
 import tempfile
-import time
 from dataclasses import replace
-from http import HTTPStatus
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +23,14 @@ import psutil
 
 from ablate.base.clock import running_clock
 from ablate.base.errors import UserError, first_line
-from ablate.base.files import changed_by_others, hash_of
-from ablate.execute.environment import code_digest
+from ablate.base.files import changed_by_others
 from ablate.execute.orphans import start_watch
 from ablate.execute.worker import on_signal
 from ablate.modelled.hardware import peaks_of
 from ablate.plan.shares import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ablate.execute.pending_runs import RunRequest
 
@@ -52,10 +41,6 @@ _LONGEST_TEMP = 20
 """A socket's path has room for 107 letters, of which Ray's names take 65 and this process's folder 22."""
 _MARK = "ABLATE_RAY"
 """The variable by which the processes of a local Ray are found after the end of the driver."""
-_LIVE = ("PENDING", "RUNNING")
-_AGENT_SEC = 60.0
-_ANSWER_SEC = 10.0
-_NOT_THERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 
 
 def use_token() -> str | None:
@@ -117,13 +102,12 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
     Raises:
         UserError: Ray cannot be started or reached.
     """
-    if address is not None:
-        if warning := use_token():
-            say(warning)
-    else:
+    if address is None:
         # Where no other machine can join, Ray listens on loopback alone, else on all interfaces. It reads
         # this when it is imported.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    elif warning := use_token():
+        say(warning)
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -131,24 +115,24 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
     if ray.is_initialized():
         yield
         return
-    options: dict[str, Any] = {"address": address}
-    if address is None:  # Ray opens its temporary folder to everybody, so it is put into the private one
-        folder = _private_folder()
-        os.environ |= {_MARK: folder.name, "RAY_enable_metrics_collection": "0"}
-        options = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
     try:
         # A terminal that is closed stops the driver, and that stops Ray.
         with on_signal(signal.SIG_IGN, signal.SIGHUP):
-            _start(**options)
+            if address is None:
+                _start_local()
+            else:
+                _init(address=address)
+    except UserError:
+        raise
     except Exception as error:  # Ray raises plain ones
-        where = f"at {address}" if address else "on this machine"
-        raise UserError(f"cannot start or reach Ray {where}: {first_line(error)}") from None
+        place = f"at {address}" if address else "on this machine"
+        raise UserError(f"cannot start or reach Ray {place}: {first_line(error)}") from None
     finally:
         os.environ.pop(_MARK, None)
     try:
-        if address is not None and (shared := _folder_open_to_others()):
+        if address is not None and (folder := _folder_open_to_others()):
             say(
-                f"Others on this machine can write in {shared}, and so run code in this cluster: start Ray "
+                f"Others on this machine can write in {folder}, and so run code in this cluster: start Ray "
                 "with --temp-dir in a folder of mode 700 (docs/reliability.md)"
             )
         yield
@@ -156,23 +140,34 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
         ray.shutdown()
 
 
-def _start(**options: Any) -> None:
-    """Connect to Ray or start a local one, with a second try if that is not up in Ray's 30 s."""
+def _start_local() -> None:
+    """Start a local Ray, a second time if it is not up in Ray's 30 s."""
     import ray
 
-    children, programs = set(psutil.Process().children()), str(Path(ray.__file__).parent)
-    for again in (options["address"] == "local", False):
-        try:
-            ray.init(log_to_driver=False, logging_level="ERROR", **options)
-        except Exception as error:
-            if not (again and "timed out during startup" in str(error)):
-                raise
-            for child in set(psutil.Process().children()) - children:
-                with contextlib.suppress(psutil.Error):  # it has ended
-                    if any(word.startswith(programs) for word in child.cmdline()):
-                        child.kill()  # not one of another thread's
-        else:
-            return
+    folder = _private_folder()
+    os.environ |= {_MARK: folder.name, "RAY_enable_metrics_collection": "0"}
+    # Ray opens its temporary folder to everybody, so it is put into the private one.
+    options = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
+    children = set(psutil.Process().children())
+    try:
+        _init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+    else:
+        return
+    programs = str(Path(ray.__file__).parent)
+    for child in set(psutil.Process().children()) - children:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if any(word.startswith(programs) for word in child.cmdline()):
+                child.kill()  # not one of another thread's
+    _init(**options)
+
+
+def _init(**options: Any) -> None:
+    import ray
+
+    ray.init(log_to_driver=False, logging_level="ERROR", **options)
 
 
 def _folder_open_to_others() -> Path | None:
@@ -181,9 +176,10 @@ def _folder_open_to_others() -> Path | None:
 
     folder = Path(ray._private.worker._global_node.get_temp_dir_path())  # noqa: SLF001 - nothing public tells
     with contextlib.suppress(OSError):
-        modes = [each.stat().st_mode for each in (folder, *folder.resolve().parents)]
+        mode = folder.stat().st_mode
+        modes = [mode, *(parent.stat().st_mode for parent in folder.resolve().parents)]
         for write, enter in ((stat.S_IWGRP, stat.S_IXGRP), (stat.S_IWOTH, stat.S_IXOTH)):
-            if modes[0] & write and all(mode & enter for mode in modes):
+            if mode & write and all(mode & enter for mode in modes):
                 return folder
     return None
 
@@ -197,8 +193,8 @@ class Head:
     def __init__(self, address: str) -> None:
         self.address = address
         self._clock = running_clock()
-        self._looked = 0.0
-        self._answered: float | None = None
+        self._asked_sec = 0.0
+        self._answered_sec: float | None = None
 
     def is_gone(self) -> bool:
         """Whether the head answered before, but not in the last ``GONE_AFTER_SEC`` seconds.
@@ -207,15 +203,15 @@ class Head:
         seconds at most; a call in between returns False.
         """
         now = self._clock()
-        if now - self._looked < _LOOK_EVERY_SEC:
+        if now - self._asked_sec < _LOOK_EVERY_SEC:
             return False
-        self._looked = now
+        self._asked_sec = now
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_SEC).close()
         except OSError:
-            return self._answered is not None and now - self._answered > GONE_AFTER_SEC
-        self._answered = now
+            return self._answered_sec is not None and now - self._answered_sec > GONE_AFTER_SEC
+        self._answered_sec = now
         return False
 
 
@@ -248,116 +244,25 @@ def gangs_at_once(runs: Sequence[RunRequest]) -> int:
     """
     import ray
 
-    nodes, at_once = [node["Resources"] for node in ray.nodes() if node["Alive"]], 1
-    for one in (run.resources for run in runs):
-        wanted = {"CPU": one.cpus, "GPU": one.num_gpus, **one.custom}
-        places = sum(min(node.get(key, 0) // n for key, n in wanted.items() if n) for node in nodes)
-        if places < one.devices_per_run:
-            asked, *there = (
-                ", ".join(f"{each.get(key, 0):g} {key}" for key in wanted) for each in (wanted, *nodes)
-            )
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    most = 1
+    for run in runs:
+        bundle = run.bundle
+        num_devices = run.resources.devices_per_run
+        slots = 0
+        for node in nodes:
+            slots += min(node.get(key, 0) // amount for key, amount in bundle.items() if amount)
+        if slots < num_devices:
+            wanted = f"{num_devices} × ({_amounts(bundle, bundle)})"
+            have = "; ".join(_amounts(node, bundle) for node in nodes)
             raise UserError(
-                f"a run asks for {one.devices_per_run} × ({asked}), which the cluster does not have",
-                hint=f"nodes: {'; '.join(there)}; change base.resources",
+                f"a run asks for {wanted}, which the cluster does not have",
+                hint=f"nodes: {have}; change base.resources",
             )
-        if one.devices_per_run > 1:
-            at_once = max(at_once, int(places // one.devices_per_run))
-    return at_once
+        if num_devices > 1:
+            most = max(most, int(slots // num_devices))
+    return most
 
 
-def submit(
-    address: str, path: Path, name: str, storage: str, environment: dict[str, str]
-) -> tuple[str, bool]:
-    """Submit a study to the cluster whose dashboard is at ``address``, unless its job is running there.
-
-    ``environment``: variables for the job, such as MLFLOW_TRACKING_URI. Returns the job's id, and whether it
-    was running already.
-
-    Raises:
-        UserError: the dashboard cannot be reached, or refuses the job.
-    """
-    client = client_at(address)
-    text = path.read_bytes()
-    digest = hash_of(b"\0".join((text, storage.encode(), code_digest().encode())))[:16]
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:40] or "study"
-    identity = f"ablate-{slug}-{digest}"
-    try:
-        if identity in {job.submission_id for job in client.list_jobs()}:
-            if str(client.get_job_status(identity).value) in _LIVE:
-                return identity, True
-            client.delete_job(identity)  # it has ended; `ablate run` finds the runs that are left
-        with tempfile.TemporaryDirectory() as folder:
-            work, package = Path(folder) / "work", Path(folder) / "ablate"
-            work.mkdir()
-            (work / "study.yaml").write_bytes(text)
-            # The package's links to backends, reports and studies become real folders.
-            shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
-            command = f"python -m ablate run study.yaml --address auto --storage {shlex.quote(storage)}"
-            sent = {"working_dir": str(work), "py_modules": [str(package)], "env_vars": environment}
-            give_up = time.monotonic() + _AGENT_SEC
-            while True:
-                try:
-                    client.submit_job(entrypoint=command, submission_id=identity, runtime_env=sent)
-                    break
-                except RuntimeError as error:  # a head node that has just started has no agent yet
-                    if "No available agent" not in str(error) or time.monotonic() > give_up:
-                        raise
-                    time.sleep(1)
-    except RuntimeError as error:  # Ray's client raises no other type
-        raise UserError(f"{address}: the job was refused: {first_line(error)}") from None
-    return identity, False
-
-
-def check_server(address: str, *, insecure: bool) -> None:
-    """Check that Ray's job server is at ``address``; Ray's own client would try for a minute.
-
-    ``insecure``: accept a server that answers without a token.
-
-    Raises:
-        UserError: nothing answers there, or something else does, or the server is open to all.
-    """
-    import requests
-
-    expected = "expected the dashboard of Ray's head node, as http://HOST:8265"
-    if not address.startswith(("http://", "https://")):
-        raise UserError(f"--address: {address} is no dashboard's address", hint=expected)
-    try:
-        answer = requests.get(f"{address.rstrip('/')}/api/jobs/", timeout=_ANSWER_SEC)
-    except requests.RequestException as error:
-        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None
-    if not answer.ok and answer.status_code not in _NOT_THERE:
-        return  # it asks for a token, or is not ready: Ray's client will say so
-    if not (answer.ok and answer.text.startswith("[")):
-        raise UserError(f"{address}: what answers there is no Ray dashboard that takes jobs", hint=expected)
-    if not insecure:
-        raise UserError(
-            f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "
-            "see docs/reliability.md, or take --insecure)"
-        )
-
-
-def follow(address: str, identity: str, show: Callable[[str], None]) -> str:
-    """Show what a job prints until it ends; return its state, such as ``SUCCEEDED``."""
-    client = client_at(address)
-
-    async def tail() -> None:
-        async for text in client.tail_job_logs(identity):
-            show(text)
-
-    asyncio.run(tail())
-    return str(client.get_job_status(identity).value)
-
-
-def client_at(address: str) -> Any:
-    """Connect Ray's job client to the cluster whose dashboard is at ``address``.
-
-    Raises:
-        UserError: the dashboard cannot be reached.
-    """
-    from ray.exceptions import RayError
-    from ray.job_submission import JobSubmissionClient
-
-    try:
-        return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None
+def _amounts(resources: Mapping[str, float], keys: Iterable[str]) -> str:
+    return ", ".join(f"{resources.get(key, 0):g} {key}" for key in keys)

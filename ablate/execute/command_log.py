@@ -19,11 +19,12 @@ from ablate.run.loss_units import short_name, stored_unit, to_stored
 from ablate.run.schedule import divergence_bound, plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ablate.run.config import RunConfig
 
 _LOSS = {"train": "loss", "eval": "val_loss"}
+_WORDS = {"train": "training", "eval": "validation"}
 
 
 class Rows:
@@ -40,7 +41,9 @@ class Rows:
         assert config.trainer.metrics is not None
         self.plan = plan_steps(config.training)
         self._source = config.trainer.metrics
-        self._training, self._devices, self._on_row = config.training, num_devices, on_row
+        self._training = config.training
+        self._num_devices = num_devices
+        self._on_row = on_row
         self._bound = divergence_bound(config.training.divergence_loss, config.vocab_size)
         tokens_per_step = self.plan.tokens_per_step
         self._places = Places(lambda step: step * tokens_per_step, config.training.seq_len)
@@ -50,19 +53,20 @@ class Rows:
         self._losses: dict[str, dict[int, float]] = {"train": {}, "eval": {}}
         self._tokens: dict[str, list[int]] = {"train": [0], "eval": [0]}
         for row in before:
-            self._losses[row["kind"]][row["step"]] = row[_LOSS[row["kind"]]]
-            self._tokens[row["kind"]].append(row["tokens"])
+            kind = row["kind"]
+            self._losses[kind][row["step"]] = row[_LOSS[kind]]
+            self._tokens[kind].append(row["tokens"])
             self._places.learn(row)
-            if row["kind"] == "eval":
+            if kind == "eval":
                 self._repeats.is_evaluation(row["step"], row["val_loss"], is_fresh=True)
-        self._before = {kind: dict(known) for kind, known in self._losses.items()}
+        self._losses_before = {kind: dict(losses) for kind, losses in self._losses.items()}
         self.is_new = False
         self.different: list[int] = []
 
     @property
     def last(self) -> int:
         """The step of the last row, 0 without one."""
-        return max(next(reversed(known), 0) for known in self._losses.values())
+        return max(next(reversed(losses), 0) for losses in self._losses.values())
 
     @property
     def tokens(self) -> int:
@@ -77,24 +81,20 @@ class Rows:
     @property
     def is_complete(self) -> bool:
         """Whether the last evaluation is at the plan's end, or the next row of each kind would come after."""
-        gaps = {
-            kind: max((after - before for before, after in itertools.pairwise(tokens)), default=0)
-            for kind, tokens in self._tokens.items()
-        }
         if not self.has_evaluations:
             return False
-        if self._tokens["eval"][-1] + gaps["train"] >= self.plan.tokens:
+        if self._tokens["eval"][-1] + _widest_gap(self._tokens["train"]) >= self.plan.tokens:
             return True
-        return all(
-            len(tokens) == 1 or tokens[-1] + gaps[kind] > self.plan.tokens
-            for kind, tokens in self._tokens.items()
-        )
+        for tokens in self._tokens.values():
+            if len(tokens) > 1 and tokens[-1] + _widest_gap(tokens) <= self.plan.tokens:
+                return False
+        return True
 
     def disagreement(self) -> str | None:
         """Say where the log's own count differs from steps × batch."""
         return self._places.disagreement()
 
-    def add(self, found: Mapping[str, Any], *, is_new: bool) -> str | None:
+    def add(self, printed: Mapping[str, Any], *, is_new: bool) -> str | None:
         """Add what a log says of a step; return why the run has diverged, else None.
 
         ``is_new``: this attempt has printed it.
@@ -102,18 +102,19 @@ class Rows:
         Raises:
             UserError: the step is beyond the plan, or there are several evaluation sets.
         """
-        row = dict(found)
+        row = dict(printed)
         self._places.learn(row)
         self._check_sets(row)
         kind = self._kind(row)
         if kind is None:
-            is_bad = "loss" not in row and is_nan(row.get("grad_norm"))
-            return f"the gradient norm at {named(row)} is nan, without a loss" if is_bad else None
+            if "loss" not in row and is_nan(row.get("grad_norm")):
+                return f"the gradient norm at {named(row)} is nan, without a loss"
+            return None
         tokens = round(self._places.tokens(row))
         step = round(row["step"]) if "step" in row else round(tokens / self.plan.tokens_per_step)
         loss = row[_LOSS[kind]]
         if not math.isfinite(loss):
-            return f"the {'validation' if kind == 'eval' else 'training'} loss at step {step} is {loss:g}"
+            return f"the {_WORDS[kind]} loss at step {step} is {loss:g}"
         if kind == "eval":
             loss = row["val_loss"] = to_stored(loss, self._source.loss_unit)
         if tokens >= self.plan.tokens + self.plan.tokens_per_step:
@@ -122,21 +123,21 @@ class Rows:
                 f"({tokens:,} tokens there, {self.plan.tokens:,} planned)",
                 hint="training.tokens, seq_len and batch_size say how long it trains; {steps} tells it",
             )
-        known, before = self._losses[kind], self._before[kind]
-        if before.get(step, loss) != loss and step not in self.different:
+        losses = self._losses[kind]
+        if self._losses_before[kind].get(step, loss) != loss and step not in self.different:
             self.different.append(step)
-        if step <= next(reversed(known), -1):
+        if step <= next(reversed(losses), -1):
             return None
-        known[step] = loss
+        losses[step] = loss
         self._tokens[kind].append(tokens)
         self.is_new = self.is_new or is_new
         self._on_row({"kind": kind, "tokens": tokens, "step": step, **self._values(row)})
-        most = self._training.divergence_evals
-        latest = [*itertools.islice(reversed(self._losses["eval"].values()), most)]
-        if len(latest) < most or min(latest) <= self._bound:
+        count = self._training.divergence_evals
+        latest = [*self._losses["eval"].values()][-count:]
+        if len(latest) < count or min(latest) <= self._bound:
             return None
         unit = short_name(stored_unit(self._source.loss_unit))
-        return f"validation loss above {self._bound:.3g} {unit} for {most} evaluations"
+        return f"validation loss above {self._bound:.3g} {unit} for {count} evaluations"
 
     def _check_sets(self, row: dict[str, Any]) -> None:
         name = row.pop("set", None)
@@ -160,8 +161,7 @@ class Rows:
             self._is_fresh = True
             is_evaluation = False
         else:
-            place = place_of(row)
-            is_evaluation = self._repeats.is_evaluation(place, loss, is_fresh=self._is_fresh)
+            is_evaluation = self._repeats.is_evaluation(place_of(row), loss, is_fresh=self._is_fresh)
             self._is_fresh = False
         if is_evaluation:
             return "eval"
@@ -176,5 +176,9 @@ class Rows:
         if step_ms:
             values.setdefault("tokens_per_sec", self.plan.tokens_per_step * 1000 / step_ms)
         if per_device:
-            values.setdefault("tokens_per_sec", per_device * self._devices)
+            values.setdefault("tokens_per_sec", per_device * self._num_devices)
         return values
+
+
+def _widest_gap(tokens: Sequence[int]) -> int:
+    return max((after - before for before, after in itertools.pairwise(tokens)), default=0)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.cluster import Head, connection, gangs_at_once
 from ablate.execute.environment import commit_of
-from ablate.execute.pending_runs import clean_prefixes, share_prefixes
+from ablate.execute.prefixes import clean_prefixes, share_prefixes
 from ablate.execute.queue import ExecutionEnd, Queue, Workers
 from ablate.execute.worker import on_signal
 from ablate.plan import configured_runs
@@ -64,8 +64,8 @@ def stop_request(study_dir: Path) -> Callable[[], bool]:
             return (study_dir / _REQUEST).read_bytes()
         return None
 
-    before = read()
-    return lambda: read() not in (None, before)
+    earlier = read()
+    return lambda: read() not in (None, earlier)
 
 
 def execute_study(

@@ -67,16 +67,22 @@ def commit_of(folder: Path) -> str | None:
     """
 
     def git(*words: str) -> str:
-        command = ["git", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=30)
-        return done.stdout
+        return _output_of("git", *words, cwd=folder, timeout=30)
 
     try:
         git("ls-files", "--error-unmatch", ".")
-        commit, changes = git("rev-parse", "HEAD")[:12], git("diff", "HEAD", "--", ".")
+        commit = git("rev-parse", "HEAD")[:12]
+        changes = git("diff", "HEAD", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + (f"+{hash_of(changes.encode())[:8]}" if changes else "")
+    if changes:
+        commit += f"+{hash_of(changes.encode())[:8]}"
+    return commit
+
+
+def _output_of(*command: str, **options: Any) -> str:
+    output: str = subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
+    return output
 
 
 def other_work(device: str) -> str | None:
@@ -88,9 +94,11 @@ def other_work(device: str) -> str | None:
 
     if torch.device(device).type != "cuda":
         # Measured as psutil does it, which a bare image lacks. Waiting for a disk is no work.
-        before = _cpu_times()
+        busy_before, idle_before = _cpu_times()
         time.sleep(_CPU_WINDOW_SEC)
-        busy, idle = (now - then for now, then in zip(_cpu_times(), before, strict=True))
+        busy, idle = _cpu_times()
+        busy -= busy_before
+        idle -= idle_before
         load = 100 * busy / max(1, busy + idle)
         return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
     time.sleep(_GPU_WINDOW_SEC)  # leave this process's own work out of the average
@@ -143,25 +151,30 @@ def describe_environment(
     from ablate.backends.device import TRITON_PACKAGES
     from ablate.backends.select import load_backend, overall_mode
 
-    names = list(dict.fromkeys(choice.backend for choice in choices))
-    gpu = torch.cuda.get_device_properties(device) if device.startswith("cuda") else None
+    backends = list(dict.fromkeys(choice.backend for choice in choices))
+    gpu_name = None
+    gpu_uuid = None
+    if device.startswith("cuda"):
+        gpu = torch.cuda.get_device_properties(device)
+        gpu_name = gpu.name
+        gpu_uuid = str(gpu.uuid)
     return {
         **_of_every_run(commit),
         "code": code_digest(),
         **{name: version_of(name) for name in _PACKAGES},
         "triton": next(filter(None, map(version_of, TRITON_PACKAGES)), None),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "gpu": None if gpu is None else gpu.name,
-        "gpu_uuid": None if gpu is None else str(gpu.uuid),
+        "gpu": gpu_name,
+        "gpu_uuid": gpu_uuid,
         "world_size": world_size,
         "fingerprints": list(fingerprints),
         "arithmetic_settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
-        "backend": "+".join(names),
+        "backend": "+".join(backends),
         "backend_mode": overall_mode(choices),
-        "backend_detail": "; ".join(load_backend(name).detail() for name in names),
+        "backend_detail": "; ".join(load_backend(name).detail() for name in backends),
         "backend_choices": [asdict(choice) for choice in choices],
         "self_tests": list(self_tests),
     }
@@ -185,23 +198,24 @@ def describe_command(command: Command, commit: str | None, num_devices: int, *, 
     Its arithmetic is not known, only what the study asked it for; the GPU is asked for by its own tool, so
     that this process opens nothing on it.
     """
-    gpu = "a GPU of unknown kind" if gpus else None
-    for words, pattern in _GPU_TOOLS if gpus else ():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(words.split(), capture_output=True, text=True, check=True, timeout=60)
-            if found := re.search(pattern, done.stdout):
-                gpu = found[1].strip()
-                break
     return {
         **_of_every_run(commit),
         "code": commit_of(Path(command.cwd)) or digest_of(command)[:12],
-        "gpu": gpu,
+        "gpu": _gpu_by_its_tool() if gpus else None,
         "world_size": num_devices,
         "software": command.version,
         "backend": "command",
         "backend_mode": "command",
         "backend_detail": "by the command, as configured",
     }
+
+
+def _gpu_by_its_tool() -> str:
+    for command, pattern in _GPU_TOOLS:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            if match := re.search(pattern, _output_of(*command.split(), timeout=60)):
+                return match[1].strip()
+    return "a GPU of unknown kind"
 
 
 @cache
@@ -227,7 +241,8 @@ def fingerprint(device: str, threads: int) -> str:
     multiply_in_fp32()
     parts = []
     for dtype in (torch.float32, torch.bfloat16):
-        x, w = numbers(96, 1).to(device, dtype), numbers(112, 7).to(device, dtype)
+        x = numbers(96, 1).to(device, dtype)
+        w = numbers(112, 7).to(device, dtype)
         heads = x[:64].view(1, 4, 16, 320)[..., :32]
         try:
             y = x @ w.t()
@@ -236,7 +251,9 @@ def fingerprint(device: str, threads: int) -> str:
                 functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True),
                 torch.softmax(x, -1), functional.silu(x), torch.rsqrt(x.pow(2).mean(-1)),
             )  # fmt: skip
-            parts += [one.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for one in results]
+            parts += [
+                result.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for result in results
+            ]
         except RuntimeError as error:
             parts.append(type(error).__name__.encode())
     return hash_of(b"".join(parts))[:12]

@@ -43,7 +43,7 @@ class Family:
 
     def pids(self) -> set[int]:
         """Find all that live and that this user may end."""
-        found = set()
+        pids = set()
         for child in psutil.Process().children():
             if child.pid in self.bystanders:
                 continue
@@ -51,8 +51,8 @@ class Family:
                 for member in (child, *child.children(recursive=True)):
                     with contextlib.suppress(OSError):
                         os.kill(member.pid, 0)
-                        found.add(member.pid)
-        return found
+                        pids.add(member.pid)
+        return pids
 
 
 @contextlib.contextmanager

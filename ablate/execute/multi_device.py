@@ -12,14 +12,16 @@ import contextlib
 import shutil
 import uuid
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import first_line
 from ablate.base.files import read_json, write_json_atomic
-from ablate.execute.worker import LOST_PEER, TaskEnd, end_of, execute_run, follow_run, lost_run
+from ablate.execute.task_end import LOST_PEER, TaskEnd, end_of
+from ablate.execute.worker import execute_run, follow_run, lost_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ablate.execute.pending_runs import RunRequest
     from ablate.train.group import Group
 
@@ -29,41 +31,49 @@ def execute_together(task: RunRequest) -> TaskEnd:
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    wanted, run = task.resources, task.folder
+    run = task.folder
+    resources = task.resources
     scratch = run.path / f".ray-train-{uuid.uuid4().hex[:8]}"
     trainer = TorchTrainer(
         _member,
         train_loop_config={"task": task, "ends": scratch},
         torch_config=TorchConfig(
-            backend="nccl" if wanted.num_gpus else "gloo", timeout_s=round(2 * wanted.hang_after_sec)
+            backend="nccl" if resources.num_gpus else "gloo", timeout_s=round(2 * resources.hang_after_sec)
         ),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=wanted.devices_per_run,
-            use_gpu=bool(wanted.num_gpus),
-            resources_per_worker={"CPU": wanted.cpus, "GPU": wanted.num_gpus, **wanted.custom},
+            num_workers=resources.devices_per_run,
+            use_gpu=bool(resources.num_gpus),
+            resources_per_worker=task.bundle,
         ),
         run_config=ray.train.RunConfig(name=scratch.name, storage_path=str(run.path)),
     )
-    fault, ends = "a process of the run ended", {}
+    fault = "a process of the run ended"
+    ends: dict[int, TaskEnd] = {}
     scratch.mkdir()
     try:
         trainer.fit()
     except Exception as error:  # what a process raised, in one of Ray's many wrappers
         fault = first_line(error)
     finally:
-        for path in sorted(scratch.glob("end-*.json")):
+        for rank in range(resources.devices_per_run):
             with contextlib.suppress(OSError, ValueError, TypeError):
-                ends[path.name] = TaskEnd(**read_json(path))
+                ends[rank] = TaskEnd(**read_json(_end_path(scratch, rank)))
         shutil.rmtree(scratch, ignore_errors=True)
-    end = ends.pop("end-0.json", None) or lost_run(task, fault)
-    # Another process's own fault explains more than the first one's, which is only that it lost a peer.
-    cause = next((other for other in ends.values() if other.message != LOST_PEER), end)
+    end = ends.pop(0, None) or lost_run(task, fault)
     if not end.transient:
         return end
-    if not cause.transient:
-        with contextlib.suppress(OSError, ValueError):
-            run.write_status(replace(run.status(), state="failed", message=cause.message))
-    return cause
+    for cause in ends.values():
+        # Another process's own fault explains more than the first one's, which is only that it lost a peer.
+        if cause.message != LOST_PEER:
+            if not cause.transient:
+                with contextlib.suppress(OSError, ValueError):
+                    run.write_status(replace(run.status(), state="failed", message=cause.message))
+            return cause
+    return end
+
+
+def _end_path(folder: Path, rank: int) -> Path:
+    return folder / f"end-{rank}.json"
 
 
 def _member(config: dict[str, Any]) -> None:
@@ -76,29 +86,31 @@ def _member(config: dict[str, Any]) -> None:
     device = str(get_device())
     if device.startswith("cuda"):
         torch.cuda.set_device(device)  # FSDP2 gathers on the process's current device
-    task, group = replace(config["task"], device=device), join_group(device)
-    end_path = Path(config["ends"]) / f"end-{group.rank}.json"
-    begun: int | None = None
+    task = replace(config["task"], device=device)
+    group = join_group(device)
+    end_path = _end_path(config["ends"], group.rank)
     if group.rank > 0:
-        if (step := group.first(begun)) is not None:
+        step: int | None = group.first(None)
+        if step is not None:
             try:
                 follow_run(task, group, step)
             except Exception as error:
                 write_json_atomic(end_path, asdict(end_of(error)))
                 raise
         return
+    has_begun = False
 
     def begin(step: int) -> Group:
-        nonlocal begun
-        begun = step
+        nonlocal has_begun
+        has_begun = True
         group.first(step)
         return group
 
     try:
         end = execute_run(task, begin)
     finally:
-        if begun is None:  # the others still wait for the first message
+        if not has_begun:  # the others still wait for the first message
             group.first(None)
     write_json_atomic(end_path, asdict(end))
-    if begun is not None and (end.state == "failed" or end.transient):
+    if has_begun and (end.state == "failed" or end.transient):
         raise RuntimeError(end.message)  # makes Ray Train end the others, which wait for this process

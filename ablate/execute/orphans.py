@@ -71,13 +71,13 @@ def start_watch(pid: int, variable: str, mark: str, *folders: Path) -> int:
 
     Returns the pipe by which it is told what ``end_after`` says.
     """
-    theirs, ours = os.pipe()  # our end stays open, here and in every fork
+    read_end, write_end = os.pipe()  # the write end stays open, here and in every fork
     # -S: the standard library is enough. -I: this folder's queue.py must not hide the standard library's.
     command = [sys.executable, "-I", "-S", __file__, str(pid), variable, mark, *map(str, folders)]
     quiet = subprocess.DEVNULL
-    subprocess.run(command, stdin=theirs, stdout=quiet, stderr=quiet, start_new_session=True, check=False)
-    os.close(theirs)
-    return ours
+    subprocess.run(command, stdin=read_end, stdout=quiet, stderr=quiet, start_new_session=True, check=False)
+    os.close(read_end)
+    return write_end
 
 
 def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
@@ -91,15 +91,15 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    left_sec, log = math.inf, ""
+    seconds_left = math.inf
     while worker not in (ready := select.select([worker, 0], [], [], _PAUSE_SEC)[0]):
         if ready:
-            if told := os.read(0, 1 << 16).decode().splitlines():  # nothing: it is just ending
-                sec, log = told[-1].split(" ", 1)
-                left_sec = float(sec)
+            if messages := os.read(0, 1 << 16).decode().splitlines():  # nothing: it is just ending
+                sec, log = messages[-1].split(" ", 1)
+                seconds_left = float(sec)
         elif not _is_stopped(pid):
-            left_sec -= _PAUSE_SEC
-        if left_sec <= 0:
+            seconds_left -= _PAUSE_SEC
+        if seconds_left <= 0:
             with Path(log).open("a", encoding="utf-8") as file:
                 file.write(f"Timeout ({sec})!\n")
             with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent knows
@@ -108,9 +108,9 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
                 signal.pidfd_send_signal(worker, signal.SIGKILL)
     pipe = Path("/proc/self/fd/0").readlink()
     for _ in range(_LOOKS):  # a process that is started during one look is found at the next
-        for one in marked(variable, mark, pipe):
+        for marked_pid in marked(variable, mark, pipe):
             with contextlib.suppress(OSError):  # it has ended
-                os.kill(one, signal.SIGKILL)
+                os.kill(marked_pid, signal.SIGKILL)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         time.sleep(_PAUSE_SEC)
@@ -124,17 +124,18 @@ def _is_stopped(pid: int) -> bool:
 
 def marked(variable: str, value: str, pipe: Path | None = None) -> list[int]:
     """Find the processes that inherited a variable of this value, or hold ``pipe`` open; not this one."""
-    found = []
+    pids = []
+    entry = f"{variable}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         if int(folder.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            if f"{variable}={value}".encode() in variables or (
-                pipe is not None and any(one.readlink() == pipe for one in (folder / "fd").iterdir())
-            ):
-                found.append(int(folder.name))
-    return found
+            is_marked = entry in (folder / "environ").read_bytes().split(b"\0")
+            if not is_marked and pipe is not None:
+                is_marked = any(file.readlink() == pipe for file in (folder / "fd").iterdir())
+            if is_marked:
+                pids.append(int(folder.name))
+    return pids
 
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ from ablate.train import TrainResult
 from ablate.train.loop import End
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ablate.recipes import Recipe
     from ablate.run.config import RunConfig
 
 _COUNTS = ("tokens", "step")
+_NEEDED = {"train": {*_COUNTS}, "eval": {*_COUNTS, "val_loss"}}
 
 
 def call(
@@ -45,54 +47,81 @@ def call(
             was not applied; or a state that was never advanced.
         Exception: whatever the function raises.
     """
-    kept = options["checkpoints"].load() if "checkpoints" in options else None
-    first = 0 if kept is None else kept.step
-    budget, asked = plan_steps(config.training).tokens, config.training.tokens
-    last = {"train": -1, "eval": -1}
-
-    def check(row: object) -> None:
-        checked = _checked_row(row)
-        if checked is None:
-            hint = "expected such as {'kind': 'eval', 'tokens': 4096, 'step': 1, 'val_loss': 5.2}, all finite"
-            raise UserError(f"trainer {name} gave on_metrics {reprlib.repr(row)}", hint=hint)
-        kind, tokens, step = checked["kind"], checked["tokens"], checked["step"]
-        if tokens <= last[kind] or not max(last.values()) <= tokens <= budget or step < first:
-            raise UserError(
-                f"trainer {name} gave on_metrics a row of kind '{kind}' at step {step}, {tokens:,} tokens",
-                hint=f"expected steps from {first} on, as by checkpoints.load(), and tokens that rise to "
-                f"{budget:,}, the plan's end",
-            )
-        last[kind] = tokens
-        on_metrics(checked)
-
+    start = options["checkpoints"].load() if "checkpoints" in options else None
+    rows = _Rows(name, config, on_metrics, first_step=0 if start is None else start.step)
     with recorded_states() as states:
-        result = load_function(name)(config, check, **options)
+        result = load_function(name)(config, rows.add, **options)
     if not isinstance(result, TrainResult) or result.state not in get_args(End):
         hint = f"expected TrainResult(state=…, tokens=…, step=…) with a state of {', '.join(get_args(End))}"
         raise UserError(f"trainer {name} returned {reprlib.repr(result)}", hint=hint)
     if result.state == "finished" or result.step > 1:
-        for fault in filter(None, (state.fault() for state in states)):
-            raise UserError(f"trainer {name} {fault}")
-        recipe = config.recipe
-        applied = [
-            one.text for one in (*(state.recipe for state in states), result.recipe) if one is not None
-        ]
-        is_plain = all(getattr(part, gemm).is_untouched for part in recipe.parts for gemm in GEMMS)
-        if recipe.text not in applied and (applied or not is_plain):
-            what = "called apply_recipe with another recipe" if applied else "applied no recipe"
-            raise UserError(
-                f"trainer {name} {what}: its run is not the arm's",
-                hint="call apply_recipe with config.recipe; who applies it otherwise says so by "
-                "TrainResult(recipe=config.recipe, …)",
-            )
+        for state in states:
+            if (fault := state.fault()) is not None:
+                raise UserError(f"trainer {name} {fault}")
+        applied = [state.recipe.text for state in states]
+        if result.recipe is not None:
+            applied.append(result.recipe.text)
+        _check_recipe(name, config.recipe, applied)
     if result.state == "finished" and not follows:
-        is_evaluated = last["eval"] >= asked or result.step <= first
-        if not asked <= result.tokens <= budget or not is_evaluated:
-            raise UserError(
-                f"trainer {name} finished at {result.tokens:,} tokens, last evaluated at {last['eval']:,}",
-                hint=f"expected both at the plan's end: plan_steps(config.training).tokens, {budget:,}",
-            )
+        rows.check_end(result)
     return result
+
+
+class _Rows:
+    """Passes a trainer's rows on and holds them to the plan. ``last_tokens``: by kind of row."""
+
+    def __init__(
+        self, name: str, config: RunConfig, on_metrics: Callable[[dict[str, Any]], None], *, first_step: int
+    ) -> None:
+        self._name = name
+        self._on_metrics = on_metrics
+        self._first_step = first_step
+        self._budget = config.training.tokens
+        self._planned_tokens = plan_steps(config.training).tokens
+        self._last_tokens = {"train": -1, "eval": -1}
+
+    def add(self, printed: object) -> None:
+        """Check a row and pass it on with plain numbers."""
+        row = _checked_row(printed)
+        if row is None:
+            hint = "expected such as {'kind': 'eval', 'tokens': 4096, 'step': 1, 'val_loss': 5.2}, all finite"
+            raise UserError(f"trainer {self._name} gave on_metrics {reprlib.repr(printed)}", hint=hint)
+        kind = row["kind"]
+        tokens = row["tokens"]
+        is_later = tokens > self._last_tokens[kind] and tokens >= max(self._last_tokens.values())
+        if not is_later or tokens > self._planned_tokens or row["step"] < self._first_step:
+            raise UserError(
+                f"trainer {self._name} gave on_metrics a row of kind '{kind}' at step {row['step']}, "
+                f"{tokens:,} tokens",
+                hint=f"expected steps from {self._first_step} on, as by checkpoints.load(), and tokens that "
+                f"rise to {self._planned_tokens:,}, the plan's end",
+            )
+        self._last_tokens[kind] = tokens
+        self._on_metrics(row)
+
+    def check_end(self, result: TrainResult) -> None:
+        """Check that a finished run has come to the plan's end and was evaluated there."""
+        evaluated = self._last_tokens["eval"]
+        is_evaluated = evaluated >= self._budget or result.step <= self._first_step
+        if not self._budget <= result.tokens <= self._planned_tokens or not is_evaluated:
+            raise UserError(
+                f"trainer {self._name} finished at {result.tokens:,} tokens, last evaluated at {evaluated:,}",
+                hint="expected both at the plan's end: plan_steps(config.training).tokens, "
+                f"{self._planned_tokens:,}",
+            )
+
+
+def _check_recipe(name: str, recipe: Recipe, applied: Sequence[str]) -> None:
+    """Refuse a trainer that did not apply its arm's recipe; ``applied``: the texts of what it applied."""
+    is_plain = all(getattr(part, gemm).is_untouched for part in recipe.parts for gemm in GEMMS)
+    if recipe.text in applied or (is_plain and not applied):
+        return
+    fault = "called apply_recipe with another recipe" if applied else "applied no recipe"
+    raise UserError(
+        f"trainer {name} {fault}: its run is not the arm's",
+        hint="call apply_recipe with config.recipe; who applies it otherwise says so by "
+        "TrainResult(recipe=config.recipe, …)",
+    )
 
 
 def check_call(name: str) -> None:
@@ -112,13 +141,16 @@ def check_call(name: str) -> None:
 def _checked_row(row: Any) -> dict[str, Any] | None:
     """Return the row with plain numbers, for JSON; None if it is malformed or a number is not finite."""
     try:
-        numbers = {
-            key: operator.index(value) if key in _COUNTS else float(value)
-            for key, value in row.items()
-            if key != "kind"
-        }
-        needed = {"train": _COUNTS, "eval": (*_COUNTS, "val_loss")}[row["kind"]]
+        kind = row["kind"]
+        needed = _NEEDED[kind]
+        checked = {"kind": kind}
+        for key, value in row.items():
+            if key in _COUNTS:
+                checked[key] = operator.index(value)
+            elif key != "kind":
+                checked[key] = float(value)
+                if not math.isfinite(checked[key]):
+                    return None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    is_whole = all(key in numbers for key in needed) and all(map(math.isfinite, numbers.values()))
-    return {"kind": row["kind"], **numbers} if is_whole else None
+    return checked if checked.keys() >= needed else None

@@ -4,29 +4,20 @@ A run's id is a hash of the configuration that can change its result. So a resul
 storage is copied, with its ledger and diagnostics, if it comes from the same sources, the same kind and
 number of devices and, on a CPU, the same arithmetic.
 
-Several runs may begin with the same steps (a prefix): one trains them, the others wait for its state. A
-prefix is kept in ``<study>/prefixes/<key>``. The key is a hash of all that its steps use and of the code that
-trains them, so it does not matter which run has put it there, and when.
-
-How it fails: other studies that are damaged, incomplete or from other code are skipped. A prefix is only a
-short cut: a run whose prefix never comes, or is damaged, trains those steps itself, to the same bits. A fork
-is not started if its parent diverged or failed before the fork, and a run that replays the routes of another
-not before that one has finished. Writing into this study may raise ``OSError``.
+How it fails: other studies that are damaged, incomplete or from other code are skipped. Writing into this
+study may raise ``OSError``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ablate.execute.environment import code_digest, fingerprint
 from ablate.run.ids import run_id as id_of
-from ablate.run.schedule import plan_steps, shared_prefixes
 from ablate.store import END_STATES, RunDir, StudyStore
-from ablate.store.checkpoints import newest_step
 from ablate.store.leases import Leases
 
 if TYPE_CHECKING:
@@ -36,6 +27,7 @@ if TYPE_CHECKING:
     from ablate.plan import Plan
     from ablate.run.config import ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
+    from ablate.store import State
 
 _DRAFT = ".taken"
 _OWN = ("checkpoints", "stop", "weights", ".*")
@@ -72,6 +64,15 @@ class RunRequest:
     holder: str | None = None
     prefixes: Mapping[int, Path] = field(default_factory=dict)
 
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What each of the run's processes asks of Ray."""
+        return {"CPU": self.resources.cpus, "GPU": self.resources.num_gpus, **self.resources.custom}
+
+    def folder_of(self, config: RunConfig) -> RunDir:
+        """Return the folder of another run of the study."""
+        return RunDir(self.folder.path.with_name(id_of(config)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Todo:
@@ -91,21 +92,28 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
 
     Of each seed, forks come last. ``corpora``: token files by the digest of their data.
     """
-    configs = (arm.config.with_seed(run.seed) for arm, run in plan.runs() if arm.config.replayed)
-    originals = {id_of(config.original) for config in configs if config.original}
-    return [
-        RunRequest(
+    originals = set()
+    for arm, run in plan.runs():
+        if arm.config.replayed is None:
+            continue
+        if (original := arm.config.with_seed(run.seed).original) is not None:
+            originals.add(id_of(original))
+    requests = []
+    for arm, run in sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None)):
+        if run.id not in chosen:
+            continue
+        files = corpora.get(arm.config.data_digest)
+        request = RunRequest(
             run_id=run.id,
             config=arm.config.with_seed(run.seed),
-            tokens_dir=files.folder.resolve() if (files := corpora.get(arm.config.data_digest)) else None,
+            tokens_dir=None if files is None else files.folder.resolve(),
             resources=arm.resources,
             diagnostics=plan.diagnostics,
             keep_weights=plan.keep_weights,
             records=run.id in originals,
         )
-        for arm, run in sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
-        if run.id in chosen
-    ]
+        requests.append(request)
+    return requests
 
 
 def find_todo(
@@ -121,8 +129,10 @@ def find_todo(
     ``unneeded`` returns the ids of runs whose results are not needed, with the reasons. ``take``: copy
     results from other studies of the storage; only allowed while no other process runs the study.
     """
-    done = set(END_STATES) if retry_failed else {*END_STATES, "failed"}
-    missing = [run for run in requests if store.run(run.run_id).state() not in done]
+    ended: set[State] = {*END_STATES}
+    if not retry_failed:
+        ended.add("failed")
+    missing = [run for run in requests if store.run(run.run_id).state() not in ended]
     settled = unneeded()
     needed = [run for run in missing if run.run_id not in settled]
     taken = copy_results(store, needed) if take else {}
@@ -148,23 +158,31 @@ def _find_elsewhere(store: StudyStore, wanted: Mapping[str, RunRequest]) -> dict
     found: dict[str, StudyStore] = {}
     for folder in sorted(store.path.parent.glob("*/runs")):
         neighbour = StudyStore(folder.parent)
-        there = neighbour.begun() if neighbour.path.name != store.path.name else ()
+        if neighbour.path.name == store.path.name:
+            continue
+        begun = neighbour.begun()
         for run_id, request in wanted.items():
-            if run_id in there and run_id not in found:
-                run, resources = neighbour.run(run_id), request.resources
-                own = [fingerprint("cpu", resources.cpus)]
-                with contextlib.suppress(OSError, ValueError, AttributeError):  # damaged
-                    environment = run.environment()
-                    if (
-                        run.status().state in END_STATES
-                        and environment.get("code") == code_digest()
-                        and (environment.get("gpu") is not None) == (resources.num_gpus > 0)
-                        and environment.get("world_size") == resources.devices_per_run
-                        and (resources.num_gpus or environment.get("fingerprints") == own)
-                        and run.state() in END_STATES  # last: it reads the run's files
-                    ):
-                        found[run_id] = neighbour
+            if run_id in begun and run_id not in found and _has_result_of(request, neighbour.run(run_id)):
+                found[run_id] = neighbour
     return found
+
+
+def _has_result_of(request: RunRequest, run: RunDir) -> bool:
+    """Whether a run of another study has the result that the request would have here."""
+    resources = request.resources
+    has_gpu = resources.num_gpus > 0
+    try:
+        environment = run.environment()
+        return (
+            run.status().state in END_STATES
+            and environment.get("code") == code_digest()
+            and (environment.get("gpu") is not None) == has_gpu
+            and environment.get("world_size") == resources.devices_per_run
+            and (has_gpu or environment.get("fingerprints") == [fingerprint("cpu", resources.cpus)])
+            and run.state() in END_STATES  # last: it reads the run's files
+        )
+    except (OSError, ValueError, AttributeError):  # damaged
+        return False
 
 
 def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, str]:
@@ -174,117 +192,39 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     keeps its weights or routes, because those are not there. The ledger comes first, with a claim of this
     process: nobody can begin the run meanwhile. The status comes last.
     """
-    wanted = {
-        run.run_id: run
-        for run in missing
-        if not (run.keep_weights or run.records) and not Leases(store.run(run.run_id).attempts).latest()
-    }
-    taken, drafts = {}, store.path / "runs" / _DRAFT
+    wanted = {}
+    for request in missing:
+        has_begun = Leases(store.run(request.run_id).attempts).latest() > 0
+        if not (request.keep_weights or request.records or has_begun):
+            wanted[request.run_id] = request
+    taken = {}
+    drafts = store.path / "runs" / _DRAFT
     shutil.rmtree(drafts, ignore_errors=True)  # left by a killed driver
     try:
         for run_id, neighbour in _find_elsewhere(store, wanted).items():
-            request, source = wanted[run_id], neighbour.run(run_id)
-            run, draft = store.run(run_id), RunDir(drafts / run_id)
-            shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
-            claim = Leases(draft.attempts)
-            if draft.state() not in END_STATES or not claim.claim(
-                claim.latest()
-            ):  # altered since it was found
-                continue
-            draft.create(asdict(request.config))  # the data may have other paths here
-            draft.write_status(draft.status())
-            run.path.mkdir(parents=True, exist_ok=True)
-            try:
-                draft.attempts.rename(run.attempts)
-            except OSError:  # not empty: the run has begun
-                continue
-            for path in sorted(draft.path.iterdir(), key=lambda path: path == draft.status_path):
-                path.rename(run.path / path.name)
-            claim.folder = run.attempts
-            claim.end("superfluous")
-            taken[run_id] = neighbour.path.name
+            draft = RunDir(drafts / run_id)
+            if _copy_result(wanted[run_id], neighbour.run(run_id), draft, store.run(run_id)):
+                taken[run_id] = neighbour.path.name
     finally:
         shutil.rmtree(drafts, ignore_errors=True)
     return taken
 
 
-def share_prefixes(
-    store: StudyStore,
-    runs: Sequence[RunRequest],
-    planned: Sequence[tuple[str, RunConfig, ResourcesConfig]] = (),
-) -> tuple[list[RunRequest], dict[str, str]]:
-    """Fill in the prefixes that runs start from and keep; return also the key of each run's prefix.
-
-    ``planned``: runs that may follow later, with configuration and resources.
-    """
-    folder, here = store.prefixes, {run.run_id for run in runs}
-    everyone = [(run.run_id, run.config, run.resources) for run in runs]
-    everyone += [one for one in planned if one[0] not in here]
-    # Which layers are diagnosed depends on the whole recipe, even before its later phases begin; a record of
-    # routes has every step.
-    if any(run.diagnostics is not None for run in runs) or any(one.replayed for _, one, _ in everyone):
-        return list(runs), {}
-    found = shared_prefixes(
-        everyone,
-        salt=code_digest(),
-        is_there=lambda key: (folder / key).exists(),
-        can_hold=lambda run_id, step: run_id in here and newest_step(store.run(run_id).checkpoints) < step,
-    )
-    found = {run_id: prefix for run_id, prefix in found.items() if _is_open(store, run_id)}
-    kept: dict[str, dict[int, Path]] = {}
-    for prefix in found.values():
-        kept.setdefault(prefix.holder, {})[prefix.tokens] = folder / prefix.key
-    start: dict[str, Any] = {
-        run_id: {"prefix": (folder / own.key, own.step), "holder": own.holder}
-        for run_id, own in found.items()
-    }
-    filled = [replace(run, prefixes=kept.get(run.run_id, {}), **start.get(run.run_id, {})) for run in runs]
-    return filled, {run_id: prefix.key for run_id, prefix in found.items()}
-
-
-def clean_prefixes(store: StudyStore, keys: Mapping[str, str]) -> None:
-    """Keep the prefixes that runs without a result start from, by run id; remove the others."""
-    needed = {key for run_id, key in keys.items() if _is_open(store, run_id)}
-    for path in store.prefixes.glob("*") if needed else [store.prefixes]:
-        if path.name not in needed:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_open(store: StudyStore, run_id: str) -> bool:
-    return store.run(run_id).status().state not in END_STATES
-
-
-def _has_state(run: RunRequest) -> bool:
-    """Whether the run can go on, from its prefix or its own checkpoint."""
-    has_prefix = run.prefix is not None and run.prefix[0].exists()
-    return has_prefix or newest_step(run.folder.checkpoints) > 0
-
-
-def waits_for(run: RunRequest) -> str | None:
-    """Return the id of the run whose routes it replays, or that trains its prefix unless it can go on."""
-    if (original := run.config.original) is not None:
-        return id_of(original)
-    return None if run.holder is None or _has_state(run) else run.holder
-
-
-def why_it_cannot_begin(run: RunRequest) -> str | None:
-    """Say why a run cannot begin: what it forks from or replays did not come so far. None if it can."""
-    if (original := run.config.original) is not None:
-        source = RunDir(run.folder.path.with_name(id_of(original)))
-        said: str = source.examined().state
-        if said == "finished" and not source.routes_path.exists():
-            said += " before they were asked for; under another study name it is trained again"
-        return None if said == "finished" else f"no record of the routes of {source.run_id}: it is {said}"
-    fork, parent = run.config.fork, run.config.parent
-    if fork is None or parent is None or _has_state(run):
-        return None
-    forked = RunDir(run.folder.path.with_name(id_of(parent)))
-    status = forked.status()
-    tokens = (
-        max(status.step, newest_step(forked.checkpoints)) * plan_steps(run.config.training).tokens_per_step
-    )
-    # Without a prefix the fork trains the parent's steps itself, and may succeed where the parent failed.
-    final = ("diverged",) if run.prefix is None else ("diverged", "failed")
-    if status.state not in final or tokens > fork.tokens:
-        return None
-    return f"the run that it forks from, {forked.run_id}, {status.state} before the fork: {status.message}"
+def _copy_result(request: RunRequest, source: RunDir, draft: RunDir, run: RunDir) -> bool:
+    """Copy a result by way of ``draft``; tell whether it is there now."""
+    shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
+    claim = Leases(draft.attempts)
+    if draft.state() not in END_STATES or not claim.claim(claim.latest()):  # altered since it was found
+        return False
+    draft.create(asdict(request.config))  # the data may have other paths here
+    draft.write_status(draft.status())
+    run.path.mkdir(parents=True, exist_ok=True)
+    try:
+        draft.attempts.rename(run.attempts)
+    except OSError:  # not empty: the run has begun
+        return False
+    for path in sorted(draft.path.iterdir(), key=lambda path: path == draft.status_path):
+        path.rename(run.path / path.name)
+    claim.folder = run.attempts
+    claim.end("superfluous")
+    return True

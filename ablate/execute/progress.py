@@ -27,7 +27,7 @@ _SHOWN = {
     "eval": ("tokens", "time_unix", "val_loss"),
 }
 _TAIL_BYTES = 1 << 20
-_LEFT = ("pending", "interrupted", "damaged")
+_WAITING = ("pending", "interrupted", "damaged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,46 +72,55 @@ def read_progress(
     ``executor_alive=False`` reads ``running`` as interrupted: nobody runs the study. None: unknown.
     ``examines_files``: check the files of ended runs for damage.
     """
-    wanted, begun, found = None if only is None else set(only), store.begun(), []
+    wanted = None if only is None else set(only)
+    begun = store.begun()
+    runs = []
     for arm, planned in plan.runs():
         if wanted is not None and planned.id not in wanted:
             continue
-        shown = RunProgress(run_id=planned.id, arm=arm.name, seed=planned.seed, budget=arm.tokens or 0)
+        run = RunProgress(run_id=planned.id, arm=arm.name, seed=planned.seed, budget=arm.tokens or 0)
         if planned.id in begun:
-            run = store.run(planned.id)
-            status, newest = run.examined() if examines_files else run.status(), dict[str, float | None]()
-            if status.state != "damaged" and run.metrics_path.exists():
-                file = run.metrics_path.stat()
-                newest = _newest(run.metrics_path, file.st_ino, file.st_size)
-            shown = replace(
-                shown,
-                state=status.state,
-                tokens=max(int(newest.get("tokens") or 0), status.tokens),
-                loss=newest.get("loss"),
-                val_loss=newest.get("val_loss"),
-                tokens_per_sec=newest.get("tokens_per_sec"),
-                message=status.message,
-                pace=_pace(status, newest) if executor_alive else None,
-                eager=_eager(run) if examines_files else None,
-            )
-        if shown.state == "running" and executor_alive is False:
-            shown = replace(shown, state="interrupted", message="its executor is gone")
-        found.append(shown)
-    return found
+            run = _with_files(run, store.run(planned.id), examines_files=examines_files)
+        if not executor_alive:
+            run = replace(run, pace=None)
+        if run.state == "running" and executor_alive is False:
+            run = replace(run, state="interrupted", message="its executor is gone")
+        runs.append(run)
+    return runs
+
+
+def _with_files(progress: RunProgress, run: RunDir, *, examines_files: bool) -> RunProgress:
+    """Fill in what the files of a run that has begun say."""
+    status = run.examined() if examines_files else run.status()
+    newest: dict[str, float | None] = {}
+    if status.state != "damaged" and run.metrics_path.exists():
+        file = run.metrics_path.stat()
+        newest = _newest(run.metrics_path, file.st_ino, file.st_size)
+    return replace(
+        progress,
+        state=status.state,
+        tokens=max(int(newest.get("tokens") or 0), status.tokens),
+        loss=newest.get("loss"),
+        val_loss=newest.get("val_loss"),
+        tokens_per_sec=newest.get("tokens_per_sec"),
+        message=status.message,
+        pace=_pace(status, newest),
+        eager=_eager(run) if examines_files else None,
+    )
 
 
 @lru_cache(maxsize=100_000)
 def _newest(path: Path, _file: int, size: int) -> dict[str, float | None]:
     """Read the newest values of a run's rows, all of them only if the end of the file lacks a kind of row."""
     values: dict[str, float | None] = {}
-    left = {f'"{kind}"'.encode(): names for kind, names in _SHOWN.items()}
+    missing = {f'"{kind}"'.encode(): names for kind, names in _SHOWN.items()}
     for start in (max(0, size - _TAIL_BYTES), 0):
         for line in reversed(new_lines(path, start)[0]):
-            for kind in [kind for kind in left if kind in line]:
+            for kind in [kind for kind in missing if kind in line]:
                 (row,) = parse_rows([line])
                 if isinstance(row, dict):
-                    values = {name: number_in(row, name) for name in left.pop(kind)} | values
-            if not left:
+                    values = {name: number_in(row, name) for name in missing.pop(kind)} | values
+            if not missing:
                 return values
     return values
 
@@ -154,15 +163,18 @@ def seconds_to_end(runs: Iterable[RunProgress]) -> float | None:
     for run in runs:
         if run.pace is not None:
             by_arm.setdefault(run.arm, []).append(run.pace)
-    paces = {arm: fmean(own) for arm, own in by_arm.items()}
-
-    def left(*states: str) -> list[float]:
-        return [
-            (run.pace or paces.get(run.arm, fmean(paces.values()))) * max(0, run.budget - run.tokens)
-            for run in runs
-            if run.state in states
-        ]
-
-    if not paces or not (going := left("running")):
+    paces = {arm: fmean(paces_of_arm) for arm, paces_of_arm in by_arm.items()}
+    if not paces:
         return None
-    return max(*going, (sum(going) + sum(left(*_LEFT))) / len(going))
+    mean_pace = fmean(paces.values())
+    running_sec = []
+    waiting_sec = 0.0
+    for run in runs:
+        seconds = (run.pace or paces.get(run.arm, mean_pace)) * max(0, run.budget - run.tokens)
+        if run.state == "running":
+            running_sec.append(seconds)
+        elif run.state in _WAITING:
+            waiting_sec += seconds
+    if not running_sec:
+        return None
+    return max(*running_sec, (sum(running_sec) + waiting_sec) / len(running_sec))

@@ -18,8 +18,9 @@ from ablate.base.clock import running_clock
 from ablate.base.errors import first_line
 from ablate.base.files import write_bytes_atomic
 from ablate.execute.multi_device import execute_together
-from ablate.execute.pending_runs import waits_for, why_it_cannot_begin
-from ablate.execute.worker import TaskEnd, execute_run, lost_run
+from ablate.execute.prefixes import waits_for, why_it_cannot_begin
+from ablate.execute.task_end import TaskEnd
+from ablate.execute.worker import execute_run, lost_run
 from ablate.store import END_STATES, RunDir
 from ablate.store.checkpoints import newest_step
 from ablate.store.leases import Leases
@@ -75,21 +76,27 @@ class Workers:
         from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        wanted, group = run.resources, None
-        remote = self._alone
-        if run.config.trainer is not None:
+        resources = run.resources
+        options: dict[str, Any] = {
+            "num_cpus": resources.cpus,
+            "num_gpus": resources.num_gpus,
+            "resources": resources.custom or None,
+        }
+        group = None
+        if resources.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
+            remote = self._together
+            options = {"num_cpus": 0}
+        elif run.config.trainer is not None:
             remote = self._foreign
-        elif wanted.num_gpus:
+        elif resources.num_gpus:
             remote = self._on_gpu
-        asked = {"num_cpus": wanted.cpus, "num_gpus": wanted.num_gpus, "resources": wanted.custom or None}
-        if wanted.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
-            remote, asked = self._together, {"num_cpus": 0}
-        if wanted.nodes > 1:  # the command's other nodes are reserved with the first
-            bundle = {"CPU": wanted.cpus, "GPU": wanted.num_gpus, **wanted.custom}
-            group = placement_group([bundle] * wanted.nodes, strategy="STRICT_SPREAD")
-            asked["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
-        task = remote.options(name=run.run_id, **asked).remote(run)
-        self._running[run.run_id] = task, run, group
+        else:
+            remote = self._alone
+        if resources.nodes > 1:  # the command's other nodes are reserved with the first
+            group = placement_group([run.bundle] * resources.nodes, strategy="STRICT_SPREAD")
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
+        task = remote.options(name=run.run_id, **options).remote(run)
+        self._running[run.run_id] = (task, run, group)
 
     def cancel(self, run_id: str) -> None:
         """Take back a run that no worker has begun; ``collect`` still yields its end."""
@@ -105,8 +112,8 @@ class Workers:
             time.sleep(_POLL_SEC)
             return
         tasks = {task: (run, group) for task, run, group in self._running.values()}
-        done, _ = ray.wait(list(tasks), num_returns=min(len(tasks), 100), timeout=_POLL_SEC)
-        for task in done:
+        ended, _ = ray.wait(list(tasks), num_returns=min(len(tasks), 100), timeout=_POLL_SEC)
+        for task in ended:
             run, group = tasks[task]
             del self._running[run.run_id]
             if group is not None:
@@ -121,8 +128,8 @@ class Workers:
 
 
 @dataclass(kw_only=True)
-class _Place:
-    """A run's place in the queue: due, then handed to a worker, then ended with a ``state``.
+class _QueuedRun:
+    """A run in the queue: due, then handed to a worker, then ended with a ``state``.
 
     ``due``: not before which time it is handed over (s); infinite once it was. ``is_elsewhere``: another
     process executed it when it was last looked at. ``unneeded``: why its result is not needed.
@@ -171,17 +178,18 @@ class Queue:
 
         ``gangs_at_once``: the number of runs on several devices that are handed over at once.
         """
-        self._places: dict[str, _Place] = {}
+        self._queued: dict[str, _QueuedRun] = {}
         for run in runs:
             leases = Leases(run.folder.attempts)
-            self._places[run.run_id] = _Place(request=run, folder=run.folder, leases=leases)
-        self._workers, self._gangs_at_once = workers, gangs_at_once
+            self._queued[run.run_id] = _QueuedRun(request=run, folder=run.folder, leases=leases)
+        self._workers = workers
+        self._gangs_at_once = gangs_at_once
         self._is_stopping = False
 
     @property
     def states(self) -> dict[str, State]:
         """The states of the runs that have ended."""
-        return {run_id: place.state for run_id, place in self._places.items() if place.state is not None}
+        return {run_id: run.state for run_id, run in self._queued.items() if run.state is not None}
 
     def run(
         self,
@@ -195,14 +203,15 @@ class Queue:
         ``check`` raises ``KeyboardInterrupt`` if somebody asked to stop, ``ConnectionError`` if the cluster
         is gone.
         """
-        asked, problem = 0.0, None
+        asked_sec = 0.0
+        problem = None
         try:
-            while any(place.state is None for place in self._places.values()):
+            while any(run.state is None for run in self._queued.values()):
                 self.move(time.monotonic())
                 self._collect()
                 on_poll()
-                if time.monotonic() - asked >= _ASK_AGAIN_SEC:
-                    asked = time.monotonic()
+                if time.monotonic() - asked_sec >= _ASK_AGAIN_SEC:
+                    asked_sec = time.monotonic()
                     self.end_unneeded(unneeded())
                 check()
         except ConnectionError as error:
@@ -211,7 +220,7 @@ class Queue:
             self.stop()
             clock = running_clock()
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait
-                while clock() < _STOP_GRACE_SEC and any(one.is_handed for one in self._places.values()):
+                while clock() < _STOP_GRACE_SEC and any(run.is_handed for run in self._queued.values()):
                     self._collect()
                     on_poll()
         return ExecutionEnd(states=self.states, interrupted=self._is_stopping, problem=problem)
@@ -222,50 +231,57 @@ class Queue:
 
     def move(self, now: float) -> None:
         """Hand over the runs that are due at ``now`` (seconds), those that have waited longest first."""
-        gangs = sum(place.is_handed and place.is_gang for place in self._places.values())
-        ready = [place for place in self._places.values() if place.state is None and place.due <= now]
-        for place in sorted(ready, key=lambda place: place.due):
+        num_gangs = sum(run.is_handed and run.is_gang for run in self._queued.values())
+        ready = [run for run in self._queued.values() if run.state is None and run.due <= now]
+        for run in sorted(ready, key=lambda run: run.due):
             given_up = 0
-            if place.is_elsewhere:
-                state = place.folder.state()
-                if state in END_STATES or state == "failed":
-                    place.state = state
-                elif place.leases.is_held(given_up := place.leases.latest()):
-                    place.due = now + _LOOK_AGAIN_SEC
-                elif place.unneeded is not None:
-                    place.stop()
-                if place.state is not None or place.due > now:
+            if run.is_elsewhere:
+                given_up = run.leases.latest()
+                self._look_elsewhere(run, given_up, now)
+                if run.state is not None or run.due > now:
                     continue
             # Inside Ray a run that waits for another's state, or for devices, would occupy a process.
-            holder = self._places.get(waits_for(place.request) or "")
-            if (holder is not None and holder.state is None) or (
-                place.is_gang and gangs >= self._gangs_at_once
-            ):
+            holder = self._queued.get(waits_for(run.request) or "")
+            if holder is not None and holder.state is None:
                 continue
-            if (reason := why_it_cannot_begin(place.request)) is not None:
-                place.end("failed", reason)
+            if run.is_gang and num_gangs >= self._gangs_at_once:
                 continue
-            gangs += place.is_gang
-            place.due, place.is_elsewhere = math.inf, False
-            place.folder.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
-            self._workers.start(replace(place.request, given_up=given_up))
+            if (reason := why_it_cannot_begin(run.request)) is not None:
+                run.end("failed", reason)
+                continue
+            num_gangs += run.is_gang
+            run.due = math.inf
+            run.is_elsewhere = False
+            run.folder.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
+            self._workers.start(replace(run.request, given_up=given_up))
+
+    def _look_elsewhere(self, run: _QueuedRun, attempt: int, now: float) -> None:
+        """See whether another process still executes a run; ``attempt``: its latest."""
+        state = run.folder.state()
+        if state in END_STATES or state == "failed":
+            run.state = state
+        elif run.leases.is_held(attempt):
+            run.due = now + _LOOK_AGAIN_SEC
+        elif run.unneeded is not None:
+            run.stop()
 
     def take(self, run_id: str, end: TaskEnd, now: float) -> None:
         """Record the end of a run that was handed over, or plan a retry; ``now`` in seconds."""
-        place = self._places[run_id]
+        run = self._queued[run_id]
         if end.state == "running":
-            place.due, place.is_elsewhere = now + _LOOK_AGAIN_SEC, True
-        elif place.unneeded is not None and end.state not in {*END_STATES, "failed"}:
-            place.stop()
+            run.due = now + _LOOK_AGAIN_SEC
+            run.is_elsewhere = True
+        elif run.unneeded is not None and end.state not in {*END_STATES, "failed"}:
+            run.stop()
         elif not end.transient or self._is_stopping:
-            place.state = end.state
+            run.state = end.state
         else:
-            step = newest_step(place.folder.checkpoints)
-            if place.tries[step] == len(PAUSES_SEC):
-                place.end("failed", f"{end.message} ({len(PAUSES_SEC) + 1} attempts)")
+            step = newest_step(run.folder.checkpoints)
+            if run.tries[step] == len(PAUSES_SEC):
+                run.end("failed", f"{end.message} ({len(PAUSES_SEC) + 1} attempts)")
                 return
-            place.due = now + PAUSES_SEC[place.tries[step]]
-            place.tries[step] += 1
+            run.due = now + PAUSES_SEC[run.tries[step]]
+            run.tries[step] += 1
 
     def end_unneeded(self, unneeded: Mapping[str, str]) -> None:
         """End runs whose results are not needed, given by id with the reason.
@@ -273,27 +289,27 @@ class Queue:
         Runs that have begun are asked to stop.
         """
         for run_id, reason in unneeded.items():
-            place = self._places.get(run_id)
-            if place is None or place.state is not None or place.unneeded is not None:
+            run = self._queued.get(run_id)
+            if run is None or run.state is not None or run.unneeded is not None:
                 continue
-            place.unneeded = reason
-            if place.is_handed or place.is_elsewhere:
-                write_bytes_atomic(place.folder.stop_path, reason.encode())
-                self._take_back(place)
+            run.unneeded = reason
+            if run.is_handed or run.is_elsewhere:
+                write_bytes_atomic(run.folder.stop_path, reason.encode())
+                self._take_back(run)
             else:
-                place.stop()
+                run.stop()
 
     def stop(self) -> None:
         """Hand over no more runs, take back those that have not begun, and ask the others to stop."""
         self._is_stopping = True
-        for path in {place.request.stop_path for place in self._places.values()}:
+        for path in {run.request.stop_path for run in self._queued.values()}:
             path.touch()
-        for place in self._places.values():
-            if place.is_handed:
-                self._take_back(place)
-            elif place.state is None:
-                place.state = place.folder.state()
+        for run in self._queued.values():
+            if run.is_handed:
+                self._take_back(run)
+            elif run.state is None:
+                run.state = run.folder.state()
 
-    def _take_back(self, place: _Place) -> None:
-        if place.is_handed and place.folder.state() != "running":
-            self._workers.cancel(place.request.run_id)
+    def _take_back(self, run: _QueuedRun) -> None:
+        if run.is_handed and run.folder.state() != "running":
+            self._workers.cancel(run.request.run_id)

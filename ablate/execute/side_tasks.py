@@ -44,13 +44,13 @@ _LARGEST_SHARE = 0.02
 @contextlib.contextmanager
 def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run ``work`` in a thread during the block; it must end soon after its event is set."""
-    done = threading.Event()
-    thread = threading.Thread(target=work, args=(done,), daemon=True)
+    is_over = threading.Event()
+    thread = threading.Thread(target=work, args=(is_over,), daemon=True)
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        is_over.set()
         thread.join()
 
 
@@ -63,7 +63,9 @@ class Watch(contextlib.ExitStack):
 
     def __init__(self, lease: Leases, hang_after_sec: float) -> None:
         super().__init__()
-        self._lease, self._hang_after_sec, self._log = lease, hang_after_sec, sys.stderr
+        self._lease = lease
+        self._hang_after_sec = hang_after_sec
+        self._log = sys.stderr
         self._has_progress = True
         self.lost = False
         self.tokens = 0
@@ -73,7 +75,8 @@ class Watch(contextlib.ExitStack):
     def progress(self, tokens: int | None = None) -> None:
         """Record that the run made progress. ``tokens``: seen so far; None: the number is unchanged."""
         self._has_progress = True
-        self.tokens = self.tokens if tokens is None else tokens
+        if tokens is not None:
+            self.tokens = tokens
 
     def writing(self, writer: MetricsWriter) -> Callable[[dict[str, Any]], None]:
         """Return a function that appends a row with the time, which is progress."""
@@ -84,13 +87,13 @@ class Watch(contextlib.ExitStack):
 
         return write
 
-    def _watch(self, done: threading.Event) -> None:
+    def _watch(self, is_over: threading.Event) -> None:
         every_sec = min(BEAT_SEC, self._hang_after_sec / 4)
         while True:
             if self._has_progress:
                 self._has_progress = False
                 end_after(self._hang_after_sec + every_sec, self._log)
-            if done.wait(every_sec):
+            if is_over.wait(every_sec):
                 return
             self._lease.beat()
             self.lost = self.lost or not self._lease.is_mine()
@@ -103,13 +106,13 @@ def sampled(path: Path, tokens: Callable[[], int]) -> contextlib.AbstractContext
     ``tokens`` returns the run's tokens so far.
     """
 
-    def sample(done: threading.Event) -> None:
+    def sample(is_over: threading.Event) -> None:
         process = psutil.Process()
         psutil.cpu_percent()  # both measure since their last call, this one since the last in its thread
         process.cpu_percent()
-        going = True
-        while going:
-            going = not done.wait(EVERY_SEC)
+        is_last = False
+        while not is_last:
+            is_last = is_over.wait(EVERY_SEC)
             memory = psutil.virtual_memory()
             row = {
                 "kind": "system",
@@ -130,19 +133,19 @@ def sampled(path: Path, tokens: Callable[[], int]) -> contextlib.AbstractContext
 def _gpus() -> dict[str, float]:
     """Return memory, load and power of the GPUs that this process uses, if the driver reports them."""
     torch = sys.modules.get("torch")
-    found: dict[str, float] = {}
+    usage: dict[str, float] = {}
     if torch is None or not torch.cuda.is_initialized():  # a query would create a context on an unused GPU
-        return found
+        return usage
     for index in range(torch.cuda.device_count()):
         name = f"gpu_{index}"
         # torch passes on the errors of the packages of NVML and AMD SMI, which may also be missing.
         with contextlib.suppress(Exception):
             free, total = torch.cuda.mem_get_info(index)
-            found[f"{name}_memory_usage_megabytes"] = round((total - free) / _MIB, 1)
-            found[f"{name}_memory_usage_percentage"] = round(100 * (total - free) / total, 1)
-            found[f"{name}_utilization_percentage"] = torch.cuda.utilization(index)
-            found[f"{name}_power_usage_watts"] = torch.cuda.power_draw(index) / 1000
-    return found
+            usage[f"{name}_memory_usage_megabytes"] = round((total - free) / _MIB, 1)
+            usage[f"{name}_memory_usage_percentage"] = round(100 * (total - free) / total, 1)
+            usage[f"{name}_utilization_percentage"] = torch.cuda.utilization(index)
+            usage[f"{name}_power_usage_watts"] = torch.cuda.power_draw(index) / 1000
+    return usage
 
 
 @dataclass
@@ -166,7 +169,9 @@ class Keeper:
     prefixes: Mapping[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._passed, self._last, self._cost_sec = 0, time.monotonic(), 0.0
+        self._intervals = 0
+        self._last_sec = time.monotonic()
+        self._cost_sec = 0.0
         self._prefix: Path | None = None
 
     def load(self) -> Snapshot | None:
@@ -180,41 +185,53 @@ class Keeper:
         """
         self._prefix = self.prefixes.get(tokens)
         if self.every_tokens is not None:
-            before, self._passed = self._passed, tokens // self.every_tokens
-            is_time = self._passed > before
+            intervals = tokens // self.every_tokens
+            is_time = intervals > self._intervals
+            self._intervals = intervals
         else:
             pause = max(self.every_sec, self._cost_sec / _LARGEST_SHARE) if self.every_sec else 0.0
-            is_time = time.monotonic() - self._last >= pause
+            is_time = time.monotonic() - self._last_sec >= pause
         return is_time or self._prefix is not None
+
+    def is_mine(self) -> bool:
+        """Whether nobody has taken the run over, as the first process of the group sees it."""
+        return self.group.first(self.lease is None or self.lease.is_mine())
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint with the rows before it, unless the run was taken over."""
-        if not self.group.first(self.lease is None or self.lease.is_mine()):
+        if not self.is_mine():
             return  # the checkpoints belong to another attempt
-        started, step, part = time.monotonic(), snapshot.step, {}
-        tensors: dict[str, Tensor] = dict(snapshot.tensors)  # type: ignore[arg-type]  # one's own are never stored
-        fault = ""
+        started_sec = time.monotonic()
         try:
-            part = save_part(self.folder, step, tensors, index=self.group.rank, count=self.group.size)
+            self._save(snapshot)
         except OSError as error:
-            fault = str(error)
-        parts, faults = zip(*self.group.gathered((part, fault)), strict=True)
-        fault = next(filter(None, faults), "")
-        if self.rows and not fault:
-            try:
-                save_manifest(
-                    self.folder,
-                    step,
-                    parts,
-                    numbers=snapshot.numbers,
-                    fingerprints=self.fingerprints,
-                    rows={writer.name: writer.sync() for writer in self.rows},
-                    sharded=snapshot.sharded,
-                    prefix=self._prefix,
-                )
-            except OSError as error:
-                fault = str(error)
-        if fault:
-            print(f"checkpoint after step {step} not written: {fault}", flush=True)
-        self._last = time.monotonic()
-        self._cost_sec = self._last - started
+            print(f"checkpoint after step {snapshot.step} not written: {error}", flush=True)
+        self._last_sec = time.monotonic()
+        self._cost_sec = self._last_sec - started_sec
+
+    def _save(self, snapshot: Snapshot) -> None:
+        """Write this process's part; in the first process then the manifest, if all parts are written."""
+        part: dict[str, Any] | str
+        tensors: dict[str, Tensor] = dict(snapshot.tensors)  # type: ignore[arg-type]  # one's own are never stored
+        try:
+            part = save_part(
+                self.folder, snapshot.step, tensors, index=self.group.rank, count=self.group.size
+            )
+        except OSError as error:
+            part = str(error)
+        parts = []
+        for saved in self.group.gathered(part):
+            if isinstance(saved, str):
+                raise OSError(saved)
+            parts.append(saved)
+        if self.rows:
+            save_manifest(
+                self.folder,
+                snapshot.step,
+                parts,
+                numbers=snapshot.numbers,
+                fingerprints=self.fingerprints,
+                rows={writer.name: writer.sync() for writer in self.rows},
+                sharded=snapshot.sharded,
+                prefix=self._prefix,
+            )

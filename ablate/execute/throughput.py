@@ -31,6 +31,7 @@ from ablate.train.probe import StepTimes, time_steps
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ablate.backends.device import Device
     from ablate.plan import PlannedArm
 
 
@@ -51,17 +52,11 @@ def measure(
         UserError: an arm that cannot run on this device, or needs several.
     """
     for arm in arms:
-        if isinstance(arm.config.trainer, Command):
-            what = f"arm '{arm.name}' is trained by a command, whose own log has its speed"
-            raise UserError(what, hint="the report takes it from there")
-        if (devices := arm.resources.devices_per_run) > 1:
-            raise UserError(
-                f"arm '{arm.name}' trains on {devices} devices a run, and this times one (the runs' own "
-                "tokens/s stand in the report; devices_per_run: 1 with a smaller batch times one device)"
-            )
-    others, where = other_work(device), device_of(device)
+        _refuse_untimeable(arm)
+    work_before = other_work(device)
+    hardware = device_of(device)
     configs = {arm.name: arm.config.with_seed(arm.runs[0].seed) for arm in arms}
-    modes = {}
+    modes: dict[str, str] = {}
     for arm in arms:
         with _named(arm):
             modes[arm.name] = overall_mode(fit_choices(configs[arm.name], arm.resources, device))
@@ -72,47 +67,25 @@ def measure(
             torch.set_num_threads(arm.resources.cpus)  # as in a run of the arm
             layout = Layout(checkpoint_activations=arm.resources.activation_checkpointing)
             with _named(arm):
-                timed = time_steps(configs[arm.name], device=device, layout=layout, **asdict(settings))
-            times[arm.name].append(timed)
-            if where.kind != "cpu":
+                step_times = time_steps(configs[arm.name], device=device, layout=layout, **asdict(settings))
+            times[arm.name].append(step_times)
+            if hardware.kind != "cpu":
                 torch.cuda.empty_cache()
             done(arm.name)
     finally:
         torch.set_num_threads(threads)
-    others = others or other_work(device)
-    rates = {
-        name: tuple(one.tokens_per_step / seconds for one in found for seconds in one.sec_per_step)
-        for name, found in times.items()
-    }
-    medians = {name: statistics.median(own) for name, own in rates.items()}
+    others = work_before or other_work(device)
+    baseline_rates = _rates(times.get(baseline, []))
     speeds = []
     for arm in arms:
-        own, median, cpus = rates[arm.name], medians[arm.name], arm.resources.cpus
-        why_not = why_not_valid(modes[arm.name], where, threads=cpus, others=others)
-        speed = Speed(
-            arm=arm.name,
-            run=arm.runs[0].id,
-            tokens_per_sec=own,
-            median=median,
-            spread=(max(own) - min(own)) / median,
-            over_baseline=median / medians[baseline] if baseline in medians else None,
-            peak_memory_bytes=max(
-                filter(None, (one.peak_memory_bytes for one in times[arm.name])), default=None
-            ),
-            threads=cpus,
-            backend_mode=modes[arm.name],
-            timing_valid=why_not is None,
-            why_not=why_not,
-        )
-        speeds.append(speed)
-    clock_mhz = None
-    with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
-        clock_mhz = float(psutil.cpu_freq().current if where.kind == "cpu" else torch.cuda.clock_rate())
+        mode = modes[arm.name]
+        why_not = why_not_valid(mode, hardware, threads=arm.resources.cpus, others=others)
+        speeds.append(_speed(arm, times[arm.name], baseline_rates, mode, why_not))
     return SpeedRecord(
         study=study,
-        device=where,
+        device=hardware,
         code=code_digest(),
-        clock_mhz=clock_mhz,
+        clock_mhz=_clock_mhz(hardware),
         other_work=others,
         versions={
             "ablate": __version__,
@@ -124,6 +97,55 @@ def measure(
         measured_unix=time.time(),
         arms=tuple(speeds),
     )
+
+
+def _refuse_untimeable(arm: PlannedArm) -> None:
+    if isinstance(arm.config.trainer, Command):
+        raise UserError(
+            f"arm '{arm.name}' is trained by a command, whose own log has its speed",
+            hint="the report takes it from there",
+        )
+    if (devices := arm.resources.devices_per_run) > 1:
+        raise UserError(
+            f"arm '{arm.name}' trains on {devices} devices a run, and this times one (the runs' own "
+            "tokens/s stand in the report; devices_per_run: 1 with a smaller batch times one device)"
+        )
+
+
+def _rates(times: Sequence[StepTimes]) -> list[float]:
+    """Return the tokens/s of each timed step."""
+    return [turn.tokens_per_step / seconds for turn in times for seconds in turn.sec_per_step]
+
+
+def _speed(
+    arm: PlannedArm,
+    times: Sequence[StepTimes],
+    baseline_rates: Sequence[float],
+    mode: str,
+    why_not: str | None,
+) -> Speed:
+    rates = _rates(times)
+    median = statistics.median(rates)
+    peaks = [turn.peak_memory_bytes for turn in times if turn.peak_memory_bytes]
+    return Speed(
+        arm=arm.name,
+        run=arm.runs[0].id,
+        tokens_per_sec=tuple(rates),
+        median=median,
+        spread=(max(rates) - min(rates)) / median,
+        over_baseline=median / statistics.median(baseline_rates) if baseline_rates else None,
+        peak_memory_bytes=max(peaks, default=None),
+        threads=arm.resources.cpus,
+        backend_mode=mode,
+        timing_valid=why_not is None,
+        why_not=why_not,
+    )
+
+
+def _clock_mhz(device: Device) -> float | None:
+    with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
+        return float(psutil.cpu_freq().current if device.kind == "cpu" else torch.cuda.clock_rate())
+    return None
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from ablate.backends.testing import suite
 from ablate.backends.testing.inputs import POLICIES, policies_of
 from ablate.backends.testing.suite import both
 from ablate.check.training import config_of
-from ablate.execute.worker import end_of
+from ablate.execute.task_end import end_of
 from ablate.recipes import GemmPolicy, OperandPolicy, RecipeSpec, resolve
 from ablate.run import BUILT_IN, backend_names
 from ablate.run.config import ModelConfig, ResourcesConfig

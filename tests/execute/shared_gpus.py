@@ -20,7 +20,7 @@ from four_runs import requests_of
 
 from ablate.execute import queue
 from ablate.execute.cluster import gangs_at_once, machines_at
-from ablate.execute.worker import TaskEnd
+from ablate.execute.task_end import TaskEnd
 from ablate.run.config import ResourcesConfig
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.base.files import write_record
-from ablate.execute.command import MARK, Place, run_command, run_values
+from ablate.execute.command import run_command, run_values
+from ablate.execute.command_process import MARK, Launch
 from ablate.execute.orphans import marked
 from ablate.execute.worker import execute_run
 from ablate.recipes import read_recipe
@@ -57,9 +58,9 @@ def attempt(folder, given, number=1, rows=None, stop_after=math.inf):
     rows = [] if rows is None else rows
     logs = [[folder / f"{one}.log"] for one in range(1, number + 1)]
     values = run_values(given, run_dir=folder, num_devices=1, attempt=number)
-    place = Place(config=given, values=values, secrets={}, group="study")
+    launch = Launch(config=given, values=values, secrets={}, group="study")
     end = run_command(
-        place, logs=logs, before=list(rows), on_row=rows.append, alive=lambda: None,
+        launch, logs=logs, before=list(rows), on_row=rows.append, alive=lambda: None,
         should_stop=lambda: len(rows) >= stop_after,
     )  # fmt: skip
     assert not left(folder)

@@ -6,13 +6,8 @@ import pytest
 from kill import data, execute_and_die_at, in_child, rows_in, tiny_config, wait_for
 
 from ablate.data import prepare
-from ablate.execute.pending_runs import (
-    RunRequest,
-    clean_prefixes,
-    share_prefixes,
-    waits_for,
-    why_it_cannot_begin,
-)
+from ablate.execute.pending_runs import RunRequest
+from ablate.execute.prefixes import clean_prefixes, share_prefixes, waits_for, why_it_cannot_begin
 from ablate.execute.worker import execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
@@ -96,7 +91,7 @@ def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(tmp_path, arms
     for name, code, began in (("late", "other", 0), ("forked", None, FORK - 1)):
         with monkeypatch.context() as patch:
             if code:
-                patch.setattr("ablate.execute.pending_runs.code_digest", lambda code=code: code)
+                patch.setattr("ablate.execute.prefixes.code_digest", lambda code=code: code)
             here = Here(tmp_path, "study", arms, name, planned=planned)
             here.execute(name)
         assert here.began_at(name) == began
@@ -162,7 +157,7 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
 def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(tmp_path, arms, monkeypatch):
     here = Here(tmp_path, "study", arms, "bf16", "forked")
     with monkeypatch.context() as patch:
-        patch.setattr("ablate.execute.environment.fingerprint", lambda *_: "another")
+        patch.setattr("ablate.execute.training.fingerprint", lambda *_: "another")
         here.execute("bf16")
     here.execute("forked")
     forked = here.folders["forked"]

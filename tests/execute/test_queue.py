@@ -12,7 +12,7 @@ import pytest
 
 from ablate.execute import queue
 from ablate.execute.queue import PAUSES_SEC, ExecutionEnd, Queue
-from ablate.execute.worker import TaskEnd
+from ablate.execute.task_end import TaskEnd
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status
 from ablate.store.leases import Leases

@@ -14,7 +14,7 @@ from heads import environment_with_token, free_port, ray_head
 
 from ablate.base.errors import UserError
 from ablate.cli import cli
-from ablate.execute import cluster
+from ablate.execute import jobs
 from tests.gateway import gateway
 from tests.waiting import wait_until
 
@@ -113,7 +113,7 @@ class FakeClient:
 @pytest.fixture
 def client(monkeypatch):
     made = FakeClient()
-    monkeypatch.setattr(cluster, "client_at", lambda _address: made)
+    monkeypatch.setattr(jobs, "client_at", lambda _address: made)
     return made
 
 
@@ -132,8 +132,8 @@ def call(tmp_path):
 
 
 def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_again(call, client, monkeypatch):
-    monkeypatch.setattr(cluster, "check_server", lambda *_, **__: None)
-    monkeypatch.setattr(cluster.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(jobs, "check_server", lambda *_, **__: None)
+    monkeypatch.setattr(jobs.time, "sleep", lambda _seconds: None)
     client.starting = 2
     assert "submitted." in call("x", "--no-follow")
     (job,) = client.submitted
@@ -177,7 +177,7 @@ def test_what_answers_is_looked_at_before_rays_client_waits(call, client, gatewa
 
 
 def test_a_server_that_does_not_answer_is_one_line(call, gateway, monkeypatch):
-    monkeypatch.setattr(cluster, "_ANSWER_SEC", 0.1)
+    monkeypatch.setattr(jobs, "_ANSWER_SEC", 0.1)
     way = gateway()
     way.wait_sec = 1.0
     with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {way.url}: .*timed out"):

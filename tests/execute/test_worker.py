@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ablate.backends import select
-from ablate.execute import side_tasks
+from ablate.execute import side_tasks, training
 from ablate.execute.side_tasks import Keeper, sampled
 from ablate.execute.worker import execute_run
 from ablate.plan.shares import CONTEXT_BYTES
@@ -69,7 +68,7 @@ def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(tmp_p
         assert said == [(pytest.approx(held), 0)]
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
-    monkeypatch.setattr(select, "fit_choices", out_of_memory)
+    monkeypatch.setattr(training, "fit_choices", out_of_memory)
     task = replace(
         task_of(make_run(StudyStore(tmp_path / "s").run("0123456789abcdef"), seed=0), tmp_path),
         device="cuda",

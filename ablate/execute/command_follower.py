@@ -1,0 +1,282 @@
+"""Follows a command to its end, by what it and its earlier attempts say: rows, markers, how the run goes.
+
+How it fails: a run whose evaluations cannot be read, or whose output holds what it must not, has failed as
+soon as that is known. The middle of a log that is too long is left out of its file.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ablate.base.errors import safe_text
+from ablate.base.files import read_record, write_record
+from ablate.execute.command_log import Rows
+from ablate.integrations import applied_line
+from ablate.run.command import filled
+from ablate.run.log_formats import DIVERGED
+from ablate.run.log_rows import LogReader
+from ablate.run.log_text import NewFiles, NewText, leave_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ablate.execute.command_process import Launch
+    from ablate.store import State
+
+LOOK_SEC = 0.2
+_OPEN = ("running", "interrupted")
+"""States in which it may still turn out that the run has ended otherwise."""
+_BLOCK = 1 << 12
+"""Parts of files are left out in units of so many bytes."""
+_LOOKS_LIKE_EVALUATION = re.compile(
+    r"(?:val|Val|VAL)\w*[^\w\n]+(?:\w+[^\w\n]+){0,4}?(?i:loss|ppl|bpb|perplexity)\b.*\d"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """What an attempt prints on a node. ``is_new``: this attempt prints it.
+
+    ``reader``: None where rows come from other files.
+    """
+
+    text: NewText
+    reader: LogReader | None
+    is_new: bool
+
+
+class Follower:
+    """Starts and follows a run's command on this node.
+
+    ``logs``: of each attempt, this one last, what the command prints on each node, this one first. What an
+    earlier attempt printed is read, too: its command may print until it is ended.
+
+    ``state`` and ``message``: how the run has ended, once that is known. ``transient``: another attempt may
+    get further. ``seen``: what of the output each expected pattern matched.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        logs: Sequence[Sequence[Path]],
+        before: Sequence[Mapping[str, Any]],
+        on_row: Callable[[dict[str, Any]], None],
+        alive: Callable[[], None],
+    ) -> None:
+        self._launch = launch
+        self._logs = logs
+        command = launch.command
+        values = launch.values
+        source = command.metrics
+        assert source is not None
+        self.rows = Rows(launch.config, before, on_row, values["num_nodes"] * values["num_devices"])
+        self._alive = alive
+        self._files = NewFiles(source, str(Path(command.cwd) / filled(source.place or "", values)))
+        self._reader_of_files = LogReader(source)
+        self._places_path = logs[-1][0].with_suffix(".read")
+        places = self._places_of_last_attempt()
+        self._outputs: list[_Output] = []
+        for logs_of_attempt in logs:
+            for log in logs_of_attempt:
+                output = _Output(
+                    text=NewText(log, places.get(log.name)),
+                    reader=None if source.place else LogReader(source),
+                    is_new=logs_of_attempt is logs[-1],
+                )
+                self._outputs.append(output)
+        self._limit = command.log_limit_mb << 20
+        self._left_out: dict[Path, int] = {}
+        expected = [*command.expect]
+        if source.preset == "ablate":  # the adapter says that it has applied the recipe
+            expected.append(re.escape(applied_line(launch.config.recipe)))
+        self._markers = {pattern: re.compile(pattern) for pattern in expected}
+        self._refused = [re.compile(pattern) for pattern in command.refuse]
+        self._diverged = [re.compile(pattern) for pattern in (*DIVERGED, *command.diverged)]
+        self._said_diverged = ""
+        self._unread_evaluation: tuple[int, str] | None = None
+        self._last_lines = deque[str](maxlen=5)
+        self._is_started = False
+        self.seen: dict[str, str] = {}
+        self.state: State = "running"
+        self.message: str | None = None
+        self.transient = False
+
+    @property
+    def step(self) -> int:
+        """The step of the last row; at least the plan's last of a run that has finished."""
+        return max(self.rows.last, self.rows.plan.steps if self.state == "finished" else 0)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens at ``step``."""
+        return max(self.rows.tokens, self.rows.plan.tokens if self.state == "finished" else 0)
+
+    def follow(
+        self, should_stop: Callable[[], bool], nodes_fault: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """Start the command and follow it to its end. ``nodes_fault``: tells that of another node, if any.
+
+        Raises:
+            UserError: as ``Launch.start``, or a row does not fit the plan.
+        """
+        self._look()
+        if should_stop():
+            self._end("interrupted", "interrupted")
+            return
+        fault = None
+        # At its end also what a launcher has left behind ends.
+        with self._launch.started(self._logs[-1][0]) as family:
+            self._is_started = True
+            self._look()
+            while family.poll() is None and self.state == "running" and fault is None:
+                is_behind = self._look()
+                if should_stop():
+                    self._end("interrupted", "interrupted")
+                fault = nodes_fault()
+                if not is_behind:
+                    time.sleep(LOOK_SEC)
+        while self._look(ended=True):
+            pass
+        self._write_places()
+        self._judge(family.process.returncode, fault)
+
+    def _end(self, state: State, message: str | None = None) -> None:
+        """Set how the run has ended, unless that is known or it was only asked to stop."""
+        if self.state in _OPEN:
+            self.state = state
+            self.message = message
+
+    def _places_of_last_attempt(self) -> dict[str, Any]:
+        """Return how far the attempt before has read each log, by its name."""
+        if len(self._logs) < 2:
+            return {}
+        try:
+            return read_record(self._logs[-2][0].with_suffix(".read"))
+        except (OSError, ValueError):  # it was killed, so its logs are read from the start
+            return {}
+
+    def _write_places(self) -> None:
+        """Note how far each log was read, so that the next attempt goes on there."""
+        texts = [output.text for output in self._outputs]
+        write_record(self._places_path, {text.path.name: text.known for text in texts if text.path.exists()})
+
+    def _look(self, *, ended: bool = False) -> bool:
+        """Read what is new; tell whether there is more."""
+        is_behind = False
+        for output in self._outputs:
+            for lines in output.text.new_pieces(ended=ended):
+                self._read_all(lines, output)
+            if output.is_new:
+                self._keep_within_limit(output.text)
+            is_behind = is_behind or output.text.is_behind
+        for line in self._files.new(ended=ended):
+            self._read(line, self._reader_of_files, is_new=self._is_started)
+        if is_behind:
+            self._alive()
+            self._write_places()
+        return is_behind
+
+    def _keep_within_limit(self, text: NewText) -> None:
+        """Leave out the middle of a log that is too long, as far as it was read."""
+        end = (text.offset - self._kept_bytes) // _BLOCK * _BLOCK
+        begin = self._left_out.get(text.path, self._kept_bytes)
+        if end - begin >= self._kept_bytes // 8 and leave_out(text.path, begin, end):
+            self._left_out[text.path] = end
+
+    @property
+    def _kept_bytes(self) -> int:
+        """How much of a log is kept, at its begin and at its end."""
+        return self._limit // 2 // _BLOCK * _BLOCK
+
+    def notes(self) -> Iterator[str]:
+        """Yield how the log was read and kept, where that is not plain."""
+        if disagreement := self.rows.disagreement():
+            yield disagreement
+        for path, end in self._left_out.items():
+            mib = (end - self._kept_bytes) >> 20
+            yield f"{mib:,} MiB of its output left out of {path.name} (trainer.log_limit_mb)"
+
+    def _read_all(self, lines: list[str], output: _Output) -> None:
+        """Read lines; many that say nothing, as of a command that floods its log, are looked at as one."""
+        text = "\n".join(lines)
+        may_hold_rows = output.reader is not None and output.reader.may_hold_rows(text)
+        if not may_hold_rows and not self._says_something(text):
+            lines = lines[-5:]
+        for line in lines:
+            self._read(line, output.reader, is_new=output.is_new)
+
+    def _says_something(self, text: str) -> bool:
+        """Tell whether a text of many lines may hold what is looked for beside rows."""
+        unseen = [marker for pattern, marker in self._markers.items() if pattern not in self.seen]
+        if _any_in(text, [*unseen, *self._refused, *self._diverged]):
+            return True
+        return not self.rows.has_evaluations and "val" in text.lower()
+
+    def _read(self, line: str, reader: LogReader | None, *, is_new: bool) -> None:
+        has_row = False
+        for row in reader.rows(line) if reader else ():
+            has_row = True
+            self._alive()
+            if self.state in _OPEN and (fault := self.rows.add(row, is_new=is_new)):
+                self._end("diverged", fault)
+        if not is_new:
+            return
+        if line and not has_row and not line.startswith("{"):
+            self._last_lines.append(line[:200])
+        for pattern, marker in self._markers.items():
+            if pattern not in self.seen and (match := marker.search(line)):
+                self.seen[pattern] = match[0]
+        if _any_in(line, self._refused):
+            self._end("failed", f"its output says what trainer.refuse names: {safe_text(line)[:200]}")
+        if not self._said_diverged and _any_in(line, self._diverged):
+            self._said_diverged = safe_text(line)[:200]
+        if reader is not None and not self.rows.has_evaluations:
+            self._notice_evaluation("" if has_row else line)
+
+    def _notice_evaluation(self, line: str) -> None:
+        """End a run whose evaluations cannot be read, once it has trained for half an interval more."""
+        tokens = self.rows.tokens
+        if self._unread_evaluation is None:
+            if tokens and _LOOKS_LIKE_EVALUATION.search(line):
+                self._unread_evaluation = (tokens, safe_text(line)[:120])
+            return
+        first_tokens, first_line = self._unread_evaluation
+        if tokens >= 1.5 * first_tokens:
+            self._end("failed", f"its evaluations cannot be read (trainer.metrics): '{first_line}'")
+
+    def _judge(self, code: int, nodes_fault: str | None) -> None:
+        """Say how a command has ended that ended by itself. ``nodes_fault``: that of another node."""
+        if self.state != "running":
+            return
+        missing = [pattern for pattern in self._markers if pattern not in self.seen]
+        if self._said_diverged and code != 0:
+            self._end("diverged", f"the command says: {self._said_diverged}")
+        elif missing and self.rows.is_new:
+            self._end("failed", f"its output never held '{missing[0]}' (trainer.expect)")
+        elif code == 0 and self.rows.is_complete and nodes_fault is None:
+            self._end("finished")
+        else:
+            fault = nodes_fault or f"the command {_exit_text(code)}"
+            why = f"{fault} after step {self.rows.last} of {self.rows.plan.steps}"
+            if self._last_lines:
+                why += f"; its last lines: {safe_text(' | '.join(self._last_lines))}"
+            self.transient = self.rows.is_new
+            self._end("interrupted" if self.transient else "failed", why)
+
+
+def _any_in(text: str, patterns: Sequence[re.Pattern[str]]) -> bool:
+    return any(pattern.search(text) for pattern in patterns)
+
+
+def _exit_text(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (as the kernel does where memory is short)"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
