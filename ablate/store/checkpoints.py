@@ -59,17 +59,19 @@ class StoredTensor:
             with safe_open(self.pieces[0][0], framework="pt") as file:
                 return file.get_tensor(self.name)  # type: ignore[no-any-return]
         first, last, _ = rows.indices(self.shape[0])
-        wanted = []
+        spans = []
         for path, count in self.pieces:
-            start, stop = max(first, 0), min(last, count)
-            first, last = first - count, last - count
+            start = max(first, 0)
+            stop = min(last, count)
             if start < stop:
-                wanted.append((path, start, stop))
-        found = []
-        for path, start, stop in wanted or [(self.pieces[0][0], 0, 0)]:
+                spans.append((path, start, stop))
+            first -= count
+            last -= count
+        parts = []
+        for path, start, stop in spans or [(self.pieces[0][0], 0, 0)]:
             with safe_open(path, framework="pt") as file:
-                found.append(file.get_slice(self.name)[start:stop])
-        return found[0] if len(found) == 1 else torch.cat(found)
+                parts.append(file.get_slice(self.name)[start:stop])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def read_rows(source: Tensor | StoredTensor, rows: slice) -> Tensor:
@@ -121,8 +123,8 @@ def save_part(
         OSError: they could not be written; earlier files are untouched.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    which = f".{index}of{count}" if count > 1 else ""
-    target = folder / f"{step:012d}{which}.safetensors"
+    suffix = f".{index}of{count}" if count > 1 else ""
+    target = folder / f"{step:012d}{suffix}.safetensors"
     temporary = folder / f".{target.name}.{os.getpid()}"
     try:
         write_tensors(temporary, tensors)
@@ -152,8 +154,9 @@ def as_os_error() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        if number := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+        if match := re.search(r"os error (\d+)", str(error)):
+            number = int(match[1])
+            raise OSError(number, os.strerror(number)) from None
         raise OSError(str(error)) from None
 
 
@@ -196,14 +199,23 @@ def save_manifest(
             shutil.rmtree(draft, ignore_errors=True)
             if not prefix.exists():  # else another run was faster, with the same state
                 raise
-    write_record(folder / f"{step:012d}.json", content)
-    manifests = sorted(folder.glob("*.json"), reverse=True)
+    write_record(_manifest_path(folder, step), content)
+    manifests = _manifests(folder)
     for path in manifests[KEPT:]:
         path.unlink(missing_ok=True)
-    kept = {path.stem for path in manifests[:KEPT]}
+    steps = {path.stem for path in manifests[:KEPT]}
     for path in folder.glob("*.safetensors"):
-        if path.name.partition(".")[0] not in kept:
+        if path.name.partition(".")[0] not in steps:
             path.unlink(missing_ok=True)
+
+
+def _manifest_path(folder: Path, step: int) -> Path:
+    return folder / f"{step:012d}.json"
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """List the manifests, the newest first."""
+    return sorted(folder.glob("*.json"), reverse=True)
 
 
 def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
@@ -213,13 +225,14 @@ def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
         with (folder.parent / name).open("rb") as rows:
             write_bytes_atomic(target / name, rows.read(count))
     for part in manifest["files"]:
-        there = target / _FOLDER / part["name"]
-        there.unlink(missing_ok=True)
+        source = folder / part["name"]
+        copy = target / _FOLDER / part["name"]
+        copy.unlink(missing_ok=True)
         try:
-            there.hardlink_to(folder / part["name"])  # such a file is never written again, only replaced
+            copy.hardlink_to(source)  # such a file is never written again, only replaced
         except OSError:  # a file system without hard links
-            shutil.copyfile(folder / part["name"], there)
-    write_record(target / _FOLDER / f"{manifest['step']:012d}.json", manifest)
+            shutil.copyfile(source, copy)
+    write_record(_manifest_path(target / _FOLDER, manifest["step"]), manifest)
 
 
 def load_newest(folder: Path, prefix: tuple[Path, int] | None = None) -> tuple[Checkpoint | None, list[str]]:
@@ -228,22 +241,23 @@ def load_newest(folder: Path, prefix: tuple[Path, int] | None = None) -> tuple[C
     ``prefix``: folder and step of a state with which a run begins that has no good checkpoint of its own. Its
     rows and its checkpoint are copied to the run, as if it had trained these steps.
     """
-    told: list[str] = []
-    for path in sorted(folder.glob("*.json"), reverse=True):
+    lines: list[str] = []
+    for path in _manifests(folder):
         try:
-            return load_step(folder, int(path.stem)), told
+            return load_step(folder, int(path.stem)), lines
         except _BAD as error:
-            told.append(f"checkpoint {path.name}: {error}")
+            lines.append(f"checkpoint {path.name}: {error}")
     if prefix is not None:
-        source, step = prefix[0] / _FOLDER, prefix[1]
+        prefix_folder, step = prefix
+        source = prefix_folder / _FOLDER
         try:
             load_step(source, step)
-            _copy_state(source, read_record(source / f"{step:012d}.json"), folder.parent)
-            told.append(f"its first {step} steps are those of other runs: taken from {prefix[0].name}")
-            return load_step(folder, step), told
+            _copy_state(source, read_record(_manifest_path(source, step)), folder.parent)
+            lines.append(f"its first {step} steps are those of other runs: taken from {prefix_folder.name}")
+            return load_step(folder, step), lines
         except _BAD as error:
-            told.append(f"prefix {prefix[0].name}: {error}")
-    return None, told
+            lines.append(f"prefix {prefix_folder.name}: {error}")
+    return None, lines
 
 
 def newest_step(folder: Path) -> int:
@@ -258,7 +272,7 @@ def checkpointed_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
     hash covers the rows after it.
     """
     faults: list[str] = []
-    for path in sorted(folder.glob("*.json"), reverse=True):
+    for path in _manifests(folder):
         try:
             known = read_record(path)["rows"].get(name, (0, hash_of(b"")))
             return _rows_before(path, known, name), faults
@@ -276,11 +290,12 @@ def load_step(folder: Path, step: int) -> Checkpoint:
     """
     from safetensors import safe_open
 
-    path = folder / f"{step:012d}.json"
+    path = _manifest_path(folder, step)
     manifest = read_record(path)
     if manifest["format"] != FORMAT:
         raise ValueError(f"of format {manifest['format']}")
-    files, shapes = [], []
+    files = []
+    shapes = []
     for part in manifest["files"]:
         file = path.with_name(part["name"])
         if file.stat().st_size != part["bytes"] or _hash(file) != part["hash"]:
@@ -288,14 +303,19 @@ def load_step(folder: Path, step: int) -> Checkpoint:
         with as_os_error(), safe_open(file, framework="pt") as tensors:
             shapes.append({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()})  # noqa: SIM118
         files.append(file)
-    stored = {}
+    tensors_by_name = {}
     for name, shape in shapes[0].items():
-        rows = [one[name][0] for one in shapes] if name in manifest["sharded"] else [*shape[:1]] or [1]
-        whole = (sum(rows), *shape[1:]) if shape else ()
-        stored[name] = StoredTensor(name=name, shape=whole, pieces=tuple(zip(files, rows, strict=False)))
+        if name in manifest["sharded"]:
+            rows = [shapes_of_file[name][0] for shapes_of_file in shapes]
+            whole = (sum(rows), *shape[1:])
+            pieces = tuple(zip(files, rows, strict=True))
+        else:
+            whole = shape
+            pieces = ((files[0], shape[0] if shape else 1),)
+        tensors_by_name[name] = StoredTensor(name=name, shape=whole, pieces=pieces)
     return Checkpoint(
         step=int(manifest["step"]),
-        tensors=stored,
+        tensors=tensors_by_name,
         numbers=dict(manifest["numbers"]),
         rows={name: len(_rows_before(path, known, name)) for name, known in manifest["rows"].items()},
         fingerprints=tuple(manifest["fingerprints"]),

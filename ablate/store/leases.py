@@ -69,11 +69,12 @@ class Leases:
 
     def latest(self) -> int:
         """Find the number of the latest claimed attempt, 0 before the first."""
-        try:
-            numbers = [path.stem for path in self.folder.iterdir() if path.suffix == ".json"]
-        except FileNotFoundError:
-            return 0
-        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+        latest = 0
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.folder.iterdir():
+                if path.suffix == ".json" and path.stem.isdecimal():
+                    latest = max(latest, int(path.stem))
+        return latest
 
     def path(self, attempt: int) -> Path:
         """Return the path of an attempt's record."""
@@ -149,7 +150,7 @@ class Leases:
         now = self._clock()
         seen_ns, since = self._seen.get(attempt, (None, now))
         if seen_ns != mtime_ns:
-            self._seen[attempt] = mtime_ns, now
+            self._seen[attempt] = (mtime_ns, now)
             return False
         return now - since >= STALE_SEC
 

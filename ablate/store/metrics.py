@@ -77,14 +77,13 @@ def number_in(row: dict[str, Any], name: str) -> float | None:
 def rows_of(lines: Sequence[bytes], kind: str) -> list[dict[str, Any]]:
     """Parse the rows of a kind, in the order written; damaged ones, or without tokens, are left out."""
     marker = f'"{kind}"'.encode()
-    return [
-        row
-        for row in parse_rows([line for line in lines if marker in line])
-        if isinstance(row, dict)
-        and row.get("kind") == kind
-        and type(row.get("tokens")) is int
-        and 0 <= row["tokens"] < _MOST_TOKENS
-    ]
+    rows = []
+    for row in parse_rows([line for line in lines if marker in line]):
+        if not isinstance(row, dict) or row.get("kind") != kind:
+            continue
+        if type(row.get("tokens")) is int and 0 <= row["tokens"] < _MOST_TOKENS:
+            rows.append(row)
+    return rows
 
 
 class MetricsWriter(AbstractContextManager["MetricsWriter"]):
@@ -92,15 +91,17 @@ class MetricsWriter(AbstractContextManager["MetricsWriter"]):
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         """Replace the file by a new one that starts with its first ``keep_bytes``."""
-        kept = b""
+        rows = b""
         if keep_bytes:
             with path.open("rb") as file:
-                kept = file.read(keep_bytes)
-        self.name, self.bytes, self._hash = path.name, 0, hashlib.blake2b(digest_size=16)
+                rows = file.read(keep_bytes)
+        self.name = path.name
+        self.bytes = 0
+        self._hash = hashlib.blake2b(digest_size=16)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         self._file = temporary.open("xb", buffering=0)
         try:
-            self._write(kept)
+            self._write(rows)
             self.sync()
             temporary.replace(path)
         except BaseException:

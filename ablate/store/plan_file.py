@@ -19,7 +19,19 @@ from pydantic.dataclasses import dataclass
 from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError
 from ablate.run.loss_units import UNIT_NAMES, LossUnit, short_name
-from ablate.store.records import PLAIN, Count, Flag, Number, Seed, Text, Tokens, Training, Whole, checked
+from ablate.store.records import (
+    PLAIN,
+    Count,
+    Flag,
+    Number,
+    Seed,
+    Text,
+    Tokens,
+    Training,
+    Whole,
+    checked,
+    stored,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +40,7 @@ FORMAT: Literal[1] = 1
 _ASKED = ("baseline", "target", "paired_seeds", "intervals", "waive", "stop")
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class Margin:
     """How far an arm may be from the baseline and still count as equal.
 
@@ -39,7 +51,7 @@ class Margin:
     value: Annotated[Number, Field(gt=0)]
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class Target:
     """The validation loss at which arms are compared, as itself or as a perplexity."""
 
@@ -77,7 +89,7 @@ Looks = Annotated[
 """The numbers of seeds after which to check, rising; the last is all seeds."""
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class Settled:
     """Stop an arm once it is settled: shown to be inside or outside of the target's margin.
 
@@ -100,7 +112,7 @@ class StopRule:
     settled: Settled | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class LockedRun:
     """One arm with one seed."""
 
@@ -108,7 +120,7 @@ class LockedRun:
     seed: Seed
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class ForkPoint:
     """The arm that a fork starts from, and after how many of its tokens, in whole steps."""
 
@@ -116,7 +128,7 @@ class ForkPoint:
     tokens: Tokens
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class LockedArm:
     """One arm. ``recipe``: a short description. ``tokens``: training tokens of a run, in whole steps.
 
@@ -136,13 +148,20 @@ class LockedArm:
     fork: ForkPoint | None = None
     runs: tuple[LockedRun, ...]
 
-    def differs_at(self, usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return ``differs`` with these values of training; ``usual``: the baseline's."""
-        kept = {key: pair for key, pair in self.differs.items() if key.removeprefix("training.") not in own}
-        return kept | {f"training.{key}": (usual[key], own[key]) for key in own if own[key] != usual[key]}
+    def differs_at(
+        self, baseline_values: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> dict[str, tuple[Any, Any]]:
+        """Return ``differs`` with these values of training."""
+        differs = {
+            key: pair for key, pair in self.differs.items() if key.removeprefix("training.") not in values
+        }
+        for key, value in values.items():
+            if value != baseline_values[key]:
+                differs[f"training.{key}"] = (baseline_values[key], value)
+        return differs
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class DroppedCell:
     """A cell of the grid that is not run."""
 
@@ -150,7 +169,7 @@ class DroppedCell:
     reason: Text
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class TrialRecord:
     """One trial. ``loss``: None if it was stopped early; ``tokens``: trained in all its runs.
 
@@ -166,7 +185,7 @@ class TrialRecord:
     runs: tuple[Text, ...]
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class GroupTuning:
     """Arms that are searched together. ``shared``: the study's own values; ``chosen``: None before the end.
 
@@ -181,7 +200,7 @@ class GroupTuning:
     chosen: dict[str, Any] | None
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class LockedTuning:
     """The search before the seeds. ``study``: the trials' study; ``tokens``: the budget of a trial's run.
 
@@ -204,10 +223,10 @@ class LockedTuning:
     def group_of(self, arm: str, baseline: str) -> GroupTuning:
         """Find the group of an arm; the baseline's second arm belongs to the baseline's."""
         groups = {name: group for group in self.groups for name in group.arms}
-        return groups.get(arm) or groups[baseline]
+        return groups.get(arm, groups[baseline])
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class Question:
     """What a study asks of its runs.
 
@@ -236,7 +255,7 @@ class Question:
         return [name for name in _ASKED if getattr(self, name) != getattr(other, name)]
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class LockedPlan(Question):
     """The content of a study's plan.
 
@@ -282,10 +301,11 @@ class LockedPlan(Question):
 
         It is the arm's own fork, or the baseline's where the baseline forks from this arm.
         """
-        arm, base = self.arm(name), self.arm(self.baseline)
-        if arm.fork is not None:
-            return arm.fork.tokens
-        return base.fork.tokens if base.fork is not None and base.fork.arm == name else 0
+        fork = self.arm(name).fork
+        if fork is not None:
+            return fork.tokens
+        fork = self.arm(self.baseline).fork
+        return fork.tokens if fork is not None and fork.arm == name else 0
 
     def runs(self) -> Iterator[tuple[LockedArm, LockedRun]]:
         """Yield every run with its arm."""
@@ -314,8 +334,8 @@ def plan_from_json(content: object) -> LockedPlan:
     Raises:
         ValueError: the content does not fit; one line that names the place.
     """
-    if isinstance(content, dict) and (form := content.get("format")) != FORMAT:
-        raise ValueError(f"format {form} (expected format {FORMAT})")
+    if isinstance(content, dict) and (version := content.get("format")) != FORMAT:
+        raise ValueError(f"format {version} (expected format {FORMAT})")
     plan = checked(LockedPlan, content)
     if plan.baseline not in [arm.name for arm in plan.arms]:
         raise ValueError(f"no arm is the baseline '{plan.baseline}'")

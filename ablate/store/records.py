@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -41,6 +41,12 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def stored(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose fields are checked: an object in a file of the store."""
+    return dataclass(frozen=True, kw_only=True, config=PLAIN)(cls)
+
+
 def checked(kind: type[T], content: object) -> T:
     """Validate a file's content as a dataclass.
 
@@ -48,12 +54,12 @@ def checked(kind: type[T], content: object) -> T:
         ValueError: the content does not fit; one line that names the place.
     """
     try:
-        found: T = _adapter(kind).validate_python(content)
+        value: T = _adapter(kind).validate_python(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise ValueError(f"{where}: {first['msg']}") from None
-    return found
+        fault = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the whole"
+        raise ValueError(f"{place}: {fault['msg']}") from None
+    return value
 
 
 class _TrainingKeys(TypedDict, total=False):
@@ -88,7 +94,7 @@ Training = Annotated[dict[str, Any], _with(_TrainingKeys)]
 """A section ``training`` as the file holds it; of imported runs it has only what their logs tell."""
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class RecordedConfig:
     """``config.json``: our own ``RunConfig``, or what the logs of an imported run tell."""
 
@@ -104,7 +110,7 @@ class RecordedConfig:
         return replace(self, training=training, whole=self.whole | {"training": training})
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class ChosenBackend:
     """Which back end did one kind of GEMM, and how."""
 
@@ -114,7 +120,7 @@ class ChosenBackend:
     detail: Text
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class SelfTest:
     """A check of a back end before a run. ``figures``: bits that sums keep, of the accumulator's test."""
 
@@ -123,7 +129,7 @@ class SelfTest:
     figures: dict[str, Number] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class Environment:
     """``environment.json``: what a run's last attempt ran on; only the keys that are used have a field."""
 
@@ -139,7 +145,7 @@ class Environment:
     whole: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class Speed:
     """An arm's speed: tokens/s of every repeat, their median, and their spread, (max − min) / median.
 
@@ -161,7 +167,7 @@ class Speed:
     why_not: Text | None
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class SpeedSettings:
     """Timed steps of a repeat, untimed steps before the first repeat, and repeats in each turn of an arm."""
 
@@ -170,7 +176,7 @@ class SpeedSettings:
     repeats: Count
 
 
-@dataclass(frozen=True, kw_only=True, config=PLAIN)
+@stored
 class SpeedRecord:
     """``throughput.json``: what was timed, on what, with what, how, and when.
 

@@ -152,8 +152,9 @@ class RunDir:
         try:
             return checked(Status, read_record(self.status_path))
         except FileNotFoundError:
-            began = self.metrics_path.exists()
-            return Status(state="damaged", message="status.json is gone") if began else Status()
+            if self.metrics_path.exists():
+                return Status(state="damaged", message="status.json is gone")
+            return Status()
         except ValueError as error:
             return Status(state="damaged", message=f"status.json: {error}")
 
@@ -162,11 +163,16 @@ class RunDir:
         status = self.status()
         if status.state not in END_STATES:
             return status
-        now, then = self._hashes(status.attempt), status.files or {}
-        for name in (*then, *now):
-            if now.get(name) != then.get(name):
-                how = ": altered or cut since the run ended" if name in now else " is gone"
-                return Status(state="damaged", attempt=status.attempt, message=f"{name}{how}")
+        sealed = status.files or {}
+        hashes = self._hashes(status.attempt)
+        for name in (*sealed, *hashes):
+            if name not in hashes:
+                message = f"{name} is gone"
+            elif hashes[name] != sealed.get(name):
+                message = f"{name}: altered or cut since the run ended"
+            else:
+                continue
+            return Status(state="damaged", attempt=status.attempt, message=message)
         return status
 
     def state(self) -> State:
@@ -190,22 +196,22 @@ class RunDir:
 
     def _hashes(self, attempt: int) -> dict[str, str]:
         """Hash the files that belong to a result, as far as they are there, by path in the run's folder."""
-        found = {}
+        hashes = {}
         folder = str(self.path)  # Path is slow for thousands of runs
         for name in _SEALED:
             with contextlib.suppress(FileNotFoundError), open(f"{folder}/{name}", "rb") as file:  # noqa: PTH123
-                found[name] = hash_of(file.read())
+                hashes[name] = hash_of(file.read())
         ledger = f"attempts/{attempt}.json"
         try:
             record = read_record(self.path / ledger)
             # How the attempt ended is written after the status, so it is not hashed.
             begun = {key: value for key, value in record.items() if key not in _OF_THE_END}
-            found[ledger] = hash_of(record_text(begun))
+            hashes[ledger] = hash_of(record_text(begun))
         except FileNotFoundError:
             pass
         except ValueError:
-            found[ledger] = "damaged"
-        return found
+            hashes[ledger] = "damaged"
+        return hashes
 
     def write_status(self, status: Status, rows: dict[str, str] | None = None) -> None:
         """Replace the status with the present time and, for a run with a result, its other files' hashes.
@@ -213,7 +219,9 @@ class RunDir:
         ``rows``: the hashes, by name, of files of rows that the caller wrote itself. They are used whatever
         the disk holds now.
         """
-        sealed = self._hashes(status.attempt) | (rows or {}) if status.state in END_STATES else None
+        sealed = None
+        if status.state in END_STATES:
+            sealed = self._hashes(status.attempt) | (rows or {})
         write_record(self.status_path, asdict(status) | {"updated_unix": time.time(), "files": sealed})
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -263,8 +271,8 @@ class StudyStore:
                 self.run(run.id)
         except ValueError as error:
             start = command_line("run", self.path.name, storage=self.path.parent)
-            again = f"write it again with: {start}, or import it again"
-            raise UserError(f"{self.plan_path}: not a plan: {error} ({again})") from None
+            hint = f"write it again with: {start}, or import it again"
+            raise UserError(f"{self.plan_path}: not a plan: {error}", hint=hint) from None
         return plan
 
     def begun(self) -> set[str]:
@@ -283,16 +291,16 @@ class StudyStore:
                 from the study's pages.
         """
         try:
-            there = self.plan()
+            earlier = self.plan()
         except (OSError, UserError):
             return 0
-        begun, kept = self.begun(), {run.id for _, run in plan.runs()}
-        lost = sum(run.id in begun and run.id not in kept for _, run in there.runs())
-        if plan.settings and (lost or plan.differs_from(there)):
+        run_ids = {run.id for _, run in plan.runs()}
+        lost = {run.id for _, run in earlier.runs() if run.id not in run_ids} & self.begun()
+        if plan.settings and (lost or plan.differs_from(earlier)):
             name = shlex.quote(f"name={plan.study}-2")
             hint = f"give this one a name of its own, such as --set {name}"
             raise UserError(f"--set: {self.path} holds this study with other settings", hint=hint)
-        return lost
+        return len(lost)
 
     def run(self, run_id: str) -> RunDir:
         """Return the folder of a run, which need not exist.
@@ -321,10 +329,14 @@ def study_named(storage: Path, name: str, *, start: str | None = None) -> StudyS
         return store
     if (storage / name / "runs").is_dir():
         start = start or command_line("run", "ITS_FILE", storage=storage)
-        raise UserError(f"{storage / name / 'plan.lock.json'} is gone (write it again with: {start})")
-    known = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
-    there = f"studies here: {', '.join(known)}" if known else "no study has run there yet"
-    hint = f"{there}; start it with: {start}" if start else likely(name, known, there)
+        fault = f"{storage / name / 'plan.lock.json'} is gone"
+        raise UserError(fault, hint=f"write it again with: {start}")
+    names = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
+    hint = f"studies here: {', '.join(names)}" if names else "no study has run there yet"
+    if start:
+        hint += f"; start it with: {start}"
+    else:
+        hint = likely(name, names, hint)
     raise UserError(f"no study '{name}' in {storage}", hint=hint)
 
 
@@ -340,28 +352,29 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
             names that process.
     """
     store.refuse_unsafe()
-    holder, lock = "", store.path / _LOCK
+    holder = "another process"
+    lock = store.path / _LOCK
     for _ in range(_LOOKS):
         store.path.mkdir(parents=True, exist_ok=True)
         with open_unlinked(lock, "ab") as file:
-            alone = _alone(file)
-            if alone:
+            is_alone = _lock_alone(file)
+            if is_alone:
                 store.write_plan(plan)
             fcntl.flock(file, fcntl.LOCK_SH)
             is_same = False
             with contextlib.suppress(OSError, UserError):  # the study may have been removed meanwhile
-                holder = lock.read_text(encoding="utf-8").strip()
+                holder = lock.read_text(encoding="utf-8").strip() or holder
                 is_there = os.path.samestat(lock.stat(), os.fstat(file.fileno()))
                 is_same = is_there and plan_to_json(store.plan()) == plan_to_json(plan)
             if is_same:
                 lock.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-                yield not alone
+                yield not is_alone
                 return
         time.sleep(_PAUSE_SEC)
     status = command_line("status", store.path.name, storage=store.path.parent)
     raise UserError(
-        f"{store.path} is being run by {holder or 'another process'} with another plan (wait for it, or give "
-        f"this study another name; follow it with: {status})"
+        f"{store.path} is being run by {holder} with another plan",
+        hint=f"wait for it, or give this study another name; follow it with: {status}",
     )
 
 
@@ -369,21 +382,21 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
 def kept_still(study_dir: Path) -> Iterator[bool]:
     """Keep others from running the study for the block; yields False if a process runs it now."""
     with open_unlinked(study_dir / _LOCK, "ab") as file:
-        yield _alone(file)
+        yield _lock_alone(file)
 
 
 def is_running(study_dir: Path) -> bool | None:
     """Whether a process runs the study now; None if this user may not look."""
     try:
         with (study_dir / _LOCK).open("rb") as file:
-            return not _alone(file, looks=1)
+            return not _lock_alone(file, looks=1)
     except FileNotFoundError:
         return False
     except OSError:
         return None
 
 
-def _alone(file: Any, looks: int = _LOOKS) -> bool:
+def _lock_alone(file: Any, looks: int = _LOOKS) -> bool:
     """Try to take the exclusive lock, several times, because ``is_running`` takes it for a moment."""
     for look in range(looks):
         time.sleep(_PAUSE_SEC if look else 0.0)

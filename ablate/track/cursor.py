@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.command_hints import redact
 from ablate.base.errors import UserError
 from ablate.base.files import locked, read_json, write_bytes_atomic
-from ablate.track.describe import SUMMARY, read_points
+from ablate.store.metrics import new_lines
+from ablate.track.describe import SUMMARY
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -101,10 +102,12 @@ def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
     """Read the cursor; it is empty if the file is missing, damaged or of another format."""
     try:
         content = read_json(cursor_path(store, tracking_uri))
-        runs = {run_id: RunCursor(**entry) for run_id, entry in content["runs"].items()}
-        return Cursor(**content | {"runs": runs}) if content["format"] == _FORMAT else Cursor()
+        if content["format"] == _FORMAT:
+            runs = {run_id: RunCursor(**entry) for run_id, entry in content["runs"].items()}
+            return Cursor(**content | {"runs": runs})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Cursor()
+        pass
+    return Cursor()
 
 
 def cursor_lock(store: StudyStore, tracking_uri: str) -> AbstractContextManager[bool]:
@@ -144,7 +147,9 @@ def state_key(status: Status) -> str:
 
 def digest(content: Any) -> str:
     """Hash bytes, or the text of another value, to 16 hexadecimal digits."""
-    return hashlib.sha256(content if isinstance(content, bytes) else str(content).encode()).hexdigest()[:16]
+    if not isinstance(content, bytes):
+        content = str(content).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def content_digest(path: Path) -> str:
@@ -163,10 +168,11 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     except (OSError, UserError):
         planned = []
     unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
-    sent = {} if (summary := cursor.runs.get(SUMMARY)) is None else summary.sent
     report = store.path / "report"
-    if (report / "report.html").exists() and content_digest(report) != sent.get("report"):
-        unsent.append("report")
+    if (report / "report.html").exists():
+        summary = cursor.runs.get(SUMMARY)
+        if summary is None or summary.sent.get("report") != content_digest(report):
+            unsent.append("report")
     return MirrorReport(unsent=tuple(unsent), problem=cursor.problem)
 
 
@@ -188,8 +194,10 @@ def tail_digest(path: Path, offset: int) -> str | None:
 
 def is_rewound(run: RunDir, entry: RunCursor) -> bool:
     """Whether the run's files no longer hold the rows that were sent."""
-    sent = entry.offsets
-    return any(tail_digest(run.path / file, sent[file]) != tail for file, tail in entry.tails.items())
+    for file, tail in entry.tails.items():
+        if tail_digest(run.path / file, entry.offsets[file]) != tail:
+            return True
+    return False
 
 
 def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
@@ -198,7 +206,10 @@ def _run_pending(run: RunDir, entry: RunCursor | None) -> bool:
             return run.metrics_path.exists() or run.status().state != "pending"
         if is_rewound(run, entry) or state_key(run.status()) != entry.sent.get("state"):
             return True
-        sent = entry.offsets
-        return any(read_points(run.path / file, sent[file], _CHUNK_BYTES)[1] > sent[file] for file in REWOUND)
+        for file in REWOUND:
+            sent = entry.offsets[file]
+            if new_lines(run.path / file, sent, _CHUNK_BYTES)[1] > sent:
+                return True
     except (OSError, ValueError):
         return True  # an unreadable run counts as unsent
+    return False

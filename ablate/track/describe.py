@@ -78,12 +78,14 @@ def points(row: Any, unit: str = "nats") -> list[Point]:
     """Convert one row to points; empty if the row is of no known kind. ``unit``: of its loss."""
     if not isinstance(row, dict):
         return []
-    tokens, time_unix = number_in(row, "tokens"), number_in(row, "time_unix")
+    tokens = number_in(row, "tokens")
+    time_unix = number_in(row, "time_unix")
     if tokens is None or time_unix is None:
         return []
-    values = {
-        name: number for key, name in _names(row).items() if (number := number_in(row, key)) is not None
-    }
+    values = {}
+    for key, name in _names(row).items():
+        if (number := number_in(row, key)) is not None:
+            values[name] = number
     if unit == "nats" and values.get("val_loss", math.inf) < math.log(_MAX_PERPLEXITY):
         values["val_perplexity"] = math.exp(values["val_loss"])
     return [Point(name, value, round(time_unix * 1000), int(tokens)) for name, value in values.items()]
@@ -91,7 +93,9 @@ def points(row: Any, unit: str = "nats") -> list[Point]:
 
 def _names(row: dict[str, Any]) -> dict[str, str]:
     """Map the keys of a row that are shown to MLflow's names."""
-    kind, gemm, layer = (row.get(key) for key in ("kind", "gemm", "layer"))
+    kind = row.get("kind")
+    gemm = row.get("gemm")
+    layer = row.get("layer")
     if kind == "system":  # MLflow's pages have a tab for metrics with this prefix
         return {key: f"system/{key}" for key in row if _SYSTEM.fullmatch(key)}
     if kind not in ("diagnosis", "load"):
@@ -135,8 +139,10 @@ def run_tags(
     is_baseline = arm.name == plan.baseline
     note = [arm.description or "", f"**{arm.recipe}**", f"Differs from the baseline: {_differs(arm)}"]
     if environment.get("backend_mode") == "command":
-        seen = environment.get("markers")
-        note.append("By the command, as configured" + f"; its output held: {text(seen)}" * bool(seen))
+        by_command = "By the command, as configured"
+        if markers := environment.get("markers"):
+            by_command += f"; its output held: {text(markers)}"
+        note.append(by_command)
     if status.state in ("diverged", "failed", "interrupted", "stopped"):
         note.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
     note.append(f"[The study's report]({report}). Step: training tokens.")
@@ -152,8 +158,9 @@ def run_tags(
         "mlflow.source.name": "ablate",
         "mlflow.note.content": "\n\n".join(filter(None, note)),
     }
-    known = environment.items()
-    tags |= {_TAGS[key]: text(value) for key, value in known if key in _TAGS and value is not None}
+    for key, tag in _TAGS.items():
+        if (value := environment.get(key)) is not None:
+            tags[tag] = text(value)
     if fingerprints := environment.get("fingerprints"):
         tags["ablate.arithmetic"] = " then ".join(map(str, fingerprints))
     if arm.fork is not None:
@@ -165,10 +172,9 @@ def run_tags(
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
     """Flatten the resolved configuration, without fields that have no effect, and the arm's factors."""
     if isinstance(config.get("trainer"), dict):  # a command has a model, data and settings of its own
-        read = {key: value for key, value in config["training"].items() if key in REACHES}
-        config = {key: config[key] for key in ("trainer", "recipe", "seed") if key in config} | {
-            "training": read
-        }
+        training = {key: value for key, value in config["training"].items() if key in REACHES}
+        config = {key: config[key] for key in ("trainer", "recipe", "seed") if key in config}
+        config["training"] = training
     elif isinstance(model := config.get("model"), dict):
         config = config | {"model": ModelConfig.meaningful_fields(model)}
     return _cleaned(dict(_flat(config, "")), arm, _MAX_PARAM)
@@ -193,8 +199,10 @@ def study_note(plan: LockedPlan, *, report: str) -> str:
         "| arm | recipe | differs from the baseline | seeds |\n|---|---|---|---|",
     ]
     for arm in plan.arms:
-        cells = arm.name, arm.recipe or "", _differs(arm), ", ".join(str(run.seed) for run in arm.runs)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        seeds = ", ".join(str(run.seed) for run in arm.runs)
+        cells = [arm.name, arm.recipe or "", _differs(arm), seeds]
+        row = " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+        lines.append(f"| {row} |")
     return cut("\n".join(lines).strip(), _MAX_NOTE)
 
 
@@ -217,8 +225,11 @@ def view(plan: LockedPlan) -> str:
     ]
     if sum(len(arm.runs) for arm in plan.arms) <= _MOST_CURVES:
         state["groupBy"] = None
-    whole, short = (json.dumps(one, separators=(",", ":")) for one in (state | fixed["charts"], state))
-    return whole if len(whole) <= _MAX_TAG else short
+    for content in (state | fixed["charts"], state):
+        view = json.dumps(content, separators=(",", ":"))
+        if len(view) <= _MAX_TAG:
+            break
+    return view
 
 
 def _differs(arm: LockedArm) -> str:
@@ -228,9 +239,10 @@ def _differs(arm: LockedArm) -> str:
 def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         return [(prefix, value)]
-    return [
-        pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}".removeprefix("."))
-    ]
+    pairs = []
+    for key, inner in value.items():
+        pairs += _flat(inner, f"{prefix}.{key}".removeprefix("."))
+    return pairs
 
 
 def _name(key: str) -> str:
@@ -244,19 +256,22 @@ def read_results(path: Path, _stamp: object) -> dict[str, dict[str, str]]:
     A run that hit the target has its tokens to target, and its token cost against the baseline's run of the
     same seed. Empty are a hit at the first evaluation, and a single run's cost from a fork on.
     """
-    found = {}
+    tags = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         report = read_json(path)
-        hits = {
-            (arm["name"], run["seed"]): number_in(run, "tokens_to_target")
-            for arm in report["arms"]
-            for run in arm["runs"]
-            if not run["at_or_before_first_evaluation"]
-        }
+        hits: dict[tuple[str, int], float | None] = {}
         for arm in report["arms"]:
-            is_compared = arm["name"] != report["baseline"] and not arm["counted_from_tokens"]
             for run in arm["runs"]:
-                own, base = (hits.get((name, run["seed"])) for name in (arm["name"], report["baseline"]))
-                cost = f"{own / base - 1:+.2%}" if own and base and is_compared else ""
-                found[run["id"]] = {_TOKENS: f"{own:.0f}" if own else "", _COST: cost}
-    return found
+                if not run["at_or_before_first_evaluation"]:
+                    hits[arm["name"], run["seed"]] = number_in(run, "tokens_to_target")
+        baseline = report["baseline"]
+        for arm in report["arms"]:
+            is_compared = arm["name"] != baseline and not arm["counted_from_tokens"]
+            for run in arm["runs"]:
+                tokens = hits.get((arm["name"], run["seed"]))
+                baseline_tokens = hits.get((baseline, run["seed"]))
+                cost = ""
+                if tokens and baseline_tokens and is_compared:
+                    cost = f"{tokens / baseline_tokens - 1:+.2%}"
+                tags[run["id"]] = {_TOKENS: f"{tokens:.0f}" if tokens else "", _COST: cost}
+    return tags

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ablate.store import RunDir, State, StudyStore
-    from ablate.store.plan_file import LockedPlan, LockedRun
+    from ablate.store import RunDir, State, Status, StudyStore
+    from ablate.store.plan_file import LockedArm, LockedPlan
 
 _CHUNK_BYTES = 1 << 18
 _SAVE_EVERY_SEC = 1.0
@@ -68,10 +68,12 @@ class Mirror:
     """
 
     def __init__(self, store: StudyStore, tracking_uri: str) -> None:
-        self._store, self._uri = store, tracking_uri
+        self._store = store
+        self._uri = tracking_uri
         self._report = store.path / "report"
         self._cursor = Cursor()
-        self._saved, self._saved_sec = "", 0.0
+        self._saved = ""
+        self._saved_sec = 0.0
         self._forget()
 
     def _forget(self) -> None:
@@ -85,7 +87,8 @@ class Mirror:
         It may be interrupted; the next pass sends the rest.
         """
         self._problems: list[str] = []
-        self._runs_sent = self._metrics_sent = 0
+        self._runs_sent = 0
+        self._metrics_sent = 0
         self._has_new_runs = False
         try:
             with cursor_lock(self._store, self._uri):
@@ -115,21 +118,24 @@ class Mirror:
         # Before they are read: a change in between is noticed in the next pass.
         report = self._report / "report.json"
         stamp = _stamp([self._store.plan_path, report])
-        plan, cursor, owner = self._store.plan(), self._cursor, store_id(self._store)
+        plan = self._store.plan()
+        cursor = self._cursor
         known = {run.info.run_id for run in self._known.values()}
         # Another mirror of this study may have made runs meanwhile.
         if not known or cursor.experiment_id is None or not self._mlflow_ids() <= known:
-            self._open(plan.study, owner)
+            self._open(plan.study)
         experiment = str(cursor.experiment_id)
         # First, so that every run can link to it.
-        owned = {
+        tags = {
+            SUMMARY_TAG: "true",
             "mlflow.source.name": "ablate",
             "mlflow.runName": f"report: {plan.study}",
             "mlflow.note.content": f"It comes when the study ends; `ablate report {plan.study}` makes it.",
         }
-        summary = self._entry(SUMMARY, {SUMMARY_TAG: "true", **owned})
+        summary = self._entry(SUMMARY, tags)
         link = f"#/experiments/{experiment}/runs/{summary.mlflow_id}/artifacts/report/report.html"
-        note, view = describe.study_note(plan, report=link), describe.view(plan)
+        note = describe.study_note(plan, report=link)
+        view = describe.view(plan)
         if cursor.note != digest(note + view):
             self._sink.describe(experiment, note, view)
             cursor.note = digest(note + view)
@@ -139,13 +145,12 @@ class Mirror:
                 run = self._store.run(planned.id)
                 files = _stamp(run.path / name for name in (*FILES, "status.json", "environment.json"))
                 if files:
-                    send = partial(
-                        self._send_run, run, plan, place, planned, link, results.get(planned.id, {})
-                    )
+                    tags_of = partial(describe.run_tags, plan, place, planned, report=link)
+                    send = partial(self._send_run, run, plan, arm, tags_of, results.get(planned.id, {}))
                     self._once(planned.id, (files, stamp, link), send)
         self._once(SUMMARY, _stamp(sorted(self._report.rglob("*"))), partial(self._send_report, summary))
         if self._has_new_runs:  # a repeated request may have made two: all but one are deleted
-            self._sink.known_runs(experiment, owner, self._mlflow_ids())
+            self._sink.known_runs(experiment, store_id(self._store), self._mlflow_ids())
 
     def _once(self, key: str, stamp: object, send: Callable[[], None]) -> None:
         """Call ``send`` if the files have changed since they were sent."""
@@ -165,15 +170,18 @@ class Mirror:
     def _mlflow_ids(self) -> set[str]:
         return {entry.mlflow_id for entry in self._cursor.runs.values()}
 
-    def _open(self, study: str, owner: str) -> None:
+    def _open(self, study: str) -> None:
         """Find the experiment and its runs; drop runs that MLflow no longer has from the cursor."""
         self._forget()
-        experiment_id, cursor = self._sink.experiment(study), self._cursor
-        self._known = self._sink.known_runs(experiment_id, owner, self._mlflow_ids())
-        there = {key: run.info.run_id for key, run in self._known.items()}
-        cursor.runs = {key: one for key, one in cursor.runs.items() if there.get(key) == one.mlflow_id}
+        cursor = self._cursor
+        experiment_id = self._sink.experiment(study)
+        self._known = self._sink.known_runs(experiment_id, store_id(self._store), self._mlflow_ids())
+        for key, entry in [*cursor.runs.items()]:
+            if key not in self._known or self._known[key].info.run_id != entry.mlflow_id:
+                del cursor.runs[key]
         if cursor.experiment_id != experiment_id:
-            cursor.experiment_id, cursor.note = experiment_id, ""
+            cursor.experiment_id = experiment_id
+            cursor.note = ""
 
     def _entry(
         self,
@@ -186,33 +194,37 @@ class Mirror:
 
         MLflow deletes no points, so a run that was rewound gets a new one.
         """
-        entry, there = self._cursor.runs.get(key), self._known.get(key)
+        entry = self._cursor.runs.get(key)
         is_outdated = False
         if entry is not None and run is not None:
             is_outdated = is_rewound(run, entry)
-        elif entry is None and there is not None:
-            entry = RunCursor(mlflow_id=there.info.run_id, mlflow_status="")
-            if run is not None:  # the cursor was lost: all points must be in the run's file
-                own = {(at.step, at.timestamp_ms) for row in run.metrics() for at in describe.points(row)}
-                theirs = (self._sink.history(entry.mlflow_id, name) for name in ("train_loss", "val_loss"))
-                is_outdated = not all(points <= own for points in theirs)
+        elif entry is None and key in self._known:  # the cursor was lost
+            entry = RunCursor(mlflow_id=self._known[key].info.run_id, mlflow_status="")
+            is_outdated = run is not None and not self._holds_points_of(run, entry)
         if entry is None or is_outdated:
             if entry is not None:
                 self._sink.delete_run(entry.mlflow_id)
             owned = {STORE_TAG: store_id(self._store), **tags}
-            made = self._sink.create_run(str(self._cursor.experiment_id), started_unix, owned)
-            self._known[key], self._has_new_runs = made, True
-            entry = RunCursor(mlflow_id=made.info.run_id, sent={"tags": digest(sorted(tags.items()))})
+            created = self._sink.create_run(str(self._cursor.experiment_id), started_unix, owned)
+            self._known[key] = created
+            self._has_new_runs = True
+            entry = RunCursor(mlflow_id=created.info.run_id, sent={"tags": digest(sorted(tags.items()))})
         self._cursor.runs[key] = entry
         return entry
+
+    def _holds_points_of(self, run: RunDir, entry: RunCursor) -> bool:
+        """Whether all points of losses in MLflow are in the run's file."""
+        in_file = {(at.step, at.timestamp_ms) for row in run.metrics() for at in describe.points(row)}
+        return all(
+            self._sink.history(entry.mlflow_id, name) <= in_file for name in ("train_loss", "val_loss")
+        )
 
     def _send_run(
         self,
         run: RunDir,
         plan: LockedPlan,
-        place: int,
-        planned: LockedRun,
-        link: str,
+        arm: LockedArm,
+        tags_of: Callable[[Status, dict[str, Any]], dict[str, str]],
         results: dict[str, str],
     ) -> None:
         """Send a run's new rows, tags and parameters; then its artifacts and its end."""
@@ -221,39 +233,43 @@ class Mirror:
         if status.state == "damaged":
             self._problems.append(f"run {run.run_id} is not sent: {status.message}")
             return
-        tags = describe.run_tags(plan, place, planned, status, run.environment(), report=link) | results
+        tags = tags_of(status, run.environment()) | results
         entry = self._entry(run.run_id, tags, run, status.started_unix)
-        there, params = self._known[run.run_id], {}
+        params: dict[str, str] = {}
         if "params" not in entry.sent:
-            params = describe.run_params(run.config(), plan.arms[place])
-            params = {key: value for key, value in params.items() if key not in there.data.params}
+            known = self._known[run.run_id].data.params
+            params = describe.run_params(run.config(), arm)
+            params = {key: value for key, value in params.items() if key not in known}
         tags_digest = digest(sorted(tags.items()))
         if entry.sent.get("tags") == tags_digest:
             tags = {}
         while True:
-            offsets, news = {}, []
+            offsets = {}
+            points = []
             for file in FILES:
-                more, offsets[file] = describe.read_points(
+                points_of_file, offsets[file] = describe.read_points(
                     run.path / file, entry.offsets[file], _CHUNK_BYTES, plan.loss_unit
                 )
-                news += more
-            if news or params or tags:
-                self._sink.log(entry.mlflow_id, news, params, tags)
-                self._metrics_sent += len(news)
+                points += points_of_file
+            if points or params or tags:
+                self._sink.log(entry.mlflow_id, points, params, tags)
+                self._metrics_sent += len(points)
             entry.sent |= {"params": "", "tags": tags_digest}
             if offsets == entry.offsets:
                 break
             entry.offsets = offsets
             entry.tails = {file: tail_digest(run.path / file, offsets[file]) or "" for file in REWOUND}
-            params, tags = {}, {}
-        for path in map(run.path.joinpath, _ARTIFACTS):
-            if path.exists():
-                self._send_artifact(run.run_id, entry, path)
+            params = {}
+            tags = {}
+        for name in _ARTIFACTS:
+            if (run.path / name).exists():
+                self._send_artifact(run.run_id, entry, run.path / name)
         if entry.sent.get("state") != state_key(status):
             mlflow_status = _MLFLOW_STATUS[status.state]
             if mlflow_status != "RUNNING" or entry.mlflow_status != "RUNNING":
                 self._sink.set_state(entry.mlflow_id, mlflow_status, status.ended_unix or status.updated_unix)
-            entry.mlflow_status, entry.sent["state"] = mlflow_status, state_key(status)
+            entry.mlflow_status = mlflow_status
+            entry.sent["state"] = state_key(status)
 
     def _send_report(self, entry: RunCursor) -> None:
         if not (self._report / "report.html").exists():
@@ -285,9 +301,9 @@ def _one_line(error: Exception) -> str:
 
 def _stamp(paths: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
     """Return a value that changes whenever one of the files does; empty if there is none."""
-    found = {}
+    stamps = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            found[path] = status.st_ino, status.st_size, status.st_mtime_ns
-    return found
+            stamps[path] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return stamps

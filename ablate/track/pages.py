@@ -31,7 +31,6 @@ def keep_artifacts_in(root: Path) -> None:
 
     open_any = ArtifactRepositoryRegistry.get_artifact_repository
     create_any = SqlAlchemyStore.create_experiment
-
     refusal = MlflowException.invalid_parameter_value("this server keeps artifacts in its own folder alone")
 
     def open_inside(registry: Any, artifact_uri: str, *arguments: Any, **options: Any) -> Any:
@@ -55,7 +54,8 @@ def main() -> None:
     """Serve $MLFLOW_BACKEND_STORE_URI, with artifacts in $ABLATE_ARTIFACTS, until SIGTERM."""
     import uvicorn  # before mlflow.server, which secures itself only if it sees that it is served
 
-    database, root = os.environ["MLFLOW_BACKEND_STORE_URI"], Path(os.environ["ABLATE_ARTIFACTS"])
+    database = os.environ["MLFLOW_BACKEND_STORE_URI"]
+    root = Path(os.environ["ABLATE_ARTIFACTS"])
     from mlflow import server
     from mlflow.server import handlers
     from mlflow.server.fastapi_app import app

@@ -97,9 +97,10 @@ def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProc
 
 def main() -> None:
     """Mirror the study in folder ``argv[1]`` until SIGTERM, or until the parent process ``argv[2]`` ends."""
-    study, parent = Path(sys.argv[1]), int(sys.argv[2])
-    uri, store = resolve_tracking_uri(study.parent), StudyStore(study)
-    stopping = _watch(parent, cursor_path(store, uri))
+    study = Path(sys.argv[1])
+    store = StudyStore(study)
+    uri = resolve_tracking_uri(study.parent)
+    stopping = _watch(int(sys.argv[2]), cursor_path(store, uri))
     os.nice(_NICENESS)
     sys.stdout = sys.stderr = _Redacted(sys.stderr.buffer, line_buffering=True)
     os.environ["MLFLOW_LOGGING_LEVEL"] = "CRITICAL"  # each fault is a problem of a pass, told below
@@ -107,17 +108,19 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     _log.setLevel(logging.INFO)
     _log.info("mirroring %s to %s", study, uri)
-    mirror, delay_sec, told_sec = Mirror(store, uri), _POLL_SEC, -math.inf
+    mirror = Mirror(store, uri)
+    delay_sec = _POLL_SEC
+    problem_logged_sec = -math.inf
     is_last = False
     while not is_last:
         is_last = stopping.is_set()
         report = mirror.sync_once()
-        if report.problem is None and told_sec > -math.inf:
+        if report.problem is None and problem_logged_sec > -math.inf:
             _log.info("all is sent again")
-            told_sec = -math.inf
-        elif report.problem is not None and time.monotonic() - told_sec >= _TELL_EVERY_SEC:
+            problem_logged_sec = -math.inf
+        elif report.problem is not None and time.monotonic() - problem_logged_sec >= _TELL_EVERY_SEC:
             _log.info("will try again: %s", report.problem)
-            told_sec = time.monotonic()
+            problem_logged_sec = time.monotonic()
         if is_last and not report.complete:
             _log.warning("ended with %d unsent: %s", len(report.unsent), " ".join(report.unsent))
         delay_sec = _POLL_SEC if report.problem is None else min(2 * delay_sec, _MAX_POLL_SEC)
@@ -138,11 +141,13 @@ def _watch(parent: int, cursor: Path) -> threading.Event:
         while signal.SIGTERM not in signal.sigpending() and os.getppid() == parent:
             time.sleep(_LOOK_SEC)
         stopping.set()
-        clock, progress = running_clock(), 0.0
-        seen = None
-        while (now := clock()) < min(progress + STOP_SEC, LAST_PASS_SEC):
-            if cursor.exists() and (written := cursor.stat().st_mtime_ns) != seen:
-                seen, progress = written, now
+        clock = running_clock()
+        progress_sec = 0.0
+        known_ns = None
+        while (now := clock()) < min(progress_sec + STOP_SEC, LAST_PASS_SEC):
+            if cursor.exists() and (written_ns := cursor.stat().st_mtime_ns) != known_ns:
+                known_ns = written_ns
+                progress_sec = now
             time.sleep(_LOOK_SEC)
         os._exit(1)  # nothing is lost: the cursor is written atomically
 

@@ -33,6 +33,7 @@ from ablate.track.sink import MLFLOW_ENVIRONMENT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from typing import IO
 
 DEFAULT_PORT = 5000
 _START_SEC = 90.0
@@ -59,6 +60,7 @@ def local_server(
         UserError: the server does not start.
     """
     port = sockets[0].getsockname()[1]
+    url = f"http://{name or '127.0.0.1'}:{port}"
     environment = os.environ | MLFLOW_ENVIRONMENT
     environment |= {
         # In the environment, because every user of the machine can read a command line.
@@ -66,14 +68,13 @@ def local_server(
         "ABLATE_ARTIFACTS": str(artifacts.resolve()),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    url = f"http://{name or '127.0.0.1'}:{port}"
     if name is not None:
         environment |= {
             "MLFLOW_SERVER_ALLOWED_HOSTS": f"{name}:{port}",
             "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": url,
         }
     environment.pop("MLFLOW_TRACKING_URI", None)
-    descriptors = [each.fileno() for each in sockets]
+    descriptors = [listener.fileno() for listener in sockets]
     process = subprocess.Popen(
         [sys.executable, "-m", "ablate.track.pages", *map(str, descriptors)],
         stdin=subprocess.DEVNULL,
@@ -83,30 +84,35 @@ def local_server(
         pass_fds=descriptors,
         env=environment,
     )
-
-    def copy_redacted() -> None:
-        assert process.stdout is not None
-        with process.stdout as output, open_private(log_path, "w") as log:
-            for line in output:
-                text = redact(line.decode(errors="replace"))
-                log.write(text.replace(name, "***") if name else text)
-                log.flush()
-
-    copier = threading.Thread(target=copy_redacted, daemon=True)
+    copier = threading.Thread(target=_copy_redacted, args=(process.stdout, log_path, name), daemon=True)
     copier.start()
     try:
         _wait_until_up(f"http://127.0.0.1:{port}", process, log_path)
         yield url, process
     finally:
-        with contextlib.suppress(ProcessLookupError):  # first with SIGTERM
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SEC)
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for each in sockets:
-            each.close()
+        _stop(process)
+        for listener in sockets:
+            listener.close()
         copier.join(_STOP_SEC)
+
+
+def _copy_redacted(output: IO[bytes], log_path: Path, name: str | None) -> None:
+    """Copy what the server prints into a private file, without logins and without its secret name."""
+    with output, open_private(log_path, "w") as log:
+        for line in output:
+            text = redact(line.decode(errors="replace"))
+            log.write(text.replace(name, "***") if name else text)
+            log.flush()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server with all that it has started: first with SIGTERM."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SEC)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def listen(port: int | None) -> list[socket.socket]:

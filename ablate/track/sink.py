@@ -133,15 +133,15 @@ class Sink:
         too, of which ``known_runs`` keeps one each.
         """
         client = self._client()
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             # A server chooses the place of artifacts; without a server they are kept in the storage.
             place = (self._artifacts / name).as_uri() if is_database(self._uri) else None
             tags = {"mlflow.experimentKind": "custom_model_development"}
             return str(client.create_experiment(name, artifact_location=place, tags=tags))
-        if found.lifecycle_stage != "active":
-            client.restore_experiment(found.experiment_id)
-        return str(found.experiment_id)
+        if experiment.lifecycle_stage != "active":
+            client.restore_experiment(experiment.experiment_id)
+        return str(experiment.experiment_id)
 
     @_translated()
     def describe(self, experiment_id: str, note: str, view: str) -> None:
@@ -158,21 +158,24 @@ class Sink:
         A request whose answer was lost is sent again and may make a second run: all but one are deleted. If
         one of them has an id in ``preferred`` (MLflow's ids), that one is kept.
         """
-        found: dict[str, list[Any]] = {}
+        copies: dict[str, list[Any]] = {}
         for run in self._runs(experiment_id, store_id):
             tags = run.data.tags
             if key := SUMMARY if SUMMARY_TAG in tags else tags.get(RUN_TAG):
-                found.setdefault(key, []).append(run)
-        for runs in found.values():
+                copies.setdefault(key, []).append(run)
+        known = {}
+        for key, runs in copies.items():
             runs.sort(key=lambda run: (run.info.run_id not in preferred, run.info.run_id))
+            known[key] = runs[0]
             for other in runs[1:]:
                 self._client().delete_run(other.info.run_id)
-        return {key: runs[0] for key, runs in found.items()}
+        return known
 
     def _runs(self, experiment_id: str, store_id: str) -> Iterator[Any]:
-        ours, token = f"tags.`{STORE_TAG}` = '{store_id}'", None
+        condition = f"tags.`{STORE_TAG}` = '{store_id}'"
+        token = None
         while True:
-            page = self._client().search_runs([experiment_id], ours, max_results=1000, page_token=token)
+            page = self._client().search_runs([experiment_id], condition, max_results=1000, page_token=token)
             yield from page
             if not (token := page.token):
                 return
@@ -283,8 +286,9 @@ def is_local(folder: Path) -> bool:
         disks = psutil.disk_partitions(all=True)
     except OSError:  # there is no list of mounts to read
         return False
-    above = [disk for disk in disks if folder.resolve().is_relative_to(disk.mountpoint)]
-    return bool(above) and max(above, key=lambda disk: len(disk.mountpoint)).fstype in _LOCAL
+    holding = [disk for disk in disks if folder.resolve().is_relative_to(disk.mountpoint)]
+    nearest = max(holding, key=lambda disk: len(disk.mountpoint), default=None)
+    return nearest is not None and nearest.fstype in _LOCAL
 
 
 def _milliseconds(unix: float | None) -> int | None:

@@ -18,7 +18,8 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.base.files import write_record
-from ablate.execute.command import run_command, run_values
+from ablate.execute.command import run_values
+from ablate.execute.command_follower import Follower
 from ablate.execute.command_process import MARK, Launch
 from ablate.execute.orphans import marked
 from ablate.execute.worker import execute_run
@@ -59,12 +60,10 @@ def attempt(folder, given, number=1, rows=None, stop_after=math.inf):
     logs = [[folder / f"{one}.log"] for one in range(1, number + 1)]
     values = run_values(given, run_dir=folder, num_devices=1, attempt=number)
     launch = Launch(config=given, values=values, secrets={}, group="study")
-    end = run_command(
-        launch, logs=logs, before=list(rows), on_row=rows.append, alive=lambda: None,
-        should_stop=lambda: len(rows) >= stop_after,
-    )  # fmt: skip
+    follower = Follower(launch, logs, list(rows), rows.append, lambda: None)
+    follower.follow(lambda: len(rows) >= stop_after)
     assert not left(folder)
-    return end, rows
+    return follower, rows
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +99,7 @@ def test_what_ends_early_is_tried_again_while_it_gets_further(tmp_path, undistur
         end, _ = attempt(tmp_path, config(*words), number, rows)
         assert (end.state, end.transient) == (state, state == "interrupted")
         if state == "finished":
-            assert (rows, end.resumed_differently) == (undisturbed, ())
+            assert (rows, end.rows.different) == (undisturbed, [])
         else:
             assert re.search(said, end.message)
 
@@ -174,7 +173,7 @@ def test_steps_that_were_trained_otherwise_after_a_resume_are_named(tmp_path):
     before = list(rows)
     end, rows = attempt(tmp_path, given, 2, rows)
     assert end.state == "finished"
-    assert end.resumed_differently == (35,)
+    assert end.rows.different == [35]
     assert rows[: len(before)] == before
 
 
@@ -190,7 +189,7 @@ def test_markers(tmp_path, options, state, said):
     end, _ = attempt(tmp_path, config(**options))
     assert end.state == state
     assert (said is None) or re.search(said, end.message)
-    assert end.seen == (("FP4 e2m1",) if state == "finished" else ())
+    assert [*end.seen.values()] == (["FP4 e2m1"] if state == "finished" else [])
 
 
 def test_inherited_variables_that_change_the_arithmetic_are_refused(tmp_path, monkeypatch):
@@ -299,13 +298,14 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
     worker = in_child(lambda: attempt(tmp_path, job("1"), 2, rows))  # it must live longer than the worker
     wait_until(lambda: log.stat().st_size > before)
     for pid in [worker, *left(tmp_path)]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # a `sleep` of sbatch
+            os.kill(pid, signal.SIGKILL)
     os.waitpid(worker, 0)
     assert lives()
     given = job("0.02")
     given = replace(given, trainer=replace(given.trainer, expect=["arithmetic: bf16"], refuse=["FP4"]))
     end, rows = attempt(tmp_path, given, 3, rows)
-    assert (end.state, end.seen) == ("finished", ("arithmetic: bf16",))
+    assert (end.state, [*end.seen.values()]) == ("finished", ["arithmetic: bf16"])
     assert rows == undisturbed
 
 
@@ -374,7 +374,7 @@ def test_of_a_command_that_floods_its_log_the_first_and_last_parts_are_kept(tmp_
         pytest.skip("the file system makes no holes")
     assert log.stat().st_size > 50 << 20
     assert log.stat().st_blocks * 512 < 16 << 20
-    (note,) = end.notes
+    (note,) = end.notes()
     assert re.fullmatch(r"\d\d MiB of its output left out of 1.log \(trainer.log_limit_mb\)", note)
     again, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer), 2, rows)  # and is not read again
     assert again.state == "finished"
