@@ -55,7 +55,10 @@ def run_values(config: RunConfig, **place: Any) -> dict[str, Any]:
 
 
 def train_by_command(
-    task: RunRequest, lease: Leases, watch: Watch, should_stop: Callable[[], bool]
+    task: RunRequest,
+    lease: Leases,
+    watch: Watch,
+    should_stop: Callable[[], bool],
 ) -> tuple[Follower, dict[str, str]]:
     """Train a run by its command, in its folder; return how it ended, and the hashes of its files of rows.
 
@@ -81,7 +84,10 @@ def train_by_command(
         num_nodes=num_nodes, master_addr=_own_address(),
     )  # fmt: skip
     launch = Launch(
-        config=task.config, values=values, secrets=task.secrets, group=run.path.parent.parent.name
+        config=task.config,
+        values=values,
+        secrets=task.secrets,
+        group=run.path.parent.parent.name,
     )
     logs = [[run.attempt_log(number, rank) for rank in range(num_nodes)] for number in range(1, attempt + 1)]
     with MetricsWriter(run.metrics_path, num_bytes) as writer:
@@ -99,7 +105,11 @@ def train_by_command(
 
 
 def _wait_for_lost_attempt(
-    task: RunRequest, lease: Leases, grace_sec: float, watch: Watch, should_stop: Callable[[], bool]
+    task: RunRequest,
+    lease: Leases,
+    grace_sec: float,
+    watch: Watch,
+    should_stop: Callable[[], bool],
 ) -> None:
     """Wait until what the attempt before has started elsewhere has ended, if that attempt was lost."""
     former = lease.read(lease.record.attempt - 1)
@@ -171,7 +181,12 @@ def _over_path(run: RunDir, attempt: int) -> Path:
     return run.attempts / f"{attempt}.over"
 
 
-def start_on_node(launch: Launch, run: RunDir, attempt: int, rank: int) -> int:
+def start_on_node(
+    launch: Launch,
+    run: RunDir,
+    attempt: int,
+    rank: int,
+) -> int:
     """Run the command on one more node until it ends, or the attempt is over; return its exit code."""
     restrict_umask(run.path)
     end_with_this_process()

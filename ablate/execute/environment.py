@@ -116,7 +116,13 @@ def _cpu_times() -> tuple[int, int]:
     return sum(times) - idle, idle
 
 
-def why_not_valid(mode: str, device: Device, *, threads: int, others: str | None) -> str | None:
+def why_not_valid(
+    mode: str,
+    device: Device,
+    *,
+    threads: int,
+    others: str | None,
+) -> str | None:
     """Say why a timing does not show the device's own speed, None if it does.
 
     ``mode``: of the back ends, see ``ablate.backends.select.overall_mode``. ``threads``: computing threads of
@@ -192,7 +198,13 @@ def _of_every_run(commit: str | None) -> dict[str, Any]:
     }
 
 
-def describe_command(command: Command, commit: str | None, num_devices: int, *, gpus: int) -> dict[str, Any]:
+def describe_command(
+    command: Command,
+    commit: str | None,
+    num_devices: int,
+    *,
+    gpus: int,
+) -> dict[str, Any]:
     """Make the content of ``environment.json`` for an attempt that a command trains.
 
     Its arithmetic is not known, only what the study asked it for; the GPU is asked for by its own tool, so

@@ -34,7 +34,11 @@ _NOT_THERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NO
 
 
 def submit(
-    address: str, path: Path, name: str, storage: str, environment: Mapping[str, str]
+    address: str,
+    path: Path,
+    name: str,
+    storage: str,
+    environment: Mapping[str, str],
 ) -> tuple[str, bool]:
     """Submit a study to the cluster whose dashboard is at ``address``, unless its job is running there.
 

@@ -75,7 +75,14 @@ def start_watch(pid: int, variable: str, mark: str, *folders: Path) -> int:
     # -S: the standard library is enough. -I: this folder's queue.py must not hide the standard library's.
     command = [sys.executable, "-I", "-S", __file__, str(pid), variable, mark, *map(str, folders)]
     quiet = subprocess.DEVNULL
-    subprocess.run(command, stdin=read_end, stdout=quiet, stderr=quiet, start_new_session=True, check=False)
+    subprocess.run(
+        command,
+        stdin=read_end,
+        stdout=quiet,
+        stderr=quiet,
+        start_new_session=True,
+        check=False,
+    )
     os.close(read_end)
     return write_end
 

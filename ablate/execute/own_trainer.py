@@ -71,7 +71,12 @@ class _Rows:
     """Passes a trainer's rows on and holds them to the plan. ``last_tokens``: by kind of row."""
 
     def __init__(
-        self, name: str, config: RunConfig, on_metrics: Callable[[dict[str, Any]], None], *, first_step: int
+        self,
+        name: str,
+        config: RunConfig,
+        on_metrics: Callable[[dict[str, Any]], None],
+        *,
+        first_step: int,
     ) -> None:
         self._name = name
         self._on_metrics = on_metrics

@@ -210,7 +210,12 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     return taken
 
 
-def _copy_result(request: RunRequest, source: RunDir, draft: RunDir, run: RunDir) -> bool:
+def _copy_result(
+    request: RunRequest,
+    source: RunDir,
+    draft: RunDir,
+    run: RunDir,
+) -> bool:
     """Copy a result by way of ``draft``; tell whether it is there now."""
     shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
     claim = Leases(draft.attempts)

@@ -78,7 +78,12 @@ def read_progress(
     for arm, planned in plan.runs():
         if wanted is not None and planned.id not in wanted:
             continue
-        run = RunProgress(run_id=planned.id, arm=arm.name, seed=planned.seed, budget=arm.tokens or 0)
+        run = RunProgress(
+            run_id=planned.id,
+            arm=arm.name,
+            seed=planned.seed,
+            budget=arm.tokens or 0,
+        )
         if planned.id in begun:
             run = _with_files(run, store.run(planned.id), examines_files=examines_files)
         if not executor_alive:

@@ -118,7 +118,12 @@ def _attempt(task: RunRequest, lease: Leases, begin: Begin | None) -> TaskEnd:
     return TaskEnd(state=status.state, transient=transient, message=status.message)
 
 
-def _train(task: RunRequest, lease: Leases, status: Status, begin: Begin | None) -> tuple[Status, bool]:
+def _train(
+    task: RunRequest,
+    lease: Leases,
+    status: Status,
+    begin: Begin | None,
+) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether what ended it may pass."""
     from ablate.execute.side_tasks import Watch, sampled
 
@@ -153,7 +158,14 @@ def _train(task: RunRequest, lease: Leases, status: Status, begin: Begin | None)
     if terminated.is_set() and end.state not in END_STATES:
         message = "preempted (SIGTERM)"
         transient = True
-    status = replace(status, state=end.state, tokens=end.tokens, step=end.step, message=message, files=hashes)
+    status = replace(
+        status,
+        state=end.state,
+        tokens=end.tokens,
+        step=end.step,
+        message=message,
+        files=hashes,
+    )
     return status, transient
 
 

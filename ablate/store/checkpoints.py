@@ -115,7 +115,12 @@ class Checkpoint(Snapshot):
 
 
 def save_part(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], *, index: int = 0, count: int = 1
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    *,
+    index: int = 0,
+    count: int = 1,
 ) -> dict[str, Any]:
     """Write the tensors of one process, out of ``count``; return what the manifest says of their file.
 

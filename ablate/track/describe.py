@@ -107,7 +107,12 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
     return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED} if gemm in GEMMS else {}
 
 
-def read_points(path: Path, offset: int, max_bytes: int, unit: str = "nats") -> tuple[list[Point], int]:
+def read_points(
+    path: Path,
+    offset: int,
+    max_bytes: int,
+    unit: str = "nats",
+) -> tuple[list[Point], int]:
     """Read the points of the complete lines from ``offset`` on; return them and the offset after the lines.
 
     Reads about ``max_bytes``. The offset is unchanged if no complete line follows.
@@ -128,7 +133,13 @@ def text(value: Any) -> str:
 
 
 def run_tags(
-    plan: LockedPlan, place: int, run: LockedRun, status: Status, environment: dict[str, Any], *, report: str
+    plan: LockedPlan,
+    place: int,
+    run: LockedRun,
+    status: Status,
+    environment: dict[str, Any],
+    *,
+    report: str,
 ) -> dict[str, str]:
     """Make the tags by which a run is found, filtered and coloured.
 

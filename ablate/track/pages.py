@@ -41,7 +41,12 @@ def keep_artifacts_in(root: Path) -> None:
             raise refusal
         return open_any(registry, artifact_uri, *arguments, **options)
 
-    def create_inside(store: Any, name: str, artifact_location: str | None = None, tags: Any = None) -> Any:
+    def create_inside(
+        store: Any,
+        name: str,
+        artifact_location: str | None = None,
+        tags: Any = None,
+    ) -> Any:
         if artifact_location:
             raise refusal
         return create_any(store, name, None, tags)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import Recipe
@@ -23,18 +23,27 @@ def write_plan(store: StudyStore, name: str, run_ids: Sequence[str], tokens: int
     store.write_plan(LockedPlan(study=name, baseline="bf16", target=target, arms=arms))
 
 
+def config_of(training: TrainingConfig, **settings: Any) -> RunConfig:
+    """A run's configuration in bf16, of a model and of data that do not matter."""
+    defaults: dict[str, Any] = {
+        "model": ModelConfig(), "data": DataConfig(), "data_digest": "x", "vocab_size": 256,
+        "recipe": Recipe(), "backend": "emulated", "seed": 1,
+    }  # fmt: skip
+    return RunConfig(training=training, **defaults | settings)
+
+
 def requests_of(folder: Path, trainer: str | None = None) -> tuple[StudyStore, list[RunRequest]]:
     """Return a store with a plan of one arm and four seeds, and the requests to run them."""
     store = StudyStore(folder)
     requests = [
         RunRequest(
-            run_id=f"{seed:016x}", tokens_dir=None, resources=ResourcesConfig(), trainer=trainer,
-            config=RunConfig(
-                model=ModelConfig(), data=DataConfig(), data_digest="x", vocab_size=64,
-                training=TrainingConfig(tokens=30), recipe=Recipe(), backend="emulated", seed=seed,
-            ),
+            run_id=f"{seed:016x}",
+            tokens_dir=None,
+            resources=ResourcesConfig(),
+            trainer=trainer,
+            config=config_of(TrainingConfig(tokens=30), seed=seed, vocab_size=64),
         )
         for seed in range(4)
-    ]  # fmt: skip
+    ]
     write_plan(store, "s", [request.run_id for request in requests], 30)
     return store, requests

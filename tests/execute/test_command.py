@@ -23,46 +23,50 @@ from ablate.execute.command_follower import Follower
 from ablate.execute.command_process import MARK, Launch
 from ablate.execute.orphans import marked
 from ablate.execute.worker import execute_run
-from ablate.recipes import read_recipe
 from ablate.run.command import Command, secrets_of
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.run.config import TrainingConfig
 from ablate.run.log_rows import LogSource
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
+from tests.execute.four_runs import config_of
 from tests.execute.kill import execute_and_die_at, in_child, outcome_of, request_of, timeless, wait_for
 from tests.waiting import run_python, wait_until
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
 STEPS = 60
 MEGATRON = LogSource(preset="megatron")
-CONFIG = RunConfig(
-    model=ModelConfig(), data=DataConfig(), data_digest="", vocab_size=256, recipe=read_recipe("bf16"),
-    training=TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4), backend="auto", seed=1,
-)  # fmt: skip
+TRAINING = TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4)
 
 
-def config(*args, **other):
-    words = [
-        sys.executable, SCRIPT, "--seed", "{seed}", "--steps", "{steps}", "--save", "{run_dir}/ckpt",
-        "{args}",
-    ]  # fmt: skip
-    trainer = Command(command=words, args=list(args), **{"metrics": MEGATRON, **other})
-    return replace(CONFIG, trainer=trainer)
+def config_of_words(*words, training=TRAINING, metrics=MEGATRON, **settings):
+    """The configuration of a run whose command are these words."""
+    return config_of(training, trainer=Command(command=[*words], metrics=metrics, **settings))
 
 
-def left(folder):
+def config_of_code(code, *words, **settings):
+    """The configuration of a run whose command is this code, with its folder and words of its own."""
+    return config_of_words(sys.executable, "-c", code, "{run_dir}", *words, "{seed}", **settings)
+
+
+def config(*args, **settings):
+    """The configuration of a run of ``train_script.py``."""
+    words = (sys.executable, SCRIPT, "--seed", "{seed}", "--steps", "{steps}", "--save", "{run_dir}/ckpt")
+    return config_of_words(*words, "{args}", args=[*args], **settings)
+
+
+def processes_of(folder):
     return marked(MARK, f"{folder} 0")
 
 
-def attempt(folder, given, number=1, rows=None, stop_after=math.inf):
+def attempt(folder, config, number=1, rows=None, stop_after=math.inf):
     """One attempt, asked to stop after so many rows; ``rows``: those that stand, which it extends."""
     rows = [] if rows is None else rows
-    logs = [[folder / f"{one}.log"] for one in range(1, number + 1)]
-    values = run_values(given, run_dir=folder, num_devices=1, attempt=number)
-    launch = Launch(config=given, values=values, secrets={}, group="study")
+    logs = [[folder / f"{earlier}.log"] for earlier in range(1, number + 1)]
+    values = run_values(config, run_dir=folder, num_devices=1, attempt=number)
+    launch = Launch(config=config, values=values, secrets={}, group="study")
     follower = Follower(launch, logs, list(rows), rows.append, lambda: None)
     follower.follow(lambda: len(rows) >= stop_after)
-    assert not left(folder)
+    assert not processes_of(folder)
     return follower, rows
 
 
@@ -120,8 +124,7 @@ def test_a_run_that_is_asked_to_stop_before_its_command_starts_starts_none(tmp_p
 
 
 def test_a_command_that_hears_nothing_is_killed_with_all_that_it_started(tmp_path):
-    given = config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5)
-    end, _ = attempt(tmp_path, given, stop_after=1)
+    end, _ = attempt(tmp_path, config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5), stop_after=1)
     assert end.state == "interrupted"  # and ``attempt`` found no process of it
 
 
@@ -144,10 +147,9 @@ print(' validation loss at iteration 60 | lm loss value: 3 | ', flush=True)
 @pytest.mark.parametrize("end", ["finished", "interrupted"])
 def test_a_daemon_that_has_cleared_and_closed_all_ends_with_its_command(tmp_path, end):
     code = DAEMON + "import time; time.sleep(600)" * (end == "interrupted")
-    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=MEGATRON)
     stop_after = 1 if end == "interrupted" else math.inf
-    ended, _ = attempt(tmp_path, replace(CONFIG, trainer=trainer), stop_after=stop_after)
-    assert ended.state == end, ended.message
+    follower, _ = attempt(tmp_path, config_of_code(code), stop_after=stop_after)
+    assert follower.state == end, follower.message
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()  # no zombie of ours, either
 
 
@@ -157,21 +159,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
     assert rows[-1]["step"] == 20
 
 
-def test_losses_above_the_studys_bound_end_the_run_as_diverged(tmp_path):
-    training = replace(CONFIG.training, divergence_loss=1.0, divergence_evals=4)
-    given = replace(config("--exit-at", "20", "--sleep", "0.01"), training=training)
-    _, rows = attempt(tmp_path, given)
-    given = replace(config("--sleep", "0.01"), training=training)
-    end, rows = attempt(tmp_path, given, 2, rows)  # it counts those of the first attempt, too
-    assert (end.state, end.message) == ("diverged", "validation loss above 1 nats/token for 4 evaluations")
-    assert rows[-1]["step"] == 40
-
-
 def test_steps_that_were_trained_otherwise_after_a_resume_are_named(tmp_path):
-    given = config("--crash-at", "37", "--other-noise")
-    _, rows = attempt(tmp_path, given)
+    run_config = config("--crash-at", "37", "--other-noise")
+    _, rows = attempt(tmp_path, run_config)
     before = list(rows)
-    end, rows = attempt(tmp_path, given, 2, rows)
+    end, rows = attempt(tmp_path, run_config, 2, rows)
     assert end.state == "finished"
     assert end.rows.different == [35]
     assert rows[: len(before)] == before
@@ -202,16 +194,15 @@ def test_inherited_variables_that_change_the_arithmetic_are_refused(tmp_path, mo
 
 def test_what_tells_weights_and_biases_and_torchrun(tmp_path):
     code = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1] + '/env', 'w'))"
-    trainer = Command(command=[sys.executable, "-c", code, "{run_dir}", "{seed}"], metrics=MEGATRON)
-    attempt(tmp_path, replace(CONFIG, trainer=trainer))
-    told = {
+    attempt(tmp_path, config_of_code(code))
+    variables = {
         "WANDB_RUN_ID": tmp_path.name, "WANDB_RUN_GROUP": "study", "WANDB_RESUME": "allow",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "ABLATE_RUN_DIR": str(tmp_path), "ABLATE_SEED": "1",
     }  # fmt: skip
-    assert json.loads((tmp_path / "env").read_text()).items() >= told.items()
+    assert json.loads((tmp_path / "env").read_text()).items() >= variables.items()
 
 
-class Kept(list):
+class StoredRows(list):
     """Rows that stand in a file, for attempts in processes of their own."""
 
     def __init__(self, path):
@@ -224,20 +215,26 @@ class Kept(list):
             file.write(json.dumps(row) + "\n")
 
 
+def kill(*pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("who", ["worker", "command", "both"])
 def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path, undisturbed, who):
-    given = config("--sleep", "0.01", "--child")
+    slow = config("--sleep", "0.01", "--child")
     for number, moment in enumerate((0.05, 0.35, 0.6), 1):
-        rows = Kept(tmp_path / "rows")
-        worker = in_child(lambda number=number, rows=rows: attempt(tmp_path, given, number, rows))
+        rows = StoredRows(tmp_path / "rows")
+        worker = in_child(lambda number=number, rows=rows: attempt(tmp_path, slow, number, rows))
         time.sleep(moment)
-        commands = left(tmp_path)
-        for pid in [worker] * (who != "command") + commands[:1] * (who != "worker"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        victims = [worker] if who != "command" else []
+        if who != "worker":
+            victims += processes_of(tmp_path)[:1]
+        kill(*victims)
         wait_for(worker)
     # Without a worker the command lives on; the next attempt ends it before it begins.
-    end, rows = attempt(tmp_path, given, 4, Kept(tmp_path / "rows"))
+    end, rows = attempt(tmp_path, slow, 4, StoredRows(tmp_path / "rows"))
     assert end.state == "finished"
     assert rows == undisturbed
 
@@ -280,10 +277,11 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
     request.addfinalizer(slurmd.kill)
     script = Path(__file__).parents[2] / "examples/slurm.sh"
 
-    def job(sleep):
-        given = config("--sleep", sleep, metrics=LogSource(preset="megatron", file="{run_dir}/slurm.log"))
-        command = ["bash", str(script), *given.trainer.command]
-        return replace(given, trainer=replace(given.trainer, command=command))
+    def job(sleep, **settings):
+        metrics = LogSource(preset="megatron", file="{run_dir}/slurm.log")
+        direct = config("--sleep", sleep, metrics=metrics, **settings)
+        command = ["bash", str(script), *direct.trainer.command]
+        return replace(direct, trainer=replace(direct.trainer, command=command))
 
     def lives():
         job = next(path for path in tmp_path.glob("ablate-*") if path.suffix != ".sh")
@@ -297,22 +295,17 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
     before = log.stat().st_size
     worker = in_child(lambda: attempt(tmp_path, job("1"), 2, rows))  # it must live longer than the worker
     wait_until(lambda: log.stat().st_size > before)
-    for pid in [worker, *left(tmp_path)]:
-        with contextlib.suppress(ProcessLookupError):  # a `sleep` of sbatch
-            os.kill(pid, signal.SIGKILL)
+    kill(worker, *processes_of(tmp_path))
     os.waitpid(worker, 0)
     assert lives()
-    given = job("0.02")
-    given = replace(given, trainer=replace(given.trainer, expect=["arithmetic: bf16"], refuse=["FP4"]))
-    end, rows = attempt(tmp_path, given, 3, rows)
+    end, rows = attempt(tmp_path, job("0.02", expect=["arithmetic: bf16"], refuse=["FP4"]), 3, rows)
     assert (end.state, [*end.seen.values()]) == ("finished", ["arithmetic: bf16"])
     assert rows == undisturbed
 
 
-def rows_of(folder, code, *words, **metrics):
+def evaluations_of(folder, code, **metrics):
     """What a run whose command is this code has evaluated."""
-    trainer = Command(command=[sys.executable, "-c", code, *words, "{seed}"], metrics=LogSource(**metrics))
-    end, rows = attempt(folder, replace(CONFIG, trainer=trainer))
+    end, rows = attempt(folder, config_of_code(code, metrics=LogSource(**metrics)))
     assert end.state == "finished"
     return [(row["step"], row["val_loss"]) for row in rows]
 
@@ -341,8 +334,9 @@ def test_rows_from_files(tmp_path, line, metrics):
     if "tensorboard" in metrics:
         pytest.importorskip("tensorboard")
     code = "import json, sys, pathlib; steps = range(10, 61, 10); out = pathlib.Path(sys.argv[1], 'a.log')\n"
-    rows = rows_of(tmp_path, code + line, "{run_dir}", **metrics)
-    assert rows == [(step, 3 - step / 128) for step in range(10, 61, 10)]
+    assert evaluations_of(tmp_path, code + line, **metrics) == [
+        (step, 3 - step / 128) for step in range(10, 61, 10)
+    ]
 
 
 def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
@@ -352,7 +346,7 @@ def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
         " + b'\\r{\"step\": 1e999}\\n')\n"
         'sys.stdout.buffer.write(b\'{"step": 60, "val_loss": 2.5}\')'  # no line end
     )
-    assert rows_of(tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}) == [(60, 2.5)]
+    assert evaluations_of(tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}) == [(60, 2.5)]
 
 
 FLOOD = """
@@ -366,8 +360,8 @@ for step in range(10, 61, 10):
 
 
 def test_of_a_command_that_floods_its_log_the_first_and_last_parts_are_kept(tmp_path):
-    trainer = Command(command=[sys.executable, "-c", FLOOD, "{seed}", "8"], metrics=MEGATRON, log_limit_mb=8)
-    end, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    flooding = config_of_code(FLOOD, "8", log_limit_mb=8)
+    end, rows = attempt(tmp_path, flooding)
     assert (end.state, [row["step"] for row in rows]) == ("finished", [*range(10, 61, 10)])
     log = tmp_path / "1.log"
     if log.stat().st_blocks * 512 == log.stat().st_size:
@@ -376,7 +370,7 @@ def test_of_a_command_that_floods_its_log_the_first_and_last_parts_are_kept(tmp_
     assert log.stat().st_blocks * 512 < 16 << 20
     (note,) = end.notes()
     assert re.fullmatch(r"\d\d MiB of its output left out of 1.log \(trainer.log_limit_mb\)", note)
-    again, rows = attempt(tmp_path, replace(CONFIG, trainer=trainer), 2, rows)  # and is not read again
+    again, rows = attempt(tmp_path, flooding, 2, rows)  # and is not read again
     assert again.state == "finished"
     assert json.loads((tmp_path / "2.read").read_text())["1.log"]["offset"] == log.stat().st_size
 
@@ -406,54 +400,52 @@ def test_what_a_command_prints_of_its_end(tmp_path, lines, state, said):
     """``!CODE`` ends it with this code, or signal; 60 is a minute of training that nobody waits for."""
     code = (
         "import os, sys, time\n"
-        "for line in sys.argv[2:]:\n"
+        "for line in sys.argv[2:-1]:\n"
         "    if line == '!60': time.sleep(60)\n"
         "    if line[:2] == '!-': os.kill(os.getpid(), int(line[2:]))\n"
         "    if line[0] == '!': sys.exit(int(line[1:]))\n"
         "    print(line, flush=True)"
     )
-    command = [sys.executable, "-c", code, "{seed}", *lines]
-    trainer = Command(command=command, metrics=MEGATRON, diverged=["blew up"])
-    end, _ = attempt(tmp_path, replace(CONFIG, trainer=trainer))
+    end, _ = attempt(tmp_path, config_of_code(code, *lines, diverged=["blew up"]))
     assert end.state == state
     assert said in end.message
 
 
-def run_of(folder, given, name="0123456789abcdef"):
+def run_of(folder, config, name="0123456789abcdef"):
     run = StudyStore(folder / "study").run(name)
-    run.create(asdict(given))
+    run.create(asdict(config))
     return run
 
 
-def executed(run, given, **resources):
+def executed(run, config, **resources):
     """The end of an attempt in a process of its own, as a worker has it."""
-    return wait_for(in_child(lambda: execute_run(request_of(run, given, **resources))))
+    return wait_for(in_child(lambda: execute_run(request_of(run, config, **resources))))
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("fault", "said"),
     [
         ({"command": ["/no/such/program", "{seed}"]}, "the command does not start"),
         ({"args": ["--steps", "200"]}, "a row of step 65; the plan ends after 60"),
         ({"secrets": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY is not set"),
     ],
 )
-def test_faults_of_the_setup_are_a_line_in_the_log(tmp_path, other, said):
-    given = replace(CONFIG, trainer=replace(config().trainer, **other))
-    run = run_of(tmp_path, given)
-    assert executed(run, given) == 0
+def test_faults_of_the_setup_are_a_line_in_the_log(tmp_path, fault, said):
+    faulty = config_of(TRAINING, trainer=replace(config().trainer, **fault))
+    run = run_of(tmp_path, faulty)
+    assert executed(run, faulty) == 0
     status, log = run.status(), run.attempt_log(1).read_text()
     assert status.state == "failed"
     assert said in status.message in log
     assert "Traceback" not in log
-    assert not left(run.path)
+    assert not processes_of(run.path)
 
 
 def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undisturbed, monkeypatch):
     monkeypatch.setenv("MY_KEY", "hush, a secret")
-    given = config(expect=["bf16"], secrets=["MY_KEY"], version="nemo:25.11")
-    run = run_of(tmp_path, given)
-    task = replace(request_of(run, given), secrets=secrets_of(given.trainer, os.environ))
+    run_config = config(expect=["bf16"], secrets=["MY_KEY"], version="nemo:25.11")
+    run = run_of(tmp_path, run_config)
+    task = replace(request_of(run, run_config), secrets=secrets_of(run_config.trainer, os.environ))
     assert "hush" not in repr(task)
     probe = "import torch.cuda; torch.cuda.is_initialized = lambda: 1 / 0"  # nobody may ask
     assert wait_for(in_child(lambda: (exec(probe), execute_run(task)))) == 0
@@ -467,66 +459,66 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undi
         "gpu": None,
     }  # fmt: skip
     assert environment["resumed_differently"] == []
-    held = [path for path in tmp_path.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
-    assert not held
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"hush" in path.read_bytes() for path in files)
 
 
 def test_what_earlier_attempts_trained_otherwise_stays_named(tmp_path):
-    given = config()
-    run = run_of(tmp_path, given)
+    run_config = config()
+    run = run_of(tmp_path, run_config)
     write_record(run.environment_path, {"resumed_differently": [35]})
-    assert executed(run, given) == 0
+    assert executed(run, run_config) == 0
     assert run.environment()["resumed_differently"] == [35]
 
 
 def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(tmp_path, undisturbed):
-    given = config("--hang-at", "42", "--child")
-    run = run_of(tmp_path, given)
-    assert executed(run, given, hang_after_sec=2.0) in (1, -signal.SIGUSR2)
+    run_config = config("--hang-at", "42", "--child")
+    run = run_of(tmp_path, run_config)
+    assert executed(run, run_config, hang_after_sec=2.0) in (1, -signal.SIGUSR2)
     assert "train_by_command" in run.attempt_log(1).read_text()  # the stack says where
-    wait_until(lambda: not left(run.path))
-    assert executed(run, given) == 0
+    wait_until(lambda: not processes_of(run.path))
+    assert executed(run, run_config) == 0
     assert outcome_of(run)[0] == "finished"
     assert [row["step"] for row in outcome_of(run)[-1]] == [row["step"] for row in undisturbed]
 
 
 def test_a_worker_that_dies_takes_its_command_along(tmp_path, undisturbed):
-    given = config("--sleep", "0.05", "--child", "--deaf")
-    run = run_of(tmp_path, given)
-    worker = in_child(lambda: execute_run(request_of(run, given)))
+    run_config = config("--sleep", "0.05", "--child", "--deaf")
+    run = run_of(tmp_path, run_config)
+    worker = in_child(lambda: execute_run(request_of(run, run_config)))
     wait_until(lambda: run.metrics_path.exists() and run.metrics_path.stat().st_size)
-    os.kill(worker, signal.SIGKILL)
+    kill(worker)
     wait_for(worker)
-    wait_until(lambda: not left(run.path))
+    wait_until(lambda: not processes_of(run.path))
     assert executed(run, config()) == 0
     assert outcome_of(run)[0] == "finished"
 
 
 def test_a_worker_that_is_lost_elsewhere_has_time_to_end_its_command(tmp_path, monkeypatch):
     monkeypatch.setattr("ablate.execute.command.STALE_SEC", 0)
-    given = config(grace_sec=2.0)
-    run = run_of(tmp_path, given)
+    run_config = config(grace_sec=2.0)
+    run = run_of(tmp_path, run_config)
     Leases(run.attempts).claim().note(host="node-a", machine="another")
     begin = time.monotonic()
-    assert wait_for(in_child(lambda: execute_run(replace(request_of(run, given), given_up=1)))) == 0
-    assert time.monotonic() - begin > given.trainer.grace_sec
+    assert wait_for(in_child(lambda: execute_run(replace(request_of(run, run_config), given_up=1)))) == 0
+    assert time.monotonic() - begin > run_config.trainer.grace_sec
     assert outcome_of(run)[0] == "finished"
     assert run.attempt_log(2).read_text().startswith("attempt 1 on node-a was lost: waiting 2 s")
 
 
 @pytest.mark.exhaustive
 def test_a_worker_may_die_at_any_operation_on_a_file(tmp_path):
-    given = replace(config(), training=replace(CONFIG.training, tokens=20 * 32))
-    whole = run_of(tmp_path, given)
-    assert executed(whole, given) == 0
+    run_config = config(training=replace(TRAINING, tokens=20 * 32))
+    whole = run_of(tmp_path, run_config)
+    assert executed(whole, run_config) == 0
     for operation in itertools.count(1):
-        run = run_of(tmp_path, given, f"{operation:016x}")
-        end = wait_for(in_child(execute_and_die_at(request_of(run, given), operation)))
+        run = run_of(tmp_path, run_config, f"{operation:016x}")
+        end = wait_for(in_child(execute_and_die_at(request_of(run, run_config), operation)))
         if end == 0:
             break
         assert end == -signal.SIGKILL
-        wait_until(lambda run=run: not left(run.path))
-        assert executed(run, given) == 0
+        wait_until(lambda run=run: not processes_of(run.path))
+        assert executed(run, run_config) == 0
         assert outcome_of(run) == outcome_of(whole)
     assert operation > 25
 
@@ -542,9 +534,9 @@ NODES = """
     from tests.execute.test_command import config, request_of, run_of
 
     nodes = ["--node", "{{node_rank}}", "--nodes", "{{num_nodes}}", "--meet", "{{attempt}}"]
-    given = config(*nodes, "--sleep", "0.02", "--crash-at", "37")
-    run = run_of(Path({folder!r}), given)
-    request = request_of(run, given, nodes=2)
+    run_config = config(*nodes, "--sleep", "0.02", "--crash-at", "37")
+    run = run_of(Path({folder!r}), run_config)
+    request = request_of(run, run_config, nodes=2)
     cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
     cluster.add_node(num_cpus=1)
     from ablate.store import StudyStore

@@ -4,27 +4,26 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.execute.command_log import Rows
-from ablate.recipes import read_recipe
 from ablate.run.command import Command
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from ablate.run.config import TrainingConfig
 from ablate.run.log_rows import LogReader, LogSource
+from tests.execute.four_runs import config_of
 
 NAN = float("nan")
 STEPS = 100
 
 
-def read(*found, **source):
+def read(*printed, before=(), training=None, **source):
     """Add rows to a plan of 100 steps of 32 tokens; return the rows, what they wrote, and what was said."""
     metrics = LogSource(**(source or {"preset": "megatron"}))
-    config = RunConfig(
-        model=ModelConfig(), data=DataConfig(), data_digest="", vocab_size=256, recipe=read_recipe("bf16"),
-        training=TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4), backend="auto", seed=1,
+    config = config_of(
+        TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4, **training or {}),
         trainer=Command(command=["x"], metrics=metrics),
-    )  # fmt: skip
+    )
     written = []
-    rows = Rows(config, (), written.append, 1)
-    said = [rows.add(row, is_new=True) for row in found]
-    return rows, written, [fault for fault in said if fault]
+    rows = Rows(config, before, written.append, 1)
+    faults = [rows.add(row, is_new=True) for row in printed]
+    return rows, written, [fault for fault in faults if fault]
 
 
 def evaluations(written):
@@ -46,11 +45,19 @@ def test_the_logs_own_count_goes_before_steps():
     [(90, 100, True), (100, 100, True), (99, 99, True), (90, 90, True), (80, 80, False), (60, 50, False)],
 )
 def test_a_run_is_complete_at_its_last_evaluation(last_training, last_evaluation, is_complete):
-    found = [{"step": step, "loss": 3.0} for step in range(10, last_training + 1, 10)]
-    if last_training % 10:
-        found.append({"step": last_training, "loss": 3.0})
-    found += [{"step": step, "val_loss": 3 - step / 1000} for step in (50, last_evaluation) if step >= 50]
-    assert read(*found)[0].is_complete == is_complete
+    steps = sorted({*range(10, last_training + 1, 10), last_training})
+    printed = [{"step": step, "loss": 3.0} for step in steps]
+    printed += [{"step": step, "val_loss": 3 - step / 1000} for step in (50, last_evaluation)]
+    assert read(*printed)[0].is_complete == is_complete
+
+
+def test_losses_above_the_studys_bound_in_all_attempts_are_a_divergence():
+    before = [{"kind": "eval", "step": step, "tokens": 32 * step, "val_loss": 2.0} for step in (10, 20)]
+    printed = [{"step": step, "val_loss": 2 + step / 1000} for step in (30, 40)]
+    bound = {"divergence_loss": 1.0, "divergence_evals": 4}
+    _, written, faults = read(*printed, before=before, training=bound)
+    assert faults == ["validation loss above 1 nats/token for 4 evaluations"]
+    assert written[-1]["step"] == 40
 
 
 def test_nan_on_a_training_row_is_a_blank_and_on_its_own_a_divergence():
@@ -67,13 +74,13 @@ def test_a_gradient_that_is_no_number_beside_no_loss_is_a_divergence():
 
 
 def test_of_several_evaluation_sets_one_must_be_named():
-    found = [{"step": 10, "val_loss": 3.0, "set": name} for name in ("validation-0", "validation-1")]
+    printed = [{"step": 10, "val_loss": 3.0, "set": name} for name in ("validation-0", "validation-1")]
     with pytest.raises(UserError, match=r"on several sets: validation-0, validation-1 .*set: validation-0"):
-        read(*found)
+        read(*printed)
     source = LogSource(preset="megatron", set="1")
     line = " validation-{} loss at iteration 10 | lm loss value: 4 |"
-    found = [row for number in (0, 1) for row in LogReader(source).rows(line.format(number))]
-    assert [row["set"] for row in found] == ["validation-1"]
+    rows = [row for number in (0, 1) for row in LogReader(source).rows(line.format(number))]
+    assert [row["set"] for row in rows] == ["validation-1"]
 
 
 def test_a_perplexity_is_kept_as_its_logarithm():
