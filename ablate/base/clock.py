@@ -26,7 +26,8 @@ def running_clock() -> Callable[[], float]:
     A longer gap between two looks counts as ``_LONGEST_SEC``: the process was stopped (SIGSTOP, a frozen
     container), and so perhaps was what it waits for.
     """
-    last, total = time.monotonic(), 0.0
+    last = time.monotonic()
+    total = 0.0
 
     def read() -> float:
         nonlocal last, total

@@ -62,7 +62,7 @@ def likely(name: object, known: Iterable[str], otherwise: _Hint, cutoff: float =
     """Suggest the known name closest to ``name``, whatever its case; ``otherwise`` if none is close."""
     import difflib  # only faults need it
 
-    lowered = {one.lower(): one for one in known}
+    lowered = {word.lower(): word for word in known}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=cutoff)
     return f"did you mean '{lowered[close[0]]}'?" if close else otherwise
 

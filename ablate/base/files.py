@@ -141,8 +141,8 @@ def default_storage() -> Path:
 
 def cache_folder(kind: str) -> Path:
     """Return the folder for one kind of recomputable data, in $ABLATE_CACHE or in the user's cache."""
-    own = os.environ.get("ABLATE_CACHE")
-    return Path(own) / kind if own else users_cache_folder(kind)
+    folder = os.environ.get("ABLATE_CACHE")
+    return Path(folder) / kind if folder else users_cache_folder(kind)
 
 
 def users_cache_folder(kind: str) -> Path:

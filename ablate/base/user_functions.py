@@ -39,14 +39,14 @@ def code_digest(reference: str) -> str:
     try:
         source = path.read_bytes()
         # Bytes say their own encoding.
-        names = symtable.symtable(source, str(path), "exec").get_symbols()  # type: ignore[arg-type]
+        symbols = symtable.symtable(source, str(path), "exec").get_symbols()  # type: ignore[arg-type]
     except OSError as error:
         what = f"{reference}: cannot read: {error.strerror or error}"
         raise UserError(what, hint="check the file") from None
     except (SyntaxError, ValueError) as error:
-        what, line = f"is not Python: {getattr(error, 'msg', error)}", getattr(error, "lineno", None)
-        raise UserError(what, file=path, line=line) from None
-    defined = {one.get_name() for one in names if one.is_assigned() or one.is_imported()}
+        what = f"is not Python: {getattr(error, 'msg', error)}"
+        raise UserError(what, file=path, line=getattr(error, "lineno", None)) from None
+    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
     if name not in defined and b"import *" not in source:
         raise UserError(f"{reference}: {path.name} defines no '{name}'", hint=f"expected {_FORMS}")
     return hashlib.sha256(source).hexdigest()
@@ -76,8 +76,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{reference}: no function '{name}' there", hint=f"expected {_FORMS}")
-    found: Callable[..., Any] = function
-    return found
+    return function  # type: ignore[no-any-return]
 
 
 def _locate(reference: str) -> tuple[Path, str]:

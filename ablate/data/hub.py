@@ -67,7 +67,8 @@ def find_data_set(data: DataConfig) -> HubSource:
     Raises:
         UserError: the fields name more than one, ``datasets`` is missing, or the hub does not answer.
     """
-    paths, validation_paths = data.paths, data.validation_paths
+    paths = data.paths
+    validation_paths = data.validation_paths
     if len(paths) > 2 or len(validation_paths) > 1:
         hint = "paths: [name] or [name, configuration]; validation_paths: [split]"
         raise UserError("data.source: hub takes one data set", hint=hint)
@@ -114,14 +115,14 @@ def _rows(source: HubSource, split: str) -> Any:
 
     folder = Path(source.name)
     has_splits = (folder / "dataset_dict.json").is_file()
-    whole = all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
-    if not source.files or not (has_splits or whole):
+    is_saved = has_splits or all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
+    if not (source.files and is_saved):
         return datasets.load_dataset(
             source.name, source.configuration, split=split, streaming=True, revision=source.commit
         )
     if source.configuration is not None:
-        what, hint = "what save_to_disk wrote has no configurations", f"paths: [{folder}]"
-        raise UserError(what, file=folder, hint=hint)
+        what = "what save_to_disk wrote has no configurations"
+        raise UserError(what, file=folder, hint=f"paths: [{folder}]")
     saved = datasets.load_from_disk(source.name)
     splits = dict(saved) if has_splits else {"train": saved}
     if split not in splits:
@@ -144,18 +145,20 @@ def _from_hub(name: str, key: str, needed: Sequence[str], optional: Sequence[str
     fault = ""
     for local in (True, False):
         try:
-            found = snapshot_download(
-                repository,
-                revision=revision or None,
-                allow_patterns=[*needed, *optional],
-                local_files_only=local,
+            folder = Path(
+                snapshot_download(
+                    repository,
+                    revision=revision or None,
+                    allow_patterns=[*needed, *optional],
+                    local_files_only=local,
+                )
             )
         except Exception as error:  # not cached, offline, unknown: many types
             fault = first_line(error)
         else:
-            missing = [pattern for pattern in needed if not any(Path(found).glob(pattern))]
+            missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
             if not missing:
-                return Path(found)
+                return folder
             fault = f"it has no {', '.join(missing)}"
     what = f"{key} '{name}' is neither a path nor cached, nor to be had from the hub: {fault}"
     raise UserError(what, hint="check the name and the connection, or give a local path")
@@ -207,7 +210,7 @@ def find_tokenizer(name: str) -> HfTokenizer:
         named = parse_json(json_path.with_name("tokenizer_config.json").read_bytes()).get("eos_token")
     if isinstance(named, dict):
         named = named.get("content")
-    end_of_text = next((one for one in (named, *_USUAL_END_TOKENS) if one in tokens), None)
+    end_of_text = next((token for token in (named, *_USUAL_END_TOKENS) if token in tokens), None)
     if end_of_text is None:
         hint = "put a tokenizer_config.json with eos_token beside it"
         raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)

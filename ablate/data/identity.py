@@ -15,7 +15,7 @@ import json
 import os
 import sysconfig
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import Problem, UserError
 from ablate.data.hub import HfTokenizer, HubSource, find_data_set, find_tokenizer
@@ -70,8 +70,9 @@ def identify(data: DataConfig) -> DataIdentity:
     Raises:
         UserError: the corpus cannot be used as configured; lists every problem, one line each.
     """
-    if wrong := [Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)]:
-        raise UserError(*wrong)
+    problems = [Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)]
+    if problems:
+        raise UserError(*problems)
     hub = find_data_set(data) if data.source == "hub" else None
     hf = find_tokenizer(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
     if hf is not None and data.vocab_size not in (None, hf.vocab_size):
@@ -84,37 +85,43 @@ def identify(data: DataConfig) -> DataIdentity:
         train = list(hub.files)
     else:
         suffixes = {"text": TEXT_SUFFIXES, "jsonl": JSON_SUFFIXES, "tokens": TOKEN_SUFFIXES}[data.source]
-        train, validation = (find_files(paths, suffixes) for paths in (data.paths, data.validation_paths))
+        train = find_files(data.paths, suffixes)
+        validation = find_files(data.validation_paths, suffixes)
     files = (*train, *validation)
     places = [*data.paths, "", *data.validation_paths] if data.paths else [sysconfig.get_path("stdlib")]
     hashes = content_hashes(files, "\n".join([data.source, *map(os.path.abspath, places)]))
-    hash_at = {file.path: content_hash for file, content_hash in zip(files, hashes, strict=True)}
+    hash_at = dict(zip((file.path for file in files), hashes, strict=True))
     if data.source == "tokens":
         _check_token_files(data.token_dtype, train, validation, hash_at)
     # By name and content: the location of the files does not count, even if names are equal.
-    by_name = [sorted(side, key=lambda file: (file.name, hash_at[file.path])) for side in (train, validation)]
-    vocab_size = hf.vocab_size if hf else (data.vocab_size or BYTES_VOCABULARY)
+    for side in (train, validation):
+        side.sort(key=lambda file: (file.name, hash_at[file.path]))
+    if hf is not None:
+        vocab_size = hf.vocab_size
+        tokenizer: Any = hf.identity()
+    else:
+        vocab_size = data.vocab_size or BYTES_VOCABULARY
+        tokenizer = data.tokenizer if data.source != "tokens" else None
     content = {
         "rules": RULES_VERSION,
         "source": data.source,
-        "train": [(file.name, hash_at[file.path]) for file in by_name[0]],
-        "validation": [(file.name, hash_at[file.path]) for file in by_name[1]],
+        "train": [(file.name, hash_at[file.path]) for file in train],
+        "validation": [(file.name, hash_at[file.path]) for file in validation],
         "hub": hub.identity() if hub else None,
         "text_field": data.text_field if data.source in ("jsonl", "hub") else None,
         "max_bytes": data.max_bytes,
         "token_dtype": data.token_dtype if data.source == "tokens" else None,
-        "tokenizer": None if data.source == "tokens" else (hf.identity() if hf else data.tokenizer),
+        "tokenizer": tokenizer,
         "vocab_size": vocab_size,
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     stored = sum(file.size for file in files)
-    num_bytes = min(stored or data.max_bytes or 0, data.max_bytes or stored)
     return DataIdentity(
         digest=digest,
         vocab_size=vocab_size,
-        num_bytes=num_bytes,
-        train=tuple(by_name[0]),
-        validation=tuple(by_name[1]),
+        num_bytes=min(stored or data.max_bytes or 0, data.max_bytes or stored),
+        train=tuple(train),
+        validation=tuple(validation),
         hub=hub,
         hf=hf,
     )
@@ -124,14 +131,18 @@ def _check_token_files(
     dtype: str, train: Sequence[SourceFile], validation: Sequence[SourceFile], hash_at: Mapping[str, str]
 ) -> None:
     """Reject files of another type, and a whole file on both sides: tokens have no documents to compare."""
-    what = f"bytes are no whole number of {dtype} tokens"
-    hint = "set data.token_dtype to the type it was written with"
-    if wrong := [
-        Problem(file=file.path, what=f"{file.size} {what}", hint=hint)
+    num_bytes = {"uint16": 2, "uint32": 4}[dtype]
+    problems = [
+        Problem(
+            file=file.path,
+            what=f"{file.size} bytes are no whole number of {dtype} tokens",
+            hint="set data.token_dtype to the type it was written with",
+        )
         for file in (*train, *validation)
-        if file.size % {"uint16": 2, "uint32": 4}[dtype]
-    ]:
-        raise UserError(*wrong)
+        if file.size % num_bytes
+    ]
+    if problems:
+        raise UserError(*problems)
     in_training = {hash_at[file.path]: file.path for file in train}
     for file in validation:
         if same := in_training.get(hash_at[file.path]):
@@ -144,10 +155,12 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
 
     Each as (what, the fields, a hint or None).
     """
-    source, tokenizer, size = data.source, data.tokenizer, data.vocab_size
+    source = data.source
+    tokenizer = data.tokenizer
+    size = data.vocab_size
     if source == "stdlib":
-        for key, given in (("paths", data.paths), ("validation_paths", data.validation_paths)):
-            if given:
+        for key in ("paths", "validation_paths"):
+            if getattr(data, key):
                 yield f"source stdlib takes no {key}", (key, "source"), None
     elif not data.paths:
         yield f"source {source} needs paths", ("paths", "source"), None
@@ -166,11 +179,12 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
         return
     if data.token_dtype != "uint16":  # noqa: S105
         yield f"source {source} has no token_dtype", ("token_dtype", "source"), None
-    if tokenizer == "bpe" and size is None:
-        yield "tokenizer bpe needs vocab_size", ("vocab_size", "tokenizer"), "the size to train"
-    if tokenizer == "bpe" and size is not None and size < BPE_MINIMUM:
-        hint = f"from {BPE_MINIMUM} up: the bytes and an end of text"
-        yield f"vocab_size {size} is too small for bpe", ("vocab_size", "tokenizer"), hint
+    if tokenizer == "bpe":
+        if size is None:
+            yield "tokenizer bpe needs vocab_size", ("vocab_size", "tokenizer"), "the size to train"
+        elif size < BPE_MINIMUM:
+            hint = f"from {BPE_MINIMUM} up: the bytes and an end of text"
+            yield f"vocab_size {size} is too small for bpe", ("vocab_size", "tokenizer"), hint
     if tokenizer == "bytes" and size is not None:
         what = "tokenizer bytes has a vocabulary of its own"
         yield what, ("vocab_size", "tokenizer"), "vocab_size is for bpe, hf, and source tokens"

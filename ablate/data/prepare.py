@@ -116,21 +116,22 @@ def load(folder: Path) -> TokenFiles:
         # Joining an absolute path gives that path.
         content |= {name: folder / content[name] for name in ("train", "validation")}
         files = TokenFiles(folder=folder, **content)
-        own = [files.train, files.validation]
+        written = [files.train, files.validation]
         if meta["in_place"] is not None:
-            status = own.pop(0).stat()
+            status = files.train.stat()
+            written = [files.validation]
             if [status.st_size, status.st_mtime_ns] != meta["in_place"]:
                 raise _damaged(folder, f"{files.train} changed since the tokens were prepared")
         # Every user of the machine could put other tokens there. A group may share a storage, and a file
         # server may show other owners.
-        for path in (folder, *own):
+        for path in (folder, *written):
             if path.stat().st_mode & stat.S_IWOTH:
                 raise _damaged(folder, f"everybody can write to {path}")
         is_open = folder.parent.stat().st_mode & stat.S_IWOTH
         if is_open and folder.stat().st_uid not in (0, os.geteuid()):
             raise _damaged(folder, f"another user made it, and everybody can write to {folder.parent}")
-        found = content_hashes([stat_file(str(path), path.name) for path in own], str(folder))
-        for path, digest in zip(own, found, strict=True):
+        digests = content_hashes([stat_file(str(path), path.name) for path in written], str(folder))
+        for path, digest in zip(written, digests, strict=True):
             if digest != meta["hashes"][path.name]:
                 raise _damaged(folder, f"{path.name} was altered")
     except OSError as error:

@@ -81,17 +81,17 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[SourceFi
     ``suffixes`` select among the files of a folder; a file given by name or matched by a glob is always
     taken. An empty tuple takes every file of a folder.
     """
-    found: dict[str, SourceFile] = {}
+    files: dict[str, SourceFile] = {}
     problems: list[Problem] = []
     for text in paths:
         try:
             for file in _expand(text, suffixes):
-                found.setdefault(file.path, file)
+                files.setdefault(file.path, file)
         except UserError as error:
             problems += error.problems
     if problems:
         raise UserError(*problems)
-    return sorted(found.values(), key=lambda file: (file.name, file.path))
+    return sorted(files.values(), key=lambda file: (file.name, file.path))
 
 
 def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
@@ -108,7 +108,8 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     varies = _RANGE.search if shards != [path] else glob.has_magic
     # The folder above the first part that varies: names are relative to it.
     base = Path(*itertools.takewhile(lambda part: not varies(part), Path(path).parts))
-    files, missing = [], []
+    files = []
+    missing = []
     for shard in shards:
         before = len(files)
         for match in [shard] if os.path.lexists(shard) else glob.iglob(shard, recursive=True):  # noqa: PTH207
@@ -130,7 +131,8 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     elif glob.has_magic(path):
         what = "no file matches"
     else:
-        what, (folder, name) = "no such file or folder", os.path.split(path)
+        what = "no such file or folder"
+        folder, name = os.path.split(path)
         siblings = os.listdir(folder) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
         hint = likely(name, siblings, hint)
     raise UserError(what, file=text, hint=hint)
@@ -138,17 +140,19 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
 
 def _shards(text: str, path: str) -> list[str]:
     """Expand all ranges of a path as a shell does."""
-    if (found := _RANGE.search(path)) is None:
+    match = _RANGE.search(path)
+    if match is None:
         return [path]
-    first, last = int(found[1]), int(found[2])
+    first = int(match[1])
+    last = int(match[2])
     if not first <= last < first + _LONGEST_RANGE:
-        what, hint = f"{found[0]} is no range of shards", "the first number, then the last, as {00000..00255}"
-        raise UserError(what, file=text, hint=hint)
-    width = len(found[1]) if found[1].startswith("0") else 1
+        hint = "the first number, then the last, as {00000..00255}"
+        raise UserError(f"{match[0]} is no range of shards", file=text, hint=hint)
+    width = len(match[1]) if match[1].startswith("0") else 1
     return [
         shard
         for number in range(first, last + 1)
-        for shard in _shards(text, f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}")
+        for shard in _shards(text, f"{path[: match.start()]}{number:0{width}}{path[match.end() :]}")
     ]
 
 
@@ -210,8 +214,10 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     result = []
     for file in files:
         stamp = [file.size, file.mtime_ns, file.ctime_ns]
-        began_ns, (*before, digest) = time.time_ns(), known.get(file.path, [None])
-        if is_new := before != stamp:
+        began_ns = time.time_ns()
+        *stamp_before, digest = known.get(file.path, [None])
+        is_new = stamp_before != stamp
+        if is_new:
             digest = hash_file(file.path)
         result.append(digest)
         if not is_new or began_ns - max(stamp[1:]) >= _RACY_NS:

@@ -191,11 +191,9 @@ def _documents(data: DataConfig, corpus: DataIdentity, split: str) -> Iterator[b
     if corpus.hub:
         return encoded(hub.documents(corpus.hub, split, data.text_field), data.max_bytes)
     files = corpus.train if split == "train" else corpus.validation
-    text_field = data.text_field
-    if data.source != "jsonl":
-        text_field = None
-        # So that ``max_bytes`` takes a mixture, not the first letters.
-        files = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
+    text_field = data.text_field if data.source == "jsonl" else None
+    if text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
+        files = tuple(sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest()))
     return encoded(chain.from_iterable(file_documents(file, text_field) for file in files), data.max_bytes)
 
 

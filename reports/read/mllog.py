@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
 from ablate.reports.read.imported import PRECISION, ImportedRun, machine
-from ablate.run.log_rows import LogReader, LogSource
+from ablate.run.log_rows import LARGEST, LogReader, LogSource
 from ablate.run.log_text import read_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ablate.store import State
 
 _MARK = b":::MLLOG"
-_LARGEST = 1 << 62
 _LATEST_MS = 1e14  # the year 5138
 _SETTINGS = (
     "submission_benchmark", "global_batch_size", "max_sequence_length", "eval_samples",
@@ -93,7 +92,7 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
             rate = _rate(value, settings.get("global_batch_size"))
             if _is_count(samples_seen) and _is_count(rate):
                 rates[int(samples_seen)] = float(rate)
-        elif key == "seed" and type(value) is int and abs(value) < _LARGEST:
+        elif key == "seed" and type(value) is int and abs(value) < LARGEST:
             seed = value if seed is None else seed
         elif key in ("run_start", "run_stop"):
             if key == "run_stop":
@@ -109,7 +108,7 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
     per_sample = tokens_per_sample or settings.get("max_sequence_length")
     if per_sample is None:
         per_sample = _SAMPLE_TOKENS.get(str(settings.get("submission_benchmark")))
-    if type(per_sample) is not int or not 0 < per_sample < _LARGEST:
+    if type(per_sample) is not int or not 0 < per_sample < LARGEST:
         raise UserError(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
     losses = {samples * per_sample: loss for samples, loss in evals.items()}
     is_finite = all(map(math.isfinite, losses.values()))
@@ -204,4 +203,4 @@ def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[st
 
 def _is_count(value: object) -> TypeGuard[float]:
     """Tell whether a value is a number from 0 on, below 2⁶²."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST

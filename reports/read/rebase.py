@@ -42,26 +42,38 @@ def read_against(
                 f"comparison that the study file names (leave the option out)"
             )
     if target is not None:
-        named = plan.target or Target(kind="val_loss", value=1.0)
-        if isinstance(target, Target):
-            target.check_unit(plan.loss_unit)
-            named, target = replace(named, kind=target.kind), target.value
-        if not math.isfinite(target) or target <= 0:
-            raise UserError(f"--target: {target:g} is no {named.kind} (expected above 0)")
-        if not frames.evals["tokens"].any():
-            raise UserError(f"--target: study '{plan.study}' has no curves to read it on")
-        plan = replace(plan, target=replace(named, value=target))
+        plan = replace(plan, target=_target(frames, target))
     if baseline not in (None, plan.baseline):
         arms = {arm.name: arm for arm in plan.arms}
         if baseline not in arms:
             raise UserError(
                 f"--baseline: no arm '{baseline}' in study '{plan.study}' (arms: {', '.join(sorted(arms))})"
             )
-        own = arms[baseline].differs
+        new_base = arms[baseline].differs
         # The old baseline's second arm does not repeat the new baseline.
-        entries = tuple(replace(arm, again=False, differs=_differs(arm.differs, own)) for arm in plan.arms)
-        plan = replace(plan, baseline=baseline, arms=entries)
+        plan = replace(
+            plan,
+            baseline=baseline,
+            arms=tuple(
+                replace(arm, again=False, differs=_differs(arm.differs, new_base)) for arm in plan.arms
+            ),
+        )
     return replace(frames, plan=plan)
+
+
+def _target(frames: StudyFrames, target: float | Target) -> Target:
+    """Return the target to read; a number keeps the kind of the study's own."""
+    plan = frames.plan
+    new_target = plan.target or Target(kind="val_loss", value=1.0)
+    if isinstance(target, Target):
+        target.check_unit(plan.loss_unit)
+        new_target = replace(new_target, kind=target.kind)
+        target = target.value
+    if not math.isfinite(target) or target <= 0:
+        raise UserError(f"--target: {target:g} is no {new_target.kind} (expected above 0)")
+    if not frames.evals["tokens"].any():
+        raise UserError(f"--target: study '{plan.study}' has no curves to read it on")
+    return replace(new_target, value=target)
 
 
 def target_after(frames: StudyFrames, tokens: int) -> float:
@@ -97,10 +109,11 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
 
 def _differs(arm: Differs, base: Differs) -> Differs:
     """Find where an arm differs from the new baseline, from the differences of both to the old one."""
-    pairs = {}
-    for field in dict.fromkeys((*base, *arm)):
-        old = (base.get(field) or arm[field])[0]
-        pair = (base[field][1] if field in base else old, arm[field][1] if field in arm else old)
-        if pair[0] != pair[1]:
-            pairs[field] = pair
-    return pairs
+    differs: Differs = {}
+    for field in base | arm:
+        old_value, _ = base[field] if field in base else arm[field]
+        _, base_value = base.get(field, (None, old_value))
+        _, arm_value = arm.get(field, (None, old_value))
+        if base_value != arm_value:
+            differs[field] = (base_value, arm_value)
+    return differs

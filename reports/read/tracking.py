@@ -11,6 +11,8 @@ from ablate.reports.read.tables import tokens_at
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mlflow.entities import Metric, Run
+
     from ablate.reports.read.imported import ImportedRun
     from ablate.reports.read.tables import Stages
     from ablate.store import State
@@ -47,37 +49,45 @@ def read_mlflow(
     from mlflow.exceptions import MlflowException
 
     client = mlflow.MlflowClient(tracking_uri=uri)
-    imported: dict[str, list[ImportedRun]] = {arm: [] for arm in arms}
+    imported: dict[str, list[ImportedRun]] = {}
     try:
-        found = client.get_experiment_by_name(experiment)
-        if found is None:
-            known = ", ".join(sorted(one.name for one in client.search_experiments())[:8])
-            raise UserError(f"no experiment '{experiment}' at {uri} (there are: {known})")
-        for arm, query in ((arm, query) for arm, queries in arms.items() for query in queries):
-            for run in client.search_runs([found.experiment_id], filter_string=query, max_results=50_000):
-                info, source = run.info, f"run '{run.info.run_name}' ({run.info.run_id})"
-                # MLflow gives no order; of several values at one step the last logged counts.
-                history = sorted(client.get_metric_history(info.run_id, metric), key=lambda m: m.timestamp)
-                if not history:
-                    faults.append(f"{source}: no metric '{metric}'")
-                    continue
-                seed = run.data.params.get("seed", run.data.tags.get("seed", ""))
-                begun, ended = (time and time / 1e3 for time in (info.start_time, info.end_time))
-                imported[arm].append(
-                    run_of_losses(
-                        {_tokens(point.step, stages[arm]): point.value for point in history},
-                        [info.run_id],
-                        state=_STATES.get(info.status, "failed"),
-                        source=f"MLflow {source}",
-                        seed=int(seed) if seed.lstrip("-").isdecimal() else None,
-                        started_unix=begun,
-                        ended_unix=ended,
-                    )
-                )
+        of_name = client.get_experiment_by_name(experiment)
+        if of_name is None:
+            known = sorted(other.name for other in client.search_experiments())[:8]
+            raise UserError(f"no experiment '{experiment}' at {uri} (there are: {', '.join(known)})")
+        for arm, queries in arms.items():
+            imported[arm] = []
+            for query in queries:
+                for run in client.search_runs([of_name.experiment_id], query, max_results=50_000):
+                    history = client.get_metric_history(run.info.run_id, metric)
+                    if history:
+                        imported[arm].append(_imported(run, history, stages[arm]))
+                    else:
+                        faults.append(f"{_named(run)}: no metric '{metric}'")
     except (MlflowException, OSError) as error:
         raise UserError(f"MLflow at {uri}: {first_line(error)}") from None
     return imported
 
 
-def _tokens(step: int, stages: Stages | None) -> int:
-    return step if stages is None else round(tokens_at(step, stages))
+def _named(run: Run) -> str:
+    return f"run '{run.info.run_name}' ({run.info.run_id})"
+
+
+def _imported(run: Run, history: Sequence[Metric], stages: Stages | None) -> ImportedRun:
+    losses: dict[int, float] = {}
+    # MLflow gives no order; of several values at one step the last logged counts.
+    for point in sorted(history, key=lambda point: point.timestamp):
+        tokens = point.step if stages is None else round(tokens_at(point.step, stages))
+        losses[tokens] = point.value
+    started_ms = run.info.start_time
+    ended_ms = run.info.end_time
+    seed = run.data.params.get("seed", run.data.tags.get("seed", ""))
+    return run_of_losses(
+        losses,
+        [run.info.run_id],
+        state=_STATES.get(run.info.status, "failed"),
+        source=f"MLflow {_named(run)}",
+        seed=int(seed) if seed.lstrip("-").isdecimal() else None,
+        started_unix=started_ms and started_ms / 1e3,
+        ended_unix=ended_ms and ended_ms / 1e3,
+    )

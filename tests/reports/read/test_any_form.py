@@ -1,7 +1,6 @@
 """Any curve, in the log of any trainer, comes back as it was, or is refused."""
 
-import csv
-import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,10 +8,8 @@ from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
 from ablate.execute.command_log import Rows
-from ablate.recipes import read_recipe
 from ablate.reports.read.tables import Reading, read_csv, runs_of_log, runs_of_table
 from ablate.run.command import Command
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.run.log_formats import FORMATS
 from ablate.run.log_rows import LogReader, LogSource
 from ablate.run.log_text import NewText
@@ -51,9 +48,9 @@ def by_step(run, name):
 
 @pytest.mark.parametrize("name", WRITERS)
 @given(drawn=curves(), how=st.sampled_from(PACKED))
-def test_a_curve_comes_back_from_the_log_of_a_trainer(tmp_path_factory, name, drawn, how):
+def test_a_curve_comes_back_from_the_log_of_a_trainer(tmp_path, name, drawn, how):
     curve, every = drawn
-    path = tmp_path_factory.mktemp("log") / "log"
+    path = tmp_path / "log"
     path.write_bytes(packed(WRITERS[name](curve, every), how))
     try:
         run = read(path, name)
@@ -65,7 +62,7 @@ def test_a_curve_comes_back_from_the_log_of_a_trainer(tmp_path_factory, name, dr
 
 @pytest.mark.parametrize("name", LINES)
 @given(drawn=curves(), part=st.floats(0.3, 0.9), shift=st.integers(1, 9))
-def test_what_a_resumed_run_says_again_replaces_what_it_said(tmp_path_factory, name, drawn, part, shift):
+def test_what_a_resumed_run_says_again_replaces_what_it_said(tmp_path, name, drawn, part, shift):
     curve, every = drawn
     steps = [*curve]
     until = steps[max(1, int(part * len(steps)))]  # there it ended; it went on from two evaluations before
@@ -73,7 +70,7 @@ def test_what_a_resumed_run_says_again_replaces_what_it_said(tmp_path_factory, n
     begin = steps[max(0, steps.index(until) - 2)]
     first = WRITERS[name]({step: loss for step, loss in curve.items() if step <= until}, every)
     rest = WRITERS[name]({step: loss for step, loss in again.items() if step > begin}, every, begin)
-    path = tmp_path_factory.mktemp("log") / "log"
+    path = tmp_path / "log"
     path.write_bytes(packed([*first, f"resuming from {begin}", *rest], "plain"))
     expected = {step: loss if step <= begin else again[step] for step, loss in curve.items()}
     try:
@@ -86,43 +83,39 @@ def test_what_a_resumed_run_says_again_replaces_what_it_said(tmp_path_factory, n
     assert any(note.startswith("resumed: ") for note in run.notes)
 
 
-@given(drawn=curves(), blank=st.sampled_from(BLANKS), after=st.integers(0, 3))
-def test_blanks_of_a_table_are_no_evaluations(tmp_path_factory, drawn, blank, after):
-    curve, every = drawn
-    lines = [*write_csv(curve, every, blank)]
-    lines += [f"{max(curve) + number},1.0,{blank}" for number in range(1, after + 1)]
-    path = tmp_path_factory.mktemp("log") / "log.csv"
+def read_table(path, lines):
     path.write_text("\n".join(lines))
     reading = Reading(names={"step": "step"}, stages=((0, 1),))
     (run,) = runs_of_table(path, read_csv(path, faults := []), faults, reading)[None]
-    assert (dict(run.evals), run.state, faults) == (curve, "finished", [])
+    return dict(run.evals), run.state, faults
+
+
+@given(drawn=curves(), blank=st.sampled_from(BLANKS), after=st.integers(0, 3))
+def test_blanks_of_a_table_are_no_evaluations(tmp_path, drawn, blank, after):
+    curve, every = drawn
+    lines = [*write_csv(curve, every, blank)]
+    lines += [f"{max(curve) + number},1.0,{blank}" for number in range(1, after + 1)]
+    assert read_table(tmp_path / "log.csv", lines) == (curve, "finished", [])
 
 
 @given(drawn=curves(), bad=st.sampled_from(["nan", "inf"]), blank=st.sampled_from(["nan", ""]))
-def test_evaluations_that_end_in_no_number_are_a_divergence(tmp_path_factory, drawn, bad, blank):
+def test_evaluations_that_end_in_no_number_are_a_divergence(tmp_path, drawn, bad, blank):
     curve, every = drawn
-    lines = [*write_csv(curve, every, blank)]
     last = max(curve)
+    lines = [*write_csv(curve, every, blank)]
     lines += [f"{last + step},1.0,{bad}" for step in range(every, last, every)]
-    path = tmp_path_factory.mktemp("log") / "log.csv"
-    path.write_text("\n".join(lines))
-    reading = Reading(names={"step": "step"}, stages=((0, 1),))
-    (run,) = runs_of_table(path, read_csv(path, []), [], reading)[None]
-    assert (dict(run.evals), run.state) == (curve, "diverged")
+    assert read_table(tmp_path / "log.csv", lines) == (curve, "diverged", [])
 
 
 @pytest.mark.parametrize("name", LINES)
 @given(drawn=curves(), how=st.sampled_from(["plain", "crlf", "mark"]))
-def test_a_command_that_prints_a_log_has_the_same_evaluations(tmp_path_factory, name, drawn, how):
+def test_a_command_that_prints_a_log_has_the_same_evaluations(tmp_path, make_config, name, drawn, how):
     curve, every = drawn
-    path = tmp_path_factory.mktemp("log") / "log"
+    path = tmp_path / "log"
     path.write_bytes(packed(WRITERS[name](curve, every), how))
     source = LogSource(preset=name)
-    training = TrainingConfig(tokens=max(curve) * 4096, seq_len=512, batch_size=8)
-    config = RunConfig(
-        model=ModelConfig(), data=DataConfig(), data_digest="", vocab_size=256, recipe=read_recipe("bf16"),
-        training=training, backend="auto", seed=1, trainer=Command(command=["x"], metrics=source),
-    )  # fmt: skip
+    config = make_config(tokens=max(curve) * 4096, seq_len=512, batch_size=8)
+    config = replace(config, trainer=Command(command=["x"], metrics=source))
     written = []
     rows = Rows(config, (), written.append, 1)
     reader = LogReader(source)
@@ -132,7 +125,3 @@ def test_a_command_that_prints_a_log_has_the_same_evaluations(tmp_path_factory, 
     assert {row["step"]: row["val_loss"] for row in written if row["kind"] == "eval"} == curve
     assert {row["tokens"] for row in written} == {row["step"] * 4096 for row in written}
     assert rows.is_complete
-
-
-def test_a_csv_of_the_writers_is_one():
-    assert len([*csv.reader(io.StringIO("\n".join(write_csv({20: 3.0}, 10))))]) == 3
