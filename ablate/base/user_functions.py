@@ -41,11 +41,13 @@ def code_digest(reference: str) -> str:
         # Bytes say their own encoding.
         symbols = symtable.symtable(source, str(path), "exec").get_symbols()  # type: ignore[arg-type]
     except OSError as error:
-        what = f"{reference}: cannot read: {error.strerror or error}"
-        raise UserError(what, hint="check the file") from None
+        raise UserError(
+            f"{reference}: cannot read: {error.strerror or error}", hint="check the file"
+        ) from None
     except (SyntaxError, ValueError) as error:
-        what = f"is not Python: {getattr(error, 'msg', error)}"
-        raise UserError(what, file=path, line=getattr(error, "lineno", None)) from None
+        raise UserError(
+            f"is not Python: {getattr(error, 'msg', error)}", file=path, line=getattr(error, "lineno", None)
+        ) from None
     defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
     if name not in defined and b"import *" not in source:
         raise UserError(f"{reference}: {path.name} defines no '{name}'", hint=f"expected {_FORMS}")
@@ -71,8 +73,10 @@ def load_function(reference: str) -> Callable[..., Any]:
         else:
             module = importlib.import_module(reference.partition(":")[0])
     except Exception as error:  # the user's own code may raise anything
-        what = f"{reference} cannot be imported: {type(error).__name__}: {first_line(error)}"
-        raise UserError(what, hint="run it with python first") from error
+        raise UserError(
+            f"{reference} cannot be imported: {type(error).__name__}: {first_line(error)}",
+            hint="run it with python first",
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{reference}: no function '{name}' there", hint=f"expected {_FORMS}")
@@ -93,6 +97,8 @@ def _locate(reference: str) -> tuple[Path, str]:
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
-        hint = "install it beside ablate, or name its file: path/to/file.py:function"
-        raise UserError(f"{reference}: no module '{place}' in this Python", hint=hint)
+        raise UserError(
+            f"{reference}: no module '{place}' in this Python",
+            hint="install it beside ablate, or name its file: path/to/file.py:function",
+        )
     return Path(spec.origin), name

@@ -33,8 +33,10 @@ def num_train_windows(num_train_tokens: int, seq_len: int) -> int:
     """
     windows = (num_train_tokens - 1) // seq_len
     if windows < 1:
-        what = f"the training text has {num_train_tokens} tokens, less than one sequence of {seq_len} + 1"
-        raise UserError(what, hint="lower training.seq_len or add text")
+        raise UserError(
+            f"the training text has {num_train_tokens} tokens, less than one sequence of {seq_len} + 1",
+            hint="lower training.seq_len or add text",
+        )
     return windows
 
 

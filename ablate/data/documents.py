@@ -114,8 +114,12 @@ def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:
             read = partial(content.readline, _LONGEST_LINE + 1) if by_line else partial(content.read, _BLOCK)
             for chunk in iter(read, ""):
                 if len(chunk) > _LONGEST_LINE:
-                    what = f"a line of over {_LONGEST_LINE:,} characters"
-                    raise UserError(what, file=file.path, line=line_number + 1, hint=_ONE_A_LINE)
+                    raise UserError(
+                        f"a line of over {_LONGEST_LINE:,} characters",
+                        file=file.path,
+                        line=line_number + 1,
+                        hint=_ONE_A_LINE,
+                    )
                 yield line_number + 1, chunk
                 line_number += chunk.count("\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -70,16 +70,20 @@ def find_data_set(data: DataConfig) -> HubSource:
     paths = data.paths
     validation_paths = data.validation_paths
     if len(paths) > 2 or len(validation_paths) > 1:
-        hint = "paths: [name] or [name, configuration]; validation_paths: [split]"
-        raise UserError("data.source: hub takes one data set", hint=hint)
+        raise UserError(
+            "data.source: hub takes one data set",
+            hint="paths: [name] or [name, configuration]; validation_paths: [split]",
+        )
     if importlib.util.find_spec("datasets") is None:
         raise UserError("data.source: hub needs the package 'datasets'", hint="pip install -e '.[hub]'")
     name, _, revision = paths[0].partition("@")
     folder = Path(paths[0]).expanduser()
     files = tuple(find_files([str(folder)], ())) if folder.is_dir() else ()
     if not files and data.max_bytes is None:
-        hint = "a data set on the hub is streamed; say how much text to take, such as 1_000_000_000"
-        raise UserError("data.max_bytes is missing, but data.source: hub needs it", hint=hint)
+        raise UserError(
+            "data.max_bytes is missing, but data.source: hub needs it",
+            hint="a data set on the hub is streamed; say how much text to take, such as 1_000_000_000",
+        )
     commit = None if files else revision
     if not files and not _COMMIT.fullmatch(revision):
         from huggingface_hub import HfApi
@@ -87,8 +91,11 @@ def find_data_set(data: DataConfig) -> HubSource:
         try:
             commit = str(HfApi().dataset_info(name, revision=revision or None, timeout=20).sha)
         except Exception as error:  # offline, unknown name, no rights, proxy: many types, one remedy
-            hint = f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline"
-            raise _unusable(name, error, hint) from error
+            raise _unusable(
+                name,
+                error,
+                f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline",
+            ) from error
     return HubSource(
         name=str(folder.absolute()) if files else name,
         configuration=paths[1] if len(paths) == 2 else None,
@@ -106,8 +113,9 @@ def documents(source: HubSource, split: str, text_field: str) -> Iterator[str]:
     except UserError:
         raise
     except Exception as error:
-        hint = f"check the name, the configuration and the split '{split}'"
-        raise _unusable(source.name, error, hint) from error
+        raise _unusable(
+            source.name, error, f"check the name, the configuration and the split '{split}'"
+        ) from error
 
 
 def _rows(source: HubSource, split: str) -> Any:
@@ -121,8 +129,9 @@ def _rows(source: HubSource, split: str) -> Any:
             source.name, source.configuration, split=split, streaming=True, revision=source.commit
         )
     if source.configuration is not None:
-        what = "what save_to_disk wrote has no configurations"
-        raise UserError(what, file=folder, hint=f"paths: [{folder}]")
+        raise UserError(
+            "what save_to_disk wrote has no configurations", file=folder, hint=f"paths: [{folder}]"
+        )
     saved = datasets.load_from_disk(source.name)
     splits = dict(saved) if has_splits else {"train": saved}
     if split not in splits:
@@ -137,8 +146,9 @@ def _unusable(name: str, error: Exception, hint: str) -> UserError:
 def _from_hub(name: str, key: str, needed: Sequence[str], optional: Sequence[str]) -> Path:
     """Find the folder with these files of a repository in the local hub cache, or else download them."""
     if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
-        what = f"{key}: no such file or folder {name}"
-        raise UserError(what, hint="relative paths start at the study file")
+        raise UserError(
+            f"{key}: no such file or folder {name}", hint="relative paths start at the study file"
+        )
     from huggingface_hub import snapshot_download
 
     repository, _, revision = name.partition("@")
@@ -160,8 +170,10 @@ def _from_hub(name: str, key: str, needed: Sequence[str], optional: Sequence[str
             if not missing:
                 return folder
             fault = f"it has no {', '.join(missing)}"
-    what = f"{key} '{name}' is neither a path nor cached, nor to be had from the hub: {fault}"
-    raise UserError(what, hint="check the name and the connection, or give a local path")
+    raise UserError(
+        f"{key} '{name}' is neither a path nor cached, nor to be had from the hub: {fault}",
+        hint="check the name and the connection, or give a local path",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +203,11 @@ def find_tokenizer(name: str) -> HfTokenizer:
     try:
         content = json_path.read_bytes()
     except FileNotFoundError:
-        hint = "only fast tokenizers can be used; save one with tokenizers' Tokenizer.save"
-        raise UserError("no such file", file=json_path, hint=hint) from None
+        raise UserError(
+            "no such file",
+            file=json_path,
+            hint="only fast tokenizers can be used; save one with tokenizers' Tokenizer.save",
+        ) from None
     except OSError as error:
         raise unreadable(json_path, error) from error
     try:
@@ -203,8 +218,11 @@ def find_tokenizer(name: str) -> HfTokenizer:
         tokens |= {token["content"]: token["id"] for token in value.get("added_tokens") or []}
         vocab_size = max(tokens.values()) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "expected the file that tokenizers' Tokenizer.save writes"
-        raise UserError("is not a tokenizer", file=json_path, hint=hint) from error
+        raise UserError(
+            "is not a tokenizer",
+            file=json_path,
+            hint="expected the file that tokenizers' Tokenizer.save writes",
+        ) from error
     named = None
     with suppress(OSError, ValueError, AttributeError):
         named = parse_json(json_path.with_name("tokenizer_config.json").read_bytes()).get("eos_token")
@@ -212,8 +230,11 @@ def find_tokenizer(name: str) -> HfTokenizer:
         named = named.get("content")
     end_of_text = next((token for token in (named, *_USUAL_END_TOKENS) if token in tokens), None)
     if end_of_text is None:
-        hint = "put a tokenizer_config.json with eos_token beside it"
-        raise UserError("the tokenizer has no end-of-text token", file=json_path, hint=hint)
+        raise UserError(
+            "the tokenizer has no end-of-text token",
+            file=json_path,
+            hint="put a tokenizer_config.json with eos_token beside it",
+        )
     return HfTokenizer(
         json_path=json_path,
         vocab_size=vocab_size,

@@ -76,8 +76,11 @@ def identify(data: DataConfig) -> DataIdentity:
     hub = find_data_set(data) if data.source == "hub" else None
     hf = find_tokenizer(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
     if hf is not None and data.vocab_size not in (None, hf.vocab_size):
-        what = f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}"
-        raise UserError(what, file=hf.json_path, hint="is it the one that was meant?")
+        raise UserError(
+            f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}",
+            file=hf.json_path,
+            hint="is it the one that was meant?",
+        )
     validation: list[SourceFile] = []
     if data.source == "stdlib":
         train = stdlib_files()
@@ -146,8 +149,11 @@ def _check_token_files(
     in_training = {hash_at[file.path]: file.path for file in train}
     for file in validation:
         if same := in_training.get(hash_at[file.path]):
-            what = f"has the same content as the training file {same}"
-            raise UserError(what, file=file.path, hint="validate on other tokens")
+            raise UserError(
+                f"has the same content as the training file {same}",
+                file=file.path,
+                hint="validate on other tokens",
+            )
 
 
 def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str | None]]:
@@ -174,8 +180,11 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
         if size is None:
             yield "source tokens needs vocab_size", ("vocab_size", "source"), "one above the largest token"
         elif data.token_dtype == "uint16" and size > 1 << 16:  # noqa: S105  a data type, no password
-            hint = "token_dtype: uint32?"
-            yield f"vocab_size {size} does not fit uint16", ("vocab_size", "token_dtype"), hint
+            yield (
+                f"vocab_size {size} does not fit uint16",
+                ("vocab_size", "token_dtype"),
+                "token_dtype: uint32?",
+            )
         return
     if data.token_dtype != "uint16":  # noqa: S105
         yield f"source {source} has no token_dtype", ("token_dtype", "source"), None
@@ -183,14 +192,23 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
         if size is None:
             yield "tokenizer bpe needs vocab_size", ("vocab_size", "tokenizer"), "the size to train"
         elif size < BPE_MINIMUM:
-            hint = f"from {BPE_MINIMUM} up: the bytes and an end of text"
-            yield f"vocab_size {size} is too small for bpe", ("vocab_size", "tokenizer"), hint
+            yield (
+                f"vocab_size {size} is too small for bpe",
+                ("vocab_size", "tokenizer"),
+                f"from {BPE_MINIMUM} up: the bytes and an end of text",
+            )
     if tokenizer == "bytes" and size is not None:
-        what = "tokenizer bytes has a vocabulary of its own"
-        yield what, ("vocab_size", "tokenizer"), "vocab_size is for bpe, hf, and source tokens"
+        yield (
+            "tokenizer bytes has a vocabulary of its own",
+            ("vocab_size", "tokenizer"),
+            "vocab_size is for bpe, hf, and source tokens",
+        )
     if tokenizer == "hf" and data.tokenizer_path is None:
-        hint = "a local path or a hub name"
-        yield "tokenizer hf needs tokenizer_path", ("tokenizer_path", "tokenizer"), hint
+        yield (
+            "tokenizer hf needs tokenizer_path",
+            ("tokenizer_path", "tokenizer"),
+            "a local path or a hub name",
+        )
     if tokenizer != "hf" and data.tokenizer_path is not None:
         yield f"tokenizer {tokenizer} takes no tokenizer_path", ("tokenizer_path", "tokenizer"), None
 

@@ -95,9 +95,11 @@ def prepare(
                 partial = folder.with_name(f".{folder.name}.{mine}")
                 files = _ready(folder, corpus) or _make(data, corpus, partial, folder, progress)
         except OSError as error:
-            hint = "check free space and rights, or choose another --storage"
-            what = f"cannot write the token cache: {error.strerror or error}"
-            raise UserError(what, file=folder, hint=hint) from error
+            raise UserError(
+                f"cannot write the token cache: {error.strerror or error}",
+                file=folder,
+                hint="check free space and rights, or choose another --storage",
+            ) from error
     progress(1.0, "tokens are ready")
     return files
 

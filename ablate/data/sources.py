@@ -70,8 +70,11 @@ def stdlib_files() -> list[SourceFile]:
         if not file.name.startswith(_STDLIB_GENERATED)
     ]
     if not files:
-        what = "this Python has no source files of its standard library"
-        raise UserError(what, file=root, hint="use data.source: text with data.paths")
+        raise UserError(
+            "this Python has no source files of its standard library",
+            file=root,
+            hint="use data.source: text with data.paths",
+        )
     return files
 
 
@@ -99,8 +102,11 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     if os.path.isdir(path):  # noqa: PTH112
         files = list(_walk(path, suffixes))
         if not files:
-            hint = f"looked for {', '.join(suffixes) or 'any file'}; name the files, or a glob"
-            raise UserError("the folder has no file of this source", file=text, hint=hint)
+            raise UserError(
+                "the folder has no file of this source",
+                file=text,
+                hint=f"looked for {', '.join(suffixes) or 'any file'}; name the files, or a glob",
+            )
         return files
     if os.path.lexists(path):
         return [stat_file(path, os.path.basename(path))]  # noqa: PTH119
@@ -146,8 +152,11 @@ def _shards(text: str, path: str) -> list[str]:
     first = int(match[1])
     last = int(match[2])
     if not first <= last < first + _LONGEST_RANGE:
-        hint = "the first number, then the last, as {00000..00255}"
-        raise UserError(f"{match[0]} is no range of shards", file=text, hint=hint)
+        raise UserError(
+            f"{match[0]} is no range of shards",
+            file=text,
+            hint="the first number, then the last, as {00000..00255}",
+        )
     width = len(match[1]) if match[1].startswith("0") else 1
     return [
         shard
@@ -160,8 +169,9 @@ def _walk(root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()) -
     """Yield the files under a folder with one of these suffixes (all if empty), but no hidden ones."""
 
     def refuse(error: OSError) -> None:
-        what = f"cannot read the folder: {error.strerror}"
-        raise UserError(what, file=error.filename, hint="check its rights")
+        raise UserError(
+            f"cannot read the folder: {error.strerror}", file=error.filename, hint="check its rights"
+        )
 
     for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
@@ -191,8 +201,12 @@ def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str
     """Read the text of a row, or raise ``UserError``, which gives ``path`` and ``number`` as its place."""
     text = row.get(text_field)
     if not isinstance(text, str):
-        hint = f"fields here: {', '.join(row) or 'none'}; set data.text_field"
-        raise UserError(f"no text in field '{text_field}'", file=path, line=number, hint=hint)
+        raise UserError(
+            f"no text in field '{text_field}'",
+            file=path,
+            line=number,
+            hint=f"fields here: {', '.join(row) or 'none'}; set data.text_field",
+        )
     return text
 
 

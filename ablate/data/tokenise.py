@@ -30,6 +30,7 @@ import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -129,21 +130,22 @@ def prepare_text(
     progress(0.0, "reading text")
     fetched = folder / "fetched.txt"
     spool = folder / "validation.txt"
-    listed = Documents(_documents(data, corpus, "train"), fetched if corpus.hub else None)
+    read = partial(_documents, data, corpus)
+    listed = Documents(read(corpus.train, "train"), fetched if corpus.hub else None)
 
     def training_text() -> Iterator[bytes]:
-        return listed.texts() if corpus.hub else _documents(data, corpus, "train")
+        return listed.texts() if corpus.hub else read(corpus.train, "train")
 
+    order = None
     if data.validation_paths:
-        validation = Documents(_documents(data, corpus, data.validation_paths[0]), spool)
+        validation = Documents(read(corpus.validation, data.validation_paths[0]), spool)
         if not len(validation.lengths):
             raise UserError("there is no validation text", hint=_CHECK_PATHS)
-        validation_text = validation.texts()
     else:
         chosen = set(hold_out(listed.hashes, listed.lengths).tolist())
         texts = (text for index, text in enumerate(training_text()) if index in chosen)
         validation = Documents(texts, spool)
-        validation_text = validation.texts(np.argsort(validation.hashes).tolist())
+        order = np.argsort(validation.hashes)
     side = ValidationSide(validation)
     encode, description = _tokenizer(data, corpus, training_text(), side, folder, progress)
     dtype = np.dtype("<u2" if corpus.vocab_size <= 1 << 16 else "<u4")
@@ -158,7 +160,7 @@ def prepare_text(
                 progress(min(1.0, counts["read"] / num_bytes), "tokenising")
         return counts
 
-    held_out = write("validation.bin", validation_text, validation)
+    held_out = write("validation.bin", validation.texts(order), validation)
     train = write("train.bin", training_text(), listed, side=side)
     near_copies = train["near copies"]
     if not train["documents"]:
@@ -186,14 +188,15 @@ def prepare_text(
     }
 
 
-def _documents(data: DataConfig, corpus: DataIdentity, split: str) -> Iterator[bytes]:
-    """Read the documents of the training text (the split ``train``) or of the user's validation text."""
+def _documents(
+    data: DataConfig, corpus: DataIdentity, files: Sequence[SourceFile], split: str
+) -> Iterator[bytes]:
+    """Read the documents of files, or of a split of the hub's data set."""
     if corpus.hub:
         return encoded(hub.documents(corpus.hub, split, data.text_field), data.max_bytes)
-    files = corpus.train if split == "train" else corpus.validation
     text_field = data.text_field if data.source == "jsonl" else None
     if text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
-        files = tuple(sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest()))
+        files = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
     return encoded(chain.from_iterable(file_documents(file, text_field) for file in files), data.max_bytes)
 
 
@@ -293,8 +296,11 @@ def prepare_tokens(
         total = min(total, max(1, data.max_bytes // dtype.itemsize))
     held_out = 0 if corpus.validation else held_out_size(total, AT_LEAST_TOKENS)
     if total - held_out < 1 or (held_out < 1 and not corpus.validation):
-        hint = "add tokens to data.paths, or name others in data.validation_paths"
-        raise UserError(f"too few tokens for a validation set: {total}", file=corpus.train[0].path, hint=hint)
+        raise UserError(
+            f"too few tokens for a validation set: {total}",
+            file=corpus.train[0].path,
+            hint="add tokens to data.paths, or name others in data.validation_paths",
+        )
     progress(0.0, "checking tokens")
 
     def write(name: str | None, files: Sequence[SourceFile], start: int, stop: int) -> int:
@@ -338,8 +344,11 @@ def _checked_chunks(
     for file in files:
         tokens = np.memmap(file.path, dtype, "r") if file.size else np.empty(0, dtype)
         if tokens[:4].tobytes().startswith(b"\x93NUMPY"):
-            hint = "write the bare numbers with array.tofile"
-            raise UserError("is a NumPy file with a header", file=file.path, hint=hint)
+            raise UserError(
+                "is a NumPy file with a header",
+                file=file.path,
+                hint="write the bare numbers with array.tofile",
+            )
         end = min(stop - before, len(tokens))
         for first in range(max(start - before, 0), end, _CHUNK_TOKENS):
             chunk = tokens[first : min(first + _CHUNK_TOKENS, end)]

@@ -108,8 +108,11 @@ class Command(Section):
             yield "no command", "write it as a list of words: [python, train.py, --seed, '{seed}']", "command"
             return
         if self.metrics is None:
-            hint = f"write metrics: {{preset: …}} ({', '.join(FORMATS)}), or patterns, jsonl or tensorboard"
-            yield "nothing says how the command's log is read", hint, "command"
+            yield (
+                "nothing says how the command's log is read",
+                f"write metrics: {{preset: …}} ({', '.join(FORMATS)}), or patterns, jsonl or tensorboard",
+                "command",
+            )
         elif not self.metrics.has_place:
             yield f"nothing reads {', '.join(PLACES[:-1])} or {PLACES[-1]}", None, "metrics"
         for name in LISTS:

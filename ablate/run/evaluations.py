@@ -376,10 +376,10 @@ def in_order(rows: Sequence[Row], notes: list[str]) -> list[Row]:
                 num_conflicts += place == last
                 if place == place_of(ordered[0]) or num_conflicts > 1:
                     raise AmbiguousError(f"losses {known:g} and {value:g} at {named(row)}", is_of_runs=True)
-                num_before = len(ordered)
-                while ordered and place_of(ordered[-1]) >= place:
+                num_replaced = 0
+                while place_of(ordered[-1]) >= place:
                     del values[place_of(ordered.pop())]
-                num_replaced = num_before - len(ordered)
+                    num_replaced += 1
                 notes.append(f"resumed: {named(row)} comes again and replaces {num_replaced} evaluations")
         ordered.append(row)
         values[place] = value

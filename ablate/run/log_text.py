@@ -233,8 +233,8 @@ class NewFiles:
             written = max(((path.stat().st_mtime, path) for path in files_of(self._place)), default=None)
             if written and (ended or written[0] > self._newest):
                 self._newest, newest_file = written
-                with open_text(newest_file) as file:
-                    yield file.read()
+                for _, text in texts_of(newest_file, self._source):
+                    yield text
         elif self._source.place:
             for path in files_of(self._place):
                 yield from self._texts.setdefault(path, NewText(path)).new(ended=ended)

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from ablate.run.log_rows import Evaluations, LogSource
     from ablate.run.loss_units import LoggedUnit
 
+    RunsByArm = dict[str | None, list[ImportedRun]]
+    """Under None without a column of arms."""
+
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")
 """A text that begins with one of these is a formula in a spreadsheet."""
 COLUMNS = (
@@ -206,9 +209,7 @@ def _key_of(texts: Mapping[str, Any]) -> _RunKey:
     )
 
 
-def runs_of_table(
-    path: Path, rows: Iterable[Row], faults: list[str], reading: Reading
-) -> dict[str | None, list[ImportedRun]]:
+def runs_of_table(path: Path, rows: Iterable[Row], faults: list[str], reading: Reading) -> RunsByArm:
     """Group a table's rows into runs by arm, or under None without a column of arms.
 
     Without ``run`` a file is one run, or one for each seed. ``seconds`` and ``ms`` are since training began.
@@ -236,10 +237,10 @@ class _Table:
         self._path = path
         self._reading = reading
         self._faults = faults
-        skipped = (
-            (*_ONLY_NAMED, "tokens", "step") if {"tokens", "step"} & reading.names.keys() else _ONLY_NAMED
-        )
-        self._columns = {name: name for name in COLUMNS if name not in skipped} | {**reading.names}
+        self._columns = {name: name for name in COLUMNS if name not in _ONLY_NAMED}
+        if "tokens" in reading.names or "step" in reading.names:
+            del self._columns["tokens"], self._columns["step"]
+        self._columns |= reading.names
         self._all_columns: dict[Any, None] = {}
         self._columns_of_row: Collection[Any] = ()
         self._texts: dict[str, str] = {}
@@ -374,9 +375,7 @@ class _Table:
         check_sets(self._path, self._sets, self._reading.set_name)
 
 
-def runs_of_log(
-    path: Path, source: LogSource, faults: list[str], reading: Reading
-) -> dict[str | None, list[ImportedRun]]:
+def runs_of_log(path: Path, source: LogSource, faults: list[str], reading: Reading) -> RunsByArm:
     """Read the runs of a log by its format or its patterns; a file is one run, or one for each ``run``.
 
     Raises:
@@ -443,9 +442,9 @@ def _source(path: Path, key: _RunKey) -> str:
     return f"{path} ({key.name})" if key.name else str(path)
 
 
-def _final_runs(path: Path, final_losses: Mapping[_RunKey, float]) -> dict[str | None, list[ImportedRun]]:
+def _final_runs(path: Path, final_losses: Mapping[_RunKey, float]) -> RunsByArm:
     """Make runs of final losses, one for each key."""
-    runs: dict[str | None, list[ImportedRun]] = defaultdict(list)
+    runs: RunsByArm = defaultdict(list)
     for key, loss in final_losses.items():
         identity = [path.name, *key, str(path)]
         runs[key.arm].append(run_of_losses({0: loss}, identity, source=_source(path, key), seed=key.seed))
@@ -454,7 +453,7 @@ def _final_runs(path: Path, final_losses: Mapping[_RunKey, float]) -> dict[str |
 
 def _runs(
     path: Path, rows_by_key: Mapping[_RunKey, RunRows], faults: list[str], reading: Reading, *, hint: str
-) -> dict[str | None, list[ImportedRun]]:
+) -> RunsByArm:
     """Make runs of rows, one for each key.
 
     Raises:
@@ -462,7 +461,7 @@ def _runs(
             above 0.
     """
     unit = reading.loss_unit
-    runs: dict[str | None, list[ImportedRun]] = defaultdict(list)
+    runs: RunsByArm = defaultdict(list)
     for key, rows in rows_by_key.items():
         try:
             read = rows.evaluations()

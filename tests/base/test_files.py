@@ -64,7 +64,8 @@ def test_a_folder_of_another_user_is_refused_unless_a_file_server_shows_him(tmp_
 
 
 def test_a_link_that_leads_out_is_refused_and_no_link_is_written_through(tmp_path):
-    inside, secret = tmp_path / "study", tmp_path / "secret"
+    inside = tmp_path / "study"
+    secret = tmp_path / "secret"
     (inside / "runs").mkdir(parents=True)
     secret.write_text("secret")
     (inside / "runs" / "log").symlink_to(secret)

@@ -19,16 +19,14 @@ MODELS = {
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_names_shapes_and_parameters(model):
-    real = Decoder(model, 300, 32, MagicMock())
-    found = {
-        layer.name: (layer.in_features, layer.out_features)
-        for layer in real.modules()
+    decoder = Decoder(model, 300, 32, MagicMock())
+    assert {(layer.name, layer.inputs, layer.outputs) for layer in linear_layers(model, 300)} == {
+        (layer.name, layer.in_features, layer.out_features)
+        for layer in decoder.modules()
         if isinstance(layer, QuantLinear)
     }
-    layers = linear_layers(model, 300)
-    assert {layer.name: (layer.inputs, layer.outputs) for layer in layers} == found
     size = model_size(model, vocab_size=300, seq_len=32)
-    assert size.parameters == sum(parameter.numel() for parameter in real.parameters())
+    assert size.parameters == sum(parameter.numel() for parameter in decoder.parameters())
 
 
 def test_a_token_goes_through_its_experts_alone():

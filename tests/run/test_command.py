@@ -60,13 +60,13 @@ def test_files_that_count(tmp_path):
     (tmp_path / "configs" / "a.sh").write_text("a")
     (tmp_path / "set.yaml").write_text("lr: 1")
     words = ("python", "train.py", "--config=set.yaml", "--empty=", "--seed={seed}")
-    own = command(*words, cwd=str(tmp_path), files=["configs/*.sh"])
-    assert [path.name for path in result_files(own)] == ["train.py", "set.yaml", "a.sh"]
-    before = digest_of(own)
+    trainer = command(*words, cwd=str(tmp_path), files=["configs/*.sh"])
+    assert [path.name for path in result_files(trainer)] == ["train.py", "set.yaml", "a.sh"]
+    before = digest_of(trainer)
     (tmp_path / "notes.txt").write_text("no part of it")
-    assert digest_of(own) == before
+    assert digest_of(trainer) == before
     (tmp_path / "configs" / "a.sh").write_text("b")
-    assert digest_of(own) != before
+    assert digest_of(trainer) != before
     with pytest.raises(UserError, match=r"no file 'missing/\*'"):
         result_files(command("run", cwd=str(tmp_path), files=["missing/*"]))
 
@@ -80,8 +80,8 @@ def test_the_identity_leaves_out_what_changes_no_result():
 
 def test_a_recipe_comes_out_of_the_environment_as_it_went_in():
     phases = {"preset": "primus-gpt-oss", "phases": [{"from_fraction": 0.5, "recipe": "bf16"}]}
-    for given in (*PRESETS, phases):
-        recipe = read_recipe(given)
-        told = variables_of(recipe, {"seed": 3, "tokens": 4096, "steps": 16})
-        assert read_recipe(told.pop("ABLATE_RECIPE")) == recipe
-        assert told == {"ABLATE_SEED": "3", "ABLATE_TOKENS": "4096", "ABLATE_TOKENS_PER_STEP": "256"}
+    for written in (*PRESETS, phases):
+        recipe = read_recipe(written)
+        variables = variables_of(recipe, {"seed": 3, "tokens": 4096, "steps": 16})
+        assert read_recipe(variables.pop("ABLATE_RECIPE")) == recipe
+        assert variables == {"ABLATE_SEED": "3", "ABLATE_TOKENS": "4096", "ABLATE_TOKENS_PER_STEP": "256"}

@@ -120,7 +120,8 @@ def test_files_are_known_by_the_digest_and_other_code_and_tokenizers_by_their_na
 
 @pytest.mark.parametrize(("rest", "version"), [("fp8", RESULT_VERSION), ("fp8-delayed", RESULT_VERSION + 1)])
 def test_the_id_is_what_the_documentation_says(rest, version):
-    model, recipe = ModelConfig(width=256, layers=4), resolve(RecipeSpec(rest=rest))
+    model = ModelConfig(width=256, layers=4)
+    recipe = resolve(RecipeSpec(rest=rest))
     config = replace(CONFIG, model=model, recipe=recipe, trainer=None, fork=None)
     content = asdict(config)
     seed = content.pop("seed")

@@ -1,6 +1,7 @@
 """The local fit against weighted least squares of numpy, and what it must leave alone."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,13 +22,13 @@ def crossing(loss, target=1.5, tokens=TOKENS, spans=ALWAYS):
     return float(LocalFit(tokens, loss, spans).crossings([near], [target])[0])
 
 
-def by_hand(tokens, loss, at, weights):
+def by_hand(tokens, loss, place, weights):
     """Return the value of the local line, by numpy's weighted polynomial fit."""
-    away = np.abs(np.log(tokens) - at)
-    width = max(WIDTH, np.sort(away)[4])
-    own = np.clip(1 - (away / width) ** 3, 0, None) ** 3 * weights
-    kept = own > 0
-    return np.polyval(np.polyfit(np.log(tokens[kept]) - at, loss[kept], 1, w=np.sqrt(own[kept])), 0)
+    x = np.log(tokens) - place
+    width = max(WIDTH, np.sort(np.abs(x))[4])
+    weights = np.clip(1 - (np.abs(x) / width) ** 3, 0, None) ** 3 * weights
+    counts = weights > 0
+    return np.polyval(np.polyfit(x[counts], loss[counts], 1, w=np.sqrt(weights[counts])), 0)
 
 
 @pytest.mark.parametrize("points", [8, 40, 600])
@@ -36,13 +37,11 @@ def test_it_is_the_lowess_of_the_definition(points):
     loss = curve(tokens, noise=0.01)
     weights = np.ones(points)
     for _ in range(2):
-        residual = np.abs(loss - [by_hand(tokens, loss, at, weights) for at in np.log(tokens)])
+        residual = np.abs(loss - [by_hand(tokens, loss, place, weights) for place in np.log(tokens)])
         weights = np.clip(1 - (residual / (6 * np.median(residual))) ** 2, 0, None) ** 2
-    found = crossing(loss, tokens=tokens)
+    value = by_hand(tokens, loss, math.log(crossing(loss, tokens=tokens)), weights)
     # Of many evaluations the distances are interpolated between some places.
-    assert by_hand(tokens, loss, math.log(found), weights) == pytest.approx(
-        1.5, abs=1e-7 if points < 250 else 1e-5
-    )
+    assert value == pytest.approx(1.5, abs=1e-7 if points < 250 else 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +68,16 @@ def test_nothing_is_found_beyond_the_last_evaluation_nor_of_too_few():
 
 def test_an_outcome_has_both_and_takes_the_fit():
     loss = curve(noise=0.01)
-    told = {"seed": 0, "state": "finished", "tokens": TOKENS, "loss": loss}
-    told |= {"target": 1.5, "budget_tokens": 1e6}
+    outcome_of = partial(
+        outcome, seed=0, state="finished", tokens=TOKENS, loss=loss, target=1.5, budget_tokens=1e6
+    )
     fit = LocalFit(TOKENS, loss, ALWAYS)
-    run = outcome(**told, rule="confirmed", fit=fit)
+    run = outcome_of(rule="confirmed", fit=fit)
     assert run.high == run.low == run.fitted == crossing(loss) != run.interpolated
     assert run.interpolated == find_crossing(TOKENS, loss, 1.5)[1]
-    assert outcome(**told, rule="confirmed").high == run.interpolated
-    assert outcome(**told, rule="first_eval", fit=fit).fitted is None
-    targets, near = [1.5, 1.6, 1.45], [1e5, 7e4, 2e5]
-    alone = [fit.crossings([at], [one])[0] for at, one in zip(near, targets, strict=True)]
-    np.testing.assert_allclose(fit.crossings(near, targets), alone, rtol=1e-12)
+    assert outcome_of(rule="confirmed").high == run.interpolated
+    assert outcome_of(rule="first_eval", fit=fit).fitted is None
+    near_targets = {1e5: 1.5, 7e4: 1.6, 2e5: 1.45}
+    alone = [fit.crossings([near], [target])[0] for near, target in near_targets.items()]
+    together = fit.crossings([*near_targets], [*near_targets.values()])
+    np.testing.assert_allclose(together, alone, rtol=1e-12)

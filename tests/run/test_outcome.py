@@ -24,12 +24,12 @@ from ablate.run.outcome import find_crossing, outcome
     ],
 )
 def test_where_a_curve_crosses(tokens, loss, target, expected):
-    found = find_crossing(tokens, loss, target)
+    crossing = find_crossing(tokens, loss, target)
     if expected is None:
-        assert found is None
+        assert crossing is None
         assert find_crossing(tokens, loss, target, "first_eval") is None
         return
-    assert found == pytest.approx((0, 100) if expected == "at most 100" else (expected, expected))
+    assert crossing == pytest.approx((0, 100) if expected == "at most 100" else (expected, expected))
     first = tokens[[value <= target for value in loss].index(True)]
     assert find_crossing(tokens, loss, target, "first_eval") == (first, first)
 
@@ -45,10 +45,10 @@ def test_order_repeated_rows_and_losses_that_are_not_finite_do_not_matter(loss, 
     rng = np.random.default_rng(seed)
     rows = np.concatenate([np.arange(len(loss)), rng.integers(0, len(loss), 5)])
     rng.shuffle(rows)
-    at = [*tokens[rows], *(50 * place + 25 for place, _ in holes)]
+    places = [*tokens[rows], *(50 * place + 25 for place, _ in holes)]
     values = [*np.array(loss)[rows], *(value for _, value in holes)]
     expected = find_crossing(tokens, loss, target, rule)
-    assert find_crossing(at, values, target, rule) == expected
+    assert find_crossing(places, values, target, rule) == expected
     scaled = find_crossing(tokens * 8192, loss, target, rule)
     assert scaled == (expected and pytest.approx((expected[0] * 8192, expected[1] * 8192)))
 
@@ -79,7 +79,7 @@ def test_the_crossing_lies_in_the_interval_that_the_first_confirmed_evaluation_e
 )
 def test_ends(state, loss, end, low):
     tokens = np.arange(1, len(loss) + 1) * 100
-    found = outcome(
+    run = outcome(
         seed=0, state=state, tokens=tokens, loss=loss, target=2.0, rule="confirmed", budget_tokens=900
     )
-    assert (found.end, found.low, found.high) == (end, low, low if end == "hit" else math.inf)
+    assert (run.end, run.low, run.high) == (end, low, low if end == "hit" else math.inf)

@@ -10,7 +10,9 @@ from ablate.run.schedule import shared_prefixes
 
 STEP = 512
 ALL = ["fprop", "dgrad", "wgrad"]
-BF16, FP4, F = RecipeSpec(), RecipeSpec(gemms=ALL), RecipeSpec(gemms=["fprop"])
+BF16 = RecipeSpec()
+FP4 = RecipeSpec(gemms=ALL)
+FPROP = RecipeSpec(gemms=["fprop"])
 DELAYED = RecipeSpec(preset="te-hybrid-fp8-delayed")
 
 
@@ -38,9 +40,10 @@ def runs_of(make_config):
             configs[name] = replace(configs[name], fork=fork)
         if changes:
             configs["b"] = replace(configs["b"], training=replace(configs["b"].training, **changes))
-        usual = ResourcesConfig()
-        own = {"b": resources or usual}
-        return [(f"{name}{seed or ''}", config, own.get(name, usual)) for name, config in configs.items()]
+        return [
+            (f"{name}{seed or ''}", config, (resources if name == "b" else None) or ResourcesConfig())
+            for name, config in configs.items()
+        ]
 
     return runs
 
@@ -68,7 +71,7 @@ def found(runs, **options):
             {"c": ("b", 19), "a": ("b", 9)},
         ),
         (
-            {"a": BF16, "b": FP4, "c": F, "d": FP4}, [("b", "a", 10), ("c", "a", 10), ("d", "a", 16)],
+            {"a": BF16, "b": FP4, "c": FPROP, "d": FP4}, [("b", "a", 10), ("c", "a", 10), ("d", "a", 16)],
             {"b": ("a", 9), "c": ("a", 9), "d": ("a", 15)},
         ),
         # A fork is the same state as a phase at that place.

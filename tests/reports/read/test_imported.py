@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import yaml
 from texts import check_words, said_of
 
 from ablate.base.errors import UserError
@@ -58,8 +59,8 @@ def files(folder):
 
 H100, B200 = ({"hardware": f"8x NVIDIA {name}"} for name in ("H100", "B200"))
 NVFP4, FP8 = (
-    {"lowest_numerical_precision_in_linear": one, "lowest_numerical_precision_in_attn": "bf16"}
-    for one in ("nvfp4", "fp8")
+    {"lowest_numerical_precision_in_linear": linear, "lowest_numerical_precision_in_attn": "bf16"}
+    for linear in ("nvfp4", "fp8")
 )
 
 
@@ -68,7 +69,7 @@ def test_an_ordinary_run_store(write, analysed):
     b = [run(5, 5, 4, 2.0, settings={"batch": 32, "submission_platform": "theirs"}), run(6, 4, 2)]
     b[1] = dataclasses.replace(b[1], settings=b[0].settings)
     analysis = analysed(a=a, b=b)
-    assert [one.seed for one in analysis.plan.arms[0].runs] == [1, 0, 3, 2]
+    assert [run.seed for run in analysis.plan.arms[0].runs] == [1, 0, 3, 2]
     assert [(*map(arm.count, ("hit", "censored", "diverged", "missing")),) for arm in analysis.arms] == [
         (1, 1, 1, 1), (2, 0, 0, 0),
     ]  # fmt: skip
@@ -129,10 +130,10 @@ def test_a_diverged_run_counts_with_the_longest_of_the_study(analysed):
     long = "4.5 4.4 4.3 4.2 4.1 4.0 3.9 3.8 3.7 2.9"
     base = runs(f"0: {long}; 1: {long}; 2: {long}; 3: {long}")
     gone = runs("4: 4.5; 5: 4.5", state="diverged")
-    (found,) = analysed(a=base, b=gone + runs(f"6: {long}; 7: {long}")).others
-    assert (found.token_cost.kind, found.token_cost.note) == ("bound", "this arm: of 4 runs 2 diverged")
-    assert found.token_cost.low == pytest.approx(0, abs=0.01)
-    assert [run.trained for run in found.runs] == [1000, 1000, 10_000, 10_000]
+    (arm,) = analysed(a=base, b=gone + runs(f"6: {long}; 7: {long}")).others
+    assert (arm.token_cost.kind, arm.token_cost.note) == ("bound", "this arm: of 4 runs 2 diverged")
+    assert arm.token_cost.low == pytest.approx(0, abs=0.01)
+    assert [run.trained for run in arm.runs] == [1000, 1000, 10_000, 10_000]
 
 
 def test_precision_is_the_recipe(analysed):
@@ -152,14 +153,16 @@ def test_speed_as_logged_on_equal_hardware(analysed):
     fast = [timed(seed, 4, 3.5, 3.2, 2.5 + seed / 100, speed=2000) for seed in (3, 4, 5)]
     analysis = analysed(a=slow, b=fast)
     (arm,) = analysis.others
-    found = arm.measured
-    assert found.timed == "as logged"
-    bare = [[dataclasses.replace(one, settings={}) for one in side] for side in (slow, fast)]
-    assert analysed(a=bare[0], b=bare[1], hardware="8x NVIDIA H100").others[0].measured == found
+    assert arm.measured.timed == "as logged"
+    bare = {
+        name: [dataclasses.replace(run, settings={}) for run in runs]
+        for name, runs in {"a": slow, "b": fast}.items()
+    }
+    assert analysed(**bare, hardware="8x NVIDIA H100").others[0].measured == arm.measured
     check_words("logs with times", said_of(analysis))
     # 8 devices: the hours are of all of them together.
     hours = [8 * run.tokens_to_target / run.tokens_per_sec / 3600 for run in arm.runs]
-    assert found.hours.estimate == pytest.approx(sum(hours) / 3, rel=1e-3)
+    assert arm.measured.hours.estimate == pytest.approx(sum(hours) / 3, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +191,8 @@ def report_texts(report):
 def test_losses_in_another_unit_are_named_by_it_everywhere(write, tmp_path):
     def twice(text):
         return [
-            dataclasses.replace(one, in_bf16={at: 0.99 * loss for at, loss in one.evals})
-            for one in runs(text)
+            dataclasses.replace(run, in_bf16={tokens: 0.99 * loss for tokens, loss in run.evals})
+            for run in runs(text)
         ]
 
     arms = {"a": twice("0: 1.2 1.0 0.8; 1: 1.2 1.0 0.81"), "b": twice("2: 1.3 1.1 0.9; 3: 1.3 1.1 0.92")}
@@ -224,7 +227,7 @@ def test_a_perplexity_is_a_target_of_losses_in_nats_per_token_alone(tmp_path):
 
 def test_final_losses_alone(write):
     a, b, c = (
-        [dataclasses.replace(one, evals=((0, one.evals[0][1]),)) for one in runs(text)]
+        [dataclasses.replace(run, evals=((0, run.evals[0][1]),)) for run in runs(text)]
         for text in ("0: 3; 1: 3.01; 2: 3.02", "3: 3.1; 4: 3.12; 5: 3.11", "6: 3.01; 7: 3.001; 8: 3.03")
     )
     store, _ = write(None, a=a, b=b, c=c, d=[run(9, 3, first=0), run(10, state="diverged")])
@@ -250,17 +253,17 @@ def test_curves_without_a_target(write, tmp_path):
 
 def stretched(seed, by, last):
     """Return a log whose curve is stretched to its budget of ``last`` thousand tokens."""
-    at = range(50, last + 1, 50)
-    losses = {1000 * t: float(5 - 0.6 * np.log(t / by) + 0.001 * seed) for t in at}
+    losses = {1000 * t: float(5 - 0.6 * np.log(t / by) + 0.001 * seed) for t in range(50, last + 1, 50)}
     return run_of_losses(losses, [seed], source=str(seed), seed=seed)
 
 
 def test_a_rate_that_is_said_to_be_constant_lets_crossings_be_read_off_a_fit(analysed):
     arms = {"a": [stretched(seed, 1.0, 1000) for seed in (0, 1)], "b": [stretched(2, 1.2, 1000)]}
-    for told, fitted in ((None, False), (60_000, True), (900_000, False)):
-        analysis = analysed(1.2, **arms, constant_from=told)
+    for constant_from, fitted in ((None, False), (60_000, True), (900_000, False)):
+        analysis = analysed(1.2, **arms, constant_from=constant_from)
         assert {run.fitted is not None for arm in analysis.arms for run in arm.runs} == {fitted}
-        assert any("schedule is not known" in text for text in warnings(analysis, ())) == (told is None)
+        is_unknown = any("schedule is not known" in text for text in warnings(analysis, ()))
+        assert is_unknown == (constant_from is None)
 
 
 def test_a_cost_that_unequal_budgets_alone_may_make_is_named(analysed):
@@ -284,11 +287,10 @@ def test_a_run_at_the_target_before_it_began_is_a_bound_and_no_error(write, cros
 def pieces(text):
     """Return runs of ``FILE RUN SEED TOKENS: LOSS LOSS; …``: 10 tokens from one evaluation to the next."""
     for part in text.split("; "):
-        (name, named, seed, at), losses = (words.split() for words in part.split(":"))
-        evals = {int(at) + 10 * n: float(loss) for n, loss in enumerate(losses)}
-        own = None if seed == "-" else int(seed) if seed.isdecimal() else seed
-        piece = (named.strip("-"), own)
-        yield run_of_losses(evals, [name], source=name, seed=own, piece=piece)
+        (name, named, seed, start), losses = (words.split() for words in part.split(":"))
+        evals = {int(start) + 10 * n: float(loss) for n, loss in enumerate(losses)}
+        seed = yaml.safe_load(seed.replace("-", "null"))
+        yield run_of_losses(evals, [name], source=name, seed=seed, piece=(named.strip("-"), seed))
 
 
 WHOLE = "a - - 0: 5 4.9 4.8; b - -"
@@ -323,6 +325,6 @@ def test_a_run_lies_in_one_file(text, waived, said):
 
 
 def test_seeds_that_are_text_are_numbered_and_arms_that_differ_in_case_are_named():
-    arms, said = tidied({"a": [*pieces("a - s1 0: 5; b - s0 0: 5")], "A": [*pieces("c - 0 0: 9")]}, ())
+    arms, lines = tidied({"a": [*pieces("a - s1 0: 5; b - s0 0: 5")], "A": [*pieces("c - 0 0: 9")]}, ())
     assert [run.seed for run in arms["a"]] == [2, 1]
-    assert said == ["arms a and A differ in case alone: taken as several", "seeds 's0' = 1, 's1' = 2"]
+    assert lines == ["arms a and A differ in case alone: taken as several", "seeds 's0' = 1, 's1' = 2"]

@@ -23,7 +23,8 @@ STOP = " run_stop=@status=success"
 
 
 def read(tmp_path, words, **options):
-    path, faults = tmp_path / "result_0.txt", []
+    path = tmp_path / "result_0.txt"
+    faults = []
     path.write_text("some text before\n" + "\n".join(mllog(words)) + "\n")
     return read_mllog(path, faults, **options), [fault.removeprefix(str(path)) for fault in faults]
 
@@ -31,11 +32,14 @@ def read(tmp_path, words, **options):
 @pytest.mark.parametrize("case", cases(Path(__file__).with_name("mllog.txt")))
 def test_what_is_read_and_what_is_named(tmp_path, case):
     try:
-        run, faults = read(tmp_path, case[2])
+        run, lines = read(tmp_path, case[2])
     except UserError as refused:
-        run, faults = None, [str(refused).removeprefix(str(tmp_path / "result_0.txt"))]
-    told = [f"{run.state} {run.seed} {' '.join(f'{at}:{loss:g}' for at, loss in run.evals)}"] if run else []
-    check(case, told + faults)
+        run = None
+        lines = [str(refused).removeprefix(str(tmp_path / "result_0.txt"))]
+    if run:
+        evals = " ".join(f"{tokens}:{loss:g}" for tokens, loss in run.evals)
+        lines.insert(0, f"{run.state} {run.seed} {evals}")
+    check(case, lines)
 
 
 def test_settings_times_and_the_tokens_of_a_sample(tmp_path):
@@ -53,7 +57,8 @@ def test_settings_times_and_the_tokens_of_a_sample(tmp_path):
 
 
 def test_ranks_prefixes_and_what_is_no_record(tmp_path):
-    path, faults = tmp_path / "result_0.txt", []
+    path = tmp_path / "result_0.txt"
+    faults = []
     lines = [f"{rank}: {line}" for line in mllog(HEAD + EVALS) for rank in range(8)]
     lines += ['+ echo \':::SYSJSON {"not": "a record"}\'', ':::MLLOG ["run_stop"]', lines[-1][:-20]]
     path.write_text("\n".join([*lines, mllog(STOP)[0][:-10]]))
@@ -93,11 +98,10 @@ def by_hand(folder):
         for match in re.finditer(r':::MLLOG (\{.*"eval_accuracy".*\})', path.read_text(errors="replace")):
             content = json.loads(match[1])
             points[content["metadata"]["samples_count"]] = content["value"]
-        at = np.array(sorted(points), dtype=float)
-        loss = np.array([points[n] for n in sorted(points)])
+        samples, loss = np.array(sorted(points.items())).T
         i = int(np.argmax(loss <= 3.3))
         share = (loss[i - 1] - 3.3) / (loss[i - 1] - loss[i])
-        crossings.append((1 - share) * np.log(at[i - 1]) + share * np.log(at[i]))
+        crossings.append((1 - share) * np.log(samples[i - 1]) + share * np.log(samples[i]))
     return np.array(crossings)
 
 
@@ -124,7 +128,8 @@ def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
     store, folders = nvfp4_against_fp8
     analysis = analysed(store)
     cost = next(arm for arm in analysis.others if arm.name == "NVFP4").token_cost
-    x, y = by_hand(folders["NVFP4"]), by_hand(folders["FP8"])
+    x = by_hand(folders["NVFP4"])
+    y = by_hand(folders["FP8"])
     # Each side's variance as if the mean of both were known from two more degrees of freedom.
     mean = (x.var(ddof=1) + y.var(ddof=1)) / 2
     parts = np.array([(2 * mean + 9 * side.var(ddof=1)) / 11 / 10 for side in (x, y)])

@@ -38,29 +38,29 @@ def runs_in(kind, path, faults, columns="", more=(), **reading):
 
 
 def told(run):
-    evals = " ".join(f"{at}:{loss:g}" for at, loss in run.evals)
+    evals = " ".join(f"{tokens}:{loss:g}" for tokens, loss in run.evals)
     speed = "".join(f" {rate:g}/s" for _, rate in run.throughput)
     return f"{run.seed} {'' if run.state == 'finished' else run.state} {evals}{speed}"
 
 
-CASES = cases(Path(__file__).with_name("readers.txt"))
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(Path(__file__).with_name("readers.txt")))
 def test_what_is_read_and_what_is_not(tmp_path, case):
     """Seed, losses and speed of each run, after its arm; then the faults, or why all is refused."""
-    path, faults = tmp_path / "log", []
-    asked, _, text = case[2].partition("\n")
-    kind, options = asked.split(" ", 1)
+    path = tmp_path / "log"
+    faults = []
+    reader, _, text = case[2].partition("\n")
+    kind, options = reader.split(" ", 1)
     for code in ("udce9", "udcff"):  # bytes that are not UTF-8
         text = text.replace(f"\\{code}", chr(int(code[1:], 16)))
     path.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
     try:
         runs = runs_in(kind, path, faults, **json.loads(options))
-        found = [f"{f'{arm}: ' * bool(arm)}{told(run)}" for arm, own in runs.items() for run in own]
+        lines = [
+            f"{arm}: {told(run)}" if arm else told(run) for arm, of_arm in runs.items() for run in of_arm
+        ]
     except UserError as refused:
-        found = [str(refused)]
-    check(case, [line.removeprefix(str(path)) for line in (*found, *faults)])
+        lines = [str(refused)]
+    check(case, [line.removeprefix(str(path)) for line in (*lines, *faults)])
 
 
 def test_files_that_end_at_the_same_loss_are_several_runs(tmp_path):
@@ -80,16 +80,18 @@ def test_no_text_of_ours_is_a_formula_and_all_are_read_back(tmp_path, name):
 
 
 def test_runs_of_a_chart_go_to_arms_by_their_names(tmp_path):
-    path, faults = tmp_path / "chart.csv", []
+    path = tmp_path / "chart.csv"
+    faults = []
     path.write_text('"Step","a - l","b - l"\n1,4,\n2,3,3.5\n')
     runs = runs_in("wandb", path, faults)[None]
-    found = by_pattern(runs, {"A": ["x", "a*"], "C": ["c"]}, faults)
-    assert {arm: len(own) for arm, own in found.items()} == {"A": 1, "C": 0}
+    arms = by_pattern(runs, {"A": ["x", "a*"], "C": ["c"]}, faults)
+    assert {arm: len(of_arm) for arm, of_arm in arms.items()} == {"A": 1, "C": 0}
     assert faults == [f"{path} (b): in no arm (patterns: x, a*, c)"]
 
 
 def test_large_files_are_read_in_little_memory(tmp_path):
-    rows, hole = tmp_path / "a.jsonl", tmp_path / "a.txt"
+    rows = tmp_path / "a.jsonl"
+    hole = tmp_path / "a.txt"
     row = json.dumps({"kind": "train", "arm": "a", "loss": 3.0, "note": "x" * 100})
     with rows.open("w") as file:
         for step in range(100):
@@ -124,7 +126,7 @@ def test_runs_of_an_mlflow_server(tmp_path):
     client.create_run(experiment, tags={"recipe": "fp4"}, run_name="empty")
     read = partial(read_mlflow, uri, metric="eval/loss", stages=dict.fromkeys(("a", *ARMS), ((0, 100),)))
     arms = read("theirs", faults := [], arms=ARMS)
-    assert {arm: sorted(map(told, own)) for arm, own in arms.items()} == {
+    assert {arm: sorted(map(told, of_arm)) for arm, of_arm in arms.items()} == {
         "FP8": ["3  100:4 200:3", "4  100:4 200:2"], "FP4": ["3 diverged 100:5"],
     }  # fmt: skip
     assert ["run 'empty'" in fault and "no metric 'eval/loss'" in fault for fault in faults] == [True]
