@@ -207,29 +207,6 @@ def write_study(
     store = StudyStore(folder)
     _remove_runs(store)
     base = settings[baseline]
-    locked_arms = []
-    for name, runs in arms.items():
-        taken = [run.seed for run in runs]
-        free = (number for number in itertools.count() if number not in taken)
-        seeded = [replace(run, seed=next(free)) if run.seed is None else run for run in runs]
-        arm_settings = settings[name]
-        precisions = [
-            f"{part} {arm_settings[key]}" for key, part in PRECISION.items() if arm_settings.get(key)
-        ]
-        differs = {
-            key: (base.get(key), arm_settings.get(key))
-            for key in base | arm_settings
-            if base.get(key) != arm_settings.get(key)
-        }
-        locked_arms.append(
-            LockedArm(
-                name=name,
-                recipe=f"as logged: {', '.join(precisions)}" if precisions else "as logged",
-                tokens=max([_write_run(store, run, longest) for run in seeded]),
-                differs=differs,
-                runs=tuple(LockedRun(id=run.id, seed=int(run.seed or 0)) for run in seeded),
-            )
-        )
     store.write_plan(
         LockedPlan(
             study=folder.name,
@@ -238,7 +215,9 @@ def write_study(
             target=target,
             paired_seeds=paired_seeds,
             training=base,
-            arms=tuple(locked_arms),
+            arms=tuple(
+                _write_arm(store, name, runs, settings[name], base, longest) for name, runs in arms.items()
+            ),
             imported=True,
             loss_unit=unit,
         )
@@ -365,6 +344,36 @@ def machine(hardware: str) -> dict[str, Any]:
     if not (count.isdecimal() and int(count) and name.strip()):
         raise UserError(f"--hardware: expected NUMBERx NAME, such as '8x NVIDIA H100', got '{hardware}'")
     return {"gpu": name.strip(), "world_size": int(count)}
+
+
+def _write_arm(
+    store: StudyStore,
+    name: str,
+    runs: Sequence[ImportedRun],
+    settings: Mapping[str, Any],
+    base: Mapping[str, Any],
+    longest: int,
+) -> LockedArm:
+    """Write the runs of an arm, and number those whose logs tell no seed.
+
+    ``base``: the baseline's settings. ``longest``: the tokens of the study's longest run.
+    """
+    taken = [run.seed for run in runs]
+    free = (number for number in itertools.count() if number not in taken)
+    seeded = [replace(run, seed=next(free)) if run.seed is None else run for run in runs]
+    precisions = [f"{part} {settings[key]}" for key, part in PRECISION.items() if settings.get(key)]
+    differs = {}
+    for key in dict.fromkeys((*base, *settings)):
+        pair = (base.get(key), settings.get(key))
+        if pair[0] != pair[1]:
+            differs[key] = pair
+    return LockedArm(
+        name=name,
+        recipe=f"as logged: {', '.join(precisions)}" if precisions else "as logged",
+        tokens=max([_write_run(store, run, longest) for run in seeded]),
+        differs=differs,
+        runs=tuple(LockedRun(id=run.id, seed=int(run.seed or 0)) for run in seeded),
+    )
 
 
 def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:

@@ -61,98 +61,119 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
         OSError: the file cannot be read.
         UserError: nothing tells the length of a sample.
     """
-    reader = LogReader(LogSource(preset="mllog"))
     content = read_bytes(path)
-    settings: dict[str, Any] = {}
-    evals: dict[int, float] = {}  # by the samples seen
-    rates: dict[int, float] = {}  # samples per second, by the samples seen
-    times: dict[str, float] = {}
-    seed: int | None = None
-    status: str | None = None
+    log = _Log()
     for place, record in _records(path, content, faults):
+        fault = log.add(record)
+        if fault is not None:
+            faults.append(f"{place}: {fault}")
+    if not log.losses:
+        faults.append(f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)")
+        return None
+    per_sample = tokens_per_sample or log.settings.get("max_sequence_length")
+    if per_sample is None:
+        per_sample = _SAMPLE_TOKENS.get(str(log.settings.get("submission_benchmark")))
+    if type(per_sample) is not int or not 0 < per_sample < LARGEST:
+        raise UserError(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
+    state, message = log.end()
+    if state == "interrupted":
+        faults.append(f"{path}: {message}: no result")
+    settings = {key: log.settings[key] for key in _SETTINGS if key in log.settings}
+    platform = log.settings.get("submission_platform")
+    hardware = _hardware(path, faults)
+    if hardware is not None:
+        settings["hardware"] = hardware
+    if hardware is not None or "SUBMISSION_PLATFORM_PLACEHOLDER" in str(platform):
+        settings.pop("submission_platform", None)
+    return ImportedRun(
+        source=str(path),
+        content=content,
+        seed=log.seed,
+        evals=tuple(
+            (samples * per_sample, loss)
+            for samples, loss in sorted(log.losses.items())
+            if math.isfinite(loss)
+        ),
+        state=state,
+        message=message,
+        throughput=tuple(
+            (samples * per_sample, rate * per_sample) for samples, rate in sorted(log.rates.items())
+        ),
+        settings=settings,
+        started_unix=log.times.get("run_start"),
+        ended_unix=log.times.get("run_stop"),
+        environment={"platform": platform, "organisation": log.settings.get("submission_org")},
+    )
+
+
+class _Log:
+    """What the records of a log say. ``losses`` and ``rates`` (samples per second): by the samples seen."""
+
+    def __init__(self) -> None:
+        self._reader = LogReader(LogSource(preset="mllog"))
+        self._status: str | None = None
+        self.settings: dict[str, Any] = {}
+        self.losses: dict[int, float] = {}
+        self.rates: dict[int, float] = {}
+        self.times: dict[str, float] = {}
+        self.seed: int | None = None
+
+    def add(self, record: Mapping[str, Any]) -> str | None:
+        """Add a record; return what is wrong with it."""
         key = record.get("key")
         value = record.get("value")
         metadata = record.get("metadata")
         if not isinstance(metadata, dict):
             metadata = {}
         if key == "eval_accuracy":
-            row = next(reader.rows_of(record), {})
-            if "val_loss" not in row or "samples" not in row:
-                faults.append(f"{place}: an evaluation needs a number, and samples_count or epoch_num")
-                continue
-            samples = int(row["samples"])
-            first = evals.setdefault(samples, row["val_loss"])
-            if repr(first) != repr(row["val_loss"]):
-                faults.append(
-                    f"{place}: another loss ({value}) at {samples} samples, where {first} was logged before: "
-                    "the first counts"
-                )
-        elif key == "tracked_stats" and isinstance(value, dict):
-            samples_seen = metadata.get("samples_count", metadata.get("step"))
-            rate = _rate(value, settings.get("global_batch_size"))
-            if _is_count(samples_seen) and _is_count(rate):
-                rates[int(samples_seen)] = float(rate)
+            return self._add_evaluation(record)
+        if key == "tracked_stats" and isinstance(value, dict):
+            samples = metadata.get("samples_count", metadata.get("step"))
+            rate = value.get("throughput")
+            step_time = value.get("train_step_time")
+            batch = self.settings.get("global_batch_size")
+            if rate is None and _is_count(step_time) and _is_count(batch) and step_time > 0:
+                rate = batch / step_time
+            if _is_count(samples) and _is_count(rate):
+                self.rates[int(samples)] = float(rate)
         elif key == "seed" and type(value) is int and abs(value) < LARGEST:
-            seed = value if seed is None else seed
+            self.seed = value if self.seed is None else self.seed
         elif key in ("run_start", "run_stop"):
             if key == "run_stop":
-                status = str(metadata.get("status", "success"))
+                self._status = str(metadata.get("status", "success"))
             time_ms = record.get("time_ms")
             if _is_count(time_ms) and time_ms < _LATEST_MS:
-                times[key] = time_ms / 1e3
+                self.times[key] = time_ms / 1e3
         elif isinstance(key, str) and value not in ("", None):
-            settings.setdefault(_OLDER.get(key, key), value)
-    if not evals:
-        faults.append(f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)")
+            self.settings.setdefault(_OLDER.get(key, key), value)
         return None
-    per_sample = tokens_per_sample or settings.get("max_sequence_length")
-    if per_sample is None:
-        per_sample = _SAMPLE_TOKENS.get(str(settings.get("submission_benchmark")))
-    if type(per_sample) is not int or not 0 < per_sample < LARGEST:
-        raise UserError(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
-    losses = {samples * per_sample: loss for samples, loss in evals.items()}
-    is_finite = all(map(math.isfinite, losses.values()))
-    # An aborted run counts up to its end; a run whose log breaks off does not count.
-    state: State = "finished"
-    message = None
-    if status is None:
-        state = "interrupted"
-        message = "the log ends without run_stop"
-        faults.append(f"{path}: {message}: no result")
-    elif status != "success":
-        message = f"logged as {status}"
-        if not is_finite:
-            state = "diverged"
-            message += ", with a loss that is not finite"
-    run_settings = {key: settings[key] for key in _SETTINGS if key in settings}
-    platform = settings.get("submission_platform")
-    hardware = _hardware(path, faults)
-    if hardware is not None:
-        run_settings["hardware"] = hardware
-    if hardware is not None or "SUBMISSION_PLATFORM_PLACEHOLDER" in str(platform):
-        run_settings.pop("submission_platform", None)
-    return ImportedRun(
-        source=str(path),
-        content=content,
-        seed=seed,
-        evals=tuple(sorted((tokens, loss) for tokens, loss in losses.items() if math.isfinite(loss))),
-        state=state,
-        message=message,
-        throughput=tuple((samples * per_sample, rates[samples] * per_sample) for samples in sorted(rates)),
-        settings=run_settings,
-        started_unix=times.get("run_start"),
-        ended_unix=times.get("run_stop"),
-        environment={"platform": platform, "organisation": settings.get("submission_org")},
-    )
 
+    def _add_evaluation(self, record: Mapping[str, Any]) -> str | None:
+        row = next(self._reader.rows_of(record), {})
+        if "val_loss" not in row or "samples" not in row:
+            return "an evaluation needs a number, and samples_count or epoch_num"
+        samples = int(row["samples"])
+        first = self.losses.setdefault(samples, row["val_loss"])
+        if repr(first) == repr(row["val_loss"]):
+            return None
+        return (
+            f"another loss ({record['value']}) at {samples} samples, where {first} was logged before: the "
+            "first counts"
+        )
 
-def _rate(stats: Mapping[str, Any], batch: object) -> object:
-    """Return the samples per second that a record tells, or its time of a step."""
-    rate = stats.get("throughput")
-    step_time = stats.get("train_step_time")
-    if rate is None and _is_count(step_time) and _is_count(batch) and step_time > 0:
-        return batch / step_time
-    return rate
+    def end(self) -> tuple[State, str | None]:
+        """Return how the run ended, and what is to be said of it.
+
+        An aborted run counts up to its end; a run whose log breaks off does not count.
+        """
+        if self._status is None:
+            return "interrupted", "the log ends without run_stop"
+        if self._status == "success":
+            return "finished", None
+        message = f"logged as {self._status}"
+        if all(map(math.isfinite, self.losses.values())):
+            return "finished", message
+        return "diverged", f"{message}, with a loss that is not finite"
 
 
 def _hardware(path: Path, faults: list[str]) -> str | None:

@@ -47,13 +47,13 @@ def test_the_last_target_exists():
     tokens = np.arange(8 * 37 + 1, dtype=np.uint16)
     rows = batch(tokens, sequence_starts(0, 0, 37, 8, len(tokens)), 8)
     assert rows.dtype == np.int64
-    assert sorted(rows.tolist()) == [list(range(at, at + 9)) for at in range(0, 296, 8)]
+    assert sorted(rows.tolist()) == [[*range(start, start + 9)] for start in range(0, 296, 8)]
 
 
 def test_validation_windows_are_spread_over_the_whole_text_or_the_first():
     def rows(count, eval_tokens, **which):
         batches = list(validation_batches(np.arange(count), 8, eval_tokens, 5, **which))
-        assert all(len(one) == 5 for one in batches[:-1])
+        assert {len(windows) for windows in batches[:-1]} == {5}
         return np.concatenate(batches)
 
     spread = rows(1000, 100)

@@ -150,11 +150,11 @@ def folder(tmp_path):
 
 
 def test_a_tokenizer_is_its_content_and_its_end_token(folder, tmp_path):
-    found = find_tokenizer(str(folder))
-    assert (found.vocab_size, found.end_of_text) == (4, "<|fin|>")
-    assert find_tokenizer(str(folder / "tokenizer.json")).identity() == found.identity()
+    first = find_tokenizer(str(folder))
+    assert (first.vocab_size, first.end_of_text) == (4, "<|fin|>")
+    assert find_tokenizer(str(folder / "tokenizer.json")).identity() == first.identity()
     other = folder.rename(tmp_path.with_name("other"))
-    assert find_tokenizer(str(other)).identity() == found.identity()
+    assert find_tokenizer(str(other)).identity() == first.identity()
     (other / "tokenizer_config.json").unlink()
     with pytest.raises(UserError, match=r"tokenizer\.json: the tokenizer has no end-of-text token"):
         find_tokenizer(str(other))
@@ -162,7 +162,7 @@ def test_a_tokenizer_is_its_content_and_its_end_token(folder, tmp_path):
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(other / "tokenizer.json"))
     again = find_tokenizer(str(other))
-    assert (again.end_of_text, again.content_hash == found.content_hash) == ("</s>", False)
+    assert (again.end_of_text, again.content_hash == first.content_hash) == ("</s>", False)
 
 
 def test_a_unigram_vocabulary_is_a_list(tmp_path):

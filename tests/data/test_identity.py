@@ -38,10 +38,10 @@ assert not heavy, heavy
 
 def test_neither_place_nor_order_of_the_corpus_counts(corpus, tmp_path, monkeypatch):
     shutil.copytree(corpus, tmp_path / "elsewhere" / "copy")
-    one = digest(corpus)
-    assert one == digest(tmp_path / "elsewhere" / "copy")
+    first = digest(corpus)
+    assert first == digest(tmp_path / "elsewhere" / "copy")
     monkeypatch.chdir(corpus.parent)
-    assert one == digest("", paths=["corpus/01*", "corpus/0[02-5]*"])
+    assert first == digest("", paths=["corpus/01*", "corpus/0[02-5]*"])
     two = [corpus / "000.txt", tmp_path / "elsewhere" / "000.txt"]
     digests = []
     for texts in (("one", "other"), ("other", "one")):  # of two files of one name
@@ -85,9 +85,8 @@ def test_sizes(corpus):
 
 def test_a_tokenizer_of_another_size_is_refused(corpus, tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "<|endoftext|>": 1}}}')
-    own = {"tokenizer": "hf", "tokenizer_path": str(tmp_path), "vocab_size": 3}
     with pytest.raises(UserError, match="the tokenizer has 2 tokens, but"):
-        identify(DataConfig(source="text", paths=[str(corpus)], **own))
+        digest(corpus, tokenizer="hf", tokenizer_path=str(tmp_path), vocab_size=3)
 
 
 def test_contradicting_fields_are_refused_all_at_once():

@@ -80,9 +80,9 @@ def test_damage_is_found_named_and_mended(data, files, tmp_path, work, name, dam
         path.unlink()
     with pytest.raises(UserError, match=f"no usable token files: .*{fault}.*\\(start the study again"):
         load(files.folder)
-    said = []
-    assert prepare(data, tmp_path / "cache", notice=said.append) == files
-    (notice,) = said
+    notices = []
+    assert prepare(data, tmp_path / "cache", notice=notices.append) == files
+    (notice,) = notices
     assert notice.endswith("; the tokens are prepared anew.")
     assert work.call_count == 1
     assert path.read_bytes() == content

@@ -46,7 +46,7 @@ def test_validation_files_are_the_validation_set_and_max_bytes_takes_the_beginni
 @pytest.mark.parametrize("position", [0, 250, 999])
 def test_an_id_outside_the_vocabulary_is_found_anywhere(made, tmp_path, position):
     with pytest.raises(UserError) as error:
-        made([1000 * (at == position) for at in range(1000)])
+        made([1000 * (index == position) for index in range(1000)])
     assert str(error.value) == (
         f"{tmp_path}/0.bin: token {position} has id 1000, but vocab_size is 1000 "
         "(check vocab_size and token_dtype)"

@@ -50,7 +50,7 @@ def test_paths_name_files(names, there, paths, found):
 def test_every_missing_path_is_reported_at_once_with_the_likely_name(names, tmp_path):
     (tmp_path / "empty").mkdir()
     names(".", write=["reviews.txt", *SHARDS[:3], SHARDS[4], *SHARDS[8:], *PARTS, "part8/2.txt"])
-    said = {
+    problems = {
         "review.txt": "no such file or folder (did you mean 'reviews.txt'?)",
         "nowhere/a.txt": "no such file or folder (relative paths start at the study file)",
         "*.md": "no file matches (relative paths start at the study file)",
@@ -61,11 +61,10 @@ def test_every_missing_path_is_reported_at_once_with_the_likely_name(names, tmp_
         "{5..2}.txt": "{5..2} is no range of shards",
     }
     with pytest.raises(UserError) as error:
-        names(*said)
+        names(*problems)
     lines = str(error.value).split("\n")
-    assert [
-        line[: len(path) + 2 + len(what)] for line, (path, what) in zip(lines, said.items(), strict=True)
-    ] == [f"{path}: {what}" for path, what in said.items()]
+    for line, (path, problem) in zip(lines, problems.items(), strict=True):
+        assert line.startswith(f"{path}: {problem}")
     with pytest.raises(UserError, match=r"\{0\.\.2\}\.txt: 2 of the 9 shards are missing: part9/2\.txt, "):
         names("part{8..10}/{0..2}.txt")
 

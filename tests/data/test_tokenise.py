@@ -40,9 +40,9 @@ def test_copies_of_a_document_stay_on_one_side_and_near_copies_are_left_out(json
     assert not {text.strip() for text in train} & {text.strip() for text in validation}
     assert len({text.strip() for text in validation}) == len(validation) == meta["validation_documents"] > 0
     assert "a\ufffdb" in train + validation  # a NUL in the text ends no document
-    copies, near = meta["copies_left_out"], meta["near_copies_left_out"]
-    assert min(copies, near) > 0
-    assert len(train) + len(validation) + copies + near == len(documents)
+    left_out = (meta["copies_left_out"], meta["near_copies_left_out"])
+    assert min(left_out) > 0
+    assert len(train) + len(validation) + sum(left_out) == len(documents)
     lines = {line for text in validation for line in text.split("\n") if len(line) > 32}
     assert not any(line in lines for text in train for line in text.split("\n"))
 
@@ -147,13 +147,13 @@ def shards(tmp_path, write_json, texts, monkeypatch):
 
 def test_tokens_are_in_the_order_of_the_source_though_batches_are_made_at_once(shards, tmp_path, monkeypatch):
     whole = prepare(shards, tmp_path / "whole")
-    real, slow = tokenise.encode_bytes, threading.Event()
+    slow = threading.Event()
 
     def encode(texts):
-        if threading.current_thread() is not threading.main_thread() and not slow.is_set():
+        if not slow.is_set():
             slow.set()
             time.sleep(0.2)  # the first batch is ready last
-        return real(texts)
+        return encode_bytes(texts)
 
     monkeypatch.setattr(tokenise, "encode_bytes", encode)
     again = prepare(shards, tmp_path / "again")
@@ -176,10 +176,10 @@ def progress(done, what):
 prepare(DataConfig(**{vars(shards)!r}), cache, progress=progress)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    (left,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
-    assert {path.name for path in left.iterdir()} >= {"train.bin", "validation.bin"}
+    (killed,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert {path.name for path in killed.iterdir()} >= {"train.bin", "validation.bin"}
     files = prepare(shards, tmp_path / "cache")
-    assert not left.exists()
+    assert not killed.exists()
     for name in ("train.bin", "validation.bin"):
         assert (files.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
