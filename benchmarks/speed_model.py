@@ -32,7 +32,7 @@ from ablate.run.config import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ablate.modelled.speed import Range
+    from ablate.modelled.speed import ModelledFigure
 
 _TOKENS, _WIDTH = 15_872, 4096
 _OUTPUTS = 12 * _WIDTH  # of a block's layers if each had _WIDTH inputs: 3 + 1 + 4 + 4
@@ -84,7 +84,7 @@ class SpeedUp:
     why: str = ""
 
     @property
-    def modelled(self) -> Range:
+    def modelled(self) -> ModelledFigure:
         """The modelled speed-up."""
         slow, fast = (token_time(self.work, one, self.hardware) for one in (self.slow, self.fast))
         return speed_up(slow.by_kernel(*self.parts), fast.by_kernel(*self.parts))

@@ -17,7 +17,7 @@ from ablate.cli.common import deliver, format_table, names_text
 from ablate.execute.command import run_values
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
-from ablate.modelled.speed import HARDWARE, Range
+from ablate.modelled.speed import HARDWARE, ModelledFigure
 from ablate.plan import build_plan, estimate, known_plan, read_progress, warnings_of
 from ablate.plan.estimate import SPREAD, cost_found, duration_text, shared_tokens
 from ablate.plan.layers import LayerGroup, layer_groups
@@ -447,7 +447,7 @@ def _on_hardware(
                 end: sum(n * getattr(one, end) for n, one in zip(runs, hours, strict=True))
                 for end in _ENDS.values()
             }
-            total = Range(**sums)
+            total = ModelledFigure(**sums)
         if name != CPU:
             fits = None if None in found else all(one.fits for one in found if one)
             are = _EMULATED if any(one.is_emulated for one in found if one) else "modelled"
@@ -455,7 +455,7 @@ def _on_hardware(
     return arms, study
 
 
-def _hours(hours: Range | None, per: str = "") -> Entry:
+def _hours(hours: ModelledFigure | None, per: str = "") -> Entry:
     """Return GPU-hours with the ends of their range; None: not modelled."""
     return {f"gpu_hours{per}{suffix}": hours and getattr(hours, end) for suffix, end in _ENDS.items()}
 

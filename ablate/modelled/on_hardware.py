@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import (
     FORWARD,
-    Range,
+    ModelledFigure,
     emulation_factor,
     gemm_unit,
     operand_bytes,
@@ -41,8 +41,11 @@ from ablate.run.architecture import HEAD, layer_places, linear_layers, model_siz
 from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ablate.modelled.hardware import Peaks
     from ablate.recipes import GemmPolicy, LayerRecipe
+    from ablate.run.architecture import LinearLayer
     from ablate.run.config import ArmConfig, ModelConfig, ResourcesConfig
 
 Memory = Counter[str]
@@ -52,7 +55,8 @@ PURPOSES = ("weights", "gradients", "optimizer", "activations", "quantised")
 """``weights`` includes their bf16 and gathered copies; ``gradients`` are those of weights; ``optimizer`` has
 AdamW's two moments and what de-oscillation keeps; ``activations`` includes their gradients and the logits;
 ``quantised`` has the copies of operands in low precision (under emulation their dequantised values)."""
-_BF16, _FP32 = 2, 4
+_BF16 = 2
+_FP32 = 4
 
 FITS_SHARE = 0.9
 """Usable share of a device's memory: the rest is for uncounted parts and the allocator's losses."""
@@ -72,7 +76,7 @@ class OnHardware:
     memory: Memory
     capacity_bytes: int | None = None
     fits: bool | None = None
-    gpu_hours: Range | None = None
+    gpu_hours: ModelledFigure | None = None
     is_emulated: bool = False
 
 
@@ -88,15 +92,18 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
     training = config.training
     counts = plan_steps(training, resources.devices_per_run)
     work = replace(workload_of(config), devices=resources.devices_per_run)
-    gpu_hours, is_emulated = None, False
-    if (time := token_time(work, config.recipe, hardware)) is not None:
+    gpu_hours = None
+    is_emulated = False
+    time = token_time(work, config.recipe, hardware)
+    if time is not None:
         forward = time.of(*FORWARD)
-        twice = forward if resources.activation_checkpointing else 0.0
+        recomputed = forward if resources.activation_checkpointing else 0.0
         in_bf16 = token_time(work, Recipe(), hardware)
         assert in_bf16 is not None  # every hardware multiplies in bf16
         passes = {"recipe": forward, "bf16": in_bf16.of(*FORWARD)}
-        evaluation = counts.evals * training.eval_tokens * sum(passes[one] for one in evaluated_in(config))
-        seconds = counts.tokens * (time.total + twice) + evaluation
+        evaluated_token = sum(passes[arithmetic] for arithmetic in evaluated_in(config))
+        evaluation = counts.evals * training.eval_tokens * evaluated_token
+        seconds = counts.tokens * (time.total + recomputed) + evaluation
         gpu_hours = seconds_range(time).times(seconds / time.total / 3600)
     elif peaks.fp4 is None:
         twin = on_hardware(replace(config, recipe=Recipe()), resources, hardware)
@@ -119,95 +126,144 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | No
     ``config`` must have a built-in model. The phase of its recipe with the largest memory counts.
     ``peaks`` are those of the hardware; None: of the CPU.
     """
-    model, training, recipe = config.model, config.training, config.recipe
-    layers = linear_layers(model, config.vocab_size)
-    devices, is_sharded = resources.devices_per_run, resources.devices_per_run > 1
+    model = config.model
+    training = config.training
+    devices = resources.devices_per_run
+    is_sharded = devices > 1
     sequences = training.micro_batch_size or max(1, training.batch_size // devices)
     tokens = sequences * training.seq_len
-    width, logits = _BF16 * tokens * model.width, tokens * config.vocab_size
-    kept, widest = _block(model, sequences, training.seq_len, on_gpu=peaks is not None)
-    waiting = width if resources.activation_checkpointing else kept  # in a block for its backward pass
+    width = _BF16 * tokens * model.width
+    logits = tokens * config.vocab_size
+    block = _block(model, sequences, training.seq_len, on_gpu=peaks is not None)
+    waiting = block.kept  # in a block for its backward pass
+    if resources.activation_checkpointing:
+        waiting = width
     master = _FP32 if training.master_weights == "fp32" else _BF16
     # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
     at_use = _BF16 if is_sharded and model.experts is None else master
     parameters = model_size(model, vocab_size=config.vocab_size, seq_len=training.seq_len).parameters
     table = config.vocab_size * model.width
-    outside = table * (1 if model.tied_head else 2) + model.width
-    outside += training.seq_len * model.width if model.architecture == "gpt" else 0
+    outside = table + model.width
+    if not model.tied_head:
+        outside += table
+    if model.architecture == "gpt":
+        outside += training.seq_len * model.width
     of_block = (parameters - outside) // model.layers
-    # Gradients are copied together to be reduced, and the result is added; gloo makes another copy.
-    reduced = is_sharded * (_FP32 if training.reduction == "fp32" else _BF16) * (1 if peaks else 2)
-
-    of_gemms: dict[bool, list[Memory]] = {True: [], False: []}  # of the head, and of blocks
-    followed = 0  # by de-oscillation: two sums, the last value and its quantised one of each weight
-    for layer, place in zip(layers, layer_places(layers).values(), strict=True):
-        phases = [phase.recipe for phase in phases_of(recipe, place)]
-        if recipe.deoscillate is not None and any(one.fprop.right.has_fixed_grid for one in phases):
-            followed += layer.inputs * layer.outputs
-        rows = tokens
-        if model.experts is not None and ".experts." in layer.name:
-            rows = tokens * min(model.experts_per_token, model.experts) // model.experts
-        of_gemms[layer.name == HEAD] += (
-            _gemms(one, rows, layer.outputs, layer.inputs, at_use, peaks) for one in set(phases)
-        )
-    head, gemms = (max(of_gemms[is_head], key=Memory.total) for is_head in (True, False))
+    reduced = 0  # bytes of a gradient that is reduced
+    if is_sharded:
+        reduced = _FP32 if training.reduction == "fp32" else _BF16
+        if peaks is None:
+            reduced *= 2  # gloo makes another copy
+    head, gemms = _largest_gemms(config, tokens, at_use, peaks)
     all_gradients = master * parameters // devices
-    at_first = all_gradients if training.batch_size > sequences * devices else 0  # passes accumulate
+    accumulates = training.batch_size > sequences * devices
+    at_first = all_gradients if accumulates else 0
     # The logits in fp32, their gradient, and log-softmax; then the gradient in bf16 for the head's GEMMs.
-    loss = Memory(activations=(model.layers - 1) * waiting + kept + 3 * width, gradients=at_first)
+    loss = Memory(activations=(model.layers - 1) * waiting + block.kept + 3 * width, gradients=at_first)
     moments = [
         loss + Memory(activations=3 * _FP32 * logits),
         loss + Memory(activations=_BF16 * logits) + head,
         Memory(activations=width, gradients=all_gradients + (_BF16 + master) * table + reduced * outside),
     ]
     # The backward pass of the last block, of the one before and of the first.
-    for done in {0, min(1, model.layers - 1), model.layers - 1}:
-        gradients = at_first or master * (table + done * of_block // devices)
-        if is_sharded or not at_first:
+    for blocks_after in {0, min(1, model.layers - 1), model.layers - 1}:
+        gradients = at_first or master * (table + blocks_after * of_block // devices)
+        if is_sharded or not accumulates:
             gradients += at_use * of_block
-        if is_sharded and done:  # the block after is still being reduced
+        if is_sharded and blocks_after:  # the block after is still being reduced
             gradients += reduced * of_block + master * of_block // devices
-        here = Memory(
-            weights=is_sharded * 2 * at_use * of_block,
-            activations=(model.layers - 1 - done) * waiting + 2 * width,
-            gradients=gradients,
-        )
-        moments += [here + Memory(activations=widest), here + Memory(activations=kept) + gemms]
-    held = Memory(
-        weights=master * (parameters // devices + is_sharded * outside),
-        optimizer=2 * master * parameters // devices + (3 * _FP32 + master) * followed // devices,
+        activations = (model.layers - 1 - blocks_after) * waiting + 2 * width
+        moment = Memory(activations=activations, gradients=gradients)
+        if is_sharded:
+            moment["weights"] = 2 * at_use * of_block
+        moments.append(moment + Memory(activations=block.widest))
+        moments.append(moment + Memory(activations=block.kept) + gemms)
+    optimizer = 2 * master * parameters // devices
+    if config.recipe.deoscillate is not None:
+        # Two sums, the last value and its quantised one of each weight.
+        optimizer += (3 * _FP32 + master) * _weights_on_a_grid(config) // devices
+    weights = master * (parameters // devices)
+    if is_sharded:
+        weights += master * outside
+    return Memory(weights=weights, optimizer=optimizer) + max(moments, key=Memory.total)
+
+
+def _recipes_of_layers(config: ArmConfig) -> Iterator[tuple[LinearLayer, list[LayerRecipe]]]:
+    """Yield each linear layer of a built-in model with the recipes of its phases."""
+    layers = linear_layers(config.model, config.vocab_size)
+    for layer, place in zip(layers, layer_places(layers).values(), strict=True):
+        yield layer, [phase.recipe for phase in phases_of(config.recipe, place)]
+
+
+def _largest_gemms(config: ArmConfig, tokens: int, at_use: int, peaks: Peaks | None) -> tuple[Memory, Memory]:
+    """Find what the largest GEMMs allocate, of the head and of the blocks; parameters as of ``_gemms``."""
+    model = config.model
+    of_head: list[Memory] = []
+    of_blocks: list[Memory] = []
+    for layer, recipes in _recipes_of_layers(config):
+        rows = tokens
+        if model.experts is not None and ".experts." in layer.name:
+            rows = tokens * min(model.experts_per_token, model.experts) // model.experts
+        gemms = of_head if layer.name == HEAD else of_blocks
+        for recipe in set(recipes):
+            gemms.append(_gemms(recipe, rows, layer.outputs, layer.inputs, at_use, peaks))
+    return max(of_head, key=Memory.total), max(of_blocks, key=Memory.total)
+
+
+def _weights_on_a_grid(config: ArmConfig) -> int:
+    """Count the weights that de-oscillation follows in any phase."""
+    return sum(
+        layer.inputs * layer.outputs
+        for layer, recipes in _recipes_of_layers(config)
+        if any(recipe.fprop.right.has_fixed_grid for recipe in recipes)
     )
-    return held + max(moments, key=Memory.total)
 
 
-def _block(model: ModelConfig, sequences: int, seq_len: int, *, on_gpu: bool) -> tuple[int, int]:
-    """Count the bytes that a block keeps, and those at the widest moment of its backward pass.
+class _BlockBytes(NamedTuple):
+    """Bytes that a block keeps, and those at the widest moment of its backward pass.
 
     The second are without what its GEMMs allocate and without the gradients of its result and its input.
     """
-    is_gpt, tokens = model.architecture == "gpt", sequences * seq_len
+
+    kept: int
+    widest: int
+
+
+def _block(model: ModelConfig, sequences: int, seq_len: int, *, on_gpu: bool) -> _BlockBytes:
+    is_gpt = model.architecture == "gpt"
+    tokens = sequences * seq_len
     width = _BF16 * tokens * model.width  # bytes of a matrix with a row for each token
     norm = width if is_gpt or on_gpu else 4 * width  # kept besides its result
     kv_heads = model.heads if model.kv_heads is None else model.kv_heads
     keys = _BF16 * tokens * kv_heads * (model.width // model.heads)
-    # Attention: queries, keys and values, of which all but the values are rotated. Where it is not fused,
-    # products keep copies instead, as wide as the queries, and the scores.
-    taken, scores = width + 2 * keys + (0 if is_gpt else width + keys), 0
-    if not on_gpu:
-        taken, scores = 3 * width, _BF16 * sequences * model.heads * seq_len**2
-    attention = norm + width + taken + scores + width
-    # The feed-forward: GPT keeps the matrices before and after GELU; SwiGLU gate, up, silu(gate) and their
-    # product. Backward, GPT has one gradient besides and SwiGLU two.
-    inner, more = (2, 1) if is_gpt else (4, 2)
+    if on_gpu:  # queries, keys and values, of which Llama rotates all but the values
+        scores = 0
+        operands = width + 2 * keys
+        if not is_gpt:
+            operands += width + keys
+    else:  # attention is not fused: its products keep copies as wide as the queries, and the scores
+        scores = _BF16 * sequences * model.heads * seq_len**2
+        operands = 3 * width
+    attention = norm + width + operands + scores + width
+    feed_forward = norm + width
     matrix = _BF16 * tokens * model.ffn
-    feed_forward, at_once = norm + width, 1
+    experts_at_once = 1
     if model.experts is not None:  # they share the tokens evenly
-        each, at_once = min(model.experts_per_token, model.experts), model.experts
-        matrix *= each
+        experts_at_once = model.experts
+        experts = min(model.experts_per_token, model.experts)
+        matrix *= experts
         # Each token's input and weighted result of each of its experts, and the router's matrices in fp32.
-        feed_forward += width + 3 * each * width + 3 * _FP32 * tokens * model.experts
-    kept = attention + feed_forward + inner * matrix
-    return kept, max(kept + more * matrix // at_once, attention + 3 * width + 2 * scores)
+        feed_forward += width + 3 * experts * width + 3 * _FP32 * tokens * model.experts
+    if is_gpt:  # keeps the matrices before and after GELU, and has one gradient besides
+        kept_matrices = 2
+        gradients = 1
+    else:  # SwiGLU keeps gate, up, silu(gate) and their product, and has two gradients besides
+        kept_matrices = 4
+        gradients = 2
+    kept = attention + feed_forward + kept_matrices * matrix
+    in_feed_forward = kept + gradients * matrix // experts_at_once
+    in_attention = attention + 3 * width + 2 * scores
+    return _BlockBytes(kept, max(in_feed_forward, in_attention))
 
 
 @cache
@@ -219,19 +275,23 @@ def _gemms(recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peak
 
     def copies(gemm: GemmPolicy, left: int, right: int) -> int:
         """Bytes of the operands' copies and masks, for operands with so many elements."""
-        # Multiplied in their packed form.
-        is_native = peaks is not None and gemm_unit(gemm, peaks) not in (None, "gemm16")
-        return sum(
-            round((operand_bytes(policy) if is_native else _FP32 if policy.is_fp32 else _BF16) * elements)
-            + policy.mask * elements
-            for policy, elements in ((gemm.left, left), (gemm.right, right))
-            if not policy.is_untouched
-        )
+        is_packed = peaks is not None and gemm_unit(gemm, peaks) not in (None, "gemm16")
+        total = 0
+        for policy, elements in ((gemm.left, left), (gemm.right, right)):
+            if policy.is_untouched:
+                continue
+            if is_packed:
+                total += round(operand_bytes(policy) * elements)
+            else:
+                total += (_FP32 if policy.is_fp32 else _BF16) * elements
+            if policy.mask:
+                total += elements
+        return total
 
     quantised = max(copies(recipe.dgrad, m * n, n * k), copies(recipe.wgrad, m * n, m * k))
     cast = 0 if at_use == _BF16 else n * k
-    # A gradient goes back through a rotated copy of x in fp32.
-    is_back = recipe.fprop.left.hadamard and recipe.dgrad.right.source != "high_precision" and peaks
-    dx = (_BF16 + 4 * _FP32 * bool(is_back)) * m * k
+    dx = _BF16 * m * k
+    if recipe.fprop.left.hadamard and recipe.dgrad.right.source != "high_precision" and peaks is not None:
+        dx += 4 * _FP32 * m * k  # the gradient goes back through a rotated copy of x in fp32
     gradients = _BF16 * n * k + at_use * cast
     return Memory(weights=_BF16 * cast, gradients=gradients, activations=dx, quantised=quantised)

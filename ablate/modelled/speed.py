@@ -19,13 +19,12 @@ unknown hardware raises ``KeyError``.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ablate.modelled.hardware import PEAKS
 from ablate.recipes import GEMMS, OPERANDS, Recipe
@@ -114,11 +113,11 @@ class TokenTime:
 
     def by_kernel(self, *parts: str) -> dict[str, float]:
         """Sum the seconds of some parts, or of the whole step if none is named, by kind of kernel."""
-        found: defaultdict[str, float] = defaultdict(float)
+        totals: defaultdict[str, float] = defaultdict(float)
         for (part, kernel), seconds in self.seconds.items():
             if not parts or part in parts:
-                found[kernel] += seconds
-        return found
+                totals[kernel] += seconds
+        return totals
 
     @property
     def total(self) -> float:
@@ -127,29 +126,29 @@ class TokenTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
-    """An estimate with its 95 % range."""
+class ModelledFigure:
+    """A modelled figure with its 95 % range."""
 
     estimate: float
     low: float
     high: float
 
-    def times(self, factor: float) -> Range:
+    def times(self, factor: float) -> ModelledFigure:
         """Multiply the estimate and its range."""
-        return Range(estimate=self.estimate * factor, low=self.low * factor, high=self.high * factor)
+        return ModelledFigure(estimate=self.estimate * factor, low=self.low * factor, high=self.high * factor)
 
 
-def seconds_range(time: TokenTime) -> Range:
+def seconds_range(time: TokenTime) -> ModelledFigure:
     """Model the seconds per token of a whole step, with their range."""
     return _range(time.total, time.by_kernel())
 
 
-def speed_up(slow: Mapping[str, float], fast: Mapping[str, float]) -> Range:
+def speed_up(slow: Mapping[str, float], fast: Mapping[str, float]) -> ModelledFigure:
     """Model how many times faster ``fast`` is than ``slow``, both in seconds by kind of kernel."""
     return _range(sum(slow.values()) / sum(fast.values()), slow, fast)
 
 
-def _range(estimate: float, *sides: Mapping[str, float]) -> Range:
+def _range(estimate: float, *sides: Mapping[str, float]) -> ModelledFigure:
     """Find the range by the shares of the kernels in seconds; of two sides by their difference."""
     shares: defaultdict[str, float] = defaultdict(float)
     for sign, seconds in zip((1, -1), sides, strict=False):
@@ -157,7 +156,7 @@ def _range(estimate: float, *sides: Mapping[str, float]) -> Range:
         for kernel, part in seconds.items():
             shares[kernel] += sign * (part / total)
     reach = _T * KERNEL_SPREAD * math.sqrt(sum(share**2 for share in shares.values()))
-    return Range(estimate=estimate, low=estimate * math.exp(-reach), high=estimate * math.exp(reach))
+    return ModelledFigure(estimate=estimate, low=estimate * math.exp(-reach), high=estimate * math.exp(reach))
 
 
 def workload_of(config: ArmConfig) -> Workload:
@@ -185,24 +184,26 @@ LLAMA_8B = Workload(
 def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | None:
     """Model the mean time of a token over a run; None if the hardware lacks a unit for one of the phases."""
     peaks = PEAKS[hardware]
-    tokens, weights = max(1, work.tokens_per_step // work.devices), 0.0
+    tokens = max(1, work.tokens_per_step // work.devices)
+    weights = 0.0
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for (width, outputs, share, layer), alike in _layers(work, recipe).items():
-        weights += alike * width * outputs
-        seen = max(1, round(tokens * share))
-        elements = {"x": seen * width, "w": width * outputs, "dy": seen * outputs}
-        for name, result in _RESULTS.items():
-            policy = layer.gemm(name)
+    for layer, count in _layers(work, recipe).items():
+        weights += count * layer.weights
+        rows = max(1, round(tokens * layer.token_share))
+        elements = {"x": rows * layer.inputs, "w": layer.weights, "dy": rows * layer.outputs}
+        for gemm, result in _RESULTS.items():
+            policy = layer.recipe.gemm(gemm)
             unit = gemm_unit(policy, peaks)
             if unit is None:
                 return None
-            sides = zip(OPERANDS[name], (policy.left, policy.right), strict=True)
-            moved = sum(elements[operand] * operand_bytes(side) for operand, side in sides)
+            left, right = OPERANDS[gemm]
+            moved = elements[left] * operand_bytes(policy.left)
+            moved += elements[right] * operand_bytes(policy.right)
             moved += elements[result] * _BF16_BYTES
-            cost = _slower(2.0 * seen * width * outputs, unit, moved, peaks)
-            seconds[name, unit] += alike * cost / tokens
-        for part, kernel, cost in _quantise_seconds(layer, elements, peaks):
-            seconds[part, kernel] += alike * cost / tokens
+            cost = _slower(2.0 * rows * layer.weights, unit, moved, peaks)
+            seconds[gemm, unit] += count * cost / tokens
+        for part, kernel, cost in _quantise_seconds(layer.recipe, elements, peaks):
+            seconds[part, kernel] += count * cost / tokens
     flops, moved = _rest(work)
     attend = "attention8" if work.fp8_attention else "attention16"
     # Attention's backward recomputes the scores: 5 products where the forward has 2.
@@ -218,11 +219,12 @@ def emulation_factor(work: Workload, recipe: Recipe) -> float:
 
     Each GEMM counts by a third of its layer's weights. What kind of GPU it is makes no difference here.
     """
-    weights = milliseconds = 0.0
-    for (width, outputs, share, layer), alike in _layers(work, recipe).items():
-        size = width * outputs * share * alike
-        weights += size
-        milliseconds += size * fmean(STEP_MS[_measured_as(layer.gemm(name))] for name in GEMMS)
+    weights = 0.0
+    milliseconds = 0.0
+    for layer, count in _layers(work, recipe).items():
+        weight = layer.weights * layer.token_share * count
+        weights += weight
+        milliseconds += weight * fmean(STEP_MS[_measured_as(layer.recipe.gemm(gemm))] for gemm in GEMMS)
     return milliseconds / weights / STEP_MS["bf16"]
 
 
@@ -242,13 +244,15 @@ def fp4_share(work: Workload, recipe: Recipe) -> float:
 
     FLOPs are those of all linear layers including the head and of causal attention, forward and backward.
     """
-    low = whole = 0.0
-    for (width, outputs, share, layer), alike in _layers(work, recipe).items():
-        flops = 2.0 * alike * width * outputs * share
-        for name in GEMMS:
-            policy = layer.gemm(name)
+    low = 0.0
+    whole = 0.0
+    for layer, count in _layers(work, recipe).items():
+        flops = 2.0 * count * layer.weights * layer.token_share
+        for gemm in GEMMS:
+            policy = layer.recipe.gemm(gemm)
             whole += flops
-            low += flops * all(_bits(side) == 4 for side in (policy.left, policy.right))
+            if _bits(policy.left) == _bits(policy.right) == 4:
+                low += flops
     attention, _ = _rest(work)
     return low / (whole + 3 * attention)
 
@@ -261,8 +265,21 @@ def _rate(peaks: Peaks, rate: str) -> float:
     return float(peak * 1e12 * share)
 
 
-def _layers(work: Workload, recipe: Recipe) -> dict[tuple[int, int, float, LayerRecipe], float]:
-    """Count equal linear layers by inputs, outputs, share of the tokens, and recipe.
+class _Layer(NamedTuple):
+    """What the time of a linear layer depends on."""
+
+    inputs: int
+    outputs: int
+    token_share: float
+    recipe: LayerRecipe
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
+
+
+def _layers(work: Workload, recipe: Recipe) -> dict[_Layer, float]:
+    """Count equal linear layers.
 
     A layer counts in each of its phases with the phase's share of the budget.
 
@@ -270,19 +287,22 @@ def _layers(work: Workload, recipe: Recipe) -> dict[tuple[int, int, float, Layer
         ValueError: the recipe has phases, and the budget is unknown.
     """
     layers = linear_layers(work.model, work.vocab_size)
-    where = layer_places(layers)
-    found: defaultdict[tuple[int, int, float, LayerRecipe], float] = defaultdict(float)
-    for one in layers:
-        phases = phases_of(recipe, where[one.name])
+    places = layer_places(layers)
+    counts: defaultdict[_Layer, float] = defaultdict(float)
+    for layer in layers:
+        phases = phases_of(recipe, places[layer.name])
         if len(phases) == 1:
-            starts, budget = [0, 1], 1
-        elif budget := work.total_tokens or 0:
-            starts = [*(phase.start(budget) for phase in phases), budget]
+            budget = 1
+            starts = [0]
+        elif work.total_tokens:
+            budget = work.total_tokens
+            starts = [phase.start(budget) for phase in phases]
         else:
             raise ValueError("a recipe with phases needs the workload's total_tokens")
-        for phase, (start, end) in zip(phases, itertools.pairwise(starts), strict=True):
-            found[one.inputs, one.outputs, one.token_share, phase.recipe] += (end - start) / budget
-    return found
+        for phase, start, end in zip(phases, starts, [*starts[1:], budget], strict=True):
+            equal = _Layer(layer.inputs, layer.outputs, layer.token_share, phase.recipe)
+            counts[equal] += (end - start) / budget
+    return counts
 
 
 def _bits(policy: OperandPolicy) -> float:
@@ -300,15 +320,17 @@ def operand_bytes(policy: OperandPolicy) -> float:
 
 def gemm_unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
     """Choose the unit of the wider operand; None if a format has none, as E3M0, NVINT4 and IF4 everywhere."""
-    formats = policy.left.format, policy.right.format
-    bits = _bits(policy.left), _bits(policy.right)
-    if any(one.endswith(("e3m0", "nvint4", "if4")) for one in formats):
+    formats = (policy.left.format, policy.right.format)
+    bits = (_bits(policy.left), _bits(policy.right))
+    if any(fmt.endswith(("e3m0", "nvint4", "if4")) for fmt in formats):
         return None
     if (min(bits) == 4 and peaks.fp4 is None) or ("nvfp4" in formats and not peaks.nvfp4):
         return None
     if min(bits) < 16 and peaks.fp8 is None:
         return None
-    return "gemm16" if max(bits) == 16 else "gemm8" if max(bits) > 4 else "gemm4"
+    if max(bits) == 16:
+        return "gemm16"
+    return "gemm8" if max(bits) > 4 else "gemm4"
 
 
 def _slower(flops: float, unit: str, moved: float, peaks: Peaks) -> float:

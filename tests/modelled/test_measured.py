@@ -37,8 +37,8 @@ def test_deviations_above_a_tenth_are_explained_and_counted():
         assert all(case.why for case in far)
         counts += [f"{len(cases) - len(far)} of {len(cases)}"]
     page = PAGE.read_text(encoding="utf-8")
-    said = "Within 10 % are {} calibrated steps, {} held-out ones, and {} measured speed-ups"
-    assert said.format(*counts) in page
+    sentence = "Within 10 % are {} calibrated steps, {} held-out ones, and {} measured speed-ups"
+    assert sentence.format(*counts) in page
 
 
 def test_ranges_hold_all_that_was_held_out():

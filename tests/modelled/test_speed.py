@@ -18,7 +18,7 @@ from ablate.modelled.speed import (
     LLAMA_8B,
     RATES,
     STEP_MS,
-    Range,
+    ModelledFigure,
     TokenTime,
     Workload,
     emulation_factor,
@@ -139,15 +139,15 @@ T = stats.t.ppf(0.975, 6)
 
 
 def test_a_time_is_off_by_the_squares_of_its_shares_and_a_speed_up_by_what_differs():
-    found = seconds_range(TokenTime(seconds={("fprop", "gemm4"): 3.0, ("rest_forward", "pointwise"): 1.0}))
+    figure = seconds_range(TokenTime(seconds={("fprop", "gemm4"): 3.0, ("rest_forward", "pointwise"): 1.0}))
     reach = math.exp(T * KERNEL_SPREAD * math.sqrt(0.75**2 + 0.25**2))
-    assert (found.estimate, found.high, found.low) == pytest.approx((4, 4 * reach, 4 / reach), rel=1e-3)
-    assert found.times(2) == Range(estimate=8.0, low=2 * found.low, high=2 * found.high)
+    assert (figure.estimate, figure.high, figure.low) == pytest.approx((4, 4 * reach, 4 / reach), rel=1e-3)
+    assert figure.times(2) == ModelledFigure(estimate=8.0, low=2 * figure.low, high=2 * figure.high)
     slow = {"gemm8": 2.0, "pointwise": 2.0}
-    found = speed_up(slow, {"gemm4": 1.0, "pointwise": 1.0})
-    assert found.estimate == 2.0
-    assert math.log(found.high / 2) == pytest.approx(T * KERNEL_SPREAD * math.sqrt(0.5), rel=0.01)
-    assert speed_up(slow, slow) == Range(estimate=1.0, low=1.0, high=1.0)
+    figure = speed_up(slow, {"gemm4": 1.0, "pointwise": 1.0})
+    assert figure.estimate == 2.0
+    assert math.log(figure.high / 2) == pytest.approx(T * KERNEL_SPREAD * math.sqrt(0.5), rel=0.01)
+    assert speed_up(slow, slow) == ModelledFigure(estimate=1.0, low=1.0, high=1.0)
 
 
 @pytest.mark.parametrize(
