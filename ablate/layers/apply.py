@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,9 @@ from ablate.recipes.coverage import Matrix, coverage_faults, coverage_of, in_sho
 from ablate.recipes.place import LayerPlace, block_of, places, rule_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from torch import Tensor
 
 _HEADS = ("lm_head", "head", "output", "embed_out", "score", "classifier")
 _ROOT = "model"
@@ -96,13 +99,17 @@ def apply_recipe(
         recipe=recipe if isinstance(recipe, Recipe) else read_recipe(recipe),
         backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens, replica=None,
     )  # fmt: skip
-    skip, allow = ((names,) if isinstance(names, str) else names for names in (skip, allow))
+    if isinstance(skip, str):
+        skip = (skip,)
+    if isinstance(allow, str):
+        allow = (allow,)
     quantise_layers(model, state, skip=skip, allow=allow, reach=reach)
     if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
-    if not distributed.is_initialized():  # an expert may run only in another process
-        state.check = weights_used_alone
-    if not (distributed.is_initialized() and distributed.get_rank()):
+    if not distributed.is_initialized():
+        state.check = weights_used_alone  # with several processes an expert may run only in another one
+        print(state.coverage)
+    elif distributed.get_rank() == 0:
         print(state.coverage)
     return state
 
@@ -117,39 +124,50 @@ def quantise_layers(
     key: str = "allow=",
 ) -> None:
     """Make a model's layers follow ``state``, as ``apply_recipe`` does; ``key``: how users write allow."""
-    found, recipe = survey(model, reach), state.recipe
-    for what, hint in coverage_faults(recipe, found.matrices, allow=allow, skip=skip, key=key):
-        raise ValueError(f"{what} ({hint})")
-    unskipped = {matrix.name for matrix in found.matrices if not matrix.named_by(skip)}
-    where = {name: place for name, place in found.places.items() if name in unskipped}
-    if not where:
+    recipe = state.recipe
+    surveyed = survey(model, reach)
+    for fault, hint in coverage_faults(recipe, surveyed.matrices, allow=allow, skip=skip, key=key):
+        raise ValueError(f"{fault} ({hint})")
+    unskipped = {matrix.name for matrix in surveyed.matrices if not matrix.named_by(skip)}
+    layer_places = {name: place for name, place in surveyed.places.items() if name in unskipped}
+    if not layer_places:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
-    for _, what, hint in rule_faults(recipe, where):
-        raise ValueError(f"{what} ({hint})")
+    for _, fault, hint in rule_faults(recipe, layer_places):
+        raise ValueError(f"{fault} ({hint})")
+    linears: dict[str, nn.Linear] = {}
     grouped: dict[nn.Module, dict[str, dict[int, ExpertLinear]]] = {}
-    for name, place in where.items():
-        if name in found.experts:
-            module, parameter, index = found.experts[name]
-            expert = ExpertLinear(module, parameter, index, name=name, state=state, place=place)
-            grouped.setdefault(module, {}).setdefault(parameter, {})[index] = expert
-            layer: nn.Linear = expert
-        else:
-            layer = found.linears[name]
-        phases = phases_that_fit(layer, name, state, place)
-        is_low = any(not part.fprop.right.is_high_precision for _, part in phases)
-        is_own = name in found.experts or isinstance(layer.weight, nn.Parameter)
-        if state.deoscillates and is_low and not is_own:
-            raise ValueError(
-                f"deoscillate resets weights, but that of layer {name} is no parameter of its own "
-                f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
-            )
-    linears = {name: found.linears[name] for name in where if name in found.linears}
+    for name, place in layer_places.items():
+        if name in surveyed.linears:
+            linear = surveyed.linears[name]
+            linears[name] = linear
+            _check_phases(linear, name, state, place, has_own_weight=isinstance(linear.weight, nn.Parameter))
+            continue
+        module, parameter, index = surveyed.experts[name]
+        expert = ExpertLinear(module, parameter, index, name=name, state=state, place=place)
+        _check_phases(expert, name, state, place, has_own_weight=True)
+        grouped.setdefault(module, {}).setdefault(parameter, {})[index] = expert
     notes = _leave_fast_paths(model, set(linears.values()))
     for name, linear in linears.items():
-        QuantLinear.take_over(linear, name=name, state=state, place=where[name])
+        QuantLinear.take_over(linear, name=name, state=state, place=layer_places[name])
     for module, experts in grouped.items():
         take_over(module, experts)
-    state.coverage = coverage_of(recipe, found.matrices, where, skip=skip, notes=(*notes, *found.notes))
+    state.coverage = coverage_of(
+        recipe, surveyed.matrices, layer_places, skip=skip, notes=(*notes, *surveyed.notes)
+    )
+
+
+def _check_phases(
+    layer: nn.Linear, name: str, state: RecipeState, place: LayerPlace, *, has_own_weight: bool
+) -> None:
+    """Raise ``ValueError`` where a layer cannot follow its recipe in one of the phases."""
+    phases = phases_that_fit(layer, name, state, place)
+    if has_own_weight or not state.deoscillates:
+        return
+    if any(not recipe.fprop.right.is_high_precision for _, recipe in phases):
+        raise ValueError(
+            f"deoscillate resets weights, but that of layer {name} is no parameter of its own "
+            f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
+        )
 
 
 def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
@@ -157,15 +175,19 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
 
     Returns a note for the user, if there was anything to switch off.
     """
-    left = []
+    encoder_layers = []
     for name, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and not layers.isdisjoint(module.modules()):
+        if layers.isdisjoint(module.modules()):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # torch takes that path only for these two activations
-            left.append(name or _ROOT)
-        elif isinstance(module, nn.TransformerEncoder) and not layers.isdisjoint(module.modules()):
+            encoder_layers.append(name or _ROOT)
+        elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # only that path computes with nested tensors
-    said = f"torch's fast path in evaluation is off: it never calls the layers of {', '.join(in_short(left))}"
-    return [said] if left else []
+    if not encoder_layers:
+        return []
+    names = ", ".join(in_short(encoder_layers))
+    return [f"torch's fast path in evaluation is off: it never calls the layers of {names}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +195,8 @@ class Survey:
     """What ``survey`` found.
 
     ``linears``: the layers that can follow a recipe; ``experts``: module, parameter and number of each expert
-    that can; ``places``: of both; ``matrices``: those layers and
-    everything else that may enter a GEMM. ``notes``: more that the user should know, in words.
+    that can; ``places``: of both; ``matrices``: those layers and everything else that may enter a GEMM.
+    ``notes``: more that the user should know, in words.
     """
 
     linears: dict[str, nn.Linear]
@@ -191,30 +213,29 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
         ValueError: a layer follows a recipe already.
     """
     names: dict[nn.Module, list[str]] = {}  # at all places
-    outputs: set[object] = set()  # what the model or a part of it calls its output layer
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name or _ROOT)
-        if callable(find_output := getattr(module, "get_output_embeddings", None)):
-            try:
-                outputs.add(find_output())
-            except NotImplementedError:  # transformers declares it for models without one, too
-                continue
-    outputs.discard(None)
-    if done := [known[0] for module, known in names.items() if isinstance(module, QuantLinear)]:
-        raise ValueError(f"layer {done[0]} follows a recipe already (apply_recipe takes each layer once)")
-    parts = {part for module in names if isinstance(module, nn.Linear) for part in module.modules()}
+    followers = [known[0] for module, known in names.items() if isinstance(module, QuantLinear)]
+    if followers:
+        raise ValueError(
+            f"layer {followers[0]} follows a recipe already (apply_recipe takes each layer once)"
+        )
+    outputs = _output_layers(names)
+    inside_linears = {part for module in names if isinstance(module, nn.Linear) for part in module.modules()}
     linears: dict[str, nn.Linear] = {}
     experts: dict[str, tuple[nn.Module, str, int]] = {}
     matrices: list[Matrix] = []
     tables = []
-    for module, (name, *also) in names.items():
+    for module, (name, *other_names) in names.items():
         if isinstance(module, nn.Linear):
-            by_name = name.rpartition(".")[2] in _HEADS and block_of(name) is None
+            is_head = module in outputs
+            if not outputs:
+                is_head = name.rpartition(".")[2] in _HEADS and block_of(name) is None
             matrix = Matrix(
                 name=name,
                 elements=module.in_features * module.out_features,
-                is_head=module in outputs if outputs else by_name,
-                also=tuple(also),
+                is_head=is_head,
+                also=tuple(other_names),
                 out_of_reach=_why_not(module, reach),
             )
             matrices.append(matrix)
@@ -222,30 +243,50 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
                 linears[name] = module
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             tables.append(f"{name} ({_type_name(module)})")
-        elif held := expert_parameters(module):
-            for own, parameter in held.items():
-                count, height, width = parameter.shape
+        elif stacks := expert_parameters(module):
+            for parameter_name, stack in stacks.items():
+                count, height, width = stack.shape
                 for index in range(count):
-                    matrix = Matrix(name=f"{name}.{own}.{index}", elements=height * width)
-                    matrices.append(matrix)
-                    experts[matrix.name] = (module, own, index)
-        elif module not in parts and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-                unknown = is_lazy(parameter)
-                if unknown or sum(size > 1 for size in parameter.shape) >= 2:
-                    matrix = Matrix(
-                        name=own if module is model else f"{name}.{own}",
-                        elements=0 if unknown else parameter.numel(),
-                        out_of_reach=f"{_type_name(module)} holds it, which is no torch.nn.Linear",
-                    )
-                    matrices.append(matrix)
+                    expert = f"{name}.{parameter_name}.{index}"
+                    matrices.append(Matrix(name=expert, elements=height * width))
+                    experts[expert] = (module, parameter_name, index)
+        elif module not in inside_linears and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            prefix = "" if module is model else f"{name}."
+            matrices += _unreached(module, prefix)
+    heads = {matrix.name for matrix in matrices if matrix.is_head}
     return Survey(
         linears=linears,
         experts=experts,
-        places=places((*linears, *experts), heads={matrix.name for matrix in matrices if matrix.is_head}),
+        places=places((*linears, *experts), heads=heads),
         matrices=tuple(matrices),
         notes=(f"no product is assumed with: {', '.join(in_short(tables))}",) if tables else (),
     )
+
+
+def _output_layers(modules: Iterable[nn.Module]) -> set[object]:
+    """Collect what the model or a part of it calls its output layer."""
+    outputs: set[object] = set()
+    for module in modules:
+        find_output = getattr(module, "get_output_embeddings", None)
+        if callable(find_output):
+            try:
+                outputs.add(find_output())
+            except NotImplementedError:  # transformers declares it for models without one, too
+                continue
+    outputs.discard(None)
+    return outputs
+
+
+def _unreached(module: nn.Module, prefix: str) -> Iterator[Matrix]:
+    """Yield the parameters with two dimensions that a module holds itself."""
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        is_unknown = is_lazy(parameter)
+        if is_unknown or sum(size > 1 for size in parameter.shape) >= 2:
+            yield Matrix(
+                name=f"{prefix}{name}",
+                elements=0 if is_unknown else parameter.numel(),
+                out_of_reach=f"{_type_name(module)} holds it, which is no torch.nn.Linear",
+            )
 
 
 def _why_not(linear: nn.Linear, reach: Collection[type[nn.Linear]] = ()) -> str | None:
@@ -266,9 +307,10 @@ def _why_not(linear: nn.Linear, reach: Collection[type[nn.Linear]] = ()) -> str 
         return f"a subclass of torch.nn.Linear ({_type_name(linear)}), which may compute something else"
     if "forward" in vars(linear):
         return "its forward was replaced"
-    needed = QuantLinear.OWN_ATTRIBUTES | vars(QuantLinear).keys()
-    taken = sorted(own for own in needed if hasattr(linear, own) and not hasattr(nn.Linear, own))
-    return f"it has an attribute of its own, {taken[0]}, that a quantised layer needs" if taken else None
+    for attribute in sorted(QuantLinear.OWN_ATTRIBUTES | vars(QuantLinear).keys()):
+        if hasattr(linear, attribute) and not hasattr(nn.Linear, attribute):
+            return f"it has an attribute of its own, {attribute}, that a quantised layer needs"
+    return None
 
 
 def _difference(linear: nn.Linear) -> str | None:
@@ -277,40 +319,51 @@ def _difference(linear: nn.Linear) -> str | None:
     The layer itself, its hooks and its weights are left alone, which may be sharded.
     """
     device = "cpu" if linear.weight.is_meta else linear.weight.device
+    shapes = {"x": (3, 5, linear.in_features), "weight": (linear.out_features, linear.in_features)}
+    if "bias" in dict(linear.named_parameters()):
+        shapes["bias"] = (linear.out_features,)
     for dtype in (torch.float32, torch.bfloat16):
-        sizes = {"x": (3, 5, linear.in_features), "weight": (linear.out_features, linear.in_features)}
-        if "bias" in dict(linear.named_parameters()):
-            sizes["bias"] = (linear.out_features,)
         generator = torch.Generator(device).manual_seed(0)
-        made = {
-            name: torch.randn(size, generator=generator, device=device, dtype=dtype)
-            for name, size in {**sizes, "dy": (3, 5, linear.out_features)}.items()
-        }
-        results = []
-        for own in (True, False):
-            operands = {name: made[name].clone().requires_grad_() for name in sizes}
-            if own:
-                twin = copy.copy(linear)
-                vars(twin)["_parameters"] = {name: operands.get(name) for name in ("weight", "bias")}
-                try:
-                    y: Any = type(linear).forward(twin, operands["x"])
-                except Exception as error:  # whatever its own code raises
-                    return f"{type(error).__name__}: {error}"
-            else:
-                y = functional.linear(operands["x"], operands["weight"], operands.get("bias"))
-            y.backward(made["dy"].to(y.dtype))
-            results.append({"y": y, **{f"d{name}": operand.grad for name, operand in operands.items()}})
-        for name, found in results[0].items():
-            expected = results[1][name]
-            if found is None or found.dtype != expected.dtype or not torch.equal(found, expected):
+        draw = partial(torch.randn, generator=generator, device=device, dtype=dtype)
+        operands = {name: draw(shape) for name, shape in shapes.items()}
+        dy = draw(3, 5, linear.out_features)
+        try:
+            results = _forward_and_back(partial(_forward_of, linear), operands, dy)
+        except Exception as error:  # whatever its own code raises
+            return f"{type(error).__name__}: {error}"
+        plain = _forward_and_back(
+            lambda tensors: functional.linear(tensors["x"], tensors["weight"], tensors.get("bias")),
+            operands,
+            dy,
+        )
+        for name, expected in plain.items():
+            result = results[name]
+            if result is None or result.dtype != expected.dtype or not torch.equal(result, expected):
                 return f"its {name} differs from that of functional.linear in {dtype}"
     return None
 
 
+def _forward_of(linear: nn.Linear, operands: Mapping[str, Tensor]) -> Any:
+    """Call the forward of a layer's class on other weights."""
+    twin = copy.copy(linear)
+    vars(twin)["_parameters"] = {name: operands.get(name) for name in ("weight", "bias")}
+    return type(linear).forward(twin, operands["x"])
+
+
+def _forward_and_back(
+    forward: Callable[[Mapping[str, Tensor]], Any], operands: Mapping[str, Tensor], dy: Tensor
+) -> dict[str, Any]:
+    """Return y and the gradients of all operands, by name."""
+    tensors = {name: operand.clone().requires_grad_() for name, operand in operands.items()}
+    y = forward(tensors)
+    y.backward(dy.to(y.dtype))
+    return {"y": y, **{f"d{name}": tensor.grad for name, tensor in tensors.items()}}
+
+
 def _type_name(module: nn.Module) -> str:
     kind = type(module)
-    where = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
-    return f"{where}.{kind.__qualname__}"
+    package = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
+    return f"{package}.{kind.__qualname__}"
 
 
 def convert_conv1d(model: nn.Module) -> list[str]:
@@ -321,12 +374,12 @@ def convert_conv1d(model: nn.Module) -> list[str]:
     """
     from transformers.pytorch_utils import Conv1D
 
-    found = {name: layer for name, layer in model.named_modules() if isinstance(layer, Conv1D)}
-    for name, layer in found.items():
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Conv1D)}
+    for name, layer in layers.items():
         inputs, outputs = layer.weight.shape
         linear = nn.Linear(inputs, outputs, device="meta")
         linear.weight = nn.Parameter(layer.weight.detach().t().contiguous())
         linear.bias = layer.bias
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, linear)
-    return list(found)
+    return list(layers)

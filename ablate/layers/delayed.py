@@ -56,28 +56,29 @@ def delayed_amax(
     Evaluation leaves no trace. ``row``: of the history. ``position``: step and call on a GPU, in place of
     those of ``at``. ``largest``: the largest value of the format.
     """
-    history, passes = layer.get_buffer("amax_history")[row], layer.get_buffer("amax_step")[row]
+    history = layer.get_buffer("amax_history")[row]
+    passes = layer.get_buffer("amax_step")[row]
     used = layer.get_buffer("amax_used")[row]
-    now = torch.zeros_like(used)
+    amax_here = torch.zeros_like(used)
     if tensor.numel():
-        now = tensor.abs().nan_to_num(0.0, math.inf).amax().to(torch.float32)
-    trains = at.call < EVAL_CALL
+        amax_here = tensor.abs().nan_to_num(0.0, math.inf).amax().to(torch.float32)
     this: int | Tensor = at.step * EVAL_CALL + at.call  # in order
     if at.redraw:
         this = at.step * EVAL_CALL  # what is drawn again sees past steps
     elif position is not None:
         this = position[0] * EVAL_CALL + position[1]
     slot = torch.where(passes == this, -2, passes).argmin(keepdim=True)  # else the oldest, which leaves
-    past = ((passes >= 0) & (passes < this)).scatter(0, slot, value=False)
-    known = torch.where(past, history, 0.0).amax()
+    is_earlier = ((passes >= 0) & (passes < this)).scatter(0, slot, value=False)
+    known = torch.where(is_earlier, history, 0.0).amax()
     is_known = (known > 0) & (known < math.inf)
-    first = now if at.redraw else torch.full_like(used, largest)
+    first = amax_here if at.redraw else torch.full_like(used, largest)
     amax = torch.where(is_known, known, torch.where(used == 0, first, used))
-    if trains:
+    if at.call < EVAL_CALL:
         used.copy_(torch.where(is_known, known, used))
         # A pass that is recomputed, or whose layer runs twice, has its slot already.
-        held, held_pass = history.gather(0, slot), passes.gather(0, slot)
-        newest = torch.maximum(now, torch.where(held_pass == this, held, 0.0))
-        history.scatter_(0, slot, torch.where(now > 0, newest, held))
-        passes.scatter_(0, slot, torch.where(now > 0, this, held_pass))
+        stored = history.gather(0, slot)
+        stored_pass = passes.gather(0, slot)
+        newest = torch.maximum(amax_here, torch.where(stored_pass == this, stored, 0.0))
+        history.scatter_(0, slot, torch.where(amax_here > 0, newest, stored))
+        passes.scatter_(0, slot, torch.where(amax_here > 0, this, stored_pass))
     return amax

@@ -67,28 +67,31 @@ class Deoscillation:
 
         Returns how many of this process's weights were reset, or None if no window ended.
         """
-        asked = self._asked()
-        if asked is None or asked != self.followed:
-            self._begin(asked)
+        followed = self._followed_now()
+        if followed is None or followed != self.followed:
+            self._begin(followed)
             return None
+        settings, _ = followed
         self.steps += 1
         reset = 0
-        dtype = torch.bfloat16 if asked[0].snapshots == "bf16" else torch.float32
+        dtype = torch.bfloat16 if settings.snapshots == "bf16" else torch.float32
         for name, (before, quantised_before) in self._before.items():
             weight, quantised = self._rows(name)
             quantised = quantised.to(dtype)
-            moved, quantised_moved = (local_rows(self.sums[key])[0] for key in _keys(name))
+            moved_key, quantised_key = _keys(name)
+            moved, _ = local_rows(self.sums[moved_key])
+            quantised_moved, _ = local_rows(self.sums[quantised_key])
             moved.add_((weight.to(dtype) - before.to(dtype)).abs_())
             quantised_moved.add_((quantised - quantised_before).abs_())
             before.copy_(weight)
             quantised_before.copy_(quantised)
-            if self.steps == asked[0].window:
-                oscillates = (moved > 0) & (quantised_moved / moved >= asked[0].threshold)
+            if self.steps == settings.window:
+                oscillates = (moved > 0) & (quantised_moved / moved >= settings.threshold)
                 weight.copy_(torch.where(oscillates, quantised.to(weight.dtype), weight))
                 reset += int(oscillates.sum())
-        if self.steps < asked[0].window:
+        if self.steps < settings.window:
             return None
-        self._begin(asked)
+        self._begin(followed)
         return reset
 
     @torch.no_grad()
@@ -97,7 +100,7 @@ class Deoscillation:
 
         The weights and the state's tokens must be those of that moment.
         """
-        self._begin(self._asked())
+        self._begin(self._followed_now())
         self.steps = steps
         return self.sums
 
@@ -106,63 +109,74 @@ class Deoscillation:
         return {"steps": self.steps, **self.sums}
 
     @torch.no_grad()
-    def load_state_dict(self, found: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned; restore the weights and the state's step and tokens first.
 
         Raises:
             ValueError: it belongs to other weights.
         """
-        if found.keys() == {"steps"}:  # no window had begun
+        if saved.keys() == {"steps"}:  # no window had begun
             return
-        sums = self.resume(found["steps"])
-        if odd := sorted(sums.keys() ^ (found.keys() - {"steps"})):
-            raise ValueError(f"de-oscillation of other weights: {odd[0]} is in one of them alone")
+        sums = self.resume(saved["steps"])
+        unmatched = sorted(sums.keys() ^ (saved.keys() - {"steps"}))
+        if unmatched:
+            raise ValueError(f"de-oscillation of other weights: {unmatched[0]} is in one of them alone")
         for name, tensor in sums.items():
-            tensor.copy_(found[name])
+            tensor.copy_(saved[name])
 
-    def _asked(self) -> Followed | None:
-        """Find what the recipe asks for at the state's tokens; None for nothing, or before the start."""
-        state, fork = self._state, self._state.fork
-        recipe, total = state.recipe, state.total_tokens
-        if fork is not None and state.tokens < fork.tokens:
-            recipe, total = fork.recipe, plan_steps(fork.training).tokens
-        spec = recipe.deoscillate
-        if spec is None or state.tokens < spec.start(total):
+    def _followed_now(self) -> Followed | None:
+        """Find what the recipe follows at the state's tokens; None for nothing, or before the start."""
+        state = self._state
+        recipe = state.recipe
+        total = state.total_tokens
+        if state.fork is not None and state.tokens < state.fork.tokens:
+            recipe = state.fork.recipe
+            total = plan_steps(state.fork.training).tokens
+        settings = recipe.deoscillate
+        if settings is None or state.tokens < settings.start(total):
             return None
-        followed: dict[object, tuple[str, OperandPolicy]] = {}
+        grids: dict[str, OperandPolicy] = {}
+        weights = set()  # one that layers share is followed once
         for name, layer in self._layers.items():
             grid = layer.recipe_at(state.tokens).fprop.right
-            if not grid.is_high_precision:  # a weight that layers share is followed once; experts share none
-                own = layer.weight if isinstance(layer.weight, nn.Parameter) else name
-                followed.setdefault(own, (name, grid))
-        return spec, dict(followed.values())
+            if grid.is_high_precision or layer.weight in weights:
+                continue
+            if isinstance(layer.weight, nn.Parameter):  # experts share none
+                weights.add(layer.weight)
+            grids[name] = grid
+        return settings, grids
 
-    def _begin(self, asked: Followed | None) -> None:
+    def _begin(self, followed: Followed | None) -> None:
         """Begin a window with the present weights."""
-        self.followed, self.steps = asked, 0
-        names = () if asked is None else asked[1]
-        now = {name: self._rows(name) for name in names}
-        kept = torch.bfloat16 if asked is not None and asked[0].snapshots == "bf16" else None
-        self._before = {
-            name: (weight.to(kept or weight.dtype, copy=True), quantised.to(kept or quantised.dtype))
-            for name, (weight, quantised) in now.items()
-        }
-        self.sums = {
-            key: torch.zeros_like(self._layers[name].weight.detach(), dtype=torch.float32)
-            for name in names
-            for key in _keys(name)
-        }
+        self.followed = followed
+        self.steps = 0
+        self._before = {}
+        self.sums = {}
+        if followed is None:
+            return
+        settings, grids = followed
+        for name in grids:
+            weight, quantised = self._rows(name)
+            before = weight.clone()
+            if settings.snapshots == "bf16":
+                before = before.to(torch.bfloat16)
+                quantised = quantised.to(torch.bfloat16)
+            self._before[name] = (before, quantised)
+            for key in _keys(name):
+                layer_weight = self._layers[name].weight.detach()
+                self.sums[key] = torch.zeros_like(layer_weight, dtype=torch.float32)
 
     def _rows(self, name: str) -> tuple[Tensor, Tensor]:
         """Return this process's rows of a weight, and the forward pass's quantised values of them in fp32."""
-        layer, state = self._layers[name], self._state
+        layer = self._layers[name]
+        state = self._state
         weight: Any = layer.weight.detach()
-        own, rows = local_rows(weight)
+        local, rows = local_rows(weight)
         whole = weight.full_tensor() if is_sharded(weight) else weight  # tiles and scales cross the rows
-        at = Position(step=state.step, call=EVAL_CALL, tokens=state.tokens)
-        planned = layer.plan(at.tokens, whole.device).operand("fprop", "w")
-        done = layer.operand(whole.to(torch.bfloat16), planned, at)
-        return own, dequantised(done)[rows].to(torch.float32)
+        position = Position(step=state.step, call=EVAL_CALL, tokens=state.tokens)
+        planned = layer.plan(state.tokens, whole.device).operand("fprop", "w")
+        quantised = layer.operand(whole.to(torch.bfloat16), planned, position)
+        return local, dequantised(quantised)[rows].to(torch.float32)
 
 
 def _keys(name: str) -> tuple[str, str]:

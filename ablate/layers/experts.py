@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,31 +68,49 @@ def expert_parameters(module: nn.Module) -> dict[str, Tensor]:
     is_transposed = getattr(module, "is_transposed", None)
     if is_transposed is None and not hasattr(module, "_grouped_mm"):
         return {}
-    own = dict(module.named_parameters(recurse=False))
-    held = {name: one.mT if is_transposed else one for name, one in own.items() if one.ndim == 3}
-    return held if own.keys() <= {*held, *(f"{name}_bias" for name in held)} else {}
+    stacks: dict[str, Tensor] = {}
+    others: set[str] = set()
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.ndim == 3:
+            stacks[name] = parameter.mT if is_transposed else parameter
+        else:
+            others.add(name)
+    return stacks if others <= {f"{name}_bias" for name in stacks} else {}
 
 
 def take_over(module: nn.Module, layers: Mapping[str, Mapping[int, ExpertLinear]]) -> None:
     """Make a module's experts follow a recipe. ``layers``: by its parameter and the expert's number."""
-    module.add_module(OWN_LIST, nn.ModuleList(layer for own in layers.values() for layer in own.values()))
+    experts = [expert for of_parameter in layers.values() for expert in of_parameter.values()]
+    module.add_module(OWN_LIST, nn.ModuleList(experts))
     module.__dict__["_experts"] = layers
     if hasattr(module, "config"):
         config: Any = copy.copy(module.config)
         config._experts_implementation = "eager"  # noqa: SLF001  transformers has no public key
         module.config = config
-    module.__class__ = _made_of_both(type(module))  # type: ignore[arg-type]  # mypy takes no class for hashable
+    module.__class__ = _quantised_class(type(module))  # type: ignore[arg-type]  # mypy takes no class for hashable
 
 
 @cache
-def _made_of_both(theirs: type[nn.Module]) -> type[nn.Module]:
+def _quantised_class(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        experts: Mapping[str, Mapping[int, ExpertLinear]] = self.__dict__["_experts"]
-        known = {id(getattr(self, name)): own for name, own in experts.items()}
-        with _Products(known, is_transposed=getattr(self, "is_transposed", False)):
-            return theirs.forward(self, *args, **kwargs)
+        layers: Mapping[str, Mapping[int, ExpertLinear]] = self.__dict__["_experts"]
+        experts = {id(getattr(self, name)): of_parameter for name, of_parameter in layers.items()}
+        with _Products(experts, is_transposed=getattr(self, "is_transposed", False)):
+            return kind.forward(self, *args, **kwargs)
 
-    return type(f"Quant{theirs.__name__}", (theirs,), {"forward": forward})
+    return type(f"Quant{kind.__name__}", (kind,), {"forward": forward})
+
+
+class _Weights(NamedTuple):
+    """A tensor made of a parameter: of one expert (``number``), or of all.
+
+    ``tensor`` is held so that its id stays its own; ``is_transposed``: whether it is [experts, in, out].
+    """
+
+    tensor: Tensor | None
+    experts: Mapping[int, ExpertLinear]
+    number: int | None
+    is_transposed: bool
 
 
 class _Products(TorchFunctionMode):
@@ -100,49 +118,52 @@ class _Products(TorchFunctionMode):
 
     def __init__(self, experts: Mapping[int, Mapping[int, ExpertLinear]], *, is_transposed: bool) -> None:
         super().__init__()
-        # By id: the tensor, so that the id stays its own; its experts; which of them, None for all; whether
-        # it is [experts, in, out].
-        self._known: dict[int, tuple[Tensor | None, Mapping[int, ExpertLinear], int | None, bool]] = {
-            one: (None, own, None, is_transposed) for one, own in experts.items()
+        self._known = {
+            parameter_id: _Weights(None, of_parameter, None, is_transposed)
+            for parameter_id, of_parameter in experts.items()
         }
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = [known for one in (*args, *kwargs.values()) if (known := self._known.get(id(one)))]
-        if not found or func in _HARMLESS:
+        weights = next(
+            (self._known[id(arg)] for arg in (*args, *kwargs.values()) if id(arg) in self._known), None
+        )
+        if weights is None or func in _HARMLESS:
             return func(*args, **kwargs)
-        _, own, index, is_transposed = found[0]
+        _, experts, index, is_transposed = weights
         if func is functional.linear and index is not None and not is_transposed and len(args) == 2:
-            return compute(own[index], *args) if index in own else func(*args)
+            return _product(experts.get(index), *args)
         if func in _MATMUL and index is not None and is_transposed and id(args[1]) in self._known:
-            return compute(own[index], args[0], args[1].mT) if index in own else func(*args)
+            return compute(experts[index], args[0], args[1].mT) if index in experts else func(*args)
         if func is torch._grouped_mm and index is None and is_transposed and id(args[1]) in self._known:  # noqa: SLF001
-            return _grouped(own, args[0], args[1].transpose(-2, -1), kwargs["offs"])
-        done = func(*args, **kwargs)
+            return _grouped(experts, args[0], args[1].transpose(-2, -1), kwargs["offs"])
+        made = func(*args, **kwargs)
         if func is Tensor.__getitem__ and index is None:
-            self._known[id(done)] = (done, own, int(args[1]), is_transposed)
-        elif func in _CASTS:
-            self._known[id(done)] = (done, own, index, is_transposed)
+            weights = weights._replace(number=int(args[1]))
         elif func is Tensor.transpose and index is None and args[1:] in ((-2, -1), (-1, -2), (1, 2), (2, 1)):
-            self._known[id(done)] = (done, own, index, not is_transposed)
-        else:
+            weights = weights._replace(is_transposed=not is_transposed)
+        elif func not in _CASTS:
             raise RuntimeError(
-                f"experts {next(iter(own.values())).name}, …: {getattr(func, '__name__', func)} uses their "
-                "weights, and no recipe reaches it (allow= leaves such a module in high precision)"
+                f"experts {next(iter(experts.values())).name}, …: {getattr(func, '__name__', func)} uses "
+                "their weights, and no recipe reaches it (allow= leaves such a module in high precision)"
             )
-        return done
+        self._known[id(made)] = weights._replace(tensor=made)
+        return made
 
 
-def _grouped(own: Mapping[int, ExpertLinear], x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def _product(expert: ExpertLinear | None, x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply by a recipe, or as before if the expert follows none."""
+    return functional.linear(x, weight) if expert is None else compute(expert, x, weight)
+
+
+def _grouped(experts: Mapping[int, ExpertLinear], x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Multiply each expert's rows of x [tokens, in] by its matrix; ``ends``: of each expert's rows."""
-    begin, parts = 0, []
+    begin = 0
+    parts = []
     for index, end in enumerate(ends.tolist()):
         if end > begin:
-            rows, matrix = x[begin:end], weight[index]
-            parts.append(
-                compute(own[index], rows, matrix) if index in own else functional.linear(rows, matrix)
-            )
+            parts.append(_product(experts.get(index), x[begin:end], weight[index]))
         begin = end
     return torch.cat([*parts, x.new_zeros(len(x) - begin, weight.shape[1])])  # rows that no expert has

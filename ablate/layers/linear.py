@@ -31,7 +31,7 @@ from ablate.layers.delayed import BUFFERS_OF_SCALES, clear_history, delayed_amax
 from ablate.layers.plan import plan_layer
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.formats import ELEMENTS
-from ablate.recipes import GEMMS, LayerRecipe, features_fault
+from ablate.recipes import LayerRecipe, features_fault
 from ablate.recipes.coverage import in_short
 
 if TYPE_CHECKING:
@@ -52,13 +52,14 @@ _PLAIN_ON = ("cuda",)
 """Device types where a layer without quantised operands is plain torch; a CPU may multiply in its own way."""
 
 _sites: WeakValueDictionary[int, QuantLinear] = WeakValueDictionary()
+"""The layers by site: a custom operator takes tensors and numbers, and no objects."""
 _numbers = itertools.count()
 
 
 @cache
-def _made_of_both(own: type[QuantLinear], theirs: type[nn.Linear]) -> type[QuantLinear]:
-    """Make a class that computes as ``own`` and keeps the other methods of a subclass of ``nn.Linear``."""
-    return type(f"Quant{theirs.__name__}", (own, theirs), {})
+def _quantised_class(kind: type[nn.Linear]) -> type[QuantLinear]:
+    """Make a class that computes as ``QuantLinear`` and keeps the other methods of a subclass."""
+    return type(f"Quant{kind.__name__}", (QuantLinear, kind), {})
 
 
 class QuantLinear(nn.Linear):
@@ -75,28 +76,28 @@ class QuantLinear(nn.Linear):
     )
     """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
-    @classmethod
-    def take_over(cls, linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace) -> QuantLinear:
+    @staticmethod
+    def take_over(linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace) -> QuantLinear:
         """Make a linear layer follow a recipe.
 
         It stays the same object, so the change reaches modules and lists that hold it, hooks and wrappers.
         """
         kind = type(linear)
-        linear.__class__ = cls if kind is nn.Linear else _made_of_both(cls, kind)  # type: ignore[arg-type]  # mypy takes no class for hashable
-        assert isinstance(linear, cls)
-        cls._follow(linear, name, state, place)
+        linear.__class__ = QuantLinear if kind is nn.Linear else _quantised_class(kind)  # type: ignore[arg-type]  # mypy takes no class for hashable
+        assert isinstance(linear, QuantLinear)
+        linear._follow(name, state, place)  # noqa: SLF001  its own class, by now
         return linear
 
     def _follow(self, name: str, state: RecipeState, place: LayerPlace) -> None:
-        self.name, self.state, self.place = name, state, place
+        self.name = name
+        self.state = state
+        self.place = place
         self.phases = phases_that_fit(self, name, state, place)
-        delayed = dict.fromkeys(
-            (gemm, operand)
-            for _, recipe in self.phases
-            for gemm, operand, policy in recipe.operands()
-            if policy.scale == "delayed"
-        )
-        self._delayed = {which: index for index, which in enumerate(delayed)}
+        self._delayed: dict[tuple[Gemm, str], int] = {}  # rows of the history
+        for _, recipe in self.phases:
+            for gemm, operand, policy in recipe.operands():
+                if policy.scale == "delayed":
+                    self._delayed.setdefault((gemm, operand), len(self._delayed))
         if self._delayed:
             keep_history(self, len(self._delayed))
         self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
@@ -105,6 +106,7 @@ class QuantLinear(nn.Linear):
         self._register()
 
     def _register(self) -> None:
+        _count_optimizer_steps()
         self._plans: dict[tuple[Hashable, torch.device, int], PlannedLayer] = {}
         self.site = next(_numbers)
         _sites[self.site] = self
@@ -176,40 +178,40 @@ class QuantLinear(nn.Linear):
 
     def draw(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Draw:
         """Collect what quantises an operand at a position; a delayed scale records its magnitude."""
-        position, amax = self.state.placed(at, operand.device), None
+        position = self.state.placed(at, operand.device)
+        amax = None
         if operand.history is not None:
             values = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
-            amax = self._delayed_amax(values, operand, at, position)
+            amax = self._delayed_amax(values, operand.history, operand.policy, at, position)
         return Draw(policy=operand.policy, key=operand.key(at), amax=amax, position=position)
 
     def operand(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Operand:
         """Quantise an operand as planned; ``tensor`` may be the forward pass's, to be quantised once more."""
         draw = self.draw(tensor, operand, at)
         if isinstance(tensor, Tensor):
-            done = operand.backend.quantize(tensor, draw, axis=operand.axis)
+            quantised = operand.backend.quantize(tensor, draw, axis=operand.axis)
         else:
-            done = operand.backend.quantize_again(tensor, draw, axis=operand.axis)
-        return self.watched(operand, done)
+            quantised = operand.backend.quantize_again(tensor, draw, axis=operand.axis)
+        return self.watched(operand, quantised)
 
-    def watched(self, operand: PlannedOperand, done: Operand) -> Operand:
+    def watched(self, operand: PlannedOperand, quantised: Operand) -> Operand:
         """Pass a quantised operand to ``state.watch``, and return it."""
         if self.state.watch is not None:
-            self.state.watch(self.name, operand.gemm, operand.name, done)
-        return done
+            self.state.watch(self.name, operand.gemm, operand.name, quantised)
+        return quantised
 
     def _delayed_amax(
-        self, tensor: Tensor, operand: PlannedOperand, at: Position, position: Tensor | None
+        self, tensor: Tensor, row: int, policy: OperandPolicy, at: Position, position: Tensor | None
     ) -> Tensor:
         """Return a delayed scale's magnitude; record that of ``tensor``."""
-        assert operand.history is not None
-        if not at.step and at.call < EVAL_CALL and (step := newest_step(self, operand.history)) > 0:
+        if not at.step and at.call < EVAL_CALL and (step := newest_step(self, row)) > 0:
             self.state.warn_once(
                 f"delayed scales of step {step} came with the weights, but the state is at step 0 and draws "
                 "its noise anew (to go on, load what state.state_dict() gave into state.load_state_dict; for "
                 "a new training, load the weights without amax_… buffers)"
             )
-        largest = ELEMENTS[operand.policy.format].max
-        return delayed_amax(self, operand.history, tensor, at, position, largest=largest)
+        largest = ELEMENTS[policy.format].max
+        return delayed_amax(self, row, tensor, at, position, largest=largest)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens
@@ -227,8 +229,8 @@ def compute(layer: QuantLinear, x: Tensor, weight: Tensor) -> Tensor:
         y, _ = _fprop(rows, weight, layer.site)
     if layer.bias is not None:
         y = y + layer.bias.to(y.dtype)
-    keep = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
-    out: Tensor = y if keep else y.to(x.dtype)
+    stays_bf16 = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
+    out: Tensor = y if stays_bf16 else y.to(x.dtype)
     return out.view(*x.shape[:-1], layer.out_features)
 
 
@@ -280,17 +282,18 @@ def weights_used_alone(state: RecipeState) -> str | None:
     Call it before the gradients are cleared. An expert that only ran in another process has a gradient, too.
     """
     layers = [layer for layer in _sites.values() if layer.state is state]
-    run = {id(layer.weight) for layer in layers if layer.has_run}  # layers may share a weight
-    past = [
-        layer.name
-        for layer in layers
-        if isinstance(layer.weight, nn.Parameter) and layer.weight.grad is not None
-        if id(layer.weight) not in run and not layer.recipe_at(state.tokens).is_high_precision
-    ]
-    if not past:
+    used_weights = {id(layer.weight) for layer in layers if layer.has_run}  # layers may share a weight
+    unused: list[str] = []
+    for layer in layers:
+        weight = layer.weight
+        if not isinstance(weight, nn.Parameter) or weight.grad is None or id(weight) in used_weights:
+            continue
+        if not layer.recipe_at(state.tokens).is_high_precision:
+            unused.append(layer.name)
+    if not unused:
         return None
     return (
-        f"{', '.join(in_short(past))} got a gradient and never ran: the model multiplies by the "
+        f"{', '.join(in_short(unused))} got a gradient and never ran: the model multiplies by the "
         "weight itself, in high precision"
     )
 
@@ -309,7 +312,10 @@ def _count_step(optimizer: Optimizer, *_: object) -> None:
             layer.state.warn_once(f"this loop {fault}")
 
 
-register_optimizer_step_post_hook(_count_step)
+@cache
+def _count_optimizer_steps() -> None:
+    """Count the steps of all optimizers, from the first layer on that follows a recipe."""
+    register_optimizer_step_post_hook(_count_step)
 
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
@@ -344,10 +350,10 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
 def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
     layer = _sites[site]
-    at = layer.position()
+    position = layer.position()
     with torch.autocast(x.device.type, enabled=False):  # it would round the products in fp32
-        y = _Pass(layer, at, x, weight).product("fprop")
-    return y, torch.tensor((at.step, at.call, at.tokens), dtype=torch.int64)
+        y = _Pass(layer, position, x, weight).product("fprop")
+    return y, torch.tensor((position.step, position.call, position.tokens), dtype=torch.int64)
 
 
 @_fprop.register_fake
@@ -406,9 +412,12 @@ class _Pass:
     def __init__(
         self, layer: QuantLinear, at: Position, x: Tensor, weight: Tensor, dy: Tensor | None = None
     ) -> None:
-        self._layer, self._at, self._rows = layer, at, len(x)
+        self._layer = layer
+        self._at = at
+        self._rows = len(x)
         self._plan = layer.plan(at.tokens, x.device)
-        self._x, self._weight = filled(x, self._plan.token_group), weight
+        self._x = filled(x, self._plan.token_group)
+        self._weight = weight
         self._dy = None if dy is None else filled(dy, self._plan.token_group)
         self._kept: dict[str, Operand] = {}
         self._kept_dy: dict[Gemm, Operand] = {}
@@ -420,12 +429,15 @@ class _Pass:
             out = planned.backend.multiply(self._forward("x"), self._forward("w"))
         else:
             right = planned.right
-            again = right.policy.source != "high_precision"
-            source = self._forward(right.name) if again else self._tensor(right.name)
-            left = self._kept_dy.pop(gemm, None) or self._layer.operand(
-                self._tensor("dy"), planned.left, self._at
-            )
-            out = planned.backend.multiply(left, self._layer.operand(source, right, self._at))
+            source: Tensor | Operand
+            if right.policy.source == "high_precision":
+                source = self._tensor(right.name)
+            else:
+                source = self._forward(right.name)
+            dy = self._kept_dy.pop(gemm, None)
+            if dy is None:
+                dy = self._layer.operand(self._tensor("dy"), planned.left, self._at)
+            out = planned.backend.multiply(dy, self._layer.operand(source, right, self._at))
             if planned.way_back is not None:
                 out = self._way_back(out, planned.way_back, "x" if gemm == "dgrad" else "w")
         if gemm == "wgrad":
@@ -437,11 +449,13 @@ class _Pass:
         if not self._plan.dy_in_one_read:
             return
         dy = self._tensor("dy")
-        planned = {gemm: self._plan.gemms[gemm].left for gemm in GEMMS[1:]}
-        draws = [self._layer.draw(dy, operand, self._at) for operand in planned.values()]
-        backend = self._plan.gemms["dgrad"].backend
-        for (gemm, operand), done in zip(planned.items(), backend.quantize_both(dy, *draws), strict=True):
-            self._kept_dy[gemm] = self._layer.watched(operand, done)
+        dgrad = self._plan.gemms["dgrad"].left
+        wgrad = self._plan.gemms["wgrad"].left
+        rows = self._layer.draw(dy, dgrad, self._at)
+        columns = self._layer.draw(dy, wgrad, self._at)
+        for_dgrad, for_wgrad = dgrad.backend.quantize_both(dy, rows, columns)
+        self._kept_dy["dgrad"] = self._layer.watched(dgrad, for_dgrad)
+        self._kept_dy["wgrad"] = self._layer.watched(wgrad, for_wgrad)
 
     def _way_back(self, grad: Tensor, policy: OperandPolicy, name: str) -> Tensor:
         """Take the gradient of x or w back through the mask and the rotation of its forward operand."""
@@ -461,11 +475,11 @@ class _Pass:
         """Quantise x or w as for Fprop's product."""
         if name in self._kept:
             return self._kept.pop(name)
-        done = self._layer.operand(self._tensor(name), self._plan.operand("fprop", name), self._at)
+        quantised = self._layer.operand(self._tensor(name), self._plan.operand("fprop", name), self._at)
         backward = self._plan.operand("wgrad" if name == "x" else "dgrad", name)
-        if done.mask is not None and backward.policy.source != "high_precision":
-            self._kept[name] = done
-        return done
+        if quantised.mask is not None and backward.policy.source != "high_precision":
+            self._kept[name] = quantised
+        return quantised
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:

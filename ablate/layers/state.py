@@ -109,11 +109,12 @@ _recorded: list[RecipeState] | None = None
 def recorded_states() -> Iterator[list[RecipeState]]:
     """Collect all states that are made in this block."""
     global _recorded  # noqa: PLW0603  a process trains one run at a time
-    before, _recorded = _recorded, []
+    outer = _recorded
+    _recorded = []
     try:
         yield _recorded
     finally:
-        _recorded = before
+        _recorded = outer
 
 
 @dataclass
@@ -171,31 +172,38 @@ class RecipeState:
         if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__"):
             raise ValueError(f"seed {self.seed!r} is no whole number (expected an int, as seed=3)")
         self.seed = operator.index(self.seed)  # a number has one stream, whatever type it came in
-        later = ["phases"] * any(phase.from_tokens or phase.from_fraction for phase in self.recipe.phases)
-        if (reset := self.recipe.deoscillate) is not None and (reset.from_tokens or reset.from_fraction):
-            later.append("de-oscillation")
+        by_step: list[str] = []
+        by_tokens: list[str] = []
         policies = [policy for part in self.recipe.parts for _, _, policy in part.operands()]
-        steps = {
-            "signs": any(policy.signs == "step" for policy in policies),
-            "phases": "phases" in later,
-            "de-oscillation": reset is not None,
-        }
-        self._moves_by_step = ", ".join(name for name, moves in steps.items() if moves)
-        self._moves_by_tokens = ", ".join(later)
+        if any(policy.signs == "step" for policy in policies):
+            by_step.append("signs")
+        if any(phase.from_tokens or phase.from_fraction for phase in self.recipe.phases):
+            by_step.append("phases")
+            by_tokens.append("phases")
+        reset = self.recipe.deoscillate
+        if reset is not None:
+            by_step.append("de-oscillation")
+            if reset.from_tokens or reset.from_fraction:
+                by_tokens.append("de-oscillation")
+        self._moves_by_step = ", ".join(by_step)
+        self._moves_by_tokens = ", ".join(by_tokens)
         if _recorded is not None:
             _recorded.append(self)
 
     @property
     def deoscillates(self) -> bool:
         """Whether weights are reset at any time."""
-        recipes = (self.recipe, *([] if self.fork is None else [self.fork.recipe]))
-        return any(recipe.deoscillate is not None for recipe in recipes)
+        if self.fork is not None and self.fork.recipe.deoscillate is not None:
+            return True
+        return self.recipe.deoscillate is not None
 
     def advance(self, tokens: int = 0) -> None:
         """Advance by one optimizer step with this many training tokens."""
-        check, self.check = self.check, None
-        if check is not None and (fault := check(self)) is not None:
-            warnings.warn(fault, stacklevel=2)
+        if self.check is not None:
+            fault = self.check(self)
+            self.check = None
+            if fault is not None:
+                warnings.warn(fault, stacklevel=2)
         self.step += 1
         self.tokens += tokens
         if self.deoscillation is not None:
@@ -205,15 +213,19 @@ class RecipeState:
         """Say how a trainer kept the recipe from moving, in words that follow its name; None if not."""
         if self._began is None:
             return None
-        remedy = "after each optimizer step call state.advance(tokens), with the tokens of that step"
-        for began, now, moves, how in (
-            (self._began[0], self.step, self._moves_by_step, "never called state.advance()"),
-            (self._began[1], self.tokens, self._moves_by_tokens, "called state.advance() without tokens"),
-        ):
-            if began == now and moves:
-                what = f"{moves} of the recipe stayed as at the start, which is another arm"
-                return f"{how}: {what} ({remedy})"
-        return None
+        first_step, first_tokens = self._began
+        if self._moves_by_step and self.step == first_step:
+            omission = "never called state.advance()"
+            parts = self._moves_by_step
+        elif self._moves_by_tokens and self.tokens == first_tokens:
+            omission = "called state.advance() without tokens"
+            parts = self._moves_by_tokens
+        else:
+            return None
+        return (
+            f"{omission}: {parts} of the recipe stayed as at the start, which is another arm "
+            "(after each optimizer step call state.advance(tokens), with the tokens of that step)"
+        )
 
     def position(self, layer: str, *, training: bool) -> Position:
         """Return the position of a layer's forward pass; count the pass unless the trainer counts.
@@ -221,19 +233,23 @@ class RecipeState:
         Raises:
             RuntimeError: activation checkpointing recomputes a pass, and it is not known which.
         """
-        at, key, noting = None, (id(self), layer), []
+        key = (id(self), layer)
+        position: Position | None = None
+        noting: list[_Region] = []
         for region in reversed(_running.get()):
             if region.repeats:
-                known, turn = region.positions.get(key, []), region.used[key]
+                noted = region.positions.get(key, [])
+                turn = region.used[key]
                 region.used[key] += 1
-                at = known[turn] if turn < len(known) else None
+                if turn < len(noted):
+                    position = noted[turn]
                 break
-            noting.append(region.positions)
-        if at is None:
-            at = self._next(layer, training=training)
-        for positions in noting:
-            positions.setdefault(key, []).append(at)
-        return at
+            noting.append(region)
+        if position is None:
+            position = self._next(layer, training=training)
+        for region in noting:
+            region.positions.setdefault(key, []).append(position)
+        return position
 
     def _next(self, layer: str, *, training: bool) -> Position:
         """Return the position of a pass that no region repeats."""
@@ -253,13 +269,14 @@ class RecipeState:
             passes.evaluation += 1
             return Position(step=self.step, call=EVAL_CALL + passes.evaluation - 1, tokens=self.tokens)
         if passes.step != self.step:
-            passes.step, passes.training = self.step, 0
+            passes.step = self.step
+            passes.training = 0
             passes.open.clear()
-        at = Position(step=self.step, call=passes.training, tokens=self.tokens)
+        position = Position(step=self.step, call=passes.training, tokens=self.tokens)
         passes.training += 1
         if len(passes.open) < _MOST_OPEN:
-            passes.open.add(at)
-        return at
+            passes.open.add(position)
+        return position
 
     def placed(self, at: Position, device: torch.device) -> Tensor | None:
         """Return step and call on a GPU (int64 [2]) for kernels that are launched next; None on a CPU.
@@ -270,14 +287,14 @@ class RecipeState:
             return None
         if self.positions is not None:
             return self.positions[at.call]
-        wanted = (at.stream_step, at.call)
-        held, tensor = self._placed.get(device, (None, None))
+        numbers = (at.stream_step, at.call)
+        written, tensor = self._placed.get(device, (None, None))
         if tensor is None:
             tensor = torch.empty(2, dtype=torch.int64, device=device)
-        if held != wanted:
-            for number, entry in zip(wanted, tensor, strict=True):
-                entry.fill_(number)
-            self._placed[device] = wanted, tensor
+        if written != numbers:
+            tensor[0].fill_(at.stream_step)
+            tensor[1].fill_(at.call)
+            self._placed[device] = (numbers, tensor)
         return tensor
 
     def note_start(self, *, training: bool) -> None:
@@ -304,12 +321,18 @@ class RecipeState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold for the streams, phases and de-oscillation to continue."""
-        follower = self.deoscillation
-        calls = {name: [one.step, one.training, one.evaluation] for name, one in self._passes.items()}
-        return {
-            "seed": self.seed, "step": int(self.step), "tokens": int(self.tokens), "calls": calls,
-            **({} if follower is None else {"deoscillation": follower.state_dict()}),
-        }  # fmt: skip
+        calls: dict[str, list[int]] = {}
+        for layer, passes in self._passes.items():
+            calls[layer] = [passes.step, passes.training, passes.evaluation]
+        saved: dict[str, Any] = {
+            "seed": self.seed,
+            "step": int(self.step),
+            "tokens": int(self.tokens),
+            "calls": calls,
+        }
+        if self.deoscillation is not None:
+            saved["deoscillation"] = self.deoscillation.state_dict()
+        return saved
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue where another state was saved; load the model's weights first.
@@ -323,7 +346,8 @@ class RecipeState:
             raise ValueError(f"expected a state with {', '.join(expected)}, got {keys}")
         if saved["seed"] != self.seed:
             raise ValueError(f"the state was saved with seed {saved['seed']}, but this one has {self.seed}")
-        self.step, self.tokens = saved["step"], saved["tokens"]
+        self.step = saved["step"]
+        self.tokens = saved["tokens"]
         self._passes = {name: _Passes(*counts) for name, counts in saved["calls"].items()}
         if self.deoscillation is not None:
             self.deoscillation.load_state_dict(saved["deoscillation"])
@@ -335,13 +359,14 @@ class RecipeState:
             ValueError: a phase starts at a fraction of the budget and the budget is unknown.
         """
         starts = _starts(self.recipe, place, self.total_tokens)
-        if (fork := self.fork) is None:
+        fork = self.fork
+        if fork is None:
             return starts
-        before = _starts(fork.recipe, place, plan_steps(fork.training).tokens)
-        now = next(recipe for start, recipe in starts if start <= fork.tokens)
-        later = (one for one in starts if one[0] > fork.tokens)
-        earlier = (one for one in before if one[0] < fork.tokens)
-        return (*later, (fork.tokens, now), *earlier)
+        before_fork = _starts(fork.recipe, place, plan_steps(fork.training).tokens)
+        at_fork = next(recipe for start, recipe in starts if start <= fork.tokens)
+        later = [(start, recipe) for start, recipe in starts if start > fork.tokens]
+        earlier = [(start, recipe) for start, recipe in before_fork if start < fork.tokens]
+        return (*later, (fork.tokens, at_fork), *earlier)
 
     def warn_once(self, fault: str) -> None:
         """Warn of a wrong use of the state, once for all layers."""
