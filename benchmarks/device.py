@@ -90,12 +90,12 @@ class Task:
 
 def conformance(setup: Setup) -> list[Check]:
     """Make the whole suite's checks of each back end that claims the device, those of many policies last."""
-    found = [
+    suite = [
         replace(check, backend=name)
         for name, backend in setup.backends.items()
         for check in checks(backend, setup.where)
     ]
-    return sorted(found, key=lambda check: check.kind == "quantised bits")
+    return sorted(suite, key=lambda check: check.kind == "quantised bits")
 
 
 def steps(setup: Setup) -> Iterator[Check]:

@@ -32,7 +32,8 @@ class AblateCallback(TrainerCallback, ExportableState):
     """Makes the trainer's model follow a recipe; arguments as of ``Stepper``."""
 
     def __init__(self, recipe: Any = None, **options: Any) -> None:
-        self._recipe, self._options = recipe, options
+        self._recipe = recipe
+        self._options = options
         self.stepper: Stepper | None = None
 
     def state(self) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class AblatePrecision(Precision):
     precision = "ablate"
 
     def __init__(self, recipe: Any = None, **options: Any) -> None:
-        self._recipe, self._options = recipe, options
+        self._recipe = recipe
+        self._options = options
         self.stepper: Stepper | None = None
         self._checked = False
 
@@ -50,11 +51,11 @@ class AblatePrecision(Precision):
         if not self._checked:
             self.stepper.check_resumed(model.trainer.global_step)
             self._checked = True
-        found = super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+        result = super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         self.stepper.step()
         if self.stepper.should_stop:
             model.trainer.should_stop = True
-        return found
+        return result
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold."""

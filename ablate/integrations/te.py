@@ -35,7 +35,8 @@ def quantizer_factory(role: Any) -> Any:
     both = _quantizers().get(role.tensor_type) if is_linear else None
     if both is None:
         return _build(Quantizer())
-    rows, columns = both.rows, both.columns
+    rows = both.rows
+    columns = both.columns
     if not both.from_rows and replace(rows, rht=columns.rht) == columns:
         return _build(columns)  # RHT is of the columns alone in TransformerEngine's own quantiser, too
     from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer

@@ -49,18 +49,18 @@ class AblateOptimizers(OptimizersContainer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return torchtitan's state, with the recipe's as one text: its keys change while it trains."""
-        theirs: dict[str, Any] = super().state_dict()
-        return {**theirs, _KEY: json.dumps(self.stepper.state_dict())}
+        saved: dict[str, Any] = super().state_dict()
+        return {**saved, _KEY: json.dumps(self.stepper.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where the checkpoint was saved."""
-        theirs = dict(state_dict)
-        self.stepper.load_state_dict(json.loads(theirs.pop(_KEY)))
-        super().load_state_dict(theirs)
+        saved = dict(state_dict)
+        self.stepper.load_state_dict(json.loads(saved.pop(_KEY)))
+        super().load_state_dict(saved)
 
 
 @override(target=OptimizersContainer.Config, description="the model follows a recipe of ablate's")
 def apply(config: OptimizersContainer.Config) -> AblateOptimizers.Config:
     """Replace torchtitan's optimizers."""
-    own: AblateOptimizers.Config = derive(config, AblateOptimizers.Config)
-    return own
+    derived: AblateOptimizers.Config = derive(config, AblateOptimizers.Config)
+    return derived

@@ -27,13 +27,15 @@ from torch.nn.parameter import UninitializedParameter
 from ablate.base.errors import UserError, likely, with_type
 from ablate.base.user_functions import load_function
 from ablate.data.hub import config_folder
-from ablate.layers.apply import convert_conv1d, quantise_layers, survey
+from ablate.layers.apply import Survey, convert_conv1d, quantise_layers, survey
 from ablate.layers.experts import expert_parameters
 from ablate.models.decoder import Decoder
 from ablate.recipes.coverage import ALLOW
 from ablate.run.architecture import LinearLayer, ModelSize
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ablate.layers.state import RecipeState
     from ablate.recipes.coverage import Matrix
     from ablate.run.config import ModelConfig, RunConfig
@@ -107,17 +109,19 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
         import transformers.modeling_utils  # noqa: F401  imports what is noisy
         from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError as error:
-        what = f"model.hf needs a package that is not installed: {error.name}"
-        raise UserError(what, hint="pip install -e '.[hf]'") from None
+        fault = f"model.hf needs a package that is not installed: {error.name}"
+        raise UserError(fault, hint="pip install -e '.[hf]'") from None
     finally:
         logging.disable(before)
     try:
         # Random weights have the data's vocabulary, and none of the checkpoint's special tokens.
-        none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        own = {} if model.pretrained else {"vocab_size": vocab_size, **none}
+        settings: dict[str, Any] = {}
+        if not model.pretrained:
+            settings = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+            settings["vocab_size"] = vocab_size
         # trust_remote_code is given, because transformers would otherwise ask on the terminal.
         config, unused = AutoConfig.from_pretrained(
-            folder, trust_remote_code=False, return_unused_kwargs=True, **own, **model.options
+            folder, trust_remote_code=False, return_unused_kwargs=True, **settings, **model.options
         )
         _check(model, config, unused, vocab_size, seq_len)
         if model.pretrained:
@@ -139,19 +143,22 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
 
 def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) -> None:
     """Raise ``UserError`` for an encoder, such as BERT: it sees the tokens that it must predict."""
-    length, device = min(seq_len, 8), next(module.parameters()).device
+    device = next(module.parameters()).device
     if device.type == "meta":
         return
+    length = min(seq_len, 8)
+    half = length // 2
     tokens = torch.arange(length, device=device)[None] % 2
-    later = tokens.clone()
-    later[:, length // 2 :] += 1
-    training = module.training
+    other_end = tokens.clone()
+    other_end[:, half:] += 1
+    was_training = module.training
+    module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        first, other = (
-            module.eval()(one, use_cache=False).logits[:, : length // 2] for one in (tokens, later)
-        )
-    module.train(training)
-    if not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.abs().max())):
+        logits = module(tokens, use_cache=False).logits[:, :half]
+        logits_before_other_end = module(other_end, use_cache=False).logits[:, :half]
+    module.train(was_training)
+    tolerance = 1e-3 * float(logits.abs().max())
+    if not torch.allclose(logits, logits_before_other_end, rtol=1e-3, atol=tolerance):
         hint = "an encoder needs model.options: {is_decoder: true}"
         raise UserError(f"{named(model)}: what it says of a token depends on later ones", hint=hint)
 
@@ -163,13 +170,12 @@ def named(model: ModelConfig) -> str:
 
 def describe_error(error: Exception) -> str:
     """Describe an error: type, first line, and the innermost line of the user's own code in its trace."""
-    frames = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
-    own = [
-        f", at {path.name}:{line}"
-        for path, line in frames
-        if path.is_file() and _LIBRARIES.isdisjoint(path.parents)
-    ]
-    return with_type(error) + "".join(own[-1:])
+    text = with_type(error)
+    for frame in reversed(extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and _LIBRARIES.isdisjoint(path.parents):
+            return f"{text}, at {path.name}:{frame.lineno}"
+    return text
 
 
 def _check(model: ModelConfig, config: Any, unused: dict[str, Any], vocab_size: int, seq_len: int) -> None:
@@ -181,9 +187,9 @@ def _check(model: ModelConfig, config: Any, unused: dict[str, Any], vocab_size: 
         hint = "lower training.seq_len, or set model.options: {max_position_embeddings: …} for random weights"
         raise UserError(f"model.hf {model.hf} has {positions} positions, but seq_len is {seq_len}", hint=hint)
     if config.vocab_size < vocab_size:
-        what = f"model.hf {model.hf} has {config.vocab_size} tokens, but the data have {vocab_size}"
+        fault = f"model.hf {model.hf} has {config.vocab_size} tokens, but the data have {vocab_size}"
         hint = "a checkpoint needs the tokenizer that it was trained with; pretrained: false takes any"
-        raise UserError(what, hint=hint)
+        raise UserError(fault, hint=hint)
 
 
 def _decoder_loss(
@@ -218,7 +224,8 @@ def _foreign_loss(
             if not isinstance(loss, Tensor) or loss.dim() != 0:
                 hint = "expected a tensor without dimensions: mean nats per token"
                 raise UserError(f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint)
-            loss = loss * targets.numel() if reduction == "sum" else loss
+            if reduction == "sum":
+                loss = loss * targets.numel()
             return loss, loss
     logits: object = out if isinstance(out, Tensor) else getattr(out, "logits", None)
     wanted = f"[sequences, positions, vocab_size], here {[*inputs.shape, config.vocab_size]}"
@@ -232,8 +239,10 @@ def _foreign_loss(
     return loss, loss
 
 
-def _kind(found: object) -> str:
-    return f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+def _kind(returned: object) -> str:
+    if isinstance(returned, Tensor):
+        return f"a tensor {list(returned.shape)}"
+    return f"a {type(returned).__name__}"
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
@@ -259,31 +268,44 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         module, _ = build(model, vocab_size=vocab_size, seq_len=seq_len)
     name = model.hf or model.function
     try:
-        found = survey(module)
+        surveyed = survey(module)
     except ValueError as error:
         raise UserError(f"model {name}: {error}", hint="ablate applies each arm's recipe itself") from None
-    if not found.places:
+    if not surveyed.places:
         hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
         raise UserError(f"model {name}: no linear layer to replace in {type(module).__name__}", hint=hint)
     config = getattr(module, "config", None)  # of Hugging Face; without one attention is not counted
-    shapes: dict[str, tuple[int, ...]] = {name: (1, *one.weight.shape) for name, one in found.linears.items()}
-    shapes |= {name: expert_parameters(holder)[own].shape for name, (holder, own, _) in found.experts.items()}
-    chosen = getattr(config, "num_experts_per_tok", None)
-    layers = tuple(
-        LinearLayer(
-            name=name,
-            inputs=inputs,
-            outputs=outputs,
-            is_head=found.places[name].is_head,
-            token_share=chosen / experts if chosen and name in found.experts else 1.0,
-        )
-        for name, (experts, outputs, inputs) in shapes.items()
-    )
-    known = (each for each in module.parameters() if not isinstance(each, UninitializedParameter))
+    layers = tuple(_linear_layers(surveyed, getattr(config, "num_experts_per_tok", None)))
     flops = 6 * round(sum(layer.inputs * layer.outputs * layer.token_share for layer in layers))
-    sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    depth, heads, width = (getattr(config, key, None) for key in sizes)
-    if isinstance(depth, int) and isinstance(heads, int) and isinstance(width, int):
-        flops += 6 * depth * heads * (getattr(config, "head_dim", None) or width // heads) * seq_len
-    size = ModelSize(parameters=sum(each.numel() for each in known), flops_per_token=flops)
-    return Outline(layers=layers, matrices=found.matrices, size=size)
+    flops += _attention_flops(config, seq_len)
+    parameters = sum(
+        parameter.numel()
+        for parameter in module.parameters()
+        if not isinstance(parameter, UninitializedParameter)
+    )
+    size = ModelSize(parameters=parameters, flops_per_token=flops)
+    return Outline(layers=layers, matrices=surveyed.matrices, size=size)
+
+
+def _linear_layers(surveyed: Survey, experts_per_token: int | None) -> Iterator[LinearLayer]:
+    """Yield the layers of a model that can follow a recipe, the experts last."""
+    for name, linear in surveyed.linears.items():
+        outputs, inputs = linear.weight.shape
+        is_head = surveyed.places[name].is_head
+        yield LinearLayer(name=name, inputs=inputs, outputs=outputs, is_head=is_head, token_share=1.0)
+    for name, (holder, parameter, _) in surveyed.experts.items():
+        experts, outputs, inputs = expert_parameters(holder)[parameter].shape
+        token_share = experts_per_token / experts if experts_per_token else 1.0
+        is_head = surveyed.places[name].is_head
+        yield LinearLayer(name=name, inputs=inputs, outputs=outputs, is_head=is_head, token_share=token_share)
+
+
+def _attention_flops(config: Any, seq_len: int) -> int:
+    """Count the FLOPs of attention a token by Hugging Face's configuration; 0 if it does not say."""
+    layers = getattr(config, "num_hidden_layers", None)
+    heads = getattr(config, "num_attention_heads", None)
+    width = getattr(config, "hidden_size", None)
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)):
+        return 0
+    head_dim = getattr(config, "head_dim", None) or width // heads
+    return 6 * layers * heads * head_dim * seq_len

@@ -49,15 +49,15 @@ class Decoder(nn.Module):
         self.head = _Linear(config.width, vocab_size, bias=False)
         if config.tied_head:
             self.head.weight = self.embedding
-        where = model_places(config)
+        layer_places = model_places(config)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                QuantLinear.take_over(module, name=name, state=state, place=where[name])
+                QuantLinear.take_over(module, name=name, state=state, place=layer_places[name])
         self.mixtures = [module for module in self.modules() if isinstance(module, Experts)]
         for mixture in self.mixtures:
-            places = [layer.place for layer in quantised_layers(mixture).values()]
-            groups = (row_group(one) for place in places for _, one in state.phases(place))
-            mixture.rows_multiple = max(groups, default=1)
+            for layer in quantised_layers(mixture).values():
+                for _, recipe in layer.phases:
+                    mixture.rows_multiple = max(mixture.rows_multiple, row_group(recipe))
         self.choose: Choose | None = None
         if config.routing == "fixed":
             self.choose = partial(_by_hash, state.seed, config.experts or 1)
@@ -93,13 +93,15 @@ class Decoder(nn.Module):
             count = partial(torch.arange, dtype=torch.float32, device=tokens.device)
             half = self.config.width // self.config.heads // 2
             angle = torch.outer(count(tokens.shape[1]), self.config.rope_base ** (-count(half) / half))
-            rotation = angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)
+            rotation = (angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16))
         for number, mixture in enumerate(self.mixtures):
             mixture.choose = self.choose and partial(self.choose, number, tokens.flatten())
         for block in self.blocks:
             x = block(x, rotation)
-        balance = [mixture.balance for mixture in self.mixtures if mixture.balance is not None]
-        self.balance = torch.stack(balance).mean() if balance and self.config.routing != "fixed" else None
+        self.balance = None
+        if self.mixtures and self.config.routing != "fixed":
+            balances: list[Any] = [mixture.balance for mixture in self.mixtures]
+            self.balance = torch.stack(balances).mean()
         logits: Tensor = self.head(self.norm(x))
         return logits
 
@@ -222,13 +224,14 @@ class Experts(nn.Module):
         for index, expert in enumerate(self.experts):
             if chosen.is_meta:  # the routes are unknown without values: assume an even share
                 even = math.ceil(chosen.numel() / len(self.experts))
-                tokens = place = torch.zeros(even, dtype=torch.long, device="meta")
+                tokens = torch.zeros(even, dtype=torch.long, device="meta")
+                choice = tokens
             else:
-                tokens, place = torch.where(chosen == index)
+                tokens, choice = torch.where(chosen == index)
             fill = -len(tokens) % self.rows_multiple if len(tokens) else self.rows_multiple
             y = expert(F.pad(rows[tokens], (0, 0, 0, fill)))[: len(tokens)]
             # A token reaches an expert at most once, so the order of these sums is always the same.
-            out = out.index_add(0, tokens, y * weights[tokens, place, None])
+            out = out.index_add(0, tokens, y * weights[tokens, choice, None])
         return out.view_as(x)
 
 
@@ -273,7 +276,8 @@ def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     # Written out: on CPUs the backward pass of torch's fused bf16 attention takes about three times as long.
     group = q.shape[1] // k.shape[1]
     if group > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        k = k.repeat_interleave(group, dim=1)
+        v = v.repeat_interleave(group, dim=1)
     positions = q.shape[2]
     mask = torch.full((positions, positions), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5) + mask

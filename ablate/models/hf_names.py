@@ -47,9 +47,9 @@ _GPT = {
     "embedding": ("transformer.wte.weight",),
     "positions": ("transformer.wpe.weight",),
     **{
-        f"{own}.{kind}": (f"transformer.{theirs}.{kind}",)
+        f"{module}.{kind}": (f"transformer.{hf_module}.{kind}",)
         for kind in ("weight", "bias")
-        for own, theirs in (
+        for module, hf_module in (
             ("norm", "ln_f"),
             ("blocks.{n}.attention_norm", "h.{n}.ln_1"),
             ("blocks.{n}.attention.qkv", "h.{n}.attn.c_attn"),
@@ -66,19 +66,22 @@ def to_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[s
     """Rename a built-in model's weights to Hugging Face's names; pieces of a matrix are contiguous copies."""
     keys = (model.kv_heads or model.heads) * (model.width // model.heads)
     renamed: dict[str, Tensor] = {}
-    for own, theirs in _names(model).items():
-        tensor = _turned(model, own, weights[own])
-        rows = [model.width, keys, keys] if len(theirs) == 3 else [len(tensor) // len(theirs)] * len(theirs)
-        pieces = torch.split(tensor, rows)
-        renamed |= {name: piece.contiguous() for name, piece in zip(theirs, pieces, strict=True)}
+    for name, hf_names in _names(model).items():
+        tensor = _turned(model, name, weights[name])
+        if len(hf_names) == 3:
+            pieces = torch.split(tensor, [model.width, keys, keys])
+        else:
+            pieces = torch.chunk(tensor, len(hf_names))
+        for hf_name, piece in zip(hf_names, pieces, strict=True):
+            renamed[hf_name] = piece.contiguous()
     return renamed
 
 
 def from_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Undo ``to_hugging_face``; ``KeyError`` for a missing weight."""
     return {
-        own: _turned(model, own, torch.cat([weights[name] for name in theirs]))
-        for own, theirs in _names(model).items()
+        name: _turned(model, name, torch.cat([weights[hf_name] for hf_name in hf_names]))
+        for name, hf_names in _names(model).items()
     }
 
 
@@ -137,13 +140,13 @@ def _names(model: ModelConfig) -> dict[str, list[str]]:
     if not model.tied_head:
         table = table | {"head.weight": ("lm_head.weight",)}
     return {
-        own.format(n=n, e=e): [name.format(n=n, e=e) for name in theirs]
-        for own, theirs in table.items()
+        name.format(n=n, e=e): [hf_name.format(n=n, e=e) for hf_name in hf_names]
+        for name, hf_names in table.items()
         for n in range(model.layers)
         for e in range(model.experts or 1)
     }
 
 
-def _turned(model: ModelConfig, own: str, tensor: Tensor) -> Tensor:
-    is_turned = model.architecture == "gpt" and own.startswith("blocks.") and tensor.dim() == 2
+def _turned(model: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+    is_turned = model.architecture == "gpt" and name.startswith("blocks.") and tensor.dim() == 2
     return tensor.t() if is_turned else tensor

@@ -57,19 +57,21 @@ def why_read_at_once(
     The torch device is not touched. ``devices``: how many train the run. ``observed``: whether an observer
     sees each step.
     """
-    reasons = {
-        "there is no GPU": not has_graphs(device),
-        "several devices train the run": devices > 1,
-        "the model is not built in": not config.model.is_built_in,
-        "de-oscillation resets weights": any(recipe.deoscillate is not None for recipe in _recipes(config)),
-        "diagnostics observe the steps": observed,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    if not has_graphs(device):
+        return "there is no GPU"
+    if devices > 1:
+        return "several devices train the run"
+    if not config.model.is_built_in:
+        return "the model is not built in"
+    if any(recipe.deoscillate is not None for recipe in _recipes(config)):
+        return "de-oscillation resets weights"
+    return "diagnostics observe the steps" if observed else None
 
 
 def why_eager(config: ArmConfig, device: str, **options: Any) -> str | None:
     """Say why no step of a run can be a CUDA graph; None if it can. Parameters as of ``why_read_at_once``."""
-    if (reason := why_read_at_once(config, device, **options)) is not None:
+    reason = why_read_at_once(config, device, **options)
+    if reason is not None:
         return reason
     if config.model.experts is not None:
         return "the routes of experts depend on the data"
@@ -77,8 +79,9 @@ def why_eager(config: ArmConfig, device: str, **options: Any) -> str | None:
         return f"back end '{config.backend}' may wait for the host"
     for recipe in _recipes(config):
         for part in recipe.parts:
-            if (work := work_of_the_host(part)) is not None:
-                return work
+            reason = work_of_the_host(part)
+            if reason is not None:
+                return reason
     return None
 
 
@@ -221,13 +224,15 @@ class _Graph:
 
 def unproven(config: RunConfig, device: str, layout: Layout) -> str | None:
     """Let a device prove what a run needs, unless it has; say what a graphed step did otherwise, or None."""
-    parts = [part for recipe in _recipes(config) for part in recipe.parts]
-    for part in parts:
-        tiny = _tiny(config, part)
-        decisive = (tiny.model, tiny.training, tiny.recipe.text, tiny.backend, layout.checkpoint_activations)
-        (result,) = known_or_tested(decisive, device, _ROOMS, partial(proof, tiny, device, layout))
-        if not result["passed"]:
-            return str(result["detail"])
+    for recipe in _recipes(config):
+        for part in recipe.parts:
+            tiny = _tiny(config, part)
+            decisive = (
+                tiny.model, tiny.training, tiny.recipe.text, tiny.backend, layout.checkpoint_activations
+            )  # fmt: skip
+            (result,) = known_or_tested(decisive, device, _ROOMS, partial(proof, tiny, device, layout))
+            if not result["passed"]:
+                return str(result["detail"])
     return None
 
 
@@ -262,20 +267,21 @@ def _steps_of(
     config: RunConfig, device: str, layout: Layout, eager: str | None
 ) -> tuple[list[Tensor], str | None]:
     """Take the steps of a proof; return figures, weights and moments, and why steps were no graphs."""
-    trainee, settings = assemble(config, device, layout), config.training
+    trainee = assemble(config, device, layout)
+    settings = config.training
     steps = WholeSteps(trainee, eager)
     shape = (settings.batch_size, settings.seq_len + 1)
     draw = np.random.default_rng(0)
-    found = []
+    results = []
     for step in range(_PROOF_STEPS):
         trainee.state.step = step
         set_optimizer(trainee.optimizer, settings, 1e-3 / (1 + step))
         window = draw.integers(0, config.vocab_size, shape)
-        found.append(steps.take(trainee, on_device(window, device)))
+        results.append(steps.take(trainee, on_device(window, device)))
     trainee.state.step = _PROOF_STEPS
     batches = {index: draw.integers(0, config.vocab_size, shape) for index in range(_PROOF_EVALUATIONS)}
-    found.append(torch.tensor(list(summed_losses(trainee, batches, steps.summed_loss).values())))
-    found += [tensor for _, tensor in model_tensors(trainee.module)]
+    results.append(torch.tensor(list(summed_losses(trainee, batches, steps.summed_loss).values())))
+    results += [tensor for _, tensor in model_tensors(trainee.module)]
     for moments in trainee.optimizer.state.values():
-        found += moments.values()
-    return found, steps.eager
+        results += moments.values()
+    return results, steps.eager

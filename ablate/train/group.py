@@ -44,9 +44,11 @@ class Group:
         """Return the first process's value to every process."""
         return self.gathered(value)[0]
 
-    def total(self, own: Mapping[int, float], count: int) -> float:
+    def total(self, figures_here: Mapping[int, float], count: int) -> float:
         """Sum the figures 0 to ``count`` - 1 in this order; each process has some of them."""
-        figures = {index: figure for each in self.gathered(own) for index, figure in each.items()}
+        figures: dict[int, float] = {}
+        for of_process in self.gathered(figures_here):
+            figures.update(of_process)
         total = 0.0
         for index in range(count):  # sum() would add in higher precision from Python 3.12 on
             total += figures[index]
@@ -88,21 +90,21 @@ def join_group(device: str) -> Group:
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    rank, size = distributed.get_rank(), distributed.get_world_size()
+    size = distributed.get_world_size()
     if size == 1:
         return ALONE
     mesh = init_device_mesh(torch.device(device).type, (size,))
-    return Group(rank, size, mesh, distributed.new_group(backend="gloo"))
+    return Group(distributed.get_rank(), size, mesh, distributed.new_group(backend="gloo"))
 
 
 def blocks(module: nn.Module, needed_by: str | None = None) -> list[nn.Module]:
     """Find a model's blocks, in order; ``ValueError`` if there are none and a setting needs them."""
     if isinstance(module, nn.ModuleList):
         return [child for child in module if any(True for _ in child.parameters())]
-    found = [block for child in module.children() for block in blocks(child)]
-    if needed_by and not found:
+    inner = [block for child in module.children() for block in blocks(child)]
+    if needed_by and not inner:
         raise ValueError(f"{needed_by} needs blocks: modules in a torch.nn.ModuleList")
-    return found
+    return inner
 
 
 def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_bf16: bool) -> None:

@@ -17,7 +17,7 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 import numpy as np
 
@@ -47,10 +47,8 @@ from ablate.train.step import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.layers.deoscillation import Deoscillation
     from ablate.recipes import Recipe
     from ablate.run.config import RunConfig
-    from ablate.train.group import Group
 
 Metrics = dict[str, Any]
 TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -118,113 +116,21 @@ def train(
 
     keep_freed_memory()
     train_tokens, validation_tokens = tokens or open_tokens(prepare(config.data, cache_folder("tokens")))
-    trainee = own = as_parent = assemble(config, device, layout)
-    plan, state, group = own.plan, own.state, own.group
-    model, optimizer = own.module, own.optimizer
-    fork_step = 0
-    if (fork := config.fork) is not None:
-        fork_step = fork.tokens // plan.tokens_per_step
-        as_parent = replace(own, settings=fork.training, plan=plan_steps(fork.training, group.size))
-    observer = observe(own) if observe else None
-    if config.replayed is not None and getattr(model, "choose", None) is None:
+    trainee = assemble(config, device, layout)
+    observer = observe(trainee) if observe else None
+    if config.replayed is not None and getattr(trainee.module, "choose", None) is None:
         raise UserError("model.routing: replay needs the record of another run: `ablate run` has it")
-    first = above_bound = 0
-    window = Counter[str]()  # sums since the last training row; ``reset``: weights that de-oscillation reset
-    if checkpoints is not None and (snapshot := checkpoints.load()) is not None:
-        first, window = snapshot.step, Counter(snapshot.numbers["window"])
-        state.tokens = first * plan.tokens_per_step
-        restore_snapshot(snapshot, model, optimizer, own.deoscillation)
-        above_bound = snapshot.numbers["evaluations_above_bound"]
-
-    def diverged(message: str, at: int, done: int) -> TrainResult:
-        seen = done * plan.tokens_per_step
-        if at < fork_step:
-            raise UserError(f"what it forks from diverged after {seen:,} tokens, before the fork: {message}")
-        return TrainResult(state="diverged", tokens=seen, step=done, message=message)
-
-    unread: list[TakenStep] = []
-    conditions: dict[str, Any] = {"devices": group.size, "observed": observer is not None}
-    reads_late = why_read_at_once(config, device, **conditions) is None
-    eager = why_eager(config, device, **conditions) or unproven(config, device, layout)
-    whole_steps = WholeSteps(own, eager, layout.on_eager)
-
-    def read() -> TrainResult | None:
-        """Read the figures of all steps since the last reading; return how the run ended if one diverged."""
-        bad = _read_up_to_divergence(group, unread, window)
-        if bad is None:
-            return None
-        step, what = bad
-        whole_steps.forget()  # the replay needs the memory
-        state.step, state.tokens = step.number, step.number * plan.tokens_per_step
-        where = first_bad_operand(step.trainee, step.window)
-        return diverged(f"non-finite training {what}{where}", step.number, step.number + 1)
-
-    for step in range(first, plan.steps):
-        started = time.perf_counter()
-        state.step, state.tokens = step, step * plan.tokens_per_step
-        trainee = own if step >= fork_step else as_parent
-        settings = trainee.settings
-        rate = learning_rate(settings, step)
-        set_optimizer(optimizer, settings, rate)
-        starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(train_tokens))
-        tokens_of_step = batch(train_tokens, starts, settings.seq_len)
-        if observer is not None:
-            observer.before(step)
-        sequences = on_device(tokens_of_step, device)
-        if reads_late:
-            figures = whole_steps.take(trainee, sequences)
-        else:
-            figures = set_gradients(trainee, sequences, settings.grad_clip)
-        unread.append(TakenStep(number=step, trainee=trainee, window=tokens_of_step, figures=figures))
-        foreign = not config.model.is_built_in and group.size == 1  # an expert may run only elsewhere
-        if step == first and foreign and (fault := weights_used_alone(state)) is not None:
-            raise UserError(f"{named(config.model)}: {fault}", hint=_CALL_IT)
-        done, seen = step + 1, (step + 1) * plan.tokens_per_step
-        has_row = done % trainee.plan.log_every_steps == 0 or done == plan.steps
-        is_evaluated = done % trainee.plan.eval_every_steps == 0 or done in (fork_step, plan.steps)
-        is_read = not reads_late or has_row or is_evaluated or len(unread) == READ_EVERY
-        if is_read and (end := read()) is not None:
-            return end
-        if observer is not None:
-            stepped = time.perf_counter() - started
-            observer.after()
-            started = time.perf_counter() - stepped  # the observer's time does not count for the speed
-        state.tokens = seen
-        reset = None if reads_late else take_step(trainee)
-        sums: dict[str, Any] = {
-            "steps": 1, "tokens": plan.tokens_per_step,
-            "seconds": time.perf_counter() - started,
-            "reset": 0 if reset is None else sum(group.gathered(reset)),
-        }  # fmt: skip
-        window.update(sums)
-
-        if has_row:
-            row = {"kind": "train", "tokens": seen, "step": done, "lr": rate}
-            on_metrics(row | _figures_of_row(window, own.deoscillation))
-            window.clear()
-        if is_evaluated:
-            losses = evaluate(trainee, validation_tokens, whole_steps.summed_loss)
-            if not math.isfinite(val_loss := losses["val_loss"]):
-                return diverged("non-finite validation loss", done, done)
-            finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
-            on_metrics({"kind": "eval", "tokens": seen, "step": done, **finite})
-            bound = divergence_bound(settings.divergence_loss, config.vocab_size)
-            above_bound = above_bound + 1 if val_loss > bound else 0
-            if above_bound >= settings.divergence_evals:
-                what = f"validation loss above {bound:.3g} nats/token for {above_bound} evaluations"
-                return diverged(what, done, done)
-        if done == plan.steps:
-            break
-        is_due = checkpoints is not None and group.first(checkpoints.due(seen))
-        stops = any(group.gathered(should_stop()))
-        if (is_due or stops) and (end := read()) is not None:
-            return end
-        if checkpoints is not None and (is_due or stops):
-            numbers = {"evaluations_above_bound": above_bound, "window": dict(window)}
-            checkpoints.save(take_snapshot(model, optimizer, own.deoscillation, step=done, numbers=numbers))
-        if stops:
-            return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
-    return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps, trainee=own)
+    run = _Run(config, trainee, layout, on_metrics, observer, checkpoints)
+    try:
+        return run.train(train_tokens, validation_tokens, should_stop)
+    except _DivergedError as divergence:
+        steps = divergence.steps
+        message = str(divergence)
+        seen = steps * trainee.plan.tokens_per_step
+        if divergence.in_step < run.fork_step:
+            message = f"what it forks from diverged after {seen:,} tokens, before the fork: {message}"
+            raise UserError(message) from None
+        return TrainResult(state="diverged", tokens=seen, step=steps, message=message)
 
 
 class Observer(Protocol):
@@ -237,27 +143,213 @@ class Observer(Protocol):
         """Observe the model with the step's gradients, before its weights change."""
 
 
-def _figures_of_row(window: Counter[str], deoscillation: Deoscillation | None) -> Metrics:
-    """Turn the sums since the last training row into its figures."""
-    figures = {
-        "loss": window["loss"] / window["steps"],
-        "grad_norm": window["norm"] / window["steps"],
-        "tokens_per_sec": window["tokens"] / window["seconds"],
-    }
-    if deoscillation is not None and deoscillation.followed is not None:
-        figures["weights_reset"] = window["reset"]
-    return figures
+class _DivergedError(Exception):
+    """Training or validation diverged. ``in_step``: counted from 0; ``steps``: how many were taken."""
+
+    def __init__(self, message: str, *, in_step: int, steps: int) -> None:
+        super().__init__(message)
+        self.in_step = in_step
+        self.steps = steps
 
 
-def _read_up_to_divergence(
-    group: Group, unread: list[TakenStep], window: Counter[str]
-) -> tuple[TakenStep, str] | None:
-    """Add the figures of steps to ``window``; return the first that diverged, and what was not finite."""
-    for step, (loss, norm) in zip(unread, read_figures(group, unread), strict=True):
-        if not math.isfinite(loss):
-            return step, "loss"
-        if not math.isfinite(norm):
-            return step, "gradient norm"
-        window.update({"loss": loss, "norm": norm})
-    unread.clear()
-    return None
+class _Run:
+    """A run on its way: what it trains, and the figures that no row has yet."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trainee: Trainee,
+        layout: Layout,
+        on_metrics: Callable[[Metrics], None],
+        observer: Observer | None,
+        checkpoints: Checkpoints | None,
+    ) -> None:
+        self.config = config
+        self.after_fork = trainee
+        self.before_fork = trainee
+        self.fork_step = 0
+        self.group = trainee.group
+        self.on_metrics = on_metrics
+        self.observer = observer
+        self.checkpoints = checkpoints
+        self.unread: list[TakenStep] = []
+        # Since the last training row; ``reset``: weights that de-oscillation reset.
+        self.sums = Counter[str]()
+        self.evaluations_above_bound = 0
+        if config.fork is not None:
+            settings = config.fork.training
+            self.fork_step = config.fork.tokens // trainee.plan.tokens_per_step
+            self.before_fork = replace(trainee, settings=settings, plan=plan_steps(settings, self.group.size))
+        self.first_step = self._resume()
+        conditions: dict[str, Any] = {"devices": self.group.size, "observed": observer is not None}
+        self.reads_late = why_read_at_once(config, trainee.device, **conditions) is None
+        eager = why_eager(config, trainee.device, **conditions) or unproven(config, trainee.device, layout)
+        self.whole_steps = WholeSteps(trainee, eager, layout.on_eager)
+
+    def _resume(self) -> int:
+        """Restore the last snapshot, if there is one; return the number of steps already taken."""
+        if self.checkpoints is None:
+            return 0
+        snapshot = self.checkpoints.load()
+        if snapshot is None:
+            return 0
+        trainee = self.after_fork
+        trainee.state.tokens = snapshot.step * trainee.plan.tokens_per_step
+        restore_snapshot(snapshot, trainee.module, trainee.optimizer, trainee.deoscillation)
+        self.sums = Counter(snapshot.numbers["window"])
+        self.evaluations_above_bound = snapshot.numbers["evaluations_above_bound"]
+        return snapshot.step
+
+    def train(
+        self,
+        train_tokens: np.ndarray[Any, Any],
+        validation_tokens: np.ndarray[Any, Any],
+        should_stop: Callable[[], bool],
+    ) -> TrainResult:
+        """Take all steps that are left; ``_DivergedError`` where one diverged."""
+        plan = self.after_fork.plan
+        for step in range(self.first_step, plan.steps):
+            trainee = self.after_fork if step >= self.fork_step else self.before_fork
+            self._take_step(trainee, step, train_tokens)
+            if self._has_row(trainee, step):
+                self._write_row(trainee, step)
+            if self._is_evaluated(trainee, step):
+                self._evaluate(trainee, step, validation_tokens)
+            if step + 1 == plan.steps:
+                break
+            stops = any(self.group.gathered(should_stop()))
+            self._save_if_due(step, stops=stops)
+            if stops:
+                return TrainResult(
+                    state="interrupted", tokens=trainee.state.tokens, step=step + 1,
+                    message="stopped on request",
+                )  # fmt: skip
+        return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps, trainee=self.after_fork)
+
+    def _has_row(self, trainee: Trainee, step: int) -> bool:
+        return (step + 1) % trainee.plan.log_every_steps == 0 or step + 1 == self.after_fork.plan.steps
+
+    def _is_evaluated(self, trainee: Trainee, step: int) -> bool:
+        every = trainee.plan.eval_every_steps
+        return (step + 1) % every == 0 or step + 1 in (self.fork_step, self.after_fork.plan.steps)
+
+    def _take_step(self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]) -> None:
+        started = time.perf_counter()
+        state = trainee.state
+        settings = trainee.settings
+        self._move_to(step)
+        set_optimizer(trainee.optimizer, settings, learning_rate(settings, step))
+        starts = sequence_starts(self.config.seed, step, settings.batch_size, settings.seq_len, len(tokens))
+        window = batch(tokens, starts, settings.seq_len)
+        if self.observer is not None:
+            self.observer.before(step)
+        sequences = on_device(window, trainee.device)
+        if self.reads_late:
+            figures = self.whole_steps.take(trainee, sequences)
+        else:
+            figures = set_gradients(trainee, sequences, settings.grad_clip)
+        self.unread.append(TakenStep(number=step, trainee=trainee, window=window, figures=figures))
+        if step == self.first_step:
+            self._refuse_unused_layers()
+        if (
+            not self.reads_late
+            or self._has_row(trainee, step)
+            or self._is_evaluated(trainee, step)
+            or len(self.unread) == READ_EVERY
+        ):
+            self._read()
+        if self.observer is not None:
+            stepped = time.perf_counter() - started
+            self.observer.after()
+            started = time.perf_counter() - stepped  # the observer's time does not count for the speed
+        state.tokens = (step + 1) * self.after_fork.plan.tokens_per_step
+        reset = None if self.reads_late else take_step(trainee)
+        sums: dict[str, Any] = {
+            "steps": 1,
+            "tokens": self.after_fork.plan.tokens_per_step,
+            "seconds": time.perf_counter() - started,
+            "reset": 0 if reset is None else sum(self.group.gathered(reset)),
+        }
+        self.sums.update(sums)
+
+    def _move_to(self, step: int) -> None:
+        state = self.after_fork.state
+        state.step = step
+        state.tokens = step * self.after_fork.plan.tokens_per_step
+
+    def _refuse_unused_layers(self) -> None:
+        if self.config.model.is_built_in or self.group.size > 1:  # an expert may run only elsewhere
+            return
+        fault = weights_used_alone(self.after_fork.state)
+        if fault is not None:
+            raise UserError(f"{named(self.config.model)}: {fault}", hint=_CALL_IT)
+
+    def _read(self) -> None:
+        """Read the figures of all steps since the last reading; raise if one diverged."""
+        figures = read_figures(self.group, self.unread)
+        for step, (loss, norm) in zip(self.unread, figures, strict=True):
+            if not math.isfinite(loss):
+                self._raise_divergence(step, "loss")
+            if not math.isfinite(norm):
+                self._raise_divergence(step, "gradient norm")
+            sums: dict[str, Any] = {"loss": loss, "norm": norm}
+            self.sums.update(sums)
+        self.unread.clear()
+
+    def _raise_divergence(self, step: TakenStep, figure: str) -> NoReturn:
+        self.whole_steps.forget()  # the replay needs the memory
+        self._move_to(step.number)
+        operand = first_bad_operand(step.trainee, step.window)
+        message = f"non-finite training {figure}{operand}"
+        raise _DivergedError(message, in_step=step.number, steps=step.number + 1)
+
+    def _write_row(self, trainee: Trainee, step: int) -> None:
+        sums = self.sums
+        row = {
+            "kind": "train", "tokens": trainee.state.tokens, "step": step + 1,
+            "lr": learning_rate(trainee.settings, step),
+            "loss": sums["loss"] / sums["steps"],
+            "grad_norm": sums["norm"] / sums["steps"],
+            "tokens_per_sec": sums["tokens"] / sums["seconds"],
+        }  # fmt: skip
+        deoscillation = self.after_fork.deoscillation
+        if deoscillation is not None and deoscillation.followed is not None:
+            row["weights_reset"] = sums["reset"]
+        self.on_metrics(row)
+        sums.clear()
+
+    def _evaluate(self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]) -> None:
+        """Evaluate, and write the row; raise where validation diverged."""
+        steps = step + 1
+        losses = evaluate(trainee, tokens, self.whole_steps.summed_loss)
+        val_loss = losses["val_loss"]
+        if not math.isfinite(val_loss):
+            raise _DivergedError("non-finite validation loss", in_step=steps, steps=steps)
+        finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
+        self.on_metrics({"kind": "eval", "tokens": trainee.state.tokens, "step": steps, **finite})
+        settings = trainee.settings
+        bound = divergence_bound(settings.divergence_loss, self.config.vocab_size)
+        if val_loss <= bound:
+            self.evaluations_above_bound = 0
+            return
+        self.evaluations_above_bound += 1
+        count = self.evaluations_above_bound
+        if count >= settings.divergence_evals:
+            message = f"validation loss above {bound:.3g} nats/token for {count} evaluations"
+            raise _DivergedError(message, in_step=steps, steps=steps)
+
+    def _save_if_due(self, step: int, *, stops: bool) -> None:
+        checkpoints = self.checkpoints
+        trainee = self.after_fork
+        is_due = checkpoints is not None and self.group.first(checkpoints.due(trainee.state.tokens))
+        if not is_due and not stops:
+            return
+        self._read()
+        if checkpoints is None:
+            return
+        numbers = {"evaluations_above_bound": self.evaluations_above_bound, "window": dict(self.sums)}
+        checkpoints.save(
+            take_snapshot(
+                trainee.module, trainee.optimizer, trainee.deoscillation, step=step + 1, numbers=numbers
+            )
+        )

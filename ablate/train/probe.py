@@ -65,9 +65,9 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
             raise UserError(f"{named(config.model)} raised {describe_error(error)}", hint=hint) from error
     for name, p in model.named_parameters():
         if p.requires_grad and (p.grad is None or p.grad.shape != p.shape):
-            what = f"no gradient reaches its parameter {name}"
+            fault = f"no gradient reaches its parameter {name}"
             hint = "leave it out, or freeze it by requires_grad_(False)"
-            raise UserError(f"{named(config.model)}: {what}", hint=hint)
+            raise UserError(f"{named(config.model)}: {fault}", hint=hint)
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear_layers=len(quantised_layers(model)),

@@ -35,11 +35,12 @@ def record(trainee: Trainee, write: Callable[[dict[str, Any]], None]) -> None:
     def choose(layer: int, _tokens: Tensor, chosen: Tensor) -> Tensor:
         if known and next(iter(known))[0] != state.step:
             known.clear()
-        if (key := (state.step, state.call, layer)) not in known:
+        key = (state.step, state.call, layer)
+        if key not in known:
             known.add(key)
             content = zlib.compress(chosen.to("cpu", torch.int16).numpy().astype("<i2").tobytes())
-            row = dict(zip(("step", "call", "layer"), key, strict=True))
-            write(row | {"experts": base64.b64encode(content).decode()})
+            experts = base64.b64encode(content).decode()
+            write({"step": state.step, "call": state.call, "layer": layer, "experts": experts})
         return chosen
 
     trainee.module.choose = choose  # type: ignore[assignment]
@@ -62,10 +63,10 @@ def replay(trainee: Trainee, path: Path) -> None:
             with path.open("rb") as file:
                 file.seek(places[state.step, state.call, layer])
                 content = zlib.decompress(base64.b64decode(json.loads(file.readline())["experts"]))
-            found = torch.frombuffer(bytearray(content), dtype=torch.int16).view(chosen.shape)
+            recorded = torch.frombuffer(bytearray(content), dtype=torch.int16).view(chosen.shape)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, zlib.error):
-            what = f"the record of routes is damaged or ends before step {state.step}, layer {layer}"
-            raise UserError(what, file=path) from None
-        return found.to(chosen)
+            fault = f"the record of routes is damaged or ends before step {state.step}, layer {layer}"
+            raise UserError(fault, file=path) from None
+        return recorded.to(chosen)
 
     trainee.module.choose = choose  # type: ignore[assignment]

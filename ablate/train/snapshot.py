@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ablate.store.checkpoints import StoredTensor
     from ablate.train.group import Group
 
-_MODEL, _SUMS = "model.", "deoscillation."
+_MODEL = "model."
+_SUMS = "deoscillation."
 _FILE = "model.safetensors"
 
 
@@ -62,10 +63,12 @@ def take_snapshot(
     """Collect the current state; its tensors are in use and must be written before the next step."""
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in model_tensors(model)}
     if deoscillation is not None and deoscillation.followed is not None:
-        tensors |= {f"{_SUMS}{name}": sums for name, sums in deoscillation.sums.items()}
+        for name, sums in deoscillation.sums.items():
+            tensors[f"{_SUMS}{name}"] = sums
         numbers = {**numbers, "deoscillation_steps": deoscillation.steps}
     for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+        for key, value in state.items():
+            tensors[f"optimizer.{index}.{key}"] = value
     return Snapshot(
         step=step,
         tensors={name: local_rows(tensor.detach())[0] for name, tensor in tensors.items()},
@@ -111,10 +114,12 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
 
 @torch.no_grad()
 def _fill(snapshot: Snapshot, prefix: str, targets: Iterable[tuple[str, Tensor]], *, of: str) -> None:
-    own = {f"{prefix}{name}": tensor for name, tensor in targets}
-    if odd := sorted(own.keys() ^ {name for name in snapshot.tensors if name.startswith(prefix)}):
-        raise ValueError(f"a snapshot of another {of}: {odd[0]} is in one of them alone")
-    for name, tensor in own.items():
+    expected = {f"{prefix}{name}": tensor for name, tensor in targets}
+    saved = {name for name in snapshot.tensors if name.startswith(prefix)}
+    unmatched = sorted(expected.keys() ^ saved)
+    if unmatched:
+        raise ValueError(f"a snapshot of another {of}: {unmatched[0]} is in one of them alone")
+    for name, tensor in expected.items():
         if tuple(tensor.shape) != tuple(snapshot.tensors[name].shape):
             raise ValueError(f"a snapshot of another {of}: {name} differs in shape")
         _copy(snapshot.tensors[name], tensor, name)
@@ -156,49 +161,62 @@ def save_weights(
     Raises:
         OSError: they could not be written.
     """
-    from ablate.data.tokenise import END_OF_TEXT
-    from ablate.models.hf_names import hugging_face_config, to_hugging_face
-
-    weights = {}
-    for name, tensor in model_tensors(model):
-        if name.rpartition(".")[2] in BUFFERS_OF_SCALES:
-            continue
-        whole = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-        if group.rank == 0:
-            weights[name] = whole.detach().cpu()
+    weights = _gathered_weights(model, group)
     if group.rank != 0:
         return
-    for left in folder.parent.glob(f".{folder.name}.*"):  # by an attempt that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for draft in folder.parent.glob(f".{folder.name}.*"):  # by an attempt that was killed
+        shutil.rmtree(draft, ignore_errors=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         draft.mkdir(parents=True)
         with as_os_error():
-            if config.model.hf is not None:
-                _save_pretrained(model, weights, draft)
-            else:
-                if config.model.is_built_in:
-                    weights = to_hugging_face(config.model, weights)
-                    content = hugging_face_config(
-                        config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len,
-                        dtype=str(next(iter(weights.values())).dtype).removeprefix("torch."),
-                    )  # fmt: skip
-                    write_json_atomic(draft / "config.json", content)
-                write_tensors(draft / _FILE, weights, {"format": "pt"})
+            _write_weights(model, weights, config, draft)
         if config.data.tokenizer == "bpe" and tokenizer is not None:
-            shutil.copyfile(tokenizer / "tokenizer.json", draft / "tokenizer.json")
-            words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
-            write_json_atomic(draft / "tokenizer_config.json", words)
+            _write_tokenizer(tokenizer, draft)
         for path in draft.iterdir():
-            path.chmod(
-                draft.stat().st_mode & 0o666
-            )  # as the umask has it: safetensors lets only the owner read
+            path.chmod(draft.stat().st_mode & 0o666)  # the umask's: safetensors lets only the owner read
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed before its result
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _gathered_weights(model: nn.Module, group: Group) -> dict[str, Tensor]:
+    """Collect a model's whole weights in the first process, without the buffers of delayed scales."""
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model_tensors(model):
+        if name.rpartition(".")[2] in BUFFERS_OF_SCALES:
+            continue
+        whole = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+        if group.rank == 0:
+            weights[name] = whole.detach().cpu()
+    return weights
+
+
+def _write_weights(model: nn.Module, weights: dict[str, Tensor], config: RunConfig, folder: Path) -> None:
+    from ablate.models.hf_names import hugging_face_config, to_hugging_face
+
+    if config.model.hf is not None:
+        _save_pretrained(model, weights, folder)
+        return
+    if config.model.is_built_in:
+        weights = to_hugging_face(config.model, weights)
+        dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+        content = hugging_face_config(
+            config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len, dtype=dtype
+        )
+        write_json_atomic(folder / "config.json", content)
+    write_tensors(folder / _FILE, weights, {"format": "pt"})
+
+
+def _write_tokenizer(tokenizer: Path, folder: Path) -> None:
+    from ablate.data.tokenise import END_OF_TEXT
+
+    shutil.copyfile(tokenizer / "tokenizer.json", folder / "tokenizer.json")
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+    write_json_atomic(folder / "tokenizer_config.json", content)
 
 
 def _save_pretrained(module: Any, weights: dict[str, Tensor], folder: Path) -> None:

@@ -76,34 +76,23 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         ValueError: the layout needs blocks and the model has none.
     """
     multiply_in_fp32()
-    settings, group = config.training, layout.group
+    settings = config.training
+    group = layout.group
     plan = plan_steps(settings, group.size)
     state = RecipeState(
         recipe=config.recipe, backend=Selection(config.backend), seed=config.seed,
         total_tokens=plan.tokens, fork=config.fork,
     )  # fmt: skip
     initial_seed = stream_seed(config.seed, "initial weights")
-    with torch.device("meta" if group.size > 1 and config.model.is_built_in else "cpu"):
+    no_process_holds_it = group.size > 1 and config.model.is_built_in
+    with torch.device("meta" if no_process_holds_it else "cpu"):
         module, loss = build_network(config, state, initial_seed=initial_seed)
     module.train()  # transformers loads a checkpoint in evaluation mode, without dropout
     if settings.master_weights == "bf16":
         for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
             parameter.data = parameter.data.to(torch.bfloat16)
     if settings.compile:
-        from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
-
-        refuse_open_folder(Path(cache_dir()))  # usually in /tmp, by the user's name; code is loaded from it
-        # A step's kernels must not depend on what was compiled before, here or by an earlier attempt: other
-        # runs leave nothing, no block falls back to eager because there are others, and each shape has its
-        # own kernels. The rows of experts differ with each step, and so may the shapes of foreign models.
-        torch.compiler.reset()
-        limits = torch._dynamo.config  # noqa: SLF001  there is no public way
-        limits.cache_size_limit = limits.accumulated_cache_size_limit = sys.maxsize
-        mixtures: list[Any] = module.mixtures if isinstance(module, Decoder) else []
-        for mixture in mixtures:
-            mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[no-untyped-call]
-        for block in blocks(module, needed_by="training.compile"):
-            block.forward = torch.compile(block.forward, dynamic=False if config.model.is_built_in else None)
+        _compile_blocks(module, is_dynamic=False if config.model.is_built_in else None)
     if layout.checkpoint_activations:
         for block in blocks(module, needed_by="resources.activation_checkpointing"):
             # A built-in block uses no generator, and within a CUDA graph none can be set back.
@@ -112,21 +101,14 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=uses_generator
             )
     if group.size > 1:
-        dense = config.model.is_built_in and config.model.experts is None
-        shard(module, group, settings, gather_bf16=dense)
-    if isinstance(module, Decoder) and group.size > 1:  # no process ever holds the whole model
+        is_dense = config.model.is_built_in and config.model.experts is None
+        shard(module, group, settings, gather_bf16=is_dense)
+    if isinstance(module, Decoder) and no_process_holds_it:
         module.to_empty(device=device)
         module.initialise(torch.Generator().manual_seed(initial_seed))
     else:
         module.to(device)
-    # Weight decay applies to matrices only.
-    decayed = [[p for p in module.parameters() if (p.dim() >= 2) is matrix] for matrix in (True, False)]
-    optimizer = torch.optim.AdamW([{"params": parameters} for parameters in decayed], fused=True)
-    if has_graphs(device) and group.size == 1:
-        for parameters in optimizer.param_groups:
-            rate = torch.empty((), dtype=torch.float32, device=device)
-            parameters.update(capturable=True, lr=rate)
-        optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
+    optimizer = _adamw(module, device, is_capturable=has_graphs(device) and group.size == 1)
     set_optimizer(optimizer, settings, settings.learning_rate)
     return Trainee(
         settings=settings, plan=plan, state=state, module=module, loss=loss,
@@ -135,11 +117,53 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     )  # fmt: skip
 
 
+def _compile_blocks(module: nn.Module, *, is_dynamic: bool | None) -> None:
+    """Compile a model's blocks; ``is_dynamic`` as of ``torch.compile``.
+
+    A step's kernels must not depend on what was compiled before, here or by an earlier attempt: other runs
+    leave nothing, no block falls back to eager because there are others, and each shape has its own kernels.
+    The rows of experts differ with each step, and so may the shapes of foreign models.
+    """
+    from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
+
+    refuse_open_folder(Path(cache_dir()))  # usually in /tmp, by the user's name; code is loaded from it
+    torch.compiler.reset()
+    limits = torch._dynamo.config  # noqa: SLF001  there is no public way
+    limits.cache_size_limit = sys.maxsize
+    limits.accumulated_cache_size_limit = sys.maxsize
+    if isinstance(module, Decoder):
+        for mixture in module.mixtures:
+            mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[method-assign,no-untyped-call]
+    for block in blocks(module, needed_by="training.compile"):
+        block.forward = torch.compile(block.forward, dynamic=is_dynamic)
+
+
+def _adamw(module: nn.Module, device: str, *, is_capturable: bool) -> torch.optim.AdamW:
+    """Make the optimizer with two groups: matrices, which have weight decay, and the rest.
+
+    ``is_capturable``: a CUDA graph can hold its step, so the learning rate lies on the device.
+    """
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
+    for parameter in module.parameters():
+        if parameter.dim() >= 2:
+            matrices.append(parameter)
+        else:
+            rest.append(parameter)
+    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": rest}], fused=True)
+    if is_capturable:
+        for parameters in optimizer.param_groups:
+            rate = torch.empty((), dtype=torch.float32, device=device)
+            parameters.update(capturable=True, lr=rate)
+        optimizer.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # type: ignore[attr-defined]
+    return optimizer
+
+
 def set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float) -> None:
     """Set what AdamW reads at a step: the settings may change at a fork."""
-    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, in the order of ``assemble``
+    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, in the order of ``_adamw``
+    betas = (settings.beta1, settings.beta2)
     for parameters, decay in zip(optimizer.param_groups, decays, strict=True):
-        betas = settings.beta1, settings.beta2
         parameters.update(betas=betas, eps=settings.adam_eps, weight_decay=decay)
         if isinstance(parameters["lr"], Tensor):
             parameters["lr"].fill_(rate)
@@ -160,7 +184,10 @@ def set_gradients(trainee: Trainee, sequences: Tensor, grad_clip: float | None) 
     Returns fp64 [n + 1], on the device: the parts of the loss of this process's n micro-batches (nats per
     token), and the norm before clipping.
     """
-    module, state, group, count = trainee.module, trainee.state, trainee.group, trainee.plan.micro_batches
+    module = trainee.module
+    state = trainee.state
+    group = trainee.group
+    count = trainee.plan.micro_batches
     parts = sequences.reshape(count, -1, sequences.shape[1])
     figures: list[Tensor] = []
     for call in range(group.rank, count, group.size):
@@ -171,10 +198,11 @@ def set_gradients(trainee: Trainee, sequences: Tensor, grad_clip: float | None) 
         trained, loss = trainee.loss(module, inputs, targets, "mean")
         (trained / count).backward()  # type: ignore[no-untyped-call]
         figures.append((loss / count).detach().double())
-    norm: Any = torch.nn.utils.clip_grad_norm_(
-        module.parameters(), math.inf if grad_clip is None else grad_clip
-    )
-    figures.append((norm.full_tensor() if is_sharded(norm) else norm).double())
+    largest_norm = math.inf if grad_clip is None else grad_clip
+    norm: Any = torch.nn.utils.clip_grad_norm_(module.parameters(), largest_norm)
+    if is_sharded(norm):
+        norm = norm.full_tensor()
+    figures.append(norm.double())
     return torch.stack(figures)
 
 
@@ -234,30 +262,29 @@ def read_figures(group: Group, steps: list[TakenStep]) -> list[tuple[float, floa
     """Return the loss and the norm of each step, with one wait for the device."""
     if not steps:
         return []
-    figures = torch.cat([step.figures for step in steps]).tolist()
-    found = []
+    figures = iter(torch.cat([step.figures for step in steps]).tolist())
+    losses_and_norms = []
     for step in steps:
-        *losses, norm = figures[: len(step.figures)]
-        del figures[: len(step.figures)]
         count = step.trainee.plan.micro_batches
-        parts = dict(zip(range(group.rank, count, group.size), losses, strict=True))
-        found.append((group.total(parts, count), norm))
-    return found
+        parts = {call: next(figures) for call in range(group.rank, count, group.size)}
+        losses_and_norms.append((group.total(parts, count), next(figures)))
+    return losses_and_norms
 
 
 def first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
     """Replay the step, which gives the same bits, and name the first operand of a GEMM that is not finite."""
-    found: list[str] = []
+    name = ""
 
-    def watch(layer: str, gemm: Gemm, operand: str, done: Operand) -> None:
-        if not found and not bool(torch.isfinite(done.values).all()):
-            found.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
+    def watch(layer: str, gemm: Gemm, operand: str, quantised: Operand) -> None:
+        nonlocal name
+        if not name and not bool(torch.isfinite(quantised.values).all()):
+            name = f": first in {gemm.capitalize()}'s {operand} of {layer}"
 
     trainee.state.watch = watch
     trainee.module.zero_grad(set_to_none=True)
     gradients(trainee, window, None)
     trainee.state.watch = None
-    return next(filter(None, trainee.group.gathered("".join(found))), "")
+    return next(filter(None, trainee.group.gathered(name)), "")
 
 
 def keep_freed_memory() -> None:

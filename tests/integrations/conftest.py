@@ -27,8 +27,8 @@ def two_layers():
 @pytest.fixture
 def in_study(tmp_path, monkeypatch):
     """The environment of a study's command; the run's folder."""
-    told = variables_of(read_recipe(NOISY), {"seed": 3, "tokens": 4096, "steps": 16})
-    for name, value in {"ABLATE_RUN_DIR": str(tmp_path), **told}.items():
+    variables = variables_of(read_recipe(NOISY), {"seed": 3, "tokens": 4096, "steps": 16})
+    for name, value in {"ABLATE_RUN_DIR": str(tmp_path), **variables}.items():
         monkeypatch.setenv(name, value)
     return tmp_path
 

@@ -14,7 +14,7 @@ from tests.integrations.conftest import NOISY, rows_of, two_layers
 
 
 def losses(stepper, model, steps):
-    found, optimizer = [], torch.optim.AdamW(model.parameters(), 1e-2)
+    steps_losses, optimizer = [], torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(steps):
         x = torch.randn(32, 64, generator=torch.Generator().manual_seed(stepper.state.step))
         loss = model(x).pow(2).mean()
@@ -22,8 +22,8 @@ def losses(stepper, model, steps):
         optimizer.step()
         optimizer.zero_grad()
         stepper.step()
-        found.append(loss.item())
-    return found
+        steps_losses.append(loss.item())
+    return steps_losses
 
 
 def test_a_study_gives_recipe_seed_and_tokens(in_study, capsys):
@@ -81,7 +81,7 @@ def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compil
 
     def trained(batches, start=None, save=None):
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-        model, found = two_layers(), []
+        model, steps_losses = two_layers(), []
         stepper = Stepper(model, NOISY, seed=3)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         if compiled:
@@ -100,10 +100,10 @@ def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compil
                 optimizer.zero_grad()
                 if accelerator.sync_gradients:
                     stepper.step()
-            found.append(loss.item())
+            steps_losses.append(loss.item())
         if save is not None:
             accelerator.save_state(save)
-        return found
+        return steps_losses
 
     state = tmp_path / "state"
     assert trained(range(4), save=state) + trained(range(4, 8), start=state) == trained(range(8))

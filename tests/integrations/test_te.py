@@ -80,8 +80,8 @@ def test_quantisers_of_a_linear_layer(factory, recipe):
 def test_the_first_linear_layer_that_asks_is_said_in_the_log(factory, capsys):
     for asked in ("dpa", "linear"):
         factory("nvidia-nvfp4", "input", asked)
-        said = capsys.readouterr().out
-        assert said == (f"{applied_line(read_recipe('nvidia-nvfp4'))}\n" if asked == "linear" else "")
+        out = capsys.readouterr().out
+        assert out == (f"{applied_line(read_recipe('nvidia-nvfp4'))}\n" if asked == "linear" else "")
 
 
 def test_what_is_no_linear_layers_stays_high(factory):

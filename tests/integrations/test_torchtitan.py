@@ -32,16 +32,16 @@ def made():
 
 def losses(net, optimizers, steps):
     """Two batches a step."""
-    found = []
+    steps_losses = []
     for _ in range(steps):
         generator = torch.Generator().manual_seed(optimizers.stepper.state.step)
         for x in torch.randn(2, 32, 64, generator=generator):
             loss = net(x).pow(2).mean()
             loss.backward()
-            found.append(loss.item())
+            steps_losses.append(loss.item())
         optimizers.step()
         optimizers.zero_grad()
-    return found
+    return steps_losses
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -207,7 +207,7 @@ def test_weights_in_bf16_leave_the_rotary_frequencies_alone(config, hf):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "options", "said"),
+    ("kind", "changes", "options", "message"),
     [
         ("gpt2", {"n_positions": 16}, {}, r"has 16 positions, but seq_len is 32 \(lower training.seq_len"),
         ("llama", {"num_attention_heads": 5}, {}, "cannot be built"),
@@ -216,10 +216,10 @@ def test_weights_in_bf16_leave_the_rotary_frequencies_alone(config, hf):
         ("bert", {}, {}, r"^model.hf .*depends on later ones \(an encoder needs"),
     ],
 )  # fmt: skip
-def test_a_configuration_that_does_not_fit_is_one_line(hf, kind, changes, options, said):
+def test_a_configuration_that_does_not_fit_is_one_line(hf, kind, changes, options, message):
     folder = hf(kind, **changes)
     Path(folder, "own.py").write_text("raise SystemExit")  # code that comes with a model is never run
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         build(ModelConfig(hf=folder, options=options), vocab_size=64, seq_len=32)
     assert "\n" not in str(caught.value)
 
@@ -227,10 +227,10 @@ def test_a_configuration_that_does_not_fit_is_one_line(hf, kind, changes, option
 def test_options_change_a_configuration_and_one_line_says_how_to_get_transformers(hf, monkeypatch):
     build(ModelConfig(hf=hf("bert"), options={"is_decoder": True}), vocab_size=64, seq_len=32)
     model = ModelConfig(hf=hf("llama"), options={"num_hidden_layers": 1})
-    found = outline(model, vocab_size=64, seq_len=32)
-    assert len(found.layers) == 8
-    linear = sum(layer.inputs * layer.outputs for layer in found.layers)
-    assert found.size.flops_per_token == 6 * linear + 6 * 64 * 32
+    outlined = outline(model, vocab_size=64, seq_len=32)
+    assert len(outlined.layers) == 8
+    linear = sum(layer.inputs * layer.outputs for layer in outlined.layers)
+    assert outlined.size.flops_per_token == 6 * linear + 6 * 64 * 32
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"needs a package that is not installed: transformers \(pip install"):
         outline(model, vocab_size=64, seq_len=32)
@@ -245,11 +245,11 @@ def test_a_users_loss_is_the_one_that_is_trained_and_evaluated(config, tokens):
 def test_a_resumed_run_with_dropout_goes_on_to_the_same_bits(config, tokens):
     run = config("build", options={"dropout": 0.2})
     _, whole = curve(run, tokens)
-    kept = Kept()
-    result, first = curve(run, tokens, checkpoints=kept, should_stop=after(10))
+    snapshots = Kept()
+    result, first = curve(run, tokens, checkpoints=snapshots, should_stop=after(10))
     assert result.state == "interrupted"
     torch.manual_seed(12345)  # another process's generator
-    _, rest = curve(run, tokens, checkpoints=kept)
+    _, rest = curve(run, tokens, checkpoints=snapshots)
     assert first + rest == whole
 
 
@@ -258,15 +258,15 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
         model = model or {"function": function(name)}
         return outline(ModelConfig(**model), vocab_size=96, seq_len=32)
 
-    found = of("build")
-    assert [(layer.name, layer.inputs, layer.outputs, layer.is_head) for layer in found.layers] == [
+    outlined = of("build")
+    assert [(layer.name, layer.inputs, layer.outputs, layer.is_head) for layer in outlined.layers] == [
         ("layers.0", 64, 64, False), ("layers.1", 64, 64, False), ("lm_head", 64, 96, True),
     ]  # fmt: skip
-    assert found.size.parameters == 2 * 96 * 64 + 2 * (64 * 64 + 64)
-    assert all(matrix.out_of_reach is None for matrix in found.matrices)
+    assert outlined.size.parameters == 2 * 96 * 64 + 2 * (64 * 64 + 64)
+    assert all(matrix.out_of_reach is None for matrix in outlined.matrices)
     assert [one.name for one in of("lazy").matrices if one.out_of_reach] == ["layers.0"]
-    for name, said in (("no_linear", "no linear layer"), ("applied", "layers.0 follows a recipe already")):
-        with pytest.raises(UserError, match=said):
+    for name, message in (("no_linear", "no linear layer"), ("applied", "layers.0 follows a recipe already")):
+        with pytest.raises(UserError, match=message):
             of(name)
     content = SMALL | {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     mixture, other = (of("", hf=hf(kind, **content)) for kind in ("mixtral", "gpt_oss"))
@@ -297,7 +297,7 @@ SHAPE = r"returned logits \[{}\] \(expected \[sequences, positions, vocab_size\]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("small", SHAPE.format(r"\d+, 32, 9")),
         ("flat", SHAPE.format(r"\d+, 64")),
@@ -314,10 +314,10 @@ SHAPE = r"returned logits \[{}\] \(expected \[sequences, positions, vocab_size\]
         ("frozen", None),
     ],
 )  # fmt: skip
-def test_a_dry_run_says_in_a_line_what_is_wrong_with_a_users_model(config, name, said):
-    if said is None:
+def test_a_dry_run_says_in_a_line_what_is_wrong_with_a_users_model(config, name, message):
+    if message is None:
         assert dry_run(config(name)).linear_layers == {"padded": 3, "frozen": 4}[name]
         return
-    with pytest.raises(UserError, match=rf"^model.function .*mine.py:{name}.* {said}") as error:
+    with pytest.raises(UserError, match=rf"^model.function .*mine.py:{name}.* {message}") as error:
         dry_run(config(name))
     assert len(str(error.value).splitlines()) == 1

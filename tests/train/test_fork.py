@@ -25,10 +25,10 @@ AHEAD = FP4 | {"phases": [{"from_fraction": 0.5, "recipe": "bf16"}]}
 def trained(tokens):
     def run(config, start=None):
         """Return the rows, and the state after each step; ``start``: such of another run."""
-        kept = Kept(range(99 * STEP), start)
-        result, rows = curve(config, tokens, checkpoints=kept)
+        snapshots = Kept(range(99 * STEP), start)
+        result, rows = curve(config, tokens, checkpoints=snapshots)
         assert result.state == "finished"
-        return rows, kept.after
+        return rows, snapshots.after
 
     return run
 
@@ -40,18 +40,18 @@ def assert_equal(one, other):
     assert_same(one.tensors, other.tensors)
 
 
-def forked(own, parent, step=16):
-    return replace(own, fork=Fork(tokens=step * STEP, recipe=parent.recipe, training=parent.training))
+def forked(child, parent, step=16):
+    return replace(child, fork=Fork(tokens=step * STEP, recipe=parent.recipe, training=parent.training))
 
 
 @pytest.mark.parametrize("name", rest_exhaustive(("late", "fork", "oscillates"), "fork".__eq__))
 def test_begun_with_the_common_state_a_run_ends_with_the_bits_of_a_whole_one(make_config, trained, name):
     base = make_config(FPROP if name == "oscillates" else None)
-    own = make_config({"late": LATE, "fork": FP4, "oscillates": OSCILLATES}[name])
-    own = forked(own, base) if name == "fork" else own
-    (rows, whole), (base_rows, common) = trained(own), trained(base)
+    child = make_config({"late": LATE, "fork": FP4, "oscillates": OSCILLATES}[name])
+    child = forked(child, base) if name == "fork" else child
+    (rows, whole), (base_rows, common) = trained(child), trained(base)
     assert_equal(common[15], whole[15])  # the same recipe so far; the evaluation after step 16 is its own
-    later, states = trained(own, common[15])
+    later, states = trained(child, common[15])
     begun = [row for row in rows if row["step"] <= 15]
     assert begun == [row for row in base_rows if row["step"] <= 15]
     assert [*begun, *later] == rows
@@ -66,8 +66,8 @@ def test_a_fork_goes_on_in_the_window_of_the_run_that_it_leaves(make_config, tra
     assert_equal(whole[31], base[31])
     assert [row for row in rows if (row["step"], row["kind"]) != (18, "eval")] == base_rows
     plain = forked(make_config(FPROP), parent, 18)
-    left, states = trained(plain)
-    assert [row for row in left if row["step"] < 18] == [row for row in base_rows if row["step"] < 18]
+    later_rows, states = trained(plain)
+    assert [row for row in later_rows if row["step"] < 18] == [row for row in base_rows if row["step"] < 18]
     assert not any(name.startswith("deoscillation.") for name in states[18].tensors)
     assert_equal(trained(plain, base[17])[1][31], states[31])
 
@@ -88,8 +88,8 @@ def test_a_parent_with_phases_of_its_own_is_followed_to_the_fork(make_config, tr
 @pytest.mark.exhaustive
 def test_from_the_fork_on_its_own_settings_hold_and_it_is_evaluated_there(make_config, trained):
     parent = make_config()
-    own = make_config(learning_rate=1e-4, weight_decay=0.0, eval_every_tokens=2 * STEP)
-    (rows, states), (base, as_base) = trained(forked(own, parent, 13)), trained(parent)
+    child = make_config(learning_rate=1e-4, weight_decay=0.0, eval_every_tokens=2 * STEP)
+    (rows, states), (base, as_base) = trained(forked(child, parent, 13)), trained(parent)
     assert_equal(states[12], as_base[12])
     assert [row["step"] for row in rows if row["kind"] == "eval"] == [8, 13, *range(14, 33, 2)]
     assert {row["lr"] for row in rows if row["step"] > 13 and row["kind"] == "train"} == {1e-4}

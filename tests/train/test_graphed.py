@@ -57,8 +57,8 @@ def quantise(x: Tensor, position: Tensor, amax: Tensor | None, number: int) -> T
         if (at_step, key.layer, key.gemm, key.operand) == quantise.breaks:
             x = x * math.nan
     magnitude = None if amax is None else amax.item()
-    done = round_operand(x, policy, axis=axis, key=key, amax=magnitude)
-    return dequantised(done).to(torch.bfloat16, copy=True)
+    quantised = round_operand(x, policy, axis=axis, key=key, amax=magnitude)
+    return dequantised(quantised).to(torch.bfloat16, copy=True)
 
 
 class Graph(TorchDispatchMode):
@@ -191,11 +191,11 @@ def test_a_run_of_graphs_has_the_rows_and_weights_of_an_eager_one_also_resumed(
     assert curve(run, tokens, checkpoints=whole, layout=Layout(on_eager=reasons.append)) == expected
     assert (Graph.captured, reasons) == (captures, [])
     assert_same(whole.last.tensors, eager.last.tensors)
-    found = []
+    rows_of_parts = []
     for steps in (6, 5, 0):
         end, rows = curve(run, tokens, checkpoints=parts, should_stop=after(steps))
-        found += rows
-    assert (end, found) == expected
+        rows_of_parts += rows
+    assert (end, rows_of_parts) == expected
     assert_same(parts.last.tensors, eager.last.tensors)
 
 

@@ -143,8 +143,8 @@ def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypa
 
     def break_one_operand(self, x, draw, *, axis):
         key = draw.key
-        which = (key.step, key.layer, key.gemm, key.operand) if key else ()
-        if which == (3, "blocks.1.ffn.down", gemm, operand):
+        operand_key = (key.step, key.layer, key.gemm, key.operand) if key else ()
+        if operand_key == (3, "blocks.1.ffn.down", gemm, operand):
             x = x.clone()
             x[40, 5] = float("nan")
         return original(self, x, draw, axis=axis)
@@ -152,8 +152,8 @@ def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypa
     monkeypatch.setattr(EmulatedBackend, "quantize", break_one_operand)
     result, _ = curve(make_config(RecipeSpec(gemms=ALL, stabiliser="sr")), tokens)
     assert (result.state, result.step, result.tokens) == ("diverged", 4, 4 * 512)
-    where = f"{gemm.capitalize()}'s {operand} of blocks.1.ffn.down"
-    assert result.message == f"non-finite training {what}: first in {where}"
+    place = f"{gemm.capitalize()}'s {operand} of blocks.1.ffn.down"
+    assert result.message == f"non-finite training {what}: first in {place}"
 
 
 @pytest.mark.exhaustive
@@ -164,9 +164,9 @@ def test_compiled_blocks_train_alike_whatever_was_compiled_before(make_config, t
     # No block may be left in eager: these are four for each frame, in training and in evaluation.
     with torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True):
         compiled = curve(config, tokens)[1]
-        kept = Kept()
-        first = curve(config, tokens, checkpoints=kept, should_stop=after(2))[1]
-        assert first + curve(config, tokens, checkpoints=kept)[1] == compiled
+        snapshots = Kept()
+        first = curve(config, tokens, checkpoints=snapshots, should_stop=after(2))[1]
+        assert first + curve(config, tokens, checkpoints=snapshots)[1] == compiled
         assert curve(config, tokens, layout=Layout(checkpoint_activations=True))[1] == compiled
     plain = losses(curve(make_config(**settings, eval_every_tokens=512), tokens)[1])
     # Fused operations round less often.
@@ -203,9 +203,9 @@ def test_figures_that_are_read_late_are_the_same(make_config, tokens, monkeypatc
     monkeypatch.setattr(
         loop, "read_figures", lambda group, steps: (reads.append(len(steps)), own(group, steps))[1]
     )
-    kept = Kept()
-    first = curve(config, tokens, checkpoints=kept, should_stop=after(5))[1]
-    assert first + curve(config, tokens, checkpoints=kept)[1] == expected
+    snapshots = Kept()
+    first = curve(config, tokens, checkpoints=snapshots, should_stop=after(5))[1]
+    assert first + curve(config, tokens, checkpoints=snapshots)[1] == expected
     assert max(reads) == 2 == config.training.tokens // 512 // 10  # from row to row
 
 
@@ -219,8 +219,8 @@ def test_a_divergence_that_is_read_late_is_that_of_its_own_step(
     def break_one_operand(self, x, draw, *, axis):
         key = draw.key
         steps.append(key.step if key else 0)
-        which = (key.step, key.layer, key.gemm, key.operand) if key else ()
-        if which == (4, "blocks.1.ffn.down", gemm, operand):
+        operand_key = (key.step, key.layer, key.gemm, key.operand) if key else ()
+        if operand_key == (4, "blocks.1.ffn.down", gemm, operand):
             x = x.clone()
             x[40, 5] = float("nan")
         return original(self, x, draw, axis=axis)

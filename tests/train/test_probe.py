@@ -23,8 +23,8 @@ from ablate.train.probe import dry_run, time_steps
 )  # fmt: skip
 def test_every_kind_of_recipe_goes_through(recipe):
     model = ModelConfig(width=128, layers=2, heads=4, kv_heads=2, ffn=256)
-    found = dry_run(config_of(model, read_recipe(recipe), "emulated", 256, seq_len=128, batch_size=4))
-    assert (found.linear_layers, found.tokens) == (9, 512)
+    run = dry_run(config_of(model, read_recipe(recipe), "emulated", 256, seq_len=128, batch_size=4))
+    assert (run.linear_layers, run.tokens) == (9, 512)
 
 
 @pytest.mark.exhaustive
@@ -38,8 +38,8 @@ from ablate.run.config import ModelConfig
 from ablate.train.probe import dry_run
 recipe = read_recipe({"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"})
 sizes = {"seq_len": 8192, "batch_size": 32, "micro_batch_size": 1}
-found = dry_run(config_of(ModelConfig(**PRESETS["llama3.1-8b"]), recipe, "emulated", 128_256, **sizes))
-assert (found.parameters, found.linear_layers, found.tokens) == (8_030_261_248, 129, 8192), found
+run = dry_run(config_of(ModelConfig(**PRESETS["llama3.1-8b"]), recipe, "emulated", 128_256, **sizes))
+assert (run.parameters, run.linear_layers, run.tokens) == (8_030_261_248, 129, 8192), run
 peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 assert peak_gib < 4, peak_gib
 """

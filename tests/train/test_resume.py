@@ -48,13 +48,13 @@ def test_stopped_again_and_again_it_ends_with_the_same_rows_weights_and_optimize
     whole, parts = Kept([11 * STEP]), Kept([11 * STEP])
     result, rows = curve(config(name), tokens, checkpoints=whole)
     assert result.state == "finished"
-    found = []
+    rows_of_parts = []
     for steps in (1, 2, 4, 3, 0):
         end, part = curve(config(name), tokens, checkpoints=parts, should_stop=after(steps))
-        found += part
+        rows_of_parts += part
         assert end.state == ("interrupted" if steps else "finished")
         assert not steps or parts.asked == end.tokens  # at a stop, too: others may begin with this state
-    assert (end, found) == (result, rows)
+    assert (end, rows_of_parts) == (result, rows)
     assert_same(parts.last.tensors, whole.last.tensors)
     kinds = [part for key in whole.last.tensors for part in (key.split(".")[0], key.split(".")[-1])]
     assert "optimizer" in kinds
@@ -74,13 +74,13 @@ def test_de_oscillation_changes_the_run_and_says_how_many_weights_it_reset(confi
 
 
 def test_a_kill_between_checkpoints_goes_back_to_the_last_and_repeats_the_same_rows(config, tokens):
-    whole, kept = config("MXFP4, SR and RHT, signs a call"), Kept([4 * STEP, 8 * STEP])
+    whole, snapshots = config("MXFP4, SR and RHT, signs a call"), Kept([4 * STEP, 8 * STEP])
     _, rows = curve(whole, tokens)
     for steps in (3, 6, 7):  # the last from step 4 on
         with pytest.raises(StopIteration):  # asked once more than it can answer
-            curve(whole, tokens, checkpoints=kept, should_stop=iter([False] * (steps - 1)).__next__)
-    assert kept.last.step == 8
-    assert curve(whole, tokens, checkpoints=kept)[1] == [row for row in rows if row["step"] > 8]
+            curve(whole, tokens, checkpoints=snapshots, should_stop=iter([False] * (steps - 1)).__next__)
+    assert snapshots.last.step == 8
+    assert curve(whole, tokens, checkpoints=snapshots)[1] == [row for row in rows if row["step"] > 8]
 
 
 def test_evaluations_above_the_bound_are_counted_on_and_end_a_run_as_diverged(config, tokens):
@@ -88,9 +88,9 @@ def test_evaluations_above_the_bound_are_counted_on_and_end_a_run_as_diverged(co
     result, rows = curve(bad, tokens)
     assert (result.state, result.tokens, len(losses(rows))) == ("diverged", 4 * 256, 4)
     assert result.message == "validation loss above 0.1 nats/token for 4 evaluations"
-    kept = Kept()
-    curve(bad, tokens, checkpoints=kept, should_stop=after(5))
-    assert curve(bad, tokens, checkpoints=kept)[0] == result
+    snapshots = Kept()
+    curve(bad, tokens, checkpoints=snapshots, should_stop=after(5))
+    assert curve(bad, tokens, checkpoints=snapshots)[0] == result
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_evaluations_above_the_bound_are_counted_on_and_end_a_run_as_diverged(co
     ],
 )
 def test_a_snapshot_of_another_recipe_or_model_is_refused(config, tokens, recipe, model, said):
-    kept = Kept()
-    curve(config("weights de-oscillated"), tokens, checkpoints=kept, should_stop=after(4))
+    snapshots = Kept()
+    curve(config("weights de-oscillated"), tokens, checkpoints=snapshots, should_stop=after(4))
     shape = {"width": 64, "layers": 2, "heads": 2, "ffn": 96} | model
     with pytest.raises(ValueError, match=said):
-        curve(replace(config(recipe), model=ModelConfig(**shape)), tokens, checkpoints=kept)
+        curve(replace(config(recipe), model=ModelConfig(**shape)), tokens, checkpoints=snapshots)

@@ -53,21 +53,21 @@ def test_an_arm_takes_the_routes_of_another_run_in_training_and_evaluation(bf16,
     same = replace(bf16, model=fixed, replayed=bf16.recipe)
     replayed = partial(replay, path=path)
     assert trained(same, tokens, replayed) == first
-    own, other = replace(bf16, recipe=FP4), replace(same, recipe=FP4)
+    fp4, other = replace(bf16, recipe=FP4), replace(same, recipe=FP4)
     losses, loads = trained(other, tokens, replayed)
-    assert loads == first[1] != trained(own, tokens)[1]
+    assert loads == first[1] != trained(fp4, tokens)[1]
     assert losses != first[0]
     again = Layout(checkpoint_activations=True)
     assert trained(other, tokens, replayed, layout=again) == (losses, loads)
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 2 * (4 * 2 + 2 * 2)  # layers × (steps × micro-batches + evaluations × batches)
-    for content, said in (
+    for content, message in (
         (b"".join(lines[:-1]), "ends before step 3, layer 1"),
         (lines[0].replace(b'"experts": "', b'"experts": "A'), "damaged"),
         (b"nonsense", "cannot be read"),
     ):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             trained(other, tokens, replayed)
     with pytest.raises(UserError, match="needs the record"):
         trained(other, tokens)

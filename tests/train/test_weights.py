@@ -56,16 +56,16 @@ def computed(module, table, tokens):
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_computes_the_same_forward_and_backward(name, tmp_path):
     config, folder = config_of(MODELS[name], Recipe(), "auto", 96, seq_len=64), tmp_path / "weights"
-    own = saved(config, folder)
-    theirs = in_transformers(folder)
-    assert type(theirs).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
-    assert next(theirs.parameters()).dtype == torch.float32
-    table = theirs.to(torch.bfloat16).get_input_embeddings().weight
-    ours, same = computed(own, own.embedding, TOKENS), computed(theirs, table, TOKENS)
+    trained = saved(config, folder)
+    loaded = in_transformers(folder)
+    assert type(loaded).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
+    assert next(loaded.parameters()).dtype == torch.float32
+    table = loaded.to(torch.bfloat16).get_input_embeddings().weight
+    expected, same = computed(trained, trained.embedding, TOKENS), computed(loaded, table, TOKENS)
     # They differ by the order of roundings to bf16 alone. Twice the text tells how far two results can be.
-    for a, b, other in zip(ours, same, computed(theirs, table, TOKENS.flip(-1)), strict=True):
+    for a, b, other in zip(expected, same, computed(loaded, table, TOKENS.flip(-1)), strict=True):
         assert (a - b).abs().mean() < 0.03 * (a - other).abs().mean()
-    assert_same(load_weights(config, folder), dict(own.named_parameters()))
+    assert_same(load_weights(config, folder), dict(trained.named_parameters()))
 
 
 def test_scales_are_no_weights(tmp_path):
@@ -79,12 +79,12 @@ def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
     outline.save_pretrained(tmp_path / "gpt2")
     model = ModelConfig(hf=str(tmp_path / "gpt2"), allow=["*"])
     config = config_of(model, Recipe(), "auto", 96, seq_len=64, master_weights="bf16")
-    own = saved(config, tmp_path / "weights")
-    theirs = in_transformers(tmp_path / "weights")
-    assert next(theirs.parameters()).dtype == torch.bfloat16
-    ours = own.state_dict()
-    for name, tensor in theirs.state_dict().items():
-        assert any(torch.equal(one, ours[name]) for one in (tensor, tensor.t()))  # of GPT-2's Conv1D
+    trained = saved(config, tmp_path / "weights")
+    loaded = in_transformers(tmp_path / "weights")
+    assert next(loaded.parameters()).dtype == torch.bfloat16
+    expected = trained.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert any(torch.equal(one, expected[name]) for one in (tensor, tensor.t()))  # of GPT-2's Conv1D
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
