@@ -47,9 +47,17 @@ if TYPE_CHECKING:
     from ablate.backends.protocol import Backend
 
 _FLAGS = (
-    "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-std=c++17", "-shared", "-s", "-fPIC", "-pthread",
-)  # fmt: skip
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-std=c++17",
+    "-shared",
+    "-s",
+    "-fPIC",
+    "-pthread",
+)
 _WIDTHS = {"AVX512": ("-mprefer-vector-width=512",), "AVX2": ("-mno-avx512f",)}
 _NARROW = ("-mno-avx512f", "-mno-avx2")
 """Flags by the instruction set that torch uses, which ATEN_CPU_CAPABILITY can narrow."""
@@ -70,13 +78,17 @@ class _Build:
 
 def _build_here() -> _Build:
     kernel = files("ablate.backends").joinpath("kernel")
-    sources = {one.name: one.read_bytes() for one in sorted(kernel.iterdir(), key=lambda one: one.name)}
-    version, width = "", torch.backends.cpu.get_cpu_capability()
-    flags = (*_FLAGS, *(_WIDTHS.get(width, _NARROW) if platform.machine() == "x86_64" else ()))
+    sources = {}
+    for source in sorted(kernel.iterdir(), key=lambda source: source.name):
+        sources[source.name] = source.read_bytes()
+    flags: tuple[str, ...] = _FLAGS
+    if platform.machine() == "x86_64":
+        flags += _WIDTHS.get(torch.backends.cpu.get_cpu_capability(), _NARROW)
+    version = ""
     compiler = cpp_compiler()
     if compiler:
-        done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-        version = done.stdout.splitlines()[0] if done.stdout else " ".join(compiler)
+        result = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+        version = result.stdout.splitlines()[0] if result.stdout else " ".join(compiler)
     features = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -90,17 +102,20 @@ def _compile(build: _Build) -> str | None:
     """Build the kernel, check its bits, and move it into place; return why that failed, or None."""
     assert build.compiler is not None
     with tempfile.TemporaryDirectory(dir=build.target.parent) as temporary:
-        code, library = Path(temporary) / "kernel.cpp", Path(temporary) / "kernel.so"
+        library = Path(temporary) / "kernel.so"
         for name, content in build.sources.items():
             (Path(temporary) / name).write_bytes(content)
         compiler = " ".join(build.compiler)
-        done = subprocess.run(
-            [*build.compiler, *build.flags, "-o", str(library), str(code)],
+        result = subprocess.run(
+            [*build.compiler, *build.flags, "-o", str(library), str(Path(temporary) / "kernel.cpp")],
             env=os.environ | dict.fromkeys(_CACHES_OF_ZIG, temporary),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            return f"{compiler} failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}"
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            first_line = (result.stderr.strip().splitlines() or ["no message"])[0]
+            return f"{compiler} failed: {first_line}"
         if fault := _fault(Kernel(library, build.sources)):
             return f"the build of {compiler} does not give the bits of plain torch ({fault})"
         library.chmod(0o755)
@@ -207,5 +222,8 @@ def loaded() -> tuple[Kernel | None, str]:
         kernel = Kernel(_path_of(descriptor, target), build.sources)
     except OSError as error:
         return None, f"cannot build or load {target}: {error}"
-    where, why_there = folder()
-    return kernel, f"compiled by {build.version}{f' into {where} ({why_there})' if why_there else ''}"
+    place, reason = folder()
+    detail = f"compiled by {build.version}"
+    if reason is not None:
+        detail += f" into {place} ({reason})"
+    return kernel, detail

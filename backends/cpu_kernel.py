@@ -50,12 +50,15 @@ _OF_ALL_ELEMENTS = ("nearest", "stochastic", "stochastic_8bit")
 """Roundings that are compiled for every element, not for E2M1 alone."""
 LARGEST_HADAMARD = 128
 _PAIR = 32
-_SMALLEST, _LARGEST = 2.0**-126, 2.0**127
+_SMALLEST = 2.0**-126
+_LARGEST = 2.0**127
 """Between these a product of two scales loses no bits and does not overflow."""
 _TYPES: dict[str, Any] = {
-    "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32,
+    "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32,
     "float": ctypes.c_float,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +116,9 @@ class Kernel:
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         with suppress(OSError, AttributeError):  # no /proc, or without GNU's functions
             for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-                where = line.split(maxsplit=5)[-1]
-                if Path(where).name.startswith(("libgomp", "libiomp5", "libomp")):  # torch's own
-                    runtime = ctypes.CDLL(where)
+                library = line.split(maxsplit=5)[-1]
+                if Path(library).name.startswith(("libgomp", "libiomp5", "libomp")):  # torch's own
+                    runtime = ctypes.CDLL(library)
                     threads = (ctypes.cast(runtime[name], ctypes.c_void_p) for name in names)
                     self._library.ablate_use_threads_of(*threads)
                     break
@@ -170,16 +173,32 @@ class Kernel:
         if axis == 0 and policy.hadamard:
             columns = max(columns, 16)  # a group is processed in chunks of rows, whatever shares a scale
         job = self._job(
-            src=x.data_ptr(), rows=x.shape[0], cols=x.shape[1], src_stride=x.stride(0),
-            src_bf16=x.dtype == torch.bfloat16, product_bf16=policy.source == "forward_bf16", factor=factor,
-            axis=axis, block=columns, square=rows > 1,
-            hadamard=policy.hadamard, norm=_norm(policy), rotated_bf16=policy.rotated_bf16,
-            rule=self._rules[rule.family.upper()], rounding=self._roundings[policy.rounding.upper()],
-            mantissa_bits=element.mantissa_bits, min_exponent=element.min_exponent, element_max=element.max,
-            scale_emax=element.max_exponent, prescale=policy.prescale, undo=1.0,
-            magnitudes=rule.measure == "mae", unscaled=rule.measure == "unscaled",
-            tensor_scale=1.0, tensor_descale=1.0,
-        )  # fmt: skip
+            src=x.data_ptr(),
+            rows=x.shape[0],
+            cols=x.shape[1],
+            src_stride=x.stride(0),
+            src_bf16=x.dtype == torch.bfloat16,
+            product_bf16=policy.source == "forward_bf16",
+            factor=factor,
+            axis=axis,
+            block=columns,
+            square=rows > 1,
+            hadamard=policy.hadamard,
+            norm=_norm(policy),
+            rotated_bf16=policy.rotated_bf16,
+            rule=self._rules[rule.family.upper()],
+            rounding=self._roundings[policy.rounding.upper()],
+            mantissa_bits=element.mantissa_bits,
+            min_exponent=element.min_exponent,
+            element_max=element.max,
+            scale_emax=element.max_exponent,
+            prescale=policy.prescale,
+            undo=1.0,
+            magnitudes=rule.measure == "mae",
+            unscaled=rule.measure == "unscaled",
+            tensor_scale=1.0,
+            tensor_descale=1.0,
+        )
         if rule.family == "e8m0":
             job.scale_add = SCALE_ADD[policy.scale](element)
         if draw.key is not None:
@@ -215,7 +234,12 @@ class Kernel:
     quantize_both = Backend.quantize_both
 
     def gradient_through(
-        self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
+        self,
+        grad: Tensor,
+        policy: OperandPolicy,
+        *,
+        key: Key | None,
+        mask: Tensor | None,
     ) -> Tensor:
         """Do what ``Backend.gradient_through`` does, with the same bits."""
         grad = grad.contiguous()
@@ -224,10 +248,19 @@ class Kernel:
         signs, order = _of_groups(policy, key, 1, inverse=True)
         out = torch.empty_like(grad)
         job = self._job(
-            src=grad.data_ptr(), dst=out.data_ptr(), mask=_address(mask), signs=_address(signs),
-            order=_address(order), rows=grad.shape[0], cols=grad.shape[1], src_stride=grad.shape[1],
-            src_bf16=True, factor=1.0, hadamard=policy.hadamard, norm=_norm(policy),
-        )  # fmt: skip
+            src=grad.data_ptr(),
+            dst=out.data_ptr(),
+            mask=_address(mask),
+            signs=_address(signs),
+            order=_address(order),
+            rows=grad.shape[0],
+            cols=grad.shape[1],
+            src_stride=grad.shape[1],
+            src_bf16=True,
+            factor=1.0,
+            hadamard=policy.hadamard,
+            norm=_norm(policy),
+        )
         self._run("way_back", job)
         return out
 
@@ -248,11 +281,20 @@ class Kernel:
             sizes.append(n)
         out = torch.empty(sizes, dtype=torch.bfloat16)
         job = self._product(
-            a=a.elements.data_ptr(), b=b.elements.data_ptr(), a_scales=scales[0].data_ptr(),
-            b_scales=scales[1].data_ptr(), dst=out.data_ptr(), m=sizes[0], n=sizes[1],
-            k=a.elements.shape[a.axis], a_stride=a.elements.shape[1], b_stride=b.elements.shape[1],
-            scales=blocks, a_transposed=a.axis == 0, b_transposed=b.axis == 0,
-        )  # fmt: skip
+            a=a.elements.data_ptr(),
+            b=b.elements.data_ptr(),
+            a_scales=scales[0].data_ptr(),
+            b_scales=scales[1].data_ptr(),
+            dst=out.data_ptr(),
+            m=sizes[0],
+            n=sizes[1],
+            k=a.elements.shape[a.axis],
+            a_stride=a.elements.shape[1],
+            b_stride=b.elements.shape[1],
+            scales=blocks,
+            a_transposed=a.axis == 0,
+            b_transposed=b.axis == 0,
+        )
         self._library.ablate_multiply(ctypes.byref(job), torch.get_num_threads())
         return out
 
@@ -281,17 +323,17 @@ def _norm(policy: OperandPolicy) -> float:
 
 def enumerators(name: str, header: str) -> dict[str, int]:
     """Read the names of an enumeration in a header, and their numbers."""
-    found = re.search(rf"enum {name} : int {{(.*?)}};", header, re.DOTALL)
-    assert found is not None
-    return {word.strip(): number for number, word in enumerate(found[1].split(","))}
+    declared = re.search(rf"enum {name} : int {{(.*?)}};", header, re.DOTALL)
+    assert declared is not None
+    return {word.strip(): number for number, word in enumerate(declared[1].split(","))}
 
 
 def _structure(name: str, header: str) -> type[ctypes.Structure]:
     """Make a ctypes structure from its declaration in a header."""
-    found = re.search(rf"struct {name} {{(.*?)\n}};", header, re.DOTALL)
-    assert found is not None
+    body = re.search(rf"struct {name} {{(.*?)\n}};", header, re.DOTALL)
+    assert body is not None
     fields = []
-    for kind, declared in re.findall(r"(?:const )?(\w+)([^;]+);", re.sub("//.*", "", found[1])):
+    for kind, declared in re.findall(r"(?:const )?(\w+)([^;]+);", re.sub("//.*", "", body[1])):
         field_type = ctypes.c_void_p if "*" in declared else _TYPES[kind]
         fields += [(field.strip(" *"), field_type) for field in declared.split(",")]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
@@ -302,7 +344,11 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _of_groups(
-    policy: OperandPolicy, key: Key | None, axis: int, *, inverse: bool = False
+    policy: OperandPolicy,
+    key: Key | None,
+    axis: int,
+    *,
+    inverse: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the signs (fp32) and the permutation or its inverse (int32) as the kernel reads them.
 

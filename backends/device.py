@@ -33,7 +33,8 @@ KNOWN: dict[str, tuple[Kind, str]] = {
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm")
 """The names under which builds of torch bring Triton."""
 
-OLDEST_TRITON, NEWEST_TRITON = (3, 6), (3, 9)
+OLDEST_TRITON = (3, 6)
+NEWEST_TRITON = (3, 9)
 """The range of Triton in which the tests interpret the kernels and compile them. A newer one is not refused:
 the self-test on the device decides."""
 
@@ -80,10 +81,13 @@ def device_of(where: str) -> Device:
 
     if torch.device(where).type != "cuda":
         return Device(kind="cpu", arch="cpu", name="CPU")
-    found = torch.cuda.get_device_properties(where)
-    kind: Kind = "hip" if torch.version.hip else "cuda"
-    arch = str(found.gcnArchName).split(":")[0] if kind == "hip" else f"sm_{found.major}{found.minor}"
-    return Device(kind=kind, arch=arch, name=found.name, processors=found.multi_processor_count)
+    properties = torch.cuda.get_device_properties(where)
+    kind: Kind = "cuda"
+    arch = f"sm_{properties.major}{properties.minor}"
+    if torch.version.hip:
+        kind = "hip"
+        arch = str(properties.gcnArchName).split(":")[0]
+    return Device(kind=kind, arch=arch, name=properties.name, processors=properties.multi_processor_count)
 
 
 def default_device() -> str:
@@ -124,8 +128,8 @@ def interpreting() -> bool:
 def driver_version() -> str | None:
     """Read the version of NVIDIA's driver, which tells it without any package; None if there is none."""
     text = _DRIVER.read_text("utf-8") if _DRIVER.is_file() else ""
-    found = re.search(r"\d+\.\d+(\.\d+)?", text)
-    return found and found.group()
+    version_text = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return version_text and version_text.group()
 
 
 def triton_build() -> str | None:
@@ -164,10 +168,11 @@ def _cache_fault() -> str | None:
 
 def triton_fault() -> str | None:
     """Say why Triton's kernels cannot run, with a remedy; None if they can."""
-    found = triton_version()
-    if found is None:
+    installed = triton_version()
+    if installed is None:
         return "Triton is not installed (pip install triton)"
-    if found < OLDEST_TRITON:
-        have, need = (".".join(map(str, one)) for one in (found, OLDEST_TRITON))
+    if installed < OLDEST_TRITON:
+        have = ".".join(map(str, installed))
+        need = ".".join(map(str, OLDEST_TRITON))
         return f"Triton {have} is too old (needs {need}; pip install -U triton)"
     return _cache_fault()

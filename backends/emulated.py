@@ -95,8 +95,8 @@ class EmulatedBackend(Backend):
         if _triton_takes(x, rows) and _triton_takes(x, columns):
             from ablate.backends.triton.launch import quantise_values
 
-            done = quantise_values(x, {1: rows, 0: columns})
-            return done[1], done[0]
+            quantized = quantise_values(x, {1: rows, 0: columns})
+            return quantized[1], quantized[0]
         return super().quantize_both(x, rows, columns)
 
     def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
@@ -114,11 +114,11 @@ class EmulatedBackend(Backend):
             product = None if kernel is None else kernel.multiply(a, b)
             if product is not None:
                 return product
-        left, right = turned(a.values, a.axis), turned(b.values, b.axis).t()
+        left = turned(a.values, a.axis)
+        right = turned(b.values, b.axis).t()
         alpha = a.descale * b.descale
-        if {left.dtype, right.dtype} != {torch.bfloat16} or (
-            left.device.type == "cpu" and not multiplies_bf16()
-        ):
+        is_bf16 = left.dtype == right.dtype == torch.bfloat16
+        if not is_bf16 or (left.device.type == "cpu" and not multiplies_bf16()):
             product = left.float() @ right.float()
             if isinstance(alpha, Tensor) or alpha != 1.0:
                 product.mul_(alpha)
@@ -131,7 +131,12 @@ class EmulatedBackend(Backend):
         return torch.addmm(unused, left, right, beta=0, alpha=alpha)
 
     def gradient_through(
-        self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
+        self,
+        grad: Tensor,
+        policy: OperandPolicy,
+        *,
+        key: Key | None,
+        mask: Tensor | None,
     ) -> Tensor:
         """Use the compiled CPU kernel if available, else plain torch: the same bits."""
         if policy.hadamard <= LARGEST_HADAMARD and (kernel := self._kernel(grad, torch.bfloat16)):

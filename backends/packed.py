@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ablate.backends.device import interpreting, triton_fault
 from ablate.backends.protocol import Backend, Draw, Operand
-from ablate.backends.triton.policies import BLOCK, refusal
+from ablate.backends.triton.policies import BITS, BLOCK, FP8, refusal
 from ablate.numerics.formats import E4M3, ELEMENTS, decode, e8m0_decode
 from ablate.numerics.quantiser import quantize, turned
 from ablate.recipes import block_shape
@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from ablate.recipes import GemmPolicy
     from ablate.recipes.scale_rules import ScaleRule
 
-FP8 = ("fp8_e4m3", "fp8_e5m2")
-"""Formats with fp32 scales, per tensor or per row."""
 NAN_CODE = 0x7F
 """NaN of E4M3 and of E5M2 (any mantissa but zero)."""
-_FOUR_BITS = ("mxfp4", "nvfp4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +50,7 @@ class Packed:
     def shape(self) -> tuple[int, int]:
         """[n, k] in elements."""
         n, k = self.codes.shape
-        return n, k * 2 if self.format in _FOUR_BITS else k
+        return n, k * 2 if self.format in BITS else k
 
     @property
     def descale_on_device(self) -> Tensor:
@@ -66,7 +63,7 @@ class Packed:
     def values(self) -> Tensor:
         """The stored matrix dequantised to bf16, without ``descale``."""
         codes = self.codes
-        if self.format in _FOUR_BITS:
+        if self.format in BITS:
             codes = torch.stack((codes & 0xF, codes >> 4), dim=2).flatten(1)
         values = decode(codes, ELEMENTS[self.format])
         if self.scales is None:
@@ -91,43 +88,53 @@ class PackedBackend(Backend):
 
     def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
         """Quantise along both axes, in one read if Triton supports both policies."""
-        done = _packed(x, {1: rows, 0: columns})
-        return done[1], done[0]
+        packed = _packed(x, {1: rows, 0: columns})
+        return packed[1], packed[0]
 
 
 def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
     """Quantise along each axis of ``draws``: by Triton's kernel where it can, else in plain torch."""
-    done: dict[int, Packed] = {}
-    ours = {axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None}
-    if ours and triton_fault() is None and (x.device.type == "cuda" or interpreting()):
-        from ablate.backends.triton.launch import quantise_codes
+    packed: dict[int, Packed] = {}
+    if triton_fault() is None and (x.device.type == "cuda" or interpreting()):
+        supported = {axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None}
+        if supported:
+            from ablate.backends.triton.launch import quantise_codes
 
-        for axis, found in quantise_codes(x, ours).items():
-            done[axis] = Packed(format=ours[axis].policy.format, axis=axis, **found)
-    return {axis: done.get(axis) or packed_by_torch(x, draw, axis) for axis, draw in draws.items()}
+            for axis, fields in quantise_codes(x, supported).items():
+                packed[axis] = Packed(format=draws[axis].policy.format, axis=axis, **fields)
+    for axis, draw in draws.items():
+        if axis not in packed:
+            packed[axis] = packed_by_torch(x, draw, axis)
+    return packed
 
 
 def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:
     """Quantise in plain torch and pack; a tile's scale is repeated for its rows."""
     policy = draw.policy
-    found = quantize(x, policy, axis=axis, key=draw.key, amax=draw.amax_number)
+    quantized = quantize(x, policy, axis=axis, key=draw.key, amax=draw.amax_number)
     scales: Tensor | None = None
-    descale: float | Tensor = found.descale
+    descale: float | Tensor = quantized.descale
     if policy.format not in FP8:
-        scales = found.scales.repeat_interleave(block_shape(policy)[0], dim=0).contiguous()
-    elif found.scales.shape[1]:
-        descale = found.scales[:, 0]
-    codes = found.codes
-    if policy.format in _FOUR_BITS:
+        scales = quantized.scales.repeat_interleave(block_shape(policy)[0], dim=0).contiguous()
+    elif quantized.scales.shape[1]:
+        descale = quantized.scales[:, 0]
+    codes = quantized.codes
+    if policy.format in BITS:
         codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
     return Packed(
-        format=policy.format, codes=codes, scales=scales, descale=descale, axis=axis, mask=found.mask
-    )  # fmt: skip
+        format=policy.format,
+        codes=codes,
+        scales=scales,
+        descale=descale,
+        axis=axis,
+        mask=quantized.mask,
+    )
 
 
 def packing_fault(gemm: GemmPolicy) -> str | None:
     """Say why the operands of a GEMM cannot be packed for one instruction; None if they can."""
-    left, right = gemm.left, gemm.right
+    left = gemm.left
+    right = gemm.right
     for policy in (left, right):
         if policy.undo == "operand":
             return "undo 'operand' leaves values that are no codes"
@@ -151,6 +158,9 @@ def _has_instruction(rule: ScaleRule) -> bool:
 
 def quantisers_of(gemm: GemmPolicy) -> str:
     """Name what quantises a GEMM's operands on a GPU: Triton, or plain torch and why."""
-    policies = (policy for policy in (gemm.left, gemm.right) if not policy.is_untouched)
-    reasons = {triton_fault() or refusal(policy) for policy in policies}
-    return " and ".join(sorted("Triton" if why is None else f"plain torch ({why})" for why in reasons))
+    quantisers = set()
+    for policy in (gemm.left, gemm.right):
+        if not policy.is_untouched:
+            reason = triton_fault() or refusal(policy)
+            quantisers.add("Triton" if reason is None else f"plain torch ({reason})")
+    return " and ".join(sorted(quantisers))

@@ -140,7 +140,12 @@ class Backend(ABC):
         """
 
     def gradient_through(
-        self, grad: Tensor, policy: OperandPolicy, *, key: Key | None, mask: Tensor | None
+        self,
+        grad: Tensor,
+        policy: OperandPolicy,
+        *,
+        key: Key | None,
+        mask: Tensor | None,
     ) -> Tensor:
         """Take a gradient in bf16 back through a forward operand's mask and its rotation of the last axis.
 

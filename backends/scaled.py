@@ -27,15 +27,16 @@ from ablate.backends.device import (
     triton_fault,
     triton_version,
 )
-from ablate.backends.packed import FP8, Packed, PackedBackend, packing_fault, quantisers_of
+from ablate.backends.packed import Packed, PackedBackend, packing_fault, quantisers_of
 from ablate.backends.protocol import Mode, Operand, Support
-from ablate.backends.triton.policies import BLOCK, TILES
+from ablate.backends.triton.policies import BLOCK, FP8, TILES
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.recipes import GemmPolicy
 
-_OLDEST, _OLDEST_ON_CPU = (2, 10), (2, 13)
+_OLDEST = (2, 10)
+_OLDEST_ON_CPU = (2, 13)
 _NATIVE: dict[str, tuple[str, ...]] = {
     "cpu": FP8,
     "sm_90": FP8,
@@ -67,8 +68,8 @@ class TritonBackend(PackedBackend):
 
     def detail(self) -> str:
         """Name Triton's version for the run's record, or say why its kernels cannot run."""
-        found = triton_version()
-        return f"Triton {'.'.join(map(str, found))}" if found else str(triton_fault())
+        installed = triton_version()
+        return f"Triton {'.'.join(map(str, installed))}" if installed else str(triton_fault())
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply packed operands of one format."""
@@ -118,7 +119,8 @@ class TorchBackend(PackedBackend):
         """Multiply packed operands; pad them where the library needs it."""
         assert isinstance(a, Packed)
         assert isinstance(b, Packed)
-        (m, k), n = a.shape, b.shape[0]
+        m, k = a.shape
+        n = b.shape[0]
         if not m * n * k:
             return a.codes.new_zeros(m, n, dtype=torch.bfloat16)
         call = scaled_mm_arguments(a, b, hip=bool(torch.version.hip))
@@ -126,15 +128,18 @@ class TorchBackend(PackedBackend):
 
 
 def _torch_fault(gemm: GemmPolicy, device: Device) -> str | None:
-    left, right, has = gemm.left, gemm.right, _NATIVE.get(device.arch, ())
+    left = gemm.left
+    right = gemm.right
+    native = _NATIVE.get(device.arch, ())
     if left.format.startswith("mx") and left.prescale * right.prescale != 1:
         return "F.scaled_mm has no factor that undoes a prescale in fp32"
     oldest = _OLDEST_ON_CPU if device.kind == "cpu" else _OLDEST
     if release(torch.__version__) < oldest:
         needs = ".".join(map(str, oldest))
         return f"torch {torch.__version__} has no F.scaled_mm on {device.arch} (needs {needs})"
-    if not {left.format, right.format} <= set(has):
-        return f"no F.scaled_mm for {left.format} on {device.arch} (has {', '.join(has) or 'none of ours'})"
+    if left.format not in native or right.format not in native:
+        listed = ", ".join(native) or "none of ours"
+        return f"no F.scaled_mm for {left.format} on {device.arch} (has {listed})"
     if left.scale == "row" and device.arch in _NOT_BY_ROW:
         return f"no F.scaled_mm for FP8 with a scale per row on {device.arch}"
     return None
@@ -157,40 +162,61 @@ def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
 
 
 _DTYPES = {
-    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "mxfp8": torch.float8_e4m3fn,
-    "mxfp4": torch.float4_e2m1fn_x2, "nvfp4": torch.float4_e2m1fn_x2,
-}  # fmt: skip
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "mxfp8": torch.float8_e4m3fn,
+    "mxfp4": torch.float4_e2m1fn_x2,
+    "nvfp4": torch.float4_e2m1fn_x2,
+}
 
 
 def scaled_mm_arguments(a: Packed, b: Packed, *, hip: bool) -> dict[str, Any]:
     """Prepare the arguments of ``F.scaled_mm`` for packed operands: pad and lay them out, do not call it."""
-    from torch.nn.functional import ScalingType, SwizzleType
-
-    fmt, block = a.format, BLOCK.get(a.format)
-    tiled = hip and block is not None  # hipBLASLt requires tiles of 32 rows and 64 along K
-    by_row = any(side.descale_on_device.numel() > 1 for side in (a, b))
+    is_by_row = any(side.descale_on_device.numel() > 1 for side in (a, b))
+    # hipBLASLt requires tiles of 32 rows and 64 along K.
+    is_tiled = hip and a.format in BLOCK
     call: dict[str, Any] = {"output_dtype": torch.bfloat16}
     for name, side in (("a", a), ("b", b)):
         n, k = side.shape
-        more_k = -k % (64 if tiled else 32 if block else _ALIGNED)
-        more = -n % (32 if tiled else _ALIGNED if name == "b" else 1)
-        codes = _padded(side.codes, more, more_k // (k // side.codes.shape[1])).view(_DTYPES[side.format])
-        parts = [(side.descale_on_device, ScalingType.TensorWise, SwizzleType.NO_SWIZZLE)]
-        if by_row:
-            each = F.pad(parts[0][0].expand(n), (0, more)).contiguous()
-            rows = each[:, None] if name == "a" else each[None]
-            parts = [(rows, ScalingType.RowWise, SwizzleType.NO_SWIZZLE)]
-        if side.scales is not None and block:
-            of_blocks, is_nvfp4 = _padded(side.scales, more, more_k // block), fmt == "nvfp4"
-            of_blocks = (of_blocks if hip else swizzled(of_blocks)).view(
-                torch.float8_e4m3fn if is_nvfp4 else torch.float8_e8m0fnu
-            )
-            kind = ScalingType.BlockWise1x16 if is_nvfp4 else ScalingType.BlockWise1x32
-            order = SwizzleType.NO_SWIZZLE if hip else SwizzleType.SWIZZLE_32_4_4
-            parts = [(of_blocks, kind, order), *parts][: 2 if is_nvfp4 else 1]
-        scales, recipe, swizzle = map(list, zip(*parts, strict=True))
-        call |= {
-            f"mat_{name}": codes if name == "a" else codes.t(), f"scale_{name}": scales,
-            f"scale_recipe_{name}": recipe, f"swizzle_{name}": swizzle,
-        }  # fmt: skip
+        if is_tiled:
+            rows = -n % 32
+            columns = -k % 64
+        else:
+            rows = -n % _ALIGNED if name == "b" else 0
+            columns = -k % (32 if a.format in BLOCK else _ALIGNED)
+        per_code = k // side.codes.shape[1]
+        codes = _padded(side.codes, rows, columns // per_code).view(_DTYPES[side.format])
+        call[f"mat_{name}"] = codes if name == "a" else codes.t()
+        scalings = _scalings(side, rows, columns, is_by_row=is_by_row, is_left=name == "a", hip=hip)
+        call[f"scale_{name}"] = [scaling[0] for scaling in scalings]
+        call[f"scale_recipe_{name}"] = [scaling[1] for scaling in scalings]
+        call[f"swizzle_{name}"] = [scaling[2] for scaling in scalings]
     return call
+
+
+def _scalings(
+    side: Packed,
+    rows: int,
+    columns: int,
+    *,
+    is_by_row: bool,
+    is_left: bool,
+    hip: bool,
+) -> list[tuple[Tensor, Any, Any]]:
+    """Return the scales of an operand that is padded by so many rows and columns, each with its layout."""
+    plain = F.SwizzleType.NO_SWIZZLE
+    descale = side.descale_on_device
+    if side.scales is None:
+        if not is_by_row:
+            return [(descale, F.ScalingType.TensorWise, plain)]
+        of_rows = F.pad(descale.expand(side.shape[0]), (0, rows)).contiguous()
+        return [(of_rows[:, None] if is_left else of_rows[None], F.ScalingType.RowWise, plain)]
+    scales = _padded(side.scales, rows, columns // BLOCK[side.format])
+    order = plain
+    if not hip:
+        scales = swizzled(scales)
+        order = F.SwizzleType.SWIZZLE_32_4_4
+    if side.format == "nvfp4":
+        of_blocks = (scales.view(torch.float8_e4m3fn), F.ScalingType.BlockWise1x16, order)
+        return [of_blocks, (descale, F.ScalingType.TensorWise, plain)]
+    return [(scales.view(torch.float8_e8m0fnu), F.ScalingType.BlockWise1x32, order)]

@@ -41,15 +41,15 @@ def load_backend(name: str) -> Backend:
     Raises:
         ValueError: the name is unknown, or the back end cannot be imported.
     """
-    where = BUILT_IN.get(name) or registered().get(name)
-    if where is None:
+    entry = BUILT_IN.get(name) or registered().get(name)
+    if entry is None:
         raise ValueError(f"no back end '{name}' (expected {one_of(backend_names())})")
-    module, _, attribute = where.partition(":")
+    module, _, attribute = entry.partition(":")
     try:
-        made: Backend = getattr(importlib.import_module(module), attribute)()
+        backend: Backend = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"back end '{name}' ({where}) does not import: {error}") from None
-    return made
+        raise ValueError(f"back end '{name}' ({entry}) does not import: {error}") from None
+    return backend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,9 @@ class Selection:
 
     def of(self, gemm: GemmPolicy, where: str) -> Backend:
         """Choose the back end of a GEMM on a torch device, once; errors as ``choose``."""
-        found = self._chosen.get((gemm, where))
-        if found is None:
-            found = self._chosen[gemm, where] = self.choose(gemm, device_of(where))[0]
-        return found
+        if (gemm, where) not in self._chosen:
+            self._chosen[gemm, where], _ = self.choose(gemm, device_of(where))
+        return self._chosen[gemm, where]
 
     def choose(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
         """Choose the back end of a GEMM on a device; return it and its support.
@@ -85,24 +84,18 @@ class Selection:
         Raises:
             ValueError: the named back end does not support it.
         """
-        name, emulated = self.name, load_backend("emulated")
-        if gemm.accumulate == "blackwell":  # modelled: a device adds in its own way
-            from ablate.backends.emulated import BlackwellEmulated, BlackwellReference
-
-            if name not in ("auto", "emulated", "reference"):
-                what = f"back end '{name}' cannot do {describe_gemm(gemm)}: that is emulated"
-                raise ValueError(f"{what} (expected backend auto, emulated or reference)")
-            modelled: Backend = BlackwellReference() if name == "reference" else BlackwellEmulated()
-            return modelled, Support(mode=modelled.support(gemm, device).mode, detail=modelled.detail())
+        name = self.name
+        if gemm.accumulate == "blackwell":
+            return self._modelled(gemm, device)
         if name == "auto":
-            for tried in (*FASTEST_FIRST, *registered()):
-                support = load_backend(tried).support(gemm, device)
+            for candidate in (*FASTEST_FIRST, *registered()):
+                support = load_backend(candidate).support(gemm, device)
                 if support.mode == "native":
-                    return load_backend(tried), support
+                    return load_backend(candidate), support
             name = "emulated"
         # A GEMM without quantised operands is the device's own; only the reference back end does it itself.
-        untouched = all(one.is_high_precision and not one.hadamard for one in (gemm.left, gemm.right))
-        backend = emulated if untouched and name != "reference" else load_backend(name)
+        is_plain = all(side.is_high_precision and not side.hadamard for side in (gemm.left, gemm.right))
+        backend = load_backend("emulated" if is_plain and name != "reference" else name)
         support = backend.support(gemm, device)
         if support.mode == "no":
             raise ValueError(
@@ -113,22 +106,35 @@ class Selection:
             support = replace(support, detail=detail)
         return backend, support
 
+    def _modelled(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
+        """Choose the emulation of Blackwell's sums: a device adds in its own way."""
+        from ablate.backends.emulated import BlackwellEmulated, BlackwellReference
+
+        if self.name not in ("auto", "emulated", "reference"):
+            message = f"back end '{self.name}' cannot do {describe_gemm(gemm)}: that is emulated"
+            raise ValueError(f"{message} (expected backend auto, emulated or reference)")
+        backend: Backend = BlackwellReference() if self.name == "reference" else BlackwellEmulated()
+        return backend, Support(mode=backend.support(gemm, device).mode, detail=backend.detail())
+
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
         """Choose for each GEMM of a recipe, its rules and phases; a repeated policy gives no new choice."""
         parts: list[tuple[str, LayerRecipe]] = [("", recipe)]
         parts += [(f" by rule {number}", rule.recipe) for number, rule in enumerate(recipe.rules, 1)]
         parts += [(f" in phase {number}", phase.recipe) for number, phase in enumerate(recipe.phases, 1)]
-        found: dict[tuple[str, GemmPolicy], Choice] = {}
-        for where, part in parts:
+        choices: dict[tuple[str, GemmPolicy], Choice] = {}
+        for place, part in parts:
             for gemm in GEMMS:
                 policy = part.gemm(gemm)
-                if (gemm, policy) not in found:
+                if (gemm, policy) not in choices:
                     backend, support = self.choose(policy, device)
-                    found[gemm, policy] = Choice(
-                        gemm=f"{gemm}{where}", operands=describe_gemm(policy), backend=backend.name,
-                        mode=support.mode, detail=support.detail,
-                    )  # fmt: skip
-        return tuple(found.values())
+                    choices[gemm, policy] = Choice(
+                        gemm=f"{gemm}{place}",
+                        operands=describe_gemm(policy),
+                        backend=backend.name,
+                        mode=support.mode,
+                        detail=support.detail,
+                    )
+        return tuple(choices.values())
 
 
 def overall_mode(choices: Iterable[Choice]) -> str:
@@ -150,8 +156,8 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
     try:
         device = device_of(where)
     except (RuntimeError, AssertionError) as error:  # raised by torch for driver and build
-        what = f"no GPU can be used here ({first_line(error)})"
-        raise UnfitDeviceError(f"{what}; set resources.gpus: 0 to emulate on the CPU") from None
+        message = f"no GPU can be used here ({first_line(error)})"
+        raise UnfitDeviceError(f"{message}; set resources.gpus: 0 to emulate on the CPU") from None
     try:
         choices = Selection(config.backend).choices(config.recipe, device)
     except ValueError as error:
@@ -168,7 +174,10 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
 
 @lru_cache(maxsize=64)
 def quick_self_test(
-    name: str, where: str, policies: tuple[OperandPolicy, ...] = (), kinds: tuple[str, ...] = ()
+    name: str,
+    where: str,
+    policies: tuple[OperandPolicy, ...] = (),
+    kinds: tuple[str, ...] = (),
 ) -> tuple[dict[str, Any], ...]:
     """Run a back end's short checks on a torch device, once per process.
 
@@ -227,20 +236,28 @@ def _policies_to_test(config: ArmConfig, where: str) -> dict[str, tuple[OperandP
 
     bf16 is always among them: its products show the accumulator of the device's GEMM.
     """
-    device, selection = device_of(where), Selection(config.backend)
+    device = device_of(where)
+    selection = Selection(config.backend)
     by_backend: dict[str, dict[OperandPolicy, None]] = {}
     for part in config.recipe.parts:
         for gemm in map(part.gemm, GEMMS):
             backend, support = selection.choose(gemm, device)
-            if support.mode in ("native", "upcast") or (support.mode == "emulated" and device.kind != "cpu"):
-                policies = by_backend.setdefault(backend.name, {OperandPolicy(): None})
-                sides = (replace(side, source="high_precision") for side in (gemm.left, gemm.right))
-                policies |= dict.fromkeys(side for side in sides if not side.is_untouched)
+            is_emulated_on_gpu = support.mode == "emulated" and device.kind != "cpu"
+            if support.mode not in ("native", "upcast") and not is_emulated_on_gpu:
+                continue
+            policies = by_backend.setdefault(backend.name, {OperandPolicy(): None})
+            for side in (gemm.left, gemm.right):
+                policy = replace(side, source="high_precision")
+                if not policy.is_untouched:
+                    policies[policy] = None
     return {name: tuple(policies) for name, policies in by_backend.items()}
 
 
 def known_or_tested(
-    decisive: object, where: str, rooms: tuple[str, ...], test: Callable[[], Sequence[dict[str, Any]]]
+    decisive: object,
+    where: str,
+    rooms: tuple[str, ...],
+    test: Callable[[], Sequence[dict[str, Any]]],
 ) -> Sequence[dict[str, Any]]:
     """Read what a test found that passed under equal conditions, from the user's cache; or test.
 

@@ -67,8 +67,8 @@ def prepared(x: Tensor, draws: dict[int, Draw], tile: Tile | None = None) -> Cal
 
     def call() -> None:
         tensors = launch.tensor_scales(x, draws)
-        operands = {axis: launch.Operand(outs[axis], tensor=tensors.get(axis)) for axis in draws}
-        launch.launch(x, draws, operands, "values", tile=tile)
+        memory = {axis: launch.Memory(outs[axis], tensor=tensors.get(axis)) for axis in draws}
+        launch.launch(x, draws, memory, "values", tile=tile)
 
     return call
 

@@ -26,7 +26,7 @@ from ablate.layers.experts import ExpertLinear, expert_parameters, take_over
 from ablate.layers.linear import QuantLinear, phases_that_fit, weights_used_alone
 from ablate.layers.state import RecipeState
 from ablate.recipes import Recipe, read_recipe
-from ablate.recipes.coverage import Matrix, coverage_faults, coverage_of, in_short
+from ablate.recipes.coverage import WeightMatrix, coverage_faults, coverage_of, in_short
 from ablate.recipes.place import LayerPlace, block_of, places, rule_faults
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class Survey:
     linears: dict[str, nn.Linear]
     experts: dict[str, tuple[nn.Module, str, int]]
     places: dict[str, LayerPlace]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[WeightMatrix, ...]
     notes: tuple[str, ...]
 
 
@@ -224,14 +224,14 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
     inside_linears = {part for module in names if isinstance(module, nn.Linear) for part in module.modules()}
     linears: dict[str, nn.Linear] = {}
     experts: dict[str, tuple[nn.Module, str, int]] = {}
-    matrices: list[Matrix] = []
+    matrices: list[WeightMatrix] = []
     tables = []
     for module, (name, *other_names) in names.items():
         if isinstance(module, nn.Linear):
             is_head = module in outputs
             if not outputs:
                 is_head = name.rpartition(".")[2] in _HEADS and block_of(name) is None
-            matrix = Matrix(
+            matrix = WeightMatrix(
                 name=name,
                 elements=module.in_features * module.out_features,
                 is_head=is_head,
@@ -248,7 +248,7 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
                 count, height, width = stack.shape
                 for index in range(count):
                     expert = f"{name}.{parameter_name}.{index}"
-                    matrices.append(Matrix(name=expert, elements=height * width))
+                    matrices.append(WeightMatrix(name=expert, elements=height * width))
                     experts[expert] = (module, parameter_name, index)
         elif module not in inside_linears and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             prefix = "" if module is model else f"{name}."
@@ -277,12 +277,12 @@ def _output_layers(modules: Iterable[nn.Module]) -> set[object]:
     return outputs
 
 
-def _unreached(module: nn.Module, prefix: str) -> Iterator[Matrix]:
+def _unreached(module: nn.Module, prefix: str) -> Iterator[WeightMatrix]:
     """Yield the parameters with two dimensions that a module holds itself."""
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         is_unknown = is_lazy(parameter)
         if is_unknown or sum(size > 1 for size in parameter.shape) >= 2:
-            yield Matrix(
+            yield WeightMatrix(
                 name=f"{prefix}{name}",
                 elements=0 if is_unknown else parameter.numel(),
                 out_of_reach=f"{_type_name(module)} holds it, which is no torch.nn.Linear",

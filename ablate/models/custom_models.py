@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ablate.layers.state import RecipeState
-    from ablate.recipes.coverage import Matrix
+    from ablate.recipes.coverage import WeightMatrix
     from ablate.run.config import ModelConfig, RunConfig
 
 _LIBRARIES = {
@@ -254,7 +254,7 @@ class Outline:
     """A model's matrices, the linear layers among them that can follow a recipe, and its size."""
 
     layers: tuple[LinearLayer, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[WeightMatrix, ...]
     size: ModelSize
 
 

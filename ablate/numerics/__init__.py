@@ -31,5 +31,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_PLACES[name]), name)
-    return found
+    value = getattr(import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value

@@ -20,8 +20,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_M0, _M1 = 0xD2511F53, 0xCD9E8D57
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_M0 = 0xD2511F53
+_M1 = 0xCD9E8D57
+_W0 = 0x9E3779B9
+_W1 = 0xBB67AE85
 _MASK = 0xFFFFFFFF
 ROUNDS = 7
 
@@ -54,14 +56,14 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[int, int], rounds: int = 
     k0, k1 = key
     for _ in range(rounds):
         # The int64 product may wrap to negative; masks and the masked shift recover both halves exactly.
-        p0, p1 = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
-            p1 & _MASK,
-            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
-            p0 & _MASK,
-        )
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        p0 = c0 * _M0
+        p1 = c2 * _M1
+        c0 = ((p1 >> 32) & _MASK) ^ c1 ^ k0
+        c1 = p1 & _MASK
+        c2 = ((p0 >> 32) & _MASK) ^ c3 ^ k1
+        c3 = p0 & _MASK
+        k0 = (k0 + _W0) & _MASK
+        k1 = (k1 + _W1) & _MASK
     return c0, c1, c2, c3
 
 

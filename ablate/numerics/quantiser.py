@@ -107,7 +107,12 @@ def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) 
 
 
 def round_operand(
-    x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
+    x: Tensor,
+    policy: OperandPolicy,
+    *,
+    axis: int,
+    key: Key | None = None,
+    amax: float | None = None,
 ) -> Quantized:
     """Quantise and dequantise a matrix by ``policy`` along ``axis``, its contraction axis.
 
@@ -141,7 +146,10 @@ def round_operand(
         values = (values.to(torch.float32) * undo).to(torch.bfloat16)
         descale = 1.0
     return Quantized(
-        values=turned(values, axis), descale=descale, mask=_mask(operand, scaled), axis=operand.axis
+        values=turned(values, axis),
+        descale=descale,
+        mask=_mask(operand, scaled),
+        axis=operand.axis,
     )
 
 
@@ -226,9 +234,15 @@ def _operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, amax:
             amax = scales.amax_of(rotated[None]).item()
         encode, decode = scales.tensor_scale(amax, policy)
     return _Operand(
-        policy=policy, axis=axis % 2, key=key, rotated=rotated, blocks=to_blocks(rotated, (rows, columns)),
-        amax=amax or 0.0, encode=encode, decode=decode,
-    )  # fmt: skip
+        policy=policy,
+        axis=axis % 2,
+        key=key,
+        rotated=rotated,
+        blocks=to_blocks(rotated, (rows, columns)),
+        amax=amax or 0.0,
+        encode=encode,
+        decode=decode,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,8 +272,7 @@ def _by_tensor(operand: _Operand) -> _Scaled:
 
 
 def _by_groups(operand: _Operand) -> _Scaled:
-    scale = scales.fp32_scale(scales.amax_of(operand.blocks), operand.policy)
-    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up)
+    return _multiplied(operand, scales.fp32_scale(scales.amax_of(operand.blocks), operand.policy))
 
 
 def _by_search(operand: _Operand) -> _Scaled:
@@ -268,23 +281,19 @@ def _by_search(operand: _Operand) -> _Scaled:
 
 
 def _by_e8m0(operand: _Operand) -> _Scaled:
-    scale = scales.e8m0_scale(operand.blocks, operand.policy)
-    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up)
+    return _multiplied(operand, scales.e8m0_scale(operand.blocks, operand.policy))
 
 
 def _by_quest(operand: _Operand) -> _Scaled:
-    scale = scales.quest_scale(operand.blocks)
-    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up)
+    return _multiplied(operand, scales.quest_scale(operand.blocks))
 
 
 def _by_two_level(operand: _Operand) -> _Scaled:
     if operand.policy.scale_rule.outer == "1x128":
-        scale, outer = scales.tetrajet_scale(operand.blocks)
-        return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=outer)
+        return _multiplied(operand, *scales.tetrajet_scale(operand.blocks))
     _, encode, decode = _outer_scale(operand)
-    scale = scales.nvfp4_scale(scales.two_level_base(operand.blocks, operand.policy, encode), decode)
-    row_scale = decode if isinstance(decode, Tensor) else None
-    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=row_scale)
+    base = scales.two_level_base(operand.blocks, operand.policy, encode)
+    return _multiplied(operand, scales.nvfp4_scale(base, decode), decode)
 
 
 def _by_four_six(operand: _Operand) -> _Scaled:
@@ -292,8 +301,13 @@ def _by_four_six(operand: _Operand) -> _Scaled:
     amax, encode, decode = _outer_scale(operand)
     base = scales.two_level_base(operand.blocks, policy, encode)
     scale = scales.four_six(operand.blocks, base, decode, amax, policy, operand.rounded)
-    row_scale = decode if isinstance(decode, Tensor) else None
-    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=row_scale)
+    return _multiplied(operand, scale, decode)
+
+
+def _multiplied(operand: _Operand, scale: scales.Scale, outer: float | Tensor = 1.0) -> _Scaled:
+    """Scale an operand; ``outer``: the fp32 scale over its blocks'; a number is the whole tensor's."""
+    of_blocks = outer if isinstance(outer, Tensor) else None
+    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=of_blocks)
 
 
 def _outer_scale(operand: _Operand) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
@@ -405,7 +419,11 @@ def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | N
 
 
 def quantize(
-    x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None, amax: float | None = None
+    x: Tensor,
+    policy: OperandPolicy,
+    axis: int = -1,
+    key: Key | None = None,
+    amax: float | None = None,
 ) -> Codes:
     """Return the codes and scales of a matrix.
 
@@ -423,9 +441,12 @@ def quantize(
         assert scaled.outer is not None
         codes = torch.where(scaled.outer == 1, codes, formats.encode(values, INT4))
     return Codes(
-        codes=operand.assembled(codes), scales=_scale_codes(operand, scaled), tensor_scale=operand.decode,
-        descale=operand.descale, mask=_mask(operand, scaled),
-    )  # fmt: skip
+        codes=operand.assembled(codes),
+        scales=_scale_codes(operand, scaled),
+        tensor_scale=operand.decode,
+        descale=operand.descale,
+        mask=_mask(operand, scaled),
+    )
 
 
 def _scale_codes(operand: _Operand, scaled: _Scaled) -> Tensor:
@@ -449,7 +470,12 @@ def _scale_codes(operand: _Operand, scaled: _Scaled) -> Tensor:
 
 
 def on_grid(
-    x: Tensor, policy: OperandPolicy, *, axis: int, key: Key | None = None, amax: float | None = None
+    x: Tensor,
+    policy: OperandPolicy,
+    *,
+    axis: int,
+    key: Key | None = None,
+    amax: float | None = None,
 ) -> OnGrid:
     """Rotate and scale a matrix by ``policy``, but do not round it under its own scale.
 
@@ -467,6 +493,10 @@ def on_grid(
     # Divided first: the exact scale of tiny values is no normal number.
     ideal = operand.rounded(operand.blocks / largest * element.max) / element.max * largest
     return OnGrid(
-        rotated=operand.rotated, scaled=operand.assembled(scaled.blocks), ideal=operand.assembled(ideal),
-        scales=up.flatten(), block=operand.shape, element=element,
-    )  # fmt: skip
+        rotated=operand.rotated,
+        scaled=operand.assembled(scaled.blocks),
+        ideal=operand.assembled(ideal),
+        scales=up.flatten(),
+        block=operand.shape,
+        element=element,
+    )

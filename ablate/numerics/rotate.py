@@ -40,7 +40,8 @@ def hadamard_last(x: Tensor, group: int, signs: Tensor | None = None) -> Tensor:
     half = 1
     while half < group:
         pairs = blocks.view(-1, group // (2 * half), 2, half)
-        upper, lower = pairs[:, :, 0], pairs[:, :, 1]
+        upper = pairs[:, :, 0]
+        lower = pairs[:, :, 1]
         blocks = torch.stack((upper + lower, upper - lower), dim=2).view(-1, group)
         half *= 2
     return (blocks * (1.0 / math.sqrt(group))).view(x.shape)

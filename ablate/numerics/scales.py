@@ -238,7 +238,10 @@ def ue5m3_scale(blocks: Tensor, outer: float) -> Tensor:
 
 
 def if4(
-    blocks: Tensor, scaled: Tensor, up: Tensor, elements: Callable[[Tensor, Element], Tensor]
+    blocks: Tensor,
+    scaled: Tensor,
+    up: Tensor,
+    elements: Callable[[Tensor, Element], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Choose for each block E2M1 or whole numbers up to 7: the smaller squared error, E2M1 in a tie.
 

@@ -28,7 +28,7 @@ _BY_DEFAULT = "the head keeps high precision unless a rule names it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matrix:
+class WeightMatrix:
     """A matrix that GEMMs may use: a linear layer by its name, or another parameter by its own.
 
     ``elements``: 0 while unknown. ``also``: names of the same layer at other places. ``out_of_reach``: why no
@@ -48,7 +48,7 @@ class Matrix:
 
     def named_by(self, patterns: Collection[str]) -> bool:
         """Whether a shell pattern matches one of its names."""
-        return any(fnmatchcase(name, one) for name in self.names for one in patterns)
+        return any(fnmatchcase(name, pattern) for name in self.names for pattern in patterns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Coverage:
     → why. ``notes``: further lines. ``str()`` gives a short text.
     """
 
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[WeightMatrix, ...]
     low: Mapping[str, tuple[Gemm, ...]]
     uncovered: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -70,10 +70,14 @@ class Coverage:
 
     def share(self, gemm: Gemm) -> float:
         """Return the share of this GEMM's FLOPs that is in low precision, 0 to 1."""
-        flops = {matrix.name: 2 * matrix.elements * len(matrix.names) for matrix in self.matrices}
-        every = sum(flops.values())
-        low = sum(flops[name] for name, gemms in self.low.items() if gemm in gemms)
-        return low / every if every else 0.0
+        flops = 0
+        low_flops = 0
+        for matrix in self.matrices:
+            of_matrix = 2 * matrix.elements * len(matrix.names)
+            flops += of_matrix
+            if gemm in self.low[matrix.name]:
+                low_flops += of_matrix
+        return low_flops / flops if flops else 0.0
 
     @property
     def out_of_reach(self) -> tuple[str, ...]:
@@ -82,72 +86,90 @@ class Coverage:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data: per GEMM the matrices and share of FLOPs in low precision, and ``uncovered``."""
-        gemms: dict[str, Any] = {
-            gemm: {"matrices": self.count(gemm), "flops_share": self.share(gemm)} for gemm in GEMMS
-        }
-        return {"matrices": len(self.matrices), **gemms, "uncovered": dict(self.uncovered)}
+        content: dict[str, Any] = {"matrices": len(self.matrices)}
+        for gemm in GEMMS:
+            content[gemm] = {"matrices": self.count(gemm), "flops_share": self.share(gemm)}
+        content["uncovered"] = dict(self.uncovered)
+        return content
 
     def __str__(self) -> str:
         by_share: dict[tuple[int, float], list[str]] = {}
         for gemm in GEMMS:
             by_share.setdefault((self.count(gemm), self.share(gemm)), []).append(gemm.capitalize())
-        every = _number(self.matrices)
-        lines = [
-            f"{', '.join(gemms)}: {count} of {every} in low precision, {share:.1%} of the FLOPs"
-            for (count, share), gemms in by_share.items()
-        ]
+        total = _number(self.matrices)
+        lines = []
+        for (count, share), gemms in by_share.items():
+            lines.append(f"{', '.join(gemms)}: {count} of {total} in low precision, {share:.1%} of the FLOPs")
         lines += [f"  not {text}" for text in _with_reasons(self.matrices, self.uncovered)]
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+        lines += [f"  {note}" for note in self.notes]
+        return "\n".join(lines)
 
 
-def _number(matrices: Sequence[Matrix]) -> str:
+def _number(matrices: Sequence[WeightMatrix]) -> str:
     return "1 matrix" if len(matrices) == 1 else f"{len(matrices)} matrices"
 
 
 def coverage_of(
     recipe: Recipe,
-    matrices: Iterable[Matrix],
-    where: Mapping[str, LayerPlace],
+    matrices: Iterable[WeightMatrix],
+    places: Mapping[str, LayerPlace],
     *,
     skip: Collection[str] = (),
     notes: Iterable[str] = (),
 ) -> Coverage:
-    """Find what a recipe reaches; ``where``: the places of all matrices within its reach.
+    """Find what a recipe reaches; ``places``: those of all matrices within its reach.
 
     ``skip``: shell patterns of names that the user leaves unchanged.
     """
-    known = tuple(matrices)
+    matrices = tuple(matrices)
     low: dict[str, tuple[Gemm, ...]] = {}
     uncovered = {}
-    for matrix in known:
-        name, low[matrix.name] = matrix.name, ()
+    for matrix in matrices:
+        name = matrix.name
+        low[name] = ()
         if matrix.named_by(skip):
             uncovered[name] = "skip names it"
         elif matrix.out_of_reach is not None:
-            uncovered[name] = f"{_BY_DEFAULT}; " * matrix.is_head + matrix.out_of_reach
+            prefix = f"{_BY_DEFAULT}; " if matrix.is_head else ""
+            uncovered[name] = prefix + matrix.out_of_reach
         else:
-            parts = [phase.recipe for phase in phases_of(recipe, where[name])]
-            operands = [one for part in parts for one in part.operands()]
-            found = {gemm for gemm, _, policy in operands if not policy.is_high_precision}
-            low[name] = tuple(gemm for gemm in GEMMS if gemm in found)
-            if not found:
-                why = _BY_DEFAULT if matrix.is_head else "a rule of the recipe keeps it in high precision"
-                uncovered[name] = why if recipe.is_ever_low else "the recipe is in high precision"
-    said = []
+            low[name] = _low_gemms(recipe, places[name])
+            if not low[name]:
+                uncovered[name] = _reason(recipe, matrix)
+    all_notes = (*_notes(recipe, places), *notes)
+    return Coverage(matrices=matrices, low=low, uncovered=uncovered, notes=all_notes)
+
+
+def _low_gemms(recipe: Recipe, place: LayerPlace) -> tuple[Gemm, ...]:
+    low = set()
+    for phase in phases_of(recipe, place):
+        for gemm, _, policy in phase.recipe.operands():
+            if not policy.is_high_precision:
+                low.add(gemm)
+    return tuple(gemm for gemm in GEMMS if gemm in low)
+
+
+def _reason(recipe: Recipe, matrix: WeightMatrix) -> str:
+    """Say why a matrix within reach has no GEMM in low precision."""
+    if not recipe.is_ever_low:
+        return "the recipe is in high precision"
+    return _BY_DEFAULT if matrix.is_head else "a rule of the recipe keeps it in high precision"
+
+
+def _notes(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[str]:
     policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
-    if any(one.is_high_precision and one.source == "forward" for one in policies):
-        said.append("a backward GEMM in high precision multiplies what Fprop multiplied, dequantised")
-    if idle := idle_roles(recipe, where):
-        said.append(f"no linear layer has the role {', '.join(idle)}")
-    unknown = [name for name, place in where.items() if place.role is None]
+    if any(policy.is_high_precision and policy.source == "forward" for policy in policies):
+        yield "a backward GEMM in high precision multiplies what Fprop multiplied, dequantised"
+    if idle := idle_roles(recipe, places):
+        yield f"no linear layer has the role {', '.join(idle)}"
+    unknown = [name for name, place in places.items() if place.role is None]
     if unknown and any(rule.role for rule in recipe.rules):
-        said.append(f"the recipe names roles, and that of {', '.join(in_short(unknown))} is not known")
-    return Coverage(matrices=known, low=low, uncovered=uncovered, notes=(*said, *notes))
+        yield f"the recipe names roles, and that of {', '.join(in_short(unknown))} is not known"
 
 
 def coverage_faults(
     recipe: Recipe,
-    matrices: Iterable[Matrix],
+    matrices: Iterable[WeightMatrix],
     *,
     allow: Collection[str],
     skip: Collection[str] = (),
@@ -158,42 +180,54 @@ def coverage_faults(
     With a recipe in high precision, none counts as out of reach. Heads and matrices in ``skip`` never do.
     ``key``: how the user writes ``allow``.
     """
-    known = list(matrices)
-    out = [matrix for matrix in known if matrix.out_of_reach is not None]
-    yield from _idle_patterns("skip", skip, known, "matrix of the model")
-    yield from _idle_patterns(key.rstrip("=: "), allow, out, "matrix that is out of a recipe's reach")
-    hidden = [one for one in out if not (one.is_head or one.named_by(skip) or one.named_by(allow))]
+    matrices = list(matrices)
+    out_of_reach = [matrix for matrix in matrices if matrix.out_of_reach is not None]
+    yield from _idle_patterns("skip", skip, matrices, "matrix of the model")
+    kind = "matrix that is out of a recipe's reach"
+    yield from _idle_patterns(key.rstrip("=: "), allow, out_of_reach, kind)
+    hidden: dict[str, WeightMatrix] = {}
+    for matrix in out_of_reach:
+        if not (matrix.is_head or matrix.named_by(skip) or matrix.named_by(allow)):
+            hidden[matrix.name] = matrix
     if hidden and recipe.is_ever_low:
-        reasons = _with_reasons(hidden, {matrix.name: str(matrix.out_of_reach) for matrix in hidden})
-        what = f"the recipe does not reach {_number(hidden)} of the model: {'; '.join(reasons)}"
-        patterns = in_short((matrix.name for matrix in hidden), "{}")
-        yield what, f"if high precision is meant there: {key}{patterns}"
+        reasons = _with_reasons(
+            hidden.values(), {name: str(matrix.out_of_reach) for name, matrix in hidden.items()}
+        )
+        number = _number([*hidden.values()])
+        message = f"the recipe does not reach {number} of the model: {'; '.join(reasons)}"
+        yield message, f"if high precision is meant there: {key}{in_short(hidden, '{}')}"
 
 
 def _idle_patterns(
-    key: str, patterns: Collection[str], matrices: Iterable[Matrix], what: str
+    key: str,
+    patterns: Collection[str],
+    matrices: Iterable[WeightMatrix],
+    kind: str,
 ) -> Iterator[tuple[str, str]]:
     names = [name for matrix in matrices for name in matrix.names]
-    listed = f"expected {one_of(in_short(names, '{}'))}" if names else "there is none"
+    expected = f"expected {one_of(in_short(names, '{}'))}" if names else "there is none"
     for pattern in patterns:
         if pattern != EVERYTHING and not any(fnmatchcase(name, pattern) for name in names):
-            yield f"{key}: '{pattern}' names no {what}", likely(pattern, names, listed)
+            yield f"{key}: '{pattern}' names no {kind}", likely(pattern, names, expected)
 
 
-def _with_reasons(matrices: Iterable[Matrix], reasons: Mapping[str, str]) -> list[str]:
+def _with_reasons(matrices: Iterable[WeightMatrix], reasons: Mapping[str, str]) -> list[str]:
     """List the matrices that have a reason, grouped by reason."""
     groups: dict[str, list[str]] = {}
     for matrix in matrices:
         if matrix.name in reasons:
             label = f"{matrix.name} (= {', '.join(matrix.also)})" if matrix.also else matrix.name
             groups.setdefault(reasons[matrix.name], []).append(label)
-    return [f"{', '.join(in_short(labels))}: {why}" for why, labels in groups.items()]
+    return [f"{', '.join(in_short(labels))}: {reason}" for reason, labels in groups.items()]
 
 
 def in_short(names: Iterable[str], form: str = "{} ({})") -> list[str]:
     """Group names that differ in numbers alone, as ``layers.*.mixing (12)``; ``form``: pattern and number."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        kind = name if name.isdecimal() else re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        groups.setdefault(kind, []).append(name)
-    return [form.format(kind, len(own)) if len(own) > 1 else own[0] for kind, own in groups.items()]
+        pattern = name if name.isdecimal() else re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        groups.setdefault(pattern, []).append(name)
+    labels = []
+    for pattern, members in groups.items():
+        labels.append(members[0] if len(members) == 1 else form.format(pattern, len(members)))
+    return labels

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 _HADAMARD = {"none": "DHT", "step": "RHT"}
 _ROUNDING = {
-    "nearest": "", "nearest_away": " ties away", "nearest_toward_zero": " ties to 0",
-    "stochastic": " SR", "stochastic_8bit": " SR8", "stochastic_rocm": " SR(rocm)",
-}  # fmt: skip
+    "nearest": "",
+    "nearest_away": " ties away",
+    "nearest_toward_zero": " ties to 0",
+    "stochastic": " SR",
+    "stochastic_8bit": " SR8",
+    "stochastic_rocm": " SR(rocm)",
+}
 _SOURCE = {"high_precision": "", "forward": " from Fprop", "forward_bf16": " from Fprop in bf16"}
 
 
@@ -41,14 +45,20 @@ def _operand(policy: OperandPolicy) -> str:
     if policy.hadamard:
         rotation = _HADAMARD.get(policy.signs, f"RHT({policy.signs})")
         label += f" {rotation}{policy.hadamard}"
-    parts = {"+perm": policy.permute, "+bf16": policy.rotated_bf16}
-    parts |= {_SOURCE[policy.source]: True, " masked": policy.mask}
-    return label + "".join(word for word, holds in parts.items() if holds)
+    if policy.permute:
+        label += "+perm"
+    if policy.rotated_bf16:
+        label += "+bf16"
+    label += _SOURCE[policy.source]
+    if policy.mask:
+        label += " masked"
+    return label
 
 
 def describe_gemm(policy: GemmPolicy) -> str:
     """Describe both operands of a GEMM in a few words, e.g. ``mxfp4 SR RHT16``."""
-    left, right = _operand(policy.left), _operand(policy.right)
+    left = _operand(policy.left)
+    right = _operand(policy.right)
     both = left if left == right else f"{left} × {right}"
     return both if policy.accumulate == "fp32" else f"{both}, summed as Blackwell"
 
@@ -59,26 +69,36 @@ def describe_layer(recipe: LayerRecipe, before: LayerRecipe | None = None) -> st
     for gemm in GEMMS:
         if before is None or recipe.gemm(gemm) != before.gemm(gemm):
             groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(gemm.capitalize())
-    whole = len(GEMMS) in map(len, groups.values())
-    return "; ".join(groups if whole else (f"{'+'.join(names)} {label}" for label, names in groups.items()))
+    if len(groups) == 1 and len(next(iter(groups.values()))) == len(GEMMS):
+        return next(iter(groups))
+    return "; ".join(f"{'+'.join(names)} {label}" for label, names in groups.items())
 
 
 def describe_place(rule: LayerRule) -> str:
     """Say which layers a rule names, e.g. ``the first 2 and the last 8 blocks``."""
-    last = f"{rule.last:.0%} of the" if 0 < rule.last < 1 else rule.last
-    counts = {"first": rule.first, "last": last}
-    parts = [f"the {side}" if n == 1 else f"the {side} {n}" for side, n in counts.items() if n]
-    blocks = "block" if rule.first + rule.last == 1 else "blocks"
-    named = [f"{' and '.join(parts)} {blocks}"] if parts else []
-    named += ["the head"] if rule.head else []
-    named += [" and ".join(rule.role)] if rule.role else []
-    named += [f"layers named {rule.match}"] if rule.match else []
-    return ", ".join(named)
+    ends = []
+    if rule.first:
+        ends.append("the first" if rule.first == 1 else f"the first {rule.first}")
+    if rule.last:
+        last = f"{rule.last:.0%} of the" if rule.last < 1 else rule.last
+        ends.append("the last" if rule.last == 1 else f"the last {last}")
+    parts = []
+    if ends:
+        parts.append(f"{' and '.join(ends)} {'block' if rule.first + rule.last == 1 else 'blocks'}")
+    if rule.head:
+        parts.append("the head")
+    if rule.role:
+        parts.append(" and ".join(rule.role))
+    if rule.match:
+        parts.append(f"layers named {rule.match}")
+    return ", ".join(parts)
 
 
 def describe(recipe: Recipe) -> str:
     """Describe a whole recipe in one line: a single rule or phase in words, several by number."""
-    parts, rules, phases = [describe_layer(recipe)], recipe.rules, recipe.phases
+    parts = [describe_layer(recipe)]
+    rules = recipe.rules
+    phases = recipe.phases
     if len(rules) == 1:
         parts.append(f"{describe_place(rules[0])} {describe_layer(rules[0].recipe)}")
     elif rules:
@@ -92,16 +112,18 @@ def describe(recipe: Recipe) -> str:
     return "; ".join(parts)
 
 
-def describe_deoscillate(found: Deoscillate) -> str:
+def describe_deoscillate(resets: Deoscillate) -> str:
     """Describe how weights are reset, e.g. ``every 200 steps at 4× from 10% of the budget on``."""
-    begins = found.from_tokens is not None or found.from_fraction is not None
-    start = f" {describe_start(found)}" if begins else ""
-    kept = " with bf16 snapshots" if found.snapshots == "bf16" else ""
-    return f"every {found.window} steps at {found.threshold:g}×{kept}{start}"
+    text = f"every {resets.window} steps at {resets.threshold:g}×"
+    if resets.snapshots == "bf16":
+        text += " with bf16 snapshots"
+    if resets.from_tokens is not None or resets.from_fraction is not None:
+        text += f" {describe_start(resets)}"
+    return text
 
 
-def describe_start(found: Later) -> str:
+def describe_start(part: Later) -> str:
     """Describe a start, e.g. ``from 10% of the budget on``."""
-    if found.from_fraction is not None:
-        return f"from {found.from_fraction:.0%} of the budget on"
-    return f"from {found.from_tokens:,} tokens on"
+    if part.from_fraction is not None:
+        return f"from {part.from_fraction:.0%} of the budget on"
+    return f"from {part.from_tokens:,} tokens on"

@@ -44,16 +44,18 @@ def places(names: Iterable[str], heads: Collection[str] = ()) -> dict[str, Layer
     """Map each layer of a model to its place, in the given order; ``heads``: which of them are heads."""
     blocks = {name: block_of(name) for name in names}
     num_blocks = max((block + 1 for block in blocks.values() if block is not None), default=0)
-    return {
-        name: LayerPlace(
+    layers = {}
+    for name, block in blocks.items():
+        is_head = name in heads
+        role = "head" if is_head else role_of(name, blocks.keys())
+        layers[name] = LayerPlace(
             name=name,
             block=block,
             num_blocks=num_blocks,
-            is_head=name in heads,
-            role="head" if name in heads else role_of(name, blocks.keys()),
+            is_head=is_head,
+            role=role,
         )
-        for name, block in blocks.items()
-    }
+    return layers
 
 
 def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
@@ -80,46 +82,53 @@ def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:
     return (Phase(from_tokens=0, recipe=default), *recipe.phases)
 
 
-def rule_faults(recipe: Recipe, where: Mapping[str, LayerPlace]) -> Iterator[tuple[int | None, str, str]]:
+def rule_faults(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[tuple[int | None, str, str]]:
     """Yield (index, what is wrong, hint) for each rule that decides nothing in a model.
 
     Index None: all rules together leave no layer for the recipe itself, or in low precision. A role that no
     layer has is no fault by itself: ``idle_roles`` names it.
     """
-    naming = {
-        name: [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
-        for name, place in where.items()
-    }
-    named = {index for rules in naming.values() for index in rules}
-    decide = {rules[0] for rules in naming.values() if rules}
-    names = list(where)
+    names = list(places)
+    named: set[int] = set()
+    deciding: set[int] = set()
+    is_left = False  # whether a layer in the blocks follows the recipe itself
+    for place in places.values():
+        matching = [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
+        named.update(matching)
+        deciding.update(matching[:1])
+        if not matching and not place.is_head:
+            is_left = True
     for index, rule in enumerate(recipe.rules):
         layers = f"its layers are {names[0]} … {names[-1]}"
         if rule.match is not None and not any(fnmatchcase(name, rule.match) for name in names):
             yield index, f"no layer of this model is called '{rule.match}'", layers
-        elif (rule.first or rule.last) and not where[names[0]].num_blocks:
+        elif (rule.first or rule.last) and not places[names[0]].num_blocks:
             yield index, "the model has no blocks of layers", layers
         elif index not in named and not rule.role:
             yield index, "the model has no head", layers
-        elif index in named - decide:
-            what = "an entry that decides nothing: an earlier one names every layer that it names"
-            yield index, what, "put it first"
-    is_left = any(not naming[name] for name, place in where.items() if not place.is_head)
+        elif index in named and index not in deciding:
+            message = "an entry that decides nothing: an earlier one names every layer that it names"
+            yield index, message, "put it first"
     if recipe.rules and not (is_left or recipe.is_high_precision):
-        blocks = next(iter(where.values())).num_blocks
-        what = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
+        blocks = places[names[0]].num_blocks
+        message = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
-        yield None, what, hint
-    phases = (phase.recipe for place in where.values() for phase in phases_of(recipe, place))
-    is_asked = recipe.is_high_precision and recipe.is_ever_low
-    if is_asked and all(one.is_high_precision for one in phases):
-        what = "no layer of this model has a role that the recipe sets in low precision"
-        yield None, what, f"no layer is {', '.join(idle_roles(recipe, where))}; bf16 says it"
+        yield None, message, hint
+    if recipe.is_high_precision and recipe.is_ever_low and not _is_low_anywhere(recipe, places):
+        message = "no layer of this model has a role that the recipe sets in low precision"
+        yield None, message, f"no layer is {', '.join(idle_roles(recipe, places))}; bf16 says it"
 
 
-def idle_roles(recipe: Recipe, where: Mapping[str, LayerPlace]) -> list[str]:
+def _is_low_anywhere(recipe: Recipe, places: Mapping[str, LayerPlace]) -> bool:
+    for place in places.values():
+        if not all(phase.recipe.is_high_precision for phase in phases_of(recipe, place)):
+            return True
+    return False
+
+
+def idle_roles(recipe: Recipe, places: Mapping[str, LayerPlace]) -> list[str]:
     """Return the roles that rules of a recipe name and no layer of the model has."""
-    known = {word for place in where.values() for word in words_of(place.role)}
+    known = {word for place in places.values() for word in words_of(place.role)}
     return list(dict.fromkeys(role for rule in recipe.rules for role in rule.role if role not in known))
 
 
@@ -154,7 +163,11 @@ def token_group(recipe: LayerRecipe) -> int:
 
 
 def features_fault(
-    recipe: LayerRecipe, name: str, *, inputs: int, outputs: int
+    recipe: LayerRecipe,
+    name: str,
+    *,
+    inputs: int,
+    outputs: int,
 ) -> tuple[str, int, int] | None:
     """Return (what is wrong, size, needed divisor) for the first side that does not fit; None if both fit.
 
@@ -162,12 +175,12 @@ def features_fault(
     """
     sizes = {"K": (inputs, "in-features"), "N": (outputs, "out-features")}
     for gemm, operand, policy in recipe.operands():
-        kept = STORED[operand].replace(CONTRACTED[gemm], "")
-        needs = {CONTRACTED[gemm]: group_size(policy), kept: block_shape(policy)[0]}
+        other = STORED[operand].replace(CONTRACTED[gemm], "")
+        needs = {CONTRACTED[gemm]: group_size(policy), other: block_shape(policy)[0]}
         for letter, (size, side) in sizes.items():
             if size % (divisor := needs.get(letter, 1)):
-                what = f"{side} {size} of layer {name} is not a multiple of {divisor}"
-                return f"{what}, as {gemm.capitalize()} needs it", size, divisor
+                message = f"{side} {size} of layer {name} is not a multiple of {divisor}"
+                return f"{message}, as {gemm.capitalize()} needs it", size, divisor
     return None
 
 

@@ -131,8 +131,8 @@ class OperandPolicy:
         if not 0 < self.prescale <= 1:
             return f"prescale {self.prescale} (above 0, at most 1)"
         if self.prescale != 1.0 and not self.is_stochastic:
-            what = "with nearest rounding (it keeps stochastic rounding from clipping)"
-            return f"prescale {self.prescale} {what}"
+            message = "with nearest rounding (it keeps stochastic rounding from clipping)"
+            return f"prescale {self.prescale} {message}"
         if self.prescale != 1.0 and self.block == "none":
             return f"prescale {self.prescale} with scale '{self.scale}' (it is of blocks of 16 or 32)"
         if self.undo == "operand" and self.prescale == 1.0:
@@ -225,11 +225,13 @@ class GemmPolicy:
             left = getattr(self.left, name)
             right = getattr(self.right, name)
             if left != right:
-                what = f"{name} {left} on one operand and {right} on the other: the rotation would not cancel"
-                raise ValueError(what)
+                message = (
+                    f"{name} {left} on one operand and {right} on the other: the rotation would not cancel"
+                )
+                raise ValueError(message)
         if self.accumulate == "blackwell" and not self.is_nvfp4:
-            what = f"accumulate 'blackwell' needs nvfp4 on both sides, not {self.left.format}"
-            raise ValueError(f"{what} and {self.right.format}, and no undo 'operand'")
+            message = f"accumulate 'blackwell' needs nvfp4 on both sides, not {self.left.format}"
+            raise ValueError(f"{message} and {self.right.format}, and no undo 'operand'")
 
     @property
     def is_nvfp4(self) -> bool:
@@ -268,24 +270,26 @@ class LayerRecipe:
                 "out-features, so one tile cannot serve both"
             )
         for gemm, operand, policy in self.operands():
-            where = f"{gemm}.{operand}"
+            name = f"{gemm}.{operand}"
             if policy.mask and gemm != "fprop":
-                return f"mask on {where} (it is of forward operands)"
+                return f"mask on {name} (it is of forward operands)"
             if policy.signs == "backward" and gemm == "fprop":
-                return f"signs 'backward' on {where} (Dgrad and Wgrad share them)"
+                return f"signs 'backward' on {name} (Dgrad and Wgrad share them)"
             if policy.source == "high_precision":
                 continue
-            if where not in ("dgrad.w", "wgrad.x"):
-                return f"source '{policy.source}' on {where}, which the forward GEMM does not use"
+            if name not in ("dgrad.w", "wgrad.x"):
+                return f"source '{policy.source}' on {name}, which the forward GEMM does not use"
             source = self.fprop.right if operand == "w" else self.fprop.left
             if source.is_high_precision:
-                return f"source '{policy.source}' on {where}, but Fprop's {operand} is in {source.format}"
-        for forward, backward, name in (
+                return f"source '{policy.source}' on {name}, but Fprop's {operand} is in {source.format}"
+        for forward, backward, operand in (
             (self.fprop.left, self.wgrad.right, "x"),
             (self.fprop.right, self.dgrad.right, "w"),
         ):
             if forward.mask and forward.hadamard and backward.source == "high_precision":
-                return f"mask on fprop.{name} under a Hadamard needs source 'forward' on its backward operand"
+                return (
+                    f"mask on fprop.{operand} under a Hadamard needs source 'forward' on its backward operand"
+                )
         return None
 
     def gemm(self, name: Gemm) -> GemmPolicy:
@@ -410,8 +414,8 @@ class Deoscillate(Later):
 
     def __post_init__(self) -> None:
         if self.from_tokens is not None and self.from_fraction is not None:
-            what = "deoscillate starts at from_tokens or at from_fraction: give one of them"
-            raise said(what, None, "from_tokens")
+            message = "deoscillate starts at from_tokens or at from_fraction: give one of them"
+            raise said(message, None, "from_tokens")
 
 
 _LATER: dict[str, Any] = {"role": (), "snapshots": "fp32"}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class Citation:
     """One publication; ``date``: its year, month or day, as in ISO 8601."""
 
     authors: str
@@ -40,7 +40,7 @@ class Preset:
 
     name: str
     summary: str
-    source: Source
+    source: Citation
     written: dict[str, Any]
     published: list[str]
     assumed: list[str]
@@ -52,14 +52,23 @@ class Preset:
         return resolve(RecipeSpec(**self.written))
 
 
-PRESETS: dict[str, Preset] = {}
-_entries: dict[str, dict[str, Any]] = {}
-for _name, _own in PUBLISHED.items():
-    _usual = {"assumed": [], "checked": "read in the publication"}
-    _entries[_name] = _entry = _usual | _entries.get(_own.get("like", ""), {}) | _own
-    PRESETS[_name] = Preset(
-        name=_name,
-        source=Source(**_entry["source"]),
-        written=_entry["recipe"],
-        **{key: _entry[key] for key in ("summary", "published", "assumed", "checked")},
-    )
+def _presets() -> dict[str, Preset]:
+    presets: dict[str, Preset] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    for name, written in PUBLISHED.items():
+        entry: dict[str, Any] = {"assumed": [], "checked": "read in the publication"}
+        entry |= entries.get(written.get("like", ""), {}) | written
+        entries[name] = entry
+        presets[name] = Preset(
+            name=name,
+            summary=entry["summary"],
+            source=Citation(**entry["source"]),
+            written=entry["recipe"],
+            published=entry["published"],
+            assumed=entry["assumed"],
+            checked=entry["checked"],
+        )
+    return presets
+
+
+PRESETS = _presets()

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-_BY_LAST = {
-    word: role
-    for role, words in {
-        "attention.qkv": "q k v kv qkv q_proj k_proj v_proj qkv_proj kv_proj q_a_proj q_b_proj kv_b_proj "
-        "kv_a_proj_with_mqa wq wk wv wkv wqkv wq_a wq_b wkv_a wkv_b c_attn q_attn query key value "
-        "query_key_value to_q to_k to_v to_qkv q_lin k_lin v_lin att_proj linear_qkv in_proj_qkvz",
-        "attention.out": "o o_proj out_lin to_out attn_out linear_proj",
-        "ffn.gate_up": "gate_up gate_up_proj w12 w13 ff_proj input_linear",
-        "ffn.gate": "gate_proj wi_0 w1",
-        "ffn.up": "up up_proj w3 fc1 fc_in c_fc dense_h_to_4h wi wi_1 lin1 linear1 linear_fc1 intermediate",
-        "ffn.down": "down down_proj w2 fc2 fc_out dense_4h_to_h lin2 linear2 linear_fc2 ff_out output_linear "
-        "output",
-        "router": "router wg shared_expert_gate",
-    }.items()
-    for word in words.split()
+_LAST_WORDS = {
+    "attention.qkv": "q k v kv qkv q_proj k_proj v_proj qkv_proj kv_proj q_a_proj q_b_proj kv_b_proj "
+    "kv_a_proj_with_mqa wq wk wv wkv wqkv wq_a wq_b wkv_a wkv_b c_attn q_attn query key value "
+    "query_key_value to_q to_k to_v to_qkv q_lin k_lin v_lin att_proj linear_qkv in_proj_qkvz",
+    "attention.out": "o o_proj out_lin to_out attn_out linear_proj",
+    "ffn.gate_up": "gate_up gate_up_proj w12 w13 ff_proj input_linear",
+    "ffn.gate": "gate_proj wi_0 w1",
+    "ffn.up": "up up_proj w3 fc1 fc_in c_fc dense_h_to_4h wi wi_1 lin1 linear1 linear_fc1 intermediate",
+    "ffn.down": "down down_proj w2 fc2 fc_out dense_4h_to_h lin2 linear2 linear_fc2 ff_out output_linear "
+    "output",
+    "router": "router wg shared_expert_gate",
 }
+_BY_LAST = {word: role for role, words in _LAST_WORDS.items() for word in words.split()}
 _INTO = {"attention": "attention.qkv", "mamba": "mamba.in", "ffn": "ffn.up"}
 _OUT_OF = {"attention": "attention.out", "mamba": "mamba.out", "ffn": "ffn.down"}
-_BY_PART = dict.fromkeys(("in_proj",), _INTO)
-_BY_PART |= dict.fromkeys(("out_proj", "out", "proj", "c_proj", "dense", "wo", "output"), _OUT_OF)
+_BY_PART = {
+    "in_proj": _INTO,
+    **dict.fromkeys(("out_proj", "out", "proj", "c_proj", "dense", "wo", "output"), _OUT_OF),
+}
+_BY_SIGN = {"mtp": "mtp", "embed": "embedding", "latent": "latent", "router": "router"}
 _PARTS = {
     "attention": ("attn", "attention"),
     "ffn": ("mlp", "ffn", "feed_forward", "feedforward", "moe", "shared_expert", "relu"),
@@ -53,9 +53,9 @@ def words_of(role: str | None) -> set[str]:
 def role_of(name: str, names: Collection[str]) -> str | None:
     """Return the role of a layer that is no head; ``names``: those of all layers of the model."""
     parts = [part for part in name.lower().split(".") if not part.isdecimal()]
-    for sign, whole in (("mtp", "mtp"), ("embed", "embedding"), ("latent", "latent"), ("router", "router")):
+    for sign, role_of_sign in _BY_SIGN.items():
         if any(sign in part for part in parts):
-            return whole
+            return role_of_sign
     *before, last = parts or [""]
     if last == "dense" and before and before[-1] in ("intermediate", "output"):  # BERT's
         *before, last = before
@@ -66,11 +66,12 @@ def role_of(name: str, names: Collection[str]) -> str | None:
     elif last == "gate" and inside != "attention":
         role = "ffn.gate" if _beside(name, "gate", ("down", "down_proj"), names) else "router"
     elif role is None and _kind(last) == "ffn" and len(name.split(".")) > len(parts) + 1:  # a Sequential
-        before_it, number = name.rpartition(".")[0], int(name.rpartition(".")[2])
-        sides = [range(number), range(number + 1, number + 5)]
-        earlier, later = (any(f"{before_it}.{i}" in names for i in side) for side in sides)
-        if earlier != later:
-            role = "ffn.up" if later else "ffn.down"
+        parent, _, last_part = name.rpartition(".")
+        number = int(last_part)
+        has_earlier = any(f"{parent}.{index}" in names for index in range(number))
+        has_later = any(f"{parent}.{index}" in names for index in range(number + 1, number + 5))
+        if has_earlier != has_later:
+            role = "ffn.up" if has_later else "ffn.down"
     if any("expert" in part and "shared" not in part for part in before):
         return (role or "").replace("ffn", "experts") or "experts"
     return None if role and {role.partition(".")[0], inside} == {"attention", "ffn"} else role

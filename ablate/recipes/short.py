@@ -223,9 +223,10 @@ class SenselessRecipe(ValueError):  # noqa: N818  it reads as what it is
     ``path`` leads from the recipe to the faulty part; ``hint`` says how to mend it, where that is known.
     """
 
-    def __init__(self, what: str, *path: str | int, hint: str | None = None) -> None:
-        super().__init__(what)
-        self.path, self.hint = path, hint
+    def __init__(self, message: str, *path: str | int, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.hint = hint
 
 
 @contextmanager
@@ -240,7 +241,7 @@ def _at(*path: str | int) -> Iterator[None]:
         raise SenselessRecipe(str(first.get("ctx", {}).get("error", first["msg"])), *path) from None
 
 
-def read_recipe(given: Any) -> Recipe:
+def read_recipe(written: Any) -> Recipe:
     """Read a recipe that Python or the command line gives as a word, a mapping, or the text of one.
 
     A mapping is as in a study file (``{gemms: [wgrad]}``), or has every operand, as ``Recipe.text`` has them.
@@ -250,35 +251,45 @@ def read_recipe(given: Any) -> Recipe:
         ValueError: an unknown word or key, with the valid ones, or parts that contradict each other.
         TypeError: neither a word nor a mapping.
     """
-    if not isinstance(given, str | dict):
-        raise TypeError(f"a recipe cannot be {given!r} (expected {one_of([*SHORT_RECIPES, 'a mapping'])})")
-    if isinstance(given, str) and given.lstrip().startswith("{"):
+    if not isinstance(written, str | dict):
+        raise TypeError(f"a recipe cannot be {written!r} (expected {one_of([*SHORT_RECIPES, 'a mapping'])})")
+    if isinstance(written, str) and written.lstrip().startswith("{"):
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
 
         try:
-            given = YAML(typ="safe", pure=True).load(given)
+            written = YAML(typ="safe", pure=True).load(written)
         except YAMLError:
-            raise ValueError(f"a recipe cannot be '{given}': not valid YAML") from None
+            raise ValueError(f"a recipe cannot be '{written}': not valid YAML") from None
     try:
-        if "rules" in given:
-            return TypeAdapter(Recipe).validate_python(given)
-        found = resolve(TypeAdapter(AnyRecipe).validate_python(given))
+        if "rules" in written:
+            return TypeAdapter(Recipe).validate_python(written)
+        recipe = resolve(TypeAdapter(AnyRecipe).validate_python(written))
     except ValidationError as error:
-        fault = error.errors()[0]
-        what, asked, known = fault["msg"], fault["input"], fault.get("ctx", {}).get("words", ())
-        if fault["type"] == "unexpected_keyword_argument" and len(fault["loc"]) == 1:
-            what, asked, known = "unknown key", fault["loc"][0], list(vars(RecipeSpec()))
-        elif fault["type"] == "literal_error" and known:
-            what = f"unknown recipe '{asked}'"
-        hint = f" ({likely(str(asked), known, f'expected {one_of(list(known))}')})" if known else ""
-        at = ".".join(map(str, fault["loc"]))
-        raise ValueError(f"{at}: {what}{hint}" if at else f"{what}{hint}") from None
+        raise ValueError(_first_fault(error)) from None
     # Not in ``resolve``: another cell of a study's grid may have a rotation.
-    if "hadamard_size" in given and not any(policy.hadamard for *_, policy in found.operands()):
+    if "hadamard_size" in written and not any(policy.hadamard for _, _, policy in recipe.operands()):
         hint = "write stabiliser: rht or dht beside it, or leave it out"
         raise ValueError(f"hadamard_size: expected a Hadamard of this size, got none ({hint})")
-    return found
+    return recipe
+
+
+def _first_fault(error: ValidationError) -> str:
+    """Say in one line what pydantic found first, with the valid words."""
+    fault = error.errors()[0]
+    message = fault["msg"]
+    unknown = fault["input"]
+    known = fault.get("ctx", {}).get("words", ())
+    if fault["type"] == "unexpected_keyword_argument" and len(fault["loc"]) == 1:
+        message = "unknown key"
+        unknown = fault["loc"][0]
+        known = list(vars(RecipeSpec()))
+    elif fault["type"] == "literal_error" and known:
+        message = f"unknown recipe '{unknown}'"
+    if known:
+        message += f" ({likely(str(unknown), known, f'expected {one_of(list(known))}')})"
+    path = ".".join(map(str, fault["loc"]))
+    return f"{path}: {message}" if path else message
 
 
 def resolve(spec: RecipeSpec) -> Recipe:
@@ -289,38 +300,53 @@ def resolve(spec: RecipeSpec) -> Recipe:
     """
     layer = _layer(spec)
     preset = _published(spec.preset) if spec.preset else Recipe()
-    later: dict[str, Any] = {"deoscillate": spec.deoscillate or preset.deoscillate}
-    for name, field, kind in (("layers", "rules", LayerRule), ("phases", "phases", Phase)):
-        parts, own = [], getattr(spec, name)
-        for index, entry in enumerate(getattr(preset, field) if own is None else own):
-            with _at(name, index, "recipe"):
-                recipe = _adding(entry.recipe, spec.accumulate) if own is None else _layer(entry.recipe)
-            with _at(name, index, "from_tokens"):
-                parts.append(kind(**vars(entry) | {"recipe": recipe}))
-        later[field] = tuple(parts)
+    rules = _parts("layers", spec.layers, preset.rules, LayerRule, spec.accumulate)
+    phases = _parts("phases", spec.phases, preset.phases, Phase, spec.accumulate)
+    resets = spec.deoscillate or preset.deoscillate
     with _at("deoscillate"):
-        found = Recipe(**vars(layer), **later)
-    if found.deoscillate and not any(part.fprop.right.has_fixed_grid for part in found.parts):
+        recipe = Recipe(**vars(layer), rules=rules, phases=phases, deoscillate=resets)
+    if resets and not any(part.fprop.right.has_fixed_grid for part in recipe.parts):
         hint = "name fprop in gemms, or leave it out"
         raise SenselessRecipe("deoscillate with no quantised weight to act on", "deoscillate", hint=hint)
-    return found
+    return recipe
+
+
+def _parts(
+    key: str,
+    written: list[Any] | None,
+    of_preset: tuple[Any, ...],
+    kind: type,
+    accumulate: Accumulate,
+) -> tuple[Any, ...]:
+    """Expand the layers or phases of a recipe, or take those of its preset."""
+    parts = []
+    for index, entry in enumerate(of_preset if written is None else written):
+        with _at(key, index, "recipe"):
+            recipe = _adding(entry.recipe, accumulate) if written is None else _layer(entry.recipe)
+        with _at(key, index, "from_tokens"):
+            parts.append(kind(**vars(entry) | {"recipe": recipe}))
+    return tuple(parts)
 
 
 def as_written(recipe: LayerRecipe) -> dict[str, Any]:
     """Write a recipe as a study file may, in plain data: ``resolve`` makes the same of it."""
-    found: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     for gemm, operand, policy in recipe.operands():
-        plain = vars(OperandPolicy(format=policy.format))
         if not policy.is_untouched:
-            own = {name: value for name, value in vars(policy).items() if value != plain[name]}
-            found.setdefault(gemm, {})[operand] = {"format": policy.format, **own}
+            defaults = vars(OperandPolicy(format=policy.format))
+            changed = {name: value for name, value in vars(policy).items() if value != defaults[name]}
+            written.setdefault(gemm, {})[operand] = {"format": policy.format, **changed}
         if recipe.gemm(gemm).accumulate != "fp32":
-            found["accumulate"] = recipe.gemm(gemm).accumulate
+            written["accumulate"] = recipe.gemm(gemm).accumulate
     if isinstance(recipe, Recipe):
         for name, parts in (("layers", recipe.rules), ("phases", recipe.phases)):
-            found[name] = [written_short(one) | {"recipe": as_written(one.recipe) or "bf16"} for one in parts]
-        found["deoscillate"] = recipe.deoscillate and written_short(recipe.deoscillate)
-    return {name: value for name, value in found.items() if value not in (None, [])}
+            if parts:
+                written[name] = [
+                    written_short(part) | {"recipe": as_written(part.recipe) or "bf16"} for part in parts
+                ]
+        if recipe.deoscillate is not None:
+            written["deoscillate"] = written_short(recipe.deoscillate)
+    return written
 
 
 @cache
@@ -330,8 +356,11 @@ def _published(name: str) -> Recipe:
 
 def _adding(layer: LayerRecipe, accumulate: Accumulate) -> LayerRecipe:
     """Let the NVFP4 GEMMs of a recipe sum as ``accumulate`` says."""
-    gemms = {gemm: layer.gemm(gemm) for gemm in GEMMS}
-    changed = {gemm: replace(one, accumulate=accumulate) for gemm, one in gemms.items() if one.is_nvfp4}
+    changed = {}
+    for gemm in GEMMS:
+        policy = layer.gemm(gemm)
+        if policy.is_nvfp4:
+            changed[gemm] = replace(policy, accumulate=accumulate)
     return replace(layer, **changed)
 
 
@@ -339,49 +368,65 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
     """Expand a recipe for one layer; refuse keys that no GEMM would use."""
     if len(set(spec.gemms)) != len(spec.gemms):
         raise SenselessRecipe(f"a GEMM is named twice in {spec.gemms}", "gemms")
-    said = {
-        name: getattr(spec, name)
-        for name, usual in vars(LayerRecipeSpec()).items()
-        if name not in ("preset", "accumulate", *GEMMS) and getattr(spec, name) != usual
-    }
-    for name in said if spec.preset else ():
+    written = {}
+    for name, default in vars(LayerRecipeSpec()).items():
+        value = getattr(spec, name)
+        if name not in ("preset", "accumulate", *GEMMS) and value != default:
+            written[name] = value
+    for name in written if spec.preset else ():
         hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
         raise SenselessRecipe(f"{name} beside preset '{spec.preset}', which says it already", name, hint=hint)
-    if "format" in said and not spec.gemms:
+    if "format" in written and not spec.gemms:
         hint = "name the GEMMs in gemms, or the format in rest"
         raise SenselessRecipe(f"format '{spec.format}' without gemms, which it is for", "format", hint=hint)
-    own = {gemm: _given(getattr(spec, gemm) or GemmSpec()) for gemm in GEMMS}
-    whole: dict[Gemm, dict[str, Any]] = {
-        gemm: {**vars(spec), "format": spec.format if gemm in spec.gemms else spec.rest, **own[gemm]}
-        for gemm in GEMMS
-    }
+    own_keys: dict[Gemm, dict[str, Any]] = {}
+    all_keys: dict[Gemm, dict[str, Any]] = {}
     policies: dict[str, GemmPolicy] = {}
     for gemm in GEMMS:
+        own_keys[gemm] = _written(getattr(spec, gemm) or GemmSpec())
+        fmt = spec.format if gemm in spec.gemms else spec.rest
+        all_keys[gemm] = {**vars(spec), "format": fmt, **own_keys[gemm]}
+    for gemm in GEMMS:
         with _at(gemm):
-            policies[gemm] = _policy(spec, gemm, own[gemm], whole[gemm])
-    low = {gemm: one for gemm, one in whole.items() if _is_low(one["format"])}
-    needs = {"signs": ("rht", "a random Hadamard"), "prescale": ("sr", "stochastic rounding")}
-    for name in [one for one in said if one not in ("gemms", "format", "rest", "hadamard_size")]:
-        takes = [gemm for gemm in low if name not in own[gemm] and (name, gemm) != ("weight_block", "wgrad")]
-        if not takes:
-            hint = "name the GEMMs in gemms, or leave it out"
-            raise SenselessRecipe(f"{name} '{said[name]}' with no FP4 GEMM to act on", name, hint=hint)
-        word, what = needs.get(name, ("", ""))
-        if not any(word in one["stabiliser"] for one in low.values()):
-            raise SenselessRecipe(f"{name} '{said[name]}' without {what} (stabiliser {word})", name)
+            policies[gemm] = _policy(spec, gemm, own_keys[gemm], all_keys[gemm])
+    _refuse_idle_keys(written, own_keys, all_keys)
     try:
         with _at():
             layer = LayerRecipe(**policies)
     except SenselessRecipe as fault:
-        at = next((gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), "weight_block")
-        raise SenselessRecipe(str(fault), at) from None
+        place = next((gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), "weight_block")
+        raise SenselessRecipe(str(fault), place) from None
     if spec.accumulate != "fp32" and not any(layer.gemm(gemm).is_nvfp4 for gemm in GEMMS):
-        what = f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
-        raise SenselessRecipe(what, "accumulate")
+        message = f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
+        raise SenselessRecipe(message, "accumulate")
     return _adding(layer, spec.accumulate)
 
 
-def _given(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
+_NEEDS = {"signs": ("rht", "a random Hadamard"), "prescale": ("sr", "stochastic rounding")}
+"""Keys that act only with a stabiliser."""
+
+
+def _refuse_idle_keys(
+    written: dict[str, Any], own_keys: dict[Gemm, dict[str, Any]], all_keys: dict[Gemm, dict[str, Any]]
+) -> None:
+    """Refuse keys of the whole recipe that act on no GEMM."""
+    low = [gemm for gemm in GEMMS if _is_low(all_keys[gemm]["format"])]
+    for name, value in written.items():
+        if name in ("gemms", "format", "rest", "hadamard_size"):
+            continue
+        users = [gemm for gemm in low if name not in own_keys[gemm]]
+        if name == "weight_block":
+            users = [gemm for gemm in users if gemm != "wgrad"]
+        if not users:
+            hint = "name the GEMMs in gemms, or leave it out"
+            raise SenselessRecipe(f"{name} '{value}' with no FP4 GEMM to act on", name, hint=hint)
+        if name in _NEEDS:
+            word, message = _NEEDS[name]
+            if not any(word in all_keys[gemm]["stabiliser"] for gemm in low):
+                raise SenselessRecipe(f"{name} '{value}' without {message} (stabiliser {word})", name)
+
+
+def _written(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
     return {name: value for name, value in vars(spec).items() if value is not None}
 
 
@@ -390,52 +435,66 @@ def _is_low(fmt: str) -> bool:
     return fmt not in ("bf16-dequantised", *HIGH_FORMATS, *_FP8)
 
 
-def _policy(spec: LayerRecipeSpec, gemm: Gemm, own: dict[str, Any], whole: dict[str, Any]) -> GemmPolicy:
-    """``own``: the keys written for this GEMM; ``whole``: these and the recipe's."""
-    start = _published(spec.preset).gemm(gemm) if spec.preset else None
-    anew = {name: value for name, value in own.items() if name not in STORED}
-    if start is not None and anew and "format" not in anew:
-        what = f"{', '.join(anew)} on {gemm} of preset '{spec.preset}' without its format: say it too"
-        raise SenselessRecipe(what)
-    for name in ("stabiliser", "scale", "signs", "prescale") if not _is_low(whole["format"]) else ():
+def _policy(
+    spec: LayerRecipeSpec,
+    gemm: Gemm,
+    own_keys: dict[str, Any],
+    all_keys: dict[str, Any],
+) -> GemmPolicy:
+    """``own_keys``: the keys written for this GEMM; ``all_keys``: these and the recipe's."""
+    of_preset = _published(spec.preset).gemm(gemm) if spec.preset else None
+    anew = {name: value for name, value in own_keys.items() if name not in STORED}
+    if of_preset is not None and anew and "format" not in anew:
+        message = f"{', '.join(anew)} on {gemm} of preset '{spec.preset}' without its format: say it too"
+        raise SenselessRecipe(message)
+    for name in ("stabiliser", "scale", "signs", "prescale") if not _is_low(all_keys["format"]) else ():
         if anew.get(name, "none") != "none":
             raise SenselessRecipe(f"{name} '{anew[name]}' on {gemm}, which is not in FP4")
-    for name in [one for one in STORED if one in own and one not in OPERANDS[gemm]]:
-        raise SenselessRecipe(f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})")
+    for name in STORED:
+        if name in own_keys and name not in OPERANDS[gemm]:
+            message = f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})"
+            raise SenselessRecipe(message)
     sides: dict[str, Any] = {}
     for side, name in zip(("left", "right"), OPERANDS[gemm], strict=True):
-        keep = start is not None and not anew
-        before = vars(getattr(start, side)) if keep else _operand(name, whole)
-        given = _given(own[name]) if name in own else {}
-        if given.get("format", before["format"]) != before["format"]:
-            given = {"scale": "none", "block": "none", **given}  # use the defaults of the new format
-        if given.get("hadamard") == 0:  # what belongs to a rotation goes with it
-            given = NO_ROTATION | given
-        sides[side] = OperandPolicy(**before | given)
+        if of_preset is not None and not anew:
+            fields = vars(getattr(of_preset, side))
+        else:
+            fields = _operand(name, all_keys)
+        changes = _written(own_keys[name]) if name in own_keys else {}
+        if changes.get("format", fields["format"]) != fields["format"]:
+            changes = {"scale": "none", "block": "none", **changes}  # use the defaults of the new format
+        if changes.get("hadamard") == 0:  # what belongs to a rotation goes with it
+            changes = NO_ROTATION | changes
+        sides[side] = OperandPolicy(**fields | changes)
     return GemmPolicy(**sides)
 
 
-def _operand(name: str, whole: dict[str, Any]) -> dict[str, Any]:
-    """``whole``: the keys of its GEMM. SR takes Tseng's 3/4 prescale if the MXFP4 scale rule can clip."""
-    fmt, scale, parts = whole["format"], whole["scale"], whole["stabiliser"].split("+")
+def _operand(name: str, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return a policy's fields by the keys of its GEMM.
+
+    SR takes Tseng's 3/4 prescale if the MXFP4 scale rule can clip.
+    """
+    fmt = keys["format"]
     if fmt in HIGH_FORMATS:
         return {"format": fmt}
     if fmt == "bf16-dequantised":  # x and w as the forward GEMM multiplied them
         return {"format": "bf16", "source": "high_precision" if name == "dy" else "forward"}
     if fmt in _FP8:
-        usual, of_w, of_dy = _FP8[fmt]
-        return {"format": of_dy if name == "dy" else "fp8_e4m3", "scale": of_w if name == "w" else usual}
-    fields = {"format": fmt, "scale": scale or "none"}
-    if name == "w":
-        fields["block"] = whole["weight_block"] or "none"
-    if parts[0] in _ROUNDINGS:
-        rule = SCALE_RULES[scale or SCALES[fmt][0]]
-        clips = fmt == "mxfp4" and rule.can_clip
-        fields |= {
-            "rounding": _ROUNDINGS[parts[0]],
-            "prescale": whole["prescale"] or (0.75 if clips else 1.0),
+        scale, scale_of_w, format_of_dy = _FP8[fmt]
+        return {
+            "format": format_of_dy if name == "dy" else "fp8_e4m3",
+            "scale": scale_of_w if name == "w" else scale,
         }
-    if {"rht", "dht"} & set(parts):
-        signs = (whole["signs"] or "step") if "rht" in parts else "none"
-        fields |= {"hadamard": whole["hadamard_size"], "signs": signs}
+    fields = {"format": fmt, "scale": keys["scale"] or "none"}
+    if name == "w":
+        fields["block"] = keys["weight_block"] or "none"
+    stabilisers = keys["stabiliser"].split("+")
+    if stabilisers[0] in _ROUNDINGS:
+        rule = SCALE_RULES[keys["scale"] or SCALES[fmt][0]]
+        clips = fmt == "mxfp4" and rule.can_clip
+        fields["rounding"] = _ROUNDINGS[stabilisers[0]]
+        fields["prescale"] = keys["prescale"] or (0.75 if clips else 1.0)
+    if "rht" in stabilisers or "dht" in stabilisers:
+        fields["hadamard"] = keys["hadamard_size"]
+        fields["signs"] = (keys["signs"] or "step") if "rht" in stabilisers else "none"
     return fields

@@ -60,12 +60,12 @@ class Check:
     def outcome(self) -> tuple[dict[str, Any], Exception | None]:
         """Run; return ``result``, ``detail`` and, for ``Told``, ``figures``; and the error of a failure."""
         try:
-            found = self.run()
+            result = self.run()
         except Skip as reason:
             return {"result": "skipped", "detail": str(reason)}, None
         except Exception as fault:  # errors of drivers and compilers are failures to find
             detail = str(fault) if isinstance(fault, AssertionError) and str(fault) else with_type(fault)
             return {"result": "failed", "detail": detail}, fault
-        if isinstance(found, Told):
-            return {"result": "told", "detail": found.detail, "figures": found.figures}, None
-        return {"result": "passed", "detail": found}, None
+        if isinstance(result, Told):
+            return {"result": "told", "detail": result.detail, "figures": result.figures}, None
+        return {"result": "passed", "detail": result}, None

@@ -28,28 +28,42 @@ _FLAGS = ("permute", "rotated_bf16", "mask")
 
 def label(policy: OperandPolicy) -> str:
     """Describe a policy in a few words: its differences from the format's default."""
-    usual = OperandPolicy(format=policy.format)
+    default = OperandPolicy(format=policy.format)
     words: list[str] = [policy.format]
     for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs", *_FLAGS):
         value = getattr(policy, name)
-        if value != getattr(usual, name):
-            words.append(name if value is True else f"H{value}" if name == "hadamard" else str(value))
+        if value == getattr(default, name):
+            continue
+        if name in _FLAGS:
+            words.append(name)
+        elif name == "hadamard":
+            words.append(f"H{value}")
+        else:
+            words.append(str(value))
     return " ".join(words)
 
 
 def policies_of(text: str) -> tuple[OperandPolicy, ...]:
     """Read policies, one per line, in the words of ``label``; a prescale may be a fraction."""
-    known: dict[str, tuple[str, Any]] = {flag: (flag, True) for flag in _FLAGS}
-    known |= {word: (name, word) for name, kind in _WORDS.items() for word in get_args(kind)}
-    found = []
-    for fmt, *words in map(str.split, text.strip().splitlines()):
+    field_of = {}
+    for name, kind in _WORDS.items():
+        for word in get_args(kind):
+            field_of[word] = name
+    policies = []
+    for line in text.strip().splitlines():
+        fmt, *words = line.split()
         fields: dict[str, Any] = {"format": fmt}
         for word in words:
-            number = ("hadamard", int(word[1:])) if word[0] == "H" else None
-            name, value = known.get(word) or number or ("prescale", float(Fraction(word)))
-            fields[name] = value
-        found.append(OperandPolicy(**fields))
-    return tuple(found)
+            if word in _FLAGS:
+                fields[word] = True
+            elif word in field_of:
+                fields[field_of[word]] = word
+            elif word[0] == "H":
+                fields["hadamard"] = int(word[1:])
+            else:
+                fields["prescale"] = float(Fraction(word))
+        policies.append(OperandPolicy(**fields))
+    return tuple(policies)
 
 
 POLICIES = policies_of("""
@@ -144,32 +158,37 @@ and Gaussian with one channel in 64 that is 30 times larger."""
 def made_up(kind: str, rows: int, columns: int, *, seed: int, number: int = 0, name: str = "") -> Tensor:
     """Draw tensor ``number`` of a kind, [rows, columns] in bf16; ``name`` tells apart those of one number."""
     text = f"{kind}:{name}:{seed}:{number}"
-    own = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-    generator = torch.Generator().manual_seed(own)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     spread = torch.ones(1)
     if kind == "Student t":
         spread = (torch.randn(3, rows, columns, generator=generator).square().sum(0) / 3).sqrt()
-    found = torch.randn(rows, columns, generator=generator) / spread
+    x = torch.randn(rows, columns, generator=generator) / spread
     if kind == "channel mean":
-        found += torch.randn(1, columns, generator=generator)
+        x += torch.randn(1, columns, generator=generator)
     elif kind == "outlier":
-        found[:, 5::64] *= 30
-    return found.to(torch.bfloat16)
+        x[:, 5::64] *= 30
+    return x.to(torch.bfloat16)
 
 
 def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str, Tensor]:
     """Make a policy's corner cases by name, bf16 [rows or more, 256], for quantising along axis 1."""
-    rows, columns = max(rows, policy.hadamard, block_shape(policy)[0]), 256
+    rows = max(rows, policy.hadamard, block_shape(policy)[0])
+    columns = 256
     plain = made_up("Gaussian", rows, columns, seed=seed, name="probe")
-    nan, inf, zeros, large = (plain.clone() for _ in range(4))
-    nan[5, 7], inf[5, 7], large[5, 7] = torch.nan, torch.inf, 1e38
-    zeros[:, 9] = -0.0
-    found = {
-        "clipping": plain, "subnormals": plain * 2.0**-127, "1e38": large, "NaN": nan, "Inf": inf,
-        "−0": zeros, "zeros": torch.zeros_like(plain),
-    }  # fmt: skip
+    negative_zeros = plain.clone()
+    negative_zeros[:, 9] = -0.0
+    cases = {
+        "clipping": plain,
+        "subnormals": plain * 2.0**-127,
+        "1e38": _with(plain, 1e38),
+        "NaN": _with(plain, torch.nan),
+        "Inf": _with(plain, torch.inf),
+        "−0": negative_zeros,
+        "zeros": torch.zeros_like(plain),
+    }
     if policy.is_high_precision:
-        return found
+        return cases
     # Values midway between neighbours of the grid; ``max`` in each block makes its scale 1.
     element = ELEMENTS[policy.format]
     grid = grid_of(element)
@@ -177,7 +196,13 @@ def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str
     middles = torch.cat((middles, -middles))
     ties = middles[torch.arange(rows * columns) % len(middles)].view(rows, columns)
     ties[:, ::16] = element.max
-    return {"ties": ties.to(torch.bfloat16)} | found
+    return {"ties": ties.to(torch.bfloat16)} | cases
+
+
+def _with(x: Tensor, value: float) -> Tensor:
+    x = x.clone()
+    x[5, 7] = value
+    return x
 
 
 def grid_of(element: Element) -> Tensor:
@@ -190,7 +215,10 @@ def awkward(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """Make values with wide exponents, zeros of both signs, subnormals, a NaN and an Inf."""
     generator = torch.Generator().manual_seed(rows * columns)
     x = torch.randn(rows, columns, generator=generator) * 2.0 ** torch.randint(
-        -30, 30, (rows, 1), generator=generator
+        -30,
+        30,
+        (rows, 1),
+        generator=generator,
     )
     x[:, 7] = -0.0
     x[: rows // 4] = x[: rows // 4].sign() * 2.0**-130
@@ -205,7 +233,7 @@ def inputs(policy: OperandPolicy) -> Iterator[tuple[str, Tensor]]:
     # Shapes that the policy's groups divide: whole strips of 64 columns, and others.
     shapes = [(32, 32), (96, 160), (160, 96)]
     if group_size(policy) > 32:
-        shapes = [(256, 256), (256, 384) if policy.hadamard <= 128 else (256, 512)]
+        shapes = [(256, 256), (256, 384 if policy.hadamard <= 128 else 512)]
     for shape in shapes:
         for dtype in (torch.bfloat16, torch.float32):
             x = awkward(*shape, dtype)

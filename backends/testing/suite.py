@@ -97,16 +97,17 @@ def unequal(a: Tensor, b: Tensor) -> Tensor:
 
 def quantised_bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
     """Compare quantised tensors with plain torch's; raise ``FaultError`` where a bit differs."""
-    compared, draw = 0, Draw(policy=policy, key=KEY)
+    compared = 0
+    draw = Draw(policy=policy, key=KEY)
     for name, x in inputs(policy):
-        there = x.to(where)
-        at_once = backend.quantize_both(there, draw, draw)
-        for axis in (0, 1):
+        on_device = x.to(where)
+        along_rows, along_columns = backend.quantize_both(on_device, draw, draw)
+        for axis, at_once in ((0, along_columns), (1, along_rows)):
             expected = round_operand(x, policy, axis=axis, key=KEY)
-            alone = backend.quantize(there, draw, axis=axis)
-            for how, ours in (("", alone), (", both axes at once", at_once[1 - axis])):
-                if fault := difference(ours, expected):
-                    raise FaultError(f"{name}, along axis {axis}{how}: {fault}", {"x": x})
+            alone = backend.quantize(on_device, draw, axis=axis)
+            for suffix, operand in (("", alone), (", both axes at once", at_once)):
+                if fault := difference(operand, expected):
+                    raise FaultError(f"{name}, along axis {axis}{suffix}: {fault}", {"x": x})
                 compared += x.numel()
     return f"{compared} values"
 
@@ -115,26 +116,31 @@ def gradient_back(backend: Backend, where: str, policy: OperandPolicy) -> str:
     """Compare ``gradient_through`` with plain torch's; raise ``AssertionError`` where a bit differs."""
     grad = awkward(64, 256, torch.bfloat16)
     for mask in (None, grad > 0):
-        there = None if mask is None else mask.to(where)
-        ours = backend.gradient_through(grad.to(where), policy, key=KEY, mask=there)
-        theirs = Backend.gradient_through(backend, grad, policy, key=KEY, mask=mask)
-        assert same_bits(ours.cpu(), theirs), "the gradient's way back differs"
+        mask_on_device = None if mask is None else mask.to(where)
+        result = backend.gradient_through(grad.to(where), policy, key=KEY, mask=mask_on_device)
+        expected = Backend.gradient_through(backend, grad, policy, key=KEY, mask=mask)
+        assert same_bits(result.cpu(), expected), "the gradient's way back differs"
     return f"{2 * grad.numel()} values"
 
 
-def difference(ours: Operand, theirs: Operand) -> str | None:
+def difference(operand: Operand, expected: Operand) -> str | None:
     """Say in a few words how an operand differs from one on the CPU; None where the bits are the same."""
-    values, descale, expected = ours.values.cpu().float(), ours.descale, theirs.values.float()
+    values = operand.values.cpu().float()
+    descale = operand.descale
     if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row; the reference's values have them
-        values, descale = dequantised(ours).cpu(), 1.0
-    if values.shape != expected.shape:
-        return f"shape {list(values.shape)} instead of {list(expected.shape)}"
-    if different := int(unequal(values, expected).sum()):
+        values = dequantised(operand).cpu()
+        descale = 1.0
+    if values.shape != expected.values.shape:
+        return f"shape {list(values.shape)} instead of {list(expected.values.shape)}"
+    if different := int(unequal(values, expected.values.float()).sum()):
         return f"{different} of {values.numel()} values differ"
-    ours_is, theirs_is = float(descale), float(theirs.descale)
-    if ours_is != theirs_is and not (math.isnan(ours_is) and math.isnan(theirs_is)):
-        return f"descale {ours_is} instead of {theirs_is}"
-    if theirs.mask is not None and (ours.mask is None or not torch.equal(ours.mask.cpu(), theirs.mask)):
+    descale = float(descale)
+    expected_descale = float(expected.descale)
+    if descale != expected_descale and not (math.isnan(descale) and math.isnan(expected_descale)):
+        return f"descale {descale} instead of {expected_descale}"
+    if expected.mask is None:
+        return None
+    if operand.mask is None or not torch.equal(operand.mask.cpu(), expected.mask):
         return "another mask"
     return None
 
@@ -142,7 +148,8 @@ def difference(ours: Operand, theirs: Operand) -> str | None:
 def product(backend: Backend, where: str, policy: OperandPolicy, a: Tensor, b: Tensor) -> Tensor:
     """Quantise and multiply A and B by a back end on a torch device; return A Bᵀ on the CPU."""
     draw = Draw(policy=policy, key=KEY)
-    left, right = (backend.quantize(one.to(where), draw, axis=1) for one in (a, b))
+    left = backend.quantize(a.to(where), draw, axis=1)
+    right = backend.quantize(b.to(where), draw, axis=1)
     return backend.multiply(left, right).cpu()
 
 
@@ -167,15 +174,20 @@ def accumulator_of(backend: Backend, where: str, policy: OperandPolicy) -> tuple
     """
     # FP8 has one scale for the tensor: a 448 opposite a 0 makes it 1. Both sides share the ratio of the
     # terms, since E4M3 alone spans only 18 powers of two.
-    fp8 = policy.format == "fp8_e4m3"
-    first, on_left, large, small = (8, 2.0**-17, 2.0**8, 2.0**-9) if fp8 else (1, 1.0, 1.0, 1.0)
-    powers = 2.0 ** torch.arange(first, _FP32_BITS) * on_left
+    is_fp8 = policy.format == "fp8_e4m3"
+    first = 8 if is_fp8 else 1
+    powers = 2.0 ** torch.arange(first, _FP32_BITS)
+    right = (1.0, 1.0)
+    if is_fp8:
+        powers *= 2.0**-17
+        right = (2.0**8, 2.0**-9)
+    left = (powers, torch.ones_like(powers))
     bits: dict[int, int] = {}
     for gap in (32, 128, 1024):
-        a = powers, torch.ones_like(powers)
         # A wrong factor is a fault of the product, and no lost bit.
-        kept = (_cancelled(backend, where, policy, gap, a=a, b=(large, small)) / small - 1).abs() < 0.5
-        bits[gap] = min([_FP32_BITS, *(first + row for row, one in enumerate(kept.tolist()) if not one)])
+        is_kept = (_cancelled(backend, where, policy, gap, a=left, b=right) / right[1] - 1).abs() < 0.5
+        lost = [first + row for row, kept_term in enumerate(is_kept.tolist()) if not kept_term]
+        bits[gap] = min([_FP32_BITS, *lost])
     group = next((gap for gap in bits if bits[gap] > bits[32]), 0)
     across = min(bits[gap] for gap in bits if gap >= group)
     return Accumulator(bits[32] if group else across, group, across), bits
@@ -183,8 +195,8 @@ def accumulator_of(backend: Backend, where: str, policy: OperandPolicy) -> tuple
 
 def _plain(policy: OperandPolicy) -> OperandPolicy:
     """Return the policy that shows the accumulator of a policy's products: FP8 by row is another kernel."""
-    fp8_by_row = policy.format == "fp8_e4m3" and policy.scale == "row"
-    return OperandPolicy(format=policy.format, scale="row" if fp8_by_row else "none")
+    is_fp8_by_row = policy.format == "fp8_e4m3" and policy.scale == "row"
+    return OperandPolicy(format=policy.format, scale="row" if is_fp8_by_row else "none")
 
 
 def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
@@ -194,56 +206,76 @@ def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
     assert min(sums.within, sums.across) >= NARROWEST_BITS, (
         f"sums keep {sums}, none known under {NARROWEST_BITS}"
     )
-    rows, k = block_shape(policy)[0], 256 if group_size(policy) > 32 else 160
+    rows = block_shape(policy)[0]
+    k = 256 if group_size(policy) > 32 else 160
+    shapes = [(65, 33), (1, 128), (128, 1)]
+    if rows > 1:
+        shapes = [(rows * 3, rows * 2), (rows * 3, rows)]
     worst = 0.0
-    for m, n in ((rows * 3, rows * 2), (rows * 3, rows)) if rows > 1 else ((65, 33), (1, 128), (128, 1)):
-        x, w = made_up("Gaussian", m, k, seed=1), made_up("Gaussian", n, k, seed=2)
+    for m, n in shapes:
+        x = made_up("Gaussian", m, k, seed=1)
+        w = made_up("Gaussian", n, k, seed=2)
         # Few products, in other columns for each row: what sums may lose then hides no wrong factor.
         x *= (torch.arange(m)[:, None] + torch.arange(k)) % 16 == 0
-        ours = product(backend, where, policy, x, w)
-        assert ours.shape == (m, n), f"shape {list(ours.shape)} instead of {[m, n]}"
-        assert ours.dtype == torch.bfloat16, f"{ours.dtype} instead of bfloat16"
-        left, right = (round_operand(side, policy, axis=1, key=KEY) for side in (x, w))
-        a, b = left.values.double(), right.values.double()
-        descale = float(left.descale) * float(right.descale)
-        exact = (a @ b.t()) * descale
-        magnitude = (a.abs() @ b.abs().t()) * abs(descale)
-        # A term is cut once where it is aligned with a larger one, and each sum once: in a group at most two
-        # last places for each product that is not zero.
-        terms, group = (a != 0).double() @ (b != 0).double().t(), sums.group or k
-        lost = (terms.clamp(max=group) + 1) * 2.0 ** (2 - sums.within) + k / group * 2.0 ** (1 - sums.across)
-        bound = exact.abs() * 2.0**-8 + magnitude * lost  # and one rounding to bf16
-        off = float(((ours.double() - exact).abs() / bound.clamp_min(2.0**-133)).max())
-        if not off <= 1:
-            raise FaultError(f"off by up to (1 + {off - 1:.2g}) × the bound", {"a": x, "b": w})
-        worst = max(worst, off)
+        result = product(backend, where, policy, x, w)
+        assert result.shape == (m, n), f"shape {list(result.shape)} instead of {[m, n]}"
+        assert result.dtype == torch.bfloat16, f"{result.dtype} instead of bfloat16"
+        exact, bound = _exact_and_bound(policy, x, w, sums)
+        error = float(((result.double() - exact).abs() / bound.clamp_min(2.0**-133)).max())
+        if not error <= 1:
+            raise FaultError(f"off by up to (1 + {error - 1:.2g}) × the bound", {"a": x, "b": w})
+        worst = max(worst, error)
     return f"within {worst:.2f} of the bound of sums that keep {sums}, and one rounding"
+
+
+def _exact_and_bound(policy: OperandPolicy, x: Tensor, w: Tensor, sums: Accumulator) -> tuple[Tensor, Tensor]:
+    """Return the exact product of the quantised operands, fp64, and by how much sums may miss it."""
+    left = round_operand(x, policy, axis=1, key=KEY)
+    right = round_operand(w, policy, axis=1, key=KEY)
+    a = left.values.double()
+    b = right.values.double()
+    descale = float(left.descale) * float(right.descale)
+    exact = (a @ b.t()) * descale
+    magnitude = (a.abs() @ b.abs().t()) * abs(descale)
+    # A term is cut once where it is aligned with a larger one, and each sum once: in a group at most two
+    # last places for each product that is not zero.
+    k = x.shape[1]
+    group = sums.group or k
+    terms = (a != 0).double() @ (b != 0).double().t()
+    lost = (terms.clamp(max=group) + 1) * 2.0 ** (2 - sums.within) + k / group * 2.0 ** (1 - sums.across)
+    return exact, exact.abs() * 2.0**-8 + magnitude * lost  # and one rounding to bf16
 
 
 def exact_product(backend: Backend, where: str, policy: OperandPolicy) -> str:
     """Multiply operands that fp32 accumulates exactly; raise ``AssertionError`` if a product is not exact."""
     compared = 0
     for k in (32, 416, 4096):
-        sides = []
-        for seed in (k, k + 1):
-            # Values that quantising leaves unchanged: E2M1's, which MXFP8 and NVFP4 can hold too. Each block
-            # of 16 has a 6, which gives it the intended scale.
-            generator = torch.Generator().manual_seed(seed)
-            values = grid_of(E2M1)[torch.randint(0, 8, (64, k), generator=generator)]
-            values *= 1 - 2.0 * torch.randint(0, 2, (64, k), generator=generator)
-            values[:, ::16] = 6.0
-            scales = 2.0 ** torch.randint(-1, 2, (64, k // 32), generator=generator)
-            if policy.format == "nvfp4":
-                scales[:, 0] = 2.0  # the tensor's largest value, the same in every tensor
-            sides.append((values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16))
-        left, right = (round_operand(one, policy, axis=1) for one in sides)
+        a = _exact_operand(policy, k, seed=k)
+        b = _exact_operand(policy, k, seed=k + 1)
+        left = round_operand(a, policy, axis=1)
+        right = round_operand(b, policy, axis=1)
         sums = (left.values.double() @ right.values.double().t()).float()
         exact = (sums * (float(left.descale) * float(right.descale))).to(torch.bfloat16)
-        if different := int((product(backend, where, policy, *sides) != exact).sum()):
-            what = f"{different} of {exact.numel()} products are not those of an fp32 accumulator"
-            raise FaultError(f"{what}; its width is under 'accumulator'", dict(zip("ab", sides, strict=True)))
+        if different := int((product(backend, where, policy, a, b) != exact).sum()):
+            message = f"{different} of {exact.numel()} products are not those of an fp32 accumulator"
+            raise FaultError(f"{message}; its width is under 'accumulator'", {"a": a, "b": b})
         compared += exact.numel()
     return f"{compared} products equal to the bit"
+
+
+def _exact_operand(policy: OperandPolicy, k: int, *, seed: int) -> Tensor:
+    """Make values [64, k] that quantising leaves unchanged: E2M1's, which MXFP8 and NVFP4 can hold too.
+
+    Each block of 16 has a 6, which gives it the intended scale.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values = grid_of(E2M1)[torch.randint(0, 8, (64, k), generator=generator)]
+    values *= 1 - 2.0 * torch.randint(0, 2, (64, k), generator=generator)
+    values[:, ::16] = 6.0
+    scales = 2.0 ** torch.randint(-1, 2, (64, k // 32), generator=generator)
+    if policy.format == "nvfp4":
+        scales[:, 0] = 2.0  # the tensor's largest value, the same in every tensor
+    return (values * scales.repeat_interleave(32, dim=1)).to(torch.bfloat16)
 
 
 def _cancelled(
@@ -260,19 +292,25 @@ def _cancelled(
     The terms are ``gap`` elements apart. ``a``: A's large and small values, one a row; ``b``: B's there.
     Other values meet zeros: they give blocks and tensors scales that hold the rest.
     """
-    (large, small), width = a, 4 * gap
-    left, right = torch.zeros(len(large), width), torch.zeros(16, width)
-    left[:, 0], left[:, gap], left[:, 2 * gap] = large, small, -large
-    for at, value in ((0, b[0]), (gap, b[1]), (2 * gap, b[0])):
-        right[:, at], right[:, at + 1] = value, 1.5 * value
-    left[:, 3 * gap] = right[:, 3 * gap + 1] = {"nvfp4": 448.0 * 6, "fp8_e4m3": 448.0}.get(policy.format, 0.0)
+    large, small = a
+    left = torch.zeros(len(large), 4 * gap)
+    left[:, 0] = large
+    left[:, gap] = small
+    left[:, 2 * gap] = -large
+    right = torch.zeros(16, 4 * gap)
+    for column, value in ((0, b[0]), (gap, b[1]), (2 * gap, b[0])):
+        right[:, column] = value
+        right[:, column + 1] = 1.5 * value
+    largest = {"nvfp4": 448.0 * 6, "fp8_e4m3": 448.0}.get(policy.format, 0.0)
+    left[:, 3 * gap] = largest
+    right[:, 3 * gap + 1] = largest
     return product(backend, where, policy, left.to(torch.bfloat16), right.to(torch.bfloat16)).float()[:, 0]
 
 
 def accumulator_bits(backend: Backend, where: str, policy: OperandPolicy) -> Told:
     """Tell the number of bits that sums keep; the terms lie within one instruction and across many."""
     accumulator, bits = accumulator_of(backend, where, policy)
-    figures = {f"kept_{gap}_apart_bits": float(kept) for gap, kept in bits.items()}
+    figures = {f"kept_{gap}_apart_bits": float(number) for gap, number in bits.items()}
     return Told(f"sums keep {accumulator}, of fp32's {_FP32_BITS}", figures)
 
 
@@ -292,10 +330,12 @@ def sum_rounding(backend: Backend, where: str, policy: OperandPolicy) -> Told:
 
     The three terms are 64, 128 or 1,024 elements apart, each in a group of its own.
     """
-    found, large = [], torch.tensor([384.0, 384.0, -384.0, -384.0])
+    large = torch.tensor([384.0, 384.0, -384.0, -384.0])
     small = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-4 * 1.5
+    directions = []
     for gap in (64, 128, 1024):
-        ours = _cancelled(backend, where, policy, gap, a=(large, small), b=(256.0, 2.0**-4))
-        left = tuple((ours * 2.0**7).tolist())
-        found.append(f"{_DIRECTIONS.get(left, f'unknown, {left} last places')} {gap} apart")
-    return Told(f"between groups of products: {'; '.join(found)}")
+        sums = _cancelled(backend, where, policy, gap, a=(large, small), b=(256.0, 2.0**-4))
+        last_places = tuple((sums * 2.0**7).tolist())
+        direction = _DIRECTIONS.get(last_places, f"unknown, {last_places} last places")
+        directions.append(f"{direction} {gap} apart")
+    return Told(f"between groups of products: {'; '.join(directions)}")

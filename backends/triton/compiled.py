@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from ablate.recipes import OperandPolicy
 
 TARGETS = {
-    **{f"sm_{number}": (GPUTarget("cuda", number, 32), kib) for number, kib in (
-        (80, 163), (90, 227), (100, 227), (103, 227), (120, 99)
-    )},
-    **{name: (GPUTarget("hip", name, 64), kib) for name, kib in (("gfx942", 64), ("gfx950", 160))},
-}  # fmt: skip
+    "sm_80": (GPUTarget("cuda", 80, 32), 163),
+    "sm_90": (GPUTarget("cuda", 90, 32), 227),
+    "sm_100": (GPUTarget("cuda", 100, 32), 227),
+    "sm_103": (GPUTarget("cuda", 103, 32), 227),
+    "sm_120": (GPUTarget("cuda", 120, 32), 99),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64),
+    "gfx950": (GPUTarget("hip", "gfx950", 64), 160),
+}
 """Triton's name of each target, and its shared memory limit of one program in KiB (CUDA programming guide:
 compute capabilities; CDNA 3 and 4 ISA)."""
 TENSOR_MEMORY_COLUMNS = 512
@@ -60,15 +63,7 @@ _UPCAST = (
 
 
 _OUT = {"codes": "*u8", "values": "*bf16", "amax": "*fp32"}
-VARIANTS = [
-    (
-        policies_of(rows)[0] if rows.strip() else None,
-        policies_of(down)[0] if down.strip() else None,
-        out.strip(),
-    )
-    for rows, down, out in (
-        line.split("|")
-        for line in """\
+_VARIANTS = """\
                                | mxfp4 stochastic 0.75 H16 step         | codes
 nvfp4                          | nvfp4 stochastic_8bit H16 fixed        | codes
 mxfp4 stochastic 0.75 H16 step |                                        | codes
@@ -89,9 +84,20 @@ mxfp4 quest H32 mask           |                                        | values
                                | nvfp4 four_six                         | values
                                | nvfp4 ms_eden_unscaled H128 step       | values
 nvfp4 H16 fixed                | fp8_e4m3 H32 step                      | amax
-""".splitlines()
-    )
-]
+"""
+
+
+def _policy(text: str) -> OperandPolicy | None:
+    return policies_of(text)[0] if text.strip() else None
+
+
+def _variants() -> Iterator[tuple[OperandPolicy | None, OperandPolicy | None, str]]:
+    for line in _VARIANTS.splitlines():
+        rows, columns, output = line.split("|")
+        yield _policy(rows), _policy(columns), output.strip()
+
+
+VARIANTS = list(_variants())
 """The quantiser's variants that are compiled: along rows, along columns, and what is written."""
 SCALES = policies_of("fp8_e4m3\nnvfp4 stochastic 16/17 H16 step\nnvfp4 ms_eden H16 step")
 """Policies whose tensor's scale is compiled."""
@@ -126,29 +132,42 @@ def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Co
 
 
 def compile_quantiser(
-    target: str, rows: OperandPolicy | None, columns: OperandPolicy | None, output: str = "codes"
+    target: str,
+    rows: OperandPolicy | None,
+    columns: OperandPolicy | None,
+    output: str = "codes",
 ) -> Compiled:
     """Compile the quantise kernel that writes codes or values along rows, columns or both."""
     tile_rows, tile_columns, warps = tile(rows, columns, target)
-    constants: dict[str, Any] = {"TILE_ROWS": tile_rows, "TILE_COLUMNS": tile_columns, "WIDE": False}
-    constants["stride_column"] = 1
+    constants: dict[str, Any] = {
+        "TILE_ROWS": tile_rows,
+        "TILE_COLUMNS": tile_columns,
+        "WIDE": False,
+        "stride_column": 1,
+    }
     types: dict[str, Any] = {"x": "*bf16"}
     types |= dict.fromkeys(("rows", "columns", "stride_row", "step", "call"), "i32")
-    codes = output == "codes"
     if output == "values":  # as in a CUDA graph
         types["position"] = "*i64"
-    for prefix, policy in (("r", rows), ("c", columns)):
+    variants = []
+    for axis, policy in (("rows", rows), ("columns", columns)):
+        prefix = axis[0]
         constants[prefix.upper()] = side_of(policy, output)
         types |= {f"{prefix}_{word}": "i32" for word in WORDS}
-        if policy:
-            given = {
-                "out": _OUT[output], "scales": policy.format in FORMATS and codes and "*u8",
-                "mask": policy.mask and "*i1", "tensor": policy.has_tensor_scale and "*fp32",
-            }  # fmt: skip
-            types |= {f"{prefix}_{name}": kind for name, kind in given.items() if kind}
+        if policy is None:
+            continue
+        variants.append(f"{axis} {label(policy)}")
+        types[f"{prefix}_out"] = _OUT[output]
+        if policy.format in FORMATS and output == "codes":
+            types[f"{prefix}_scales"] = "*u8"
+        if policy.mask:
+            types[f"{prefix}_mask"] = "*i1"
+        if policy.has_tensor_scale:
+            types[f"{prefix}_tensor"] = "*fp32"
     kernel = _compile(quantise_kernel, target, types, constants, warps, 3)
-    sides = [f"{axis} {label(policy)}" for axis, policy in (("rows", rows), ("columns", columns)) if policy]
-    variant = " + ".join(sides) + ("" if codes else f", {output}")
+    variant = " + ".join(variants)
+    if output != "codes":
+        variant += f", {output}"
     return _read(kernel, "quantise", target, variant, None)
 
 
@@ -161,47 +180,40 @@ def compile_scale(target: str, policy: OperandPolicy) -> Compiled:
 
 
 def _compile(
-    function: Any, target: str, types: dict[str, Any], constants: dict[str, Any], warps: int, stages: int
+    function: Any,
+    target: str,
+    types: dict[str, Any],
+    constants: dict[str, Any],
+    warps: int,
+    stages: int,
 ) -> Any:
     """Compile a kernel; an argument without type and constant is None in the kernel."""
-    names = function.arg_names
-    signature = {name: types.get(name, "constexpr") for name in names}
-    constants = dict.fromkeys(set(names) - set(types)) | constants
-    aligned = {name for name in names if signature[name].startswith("*")} | {
-        "K",
-        "N",
-        "rows",
-        "columns",
-        "stride_row",
-    }
-    source = ASTSource(
-        function,
-        signature,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned},
-    )
+    constants = dict.fromkeys(set(function.arg_names) - set(types)) | constants
+    signature = {}
+    values = {}
+    attributes = {}
+    for place, name in enumerate(function.arg_names):
+        signature[name] = types.get(name, "constexpr")
+        if name in constants:
+            values[place,] = constants[name]
+        if signature[name].startswith("*") or name in ("K", "N", "rows", "columns", "stride_row"):
+            attributes[place,] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature, values, attributes)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
     return triton.compile(source, target=TARGETS[target][0], options=options)
 
 
 def _read(kernel: Any, name: str, target: str, variant: str, native: str | None) -> Compiled:
-    (gpu, kib), shared = TARGETS[target], int(kernel.metadata.shared)
-    cuda = gpu.backend == "cuda"
-    text = kernel.asm["ptx"] if cuda else kernel.asm["amdgcn"]
-    usage, size = text, r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)"
-    if cuda:  # bytes of stack per thread, by NVIDIA's tool in Triton's wheel
-        program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(kernel.asm["cubin"])
-            file.flush()
-            command = [str(program), "--dump-resource-usage", file.name]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        usage = done.stdout if done.returncode == 0 else ""
-        size = r"(?:STACK|LOCAL):(\d+)"
-    spilled = sum(int(number) for number in re.findall(size, usage))
+    gpu, kib = TARGETS[target]
+    is_cuda = gpu.backend == "cuda"
+    text = kernel.asm["ptx" if is_cuda else "amdgcn"]
+    spilled = _stack_bytes(kernel) if is_cuda else _spilled_registers(text)
     instructions = Counter(re.findall(native, text)) if native else Counter()
+    shared = int(kernel.metadata.shared)
     columns = int(getattr(kernel.metadata, "tmem_size", 0) or 0)
-    problems = [] if usage else ["its resources could not be read"]
+    problems = []
+    if spilled is None:
+        problems.append("its resources could not be read")
     if name == "gemm":
         if not instructions:
             problems.append("no native instruction")
@@ -215,12 +227,33 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
         problems.append(f"{shared / 1024:.0f} KiB of shared memory, over {kib}")
     if columns > TENSOR_MEMORY_COLUMNS:
         problems.append(f"{columns} columns of tensor memory, over {TENSOR_MEMORY_COLUMNS}")
-    if spilled > STACK_BYTES[name]:
-        problems.append(f"{spilled} {'bytes of stack' if cuda else 'registers'} spilled")
+    if (spilled or 0) > STACK_BYTES[name]:
+        problems.append(f"{spilled} {'bytes of stack' if is_cuda else 'registers'} spilled")
     return Compiled(
-        kernel=name, target=target, variant=variant, instructions=dict(instructions),
-        shared_bytes=shared, problems=tuple(problems),
-    )  # fmt: skip
+        kernel=name,
+        target=target,
+        variant=variant,
+        instructions=dict(instructions),
+        shared_bytes=shared,
+        problems=tuple(problems),
+    )
+
+
+def _stack_bytes(kernel: Any) -> int | None:
+    """Read the bytes of stack per thread by NVIDIA's tool in Triton's wheel; None if it fails."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode or not result.stdout:
+        return None
+    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", result.stdout)))
+
+
+def _spilled_registers(text: str) -> int:
+    return sum(map(int, re.findall(r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)", text)))
 
 
 def inexact(text: str, backend: str) -> list[str]:

@@ -104,8 +104,8 @@ def round_to_bf16(v):
     bits = v.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16
     finite = (bits & 0x7F800000) != 0x7F800000
-    kept = tl.where((bits & 0x007FFFFF) != 0, 0x7FC00000, bits)
-    return tl.where(finite, rounded, kept).to(tl.float32, bitcast=True)
+    special = tl.where((bits & 0x007FFFFF) != 0, 0x7FC00000, bits)
+    return tl.where(finite, rounded, special).to(tl.float32, bitcast=True)
 
 
 @triton.constexpr_function
@@ -261,10 +261,10 @@ def signed(v, bits):
 @triton.jit
 def largest(v, ROWS: tl.constexpr):
     """Return the largest of each block's magnitudes v (integers or fp32)."""
-    found = tl.max(v, axis=2)
+    most = tl.max(v, axis=2)
     if ROWS > 1:
-        found = of_rows(tl.max(tiles(found, ROWS), axis=2), ROWS)
-    return found
+        most = of_rows(tl.max(tiles(most, ROWS), axis=2), ROWS)
+    return most
 
 
 @triton.jit
@@ -333,11 +333,11 @@ def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
     value = rounded(scaled, words, ELEMENT, ROUNDING)
     if (amax > 2.0**-100) & (amax < 2.0**112):
         # All is normal, so powers of two change no rounding: 1 and 1.5 stand for all of E2M1's values.
-        one = tl.div_rn(up * amax, SIDE.error_divisor)[:, :, None]
-        more = tl.div_rn(1.5 * up * amax, SIDE.error_divisor)[:, :, None]
+        of_1 = tl.div_rn(up * amax, SIDE.error_divisor)[:, :, None]
+        of_1_5 = tl.div_rn(1.5 * up * amax, SIDE.error_divisor)[:, :, None]
         bits = value.to(tl.int32, bitcast=True)
         power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
-        off = tl.abs(power * tl.where((bits & 0x400000) != 0, more, one) - tl.abs(blocks))
+        off = tl.abs(power * tl.where((bits & 0x400000) != 0, of_1_5, of_1) - tl.abs(blocks))
     else:
         off = tl.abs(tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks)
     if SIDE.measure == "mse":

@@ -28,18 +28,34 @@ GROUP = 8
 def _load(at, inside, EVEN: tl.constexpr):
     """Load, with zeros outside; EVEN: all is inside."""
     if EVEN:
-        found = tl.load(at)
+        values = tl.load(at)
     else:
-        found = tl.load(at, mask=inside, other=0)
-    return found
+        values = tl.load(at, mask=inside, other=0)
+    return values
 
 
 @triton.jit
 def gemm_kernel(
-    a, a_scales, b, b_scales, c, M, N, K, alpha, a_descale, b_descale,
-    ELEMENT: tl.constexpr, PER_BYTE: tl.constexpr, BLOCK: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_scales,
+    b,
+    b_scales,
+    c,
+    M,
+    N,
+    K,
+    alpha,
+    a_descale,
+    b_descale,
+    ELEMENT: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+):
     """Compute a tile of C per program. ``alpha``, or the product of the descales, scales the accumulator."""
     tiles_m = tl.cdiv(M, BM)
     tiles_n = tl.cdiv(N, BN)
@@ -60,9 +76,9 @@ def gemm_kernel(
     a_scales_at = a_scales + m[:, None] * row_scales + s[None, :]
     b_scales_at = b_scales + n[:, None] * row_scales + s[None, :]
     accumulator = tl.zeros((BM, BN), dtype=tl.float32)
-    for done in range(0, K, BK):
-        bytes_left = row_bytes - done // PER_BYTE
-        scales_left = row_scales - done // BLOCK
+    for first in range(0, K, BK):
+        bytes_left = row_bytes - first // PER_BYTE
+        scales_left = row_scales - first // BLOCK
         a_codes = _load(a_at, (m[:, None] < M) & (k[None, :] < bytes_left), EVEN)
         b_codes = _load(b_at, (n[None, :] < N) & (k[:, None] < bytes_left), EVEN)
         a_scale = _load(a_scales_at, (m[:, None] < M) & (s[None, :] < scales_left), EVEN)
@@ -88,16 +104,19 @@ def gemm_kernel(
 
 def launch_gemm(a: Packed, b: Packed) -> Tensor:
     """Multiply packed operands A [M, K] and B [N, K] with scale bytes; return A Bᵀ [M, N] in bf16."""
-    (m, k), n = a.shape, b.shape[0]
+    m, k = a.shape
+    n = b.shape[0]
     out = a.codes.new_empty(m, n, dtype=torch.bfloat16)
     if not out.numel():
         return out
     if not k:
         return out.zero_()
+    alpha = 1.0
+    descales: tuple[Tensor | None, Tensor | None] = (None, None)
     if isinstance(a.descale, Tensor) or isinstance(b.descale, Tensor):
-        alpha, descales = 1.0, [a.descale_on_device, b.descale_on_device]
+        descales = (a.descale_on_device, b.descale_on_device)
     else:
-        alpha, descales = a.descale * b.descale, []
+        alpha = a.descale * b.descale
     if interpreting():
         tile = INTERPRETED
     else:
@@ -106,8 +125,24 @@ def launch_gemm(a: Packed, b: Packed) -> Tensor:
     even = m % tile.bm == 0 and n % tile.bn == 0 and k % tile.bk == 0
     with on_device(out):
         gemm_kernel[(triton.cdiv(m, tile.bm) * triton.cdiv(n, tile.bn),)](
-            a.codes, a.scales, b.codes, b.scales, out, m, n, k, alpha, *(descales or (None, None)),
-            **FORMATS[a.format], BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=GROUP, EVEN=even,
-            num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
-        )  # fmt: skip
+            a.codes,
+            a.scales,
+            b.codes,
+            b.scales,
+            out,
+            m,
+            n,
+            k,
+            alpha,
+            *descales,
+            **FORMATS[a.format],
+            BM=tile.bm,
+            BN=tile.bn,
+            BK=tile.bk,
+            GROUP=GROUP,
+            EVEN=even,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=False,
+        )
     return out

@@ -33,7 +33,7 @@ _NO_KEYS = (0,) * len(WORDS)
 _OFF = (None, None, None, None, *_NO_KEYS)
 
 
-class Operand(NamedTuple):
+class Memory(NamedTuple):
     """The memory of one side: output, scale bytes, mask, and the tensor's scales."""
 
     out: Tensor
@@ -43,7 +43,7 @@ class Operand(NamedTuple):
 
 
 def quantise_codes(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, dict[str, Any]]:
-    """Quantise a matrix along one or both axes in one read.
+    """Quantise a matrix to packed codes along one or both axes in one read.
 
     Args:
         x: [R, C] in bf16, fp16 or fp32, of any strides.
@@ -56,65 +56,78 @@ def quantise_codes(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, dict[str, 
     Raises:
         ValueError: a dtype, shape or missing key that a policy cannot take.
     """
-    outs: dict[int, tuple[Tensor, Tensor | None]] = {}
-    for axis, draw in draws.items():
-        fmt, (n, k) = draw.policy.format, x.shape if axis else x.shape[::-1]
-        block = BLOCK.get(fmt, None if draw.policy.has_tensor_scale else 32)
-        codes = x.new_empty(n, k // 2 if BITS.get(fmt) == 4 else k, dtype=torch.uint8)
-        outs[axis] = codes, None if block is None else x.new_empty(n, k // block, dtype=torch.uint8)
-    done = _quantise(x, draws, outs, "codes")
-    return {axis: done[axis] | {"codes": out[0], "scales": out[1]} for axis, out in outs.items()}
+    packed = {}
+    for axis, memory in _quantise(x, draws, "codes").items():
+        descale = _descale(draws[axis].policy, memory)
+        packed[axis] = {
+            "codes": memory.out,
+            "scales": memory.scales,
+            "descale": descale,
+            "mask": memory.mask,
+        }
+    return packed
 
 
 def quantise_values(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Quantized]:
     """Quantise and dequantise to bf16 along one or both axes in one read; arguments as ``quantise_codes``."""
-    outs = {axis: (x.new_empty(x.shape, dtype=torch.bfloat16), None) for axis in draws}
-    done = _quantise(x, draws, outs, "values")
-    return {axis: Quantized(values=out, axis=axis, **done[axis]) for axis, (out, _) in outs.items()}
+    quantized = {}
+    for axis, memory in _quantise(x, draws, "values").items():
+        descale = _descale(draws[axis].policy, memory)
+        quantized[axis] = Quantized(values=memory.out, descale=descale, mask=memory.mask, axis=axis)
+    return quantized
 
 
-def _quantise(
-    x: Tensor, draws: Mapping[int, Draw], outs: Mapping[int, tuple[Tensor, Tensor | None]], output: str
-) -> dict[int, dict[str, Any]]:
-    """Run the kernel, first for the tensor's largest magnitude if need be; return descales and masks."""
+def _descale(policy: OperandPolicy, memory: Memory) -> float | Tensor:
+    return 1.0 / policy.prescale if memory.tensor is None else memory.tensor[3:]
+
+
+def _quantise(x: Tensor, draws: Mapping[int, Draw], output: str) -> dict[int, Memory]:
+    """Run the kernel, first for the tensor's largest magnitude if need be."""
     for axis, draw in draws.items():
         check_operand(x, draw.policy, axis, draw.key)
     tensors = tensor_scales(x, draws)
-    operands, done = {}, {}
+    sides = {}
     for axis, draw in draws.items():
         policy = draw.policy
+        scales = None
+        if output == "codes":
+            n, k = x.shape if axis else x.shape[::-1]
+            out = x.new_empty(n, k * BITS.get(policy.format, 8) // 8, dtype=torch.uint8)
+            if policy.format in BLOCK:
+                scales = x.new_empty(n, k // BLOCK[policy.format], dtype=torch.uint8)
+        else:
+            out = x.new_empty(x.shape, dtype=torch.bfloat16)
         mask = x.new_empty(x.shape, dtype=torch.bool) if policy.mask else None
-        tensor = tensors.get(axis)
-        operands[axis] = Operand(*outs[axis], mask, tensor)
-        descale = 1.0 / policy.prescale if tensor is None else tensor[3:]
-        done[axis] = {"descale": descale, "mask": mask}
+        sides[axis] = Memory(out, scales, mask, tensors.get(axis))
     if x.numel():
-        launch(x, draws, operands, output)
-    return done
+        launch(x, draws, sides, output)
+    return sides
 
 
 def tensor_scales(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Tensor]:
     """Compute the scales of the whole tensor where a policy has one: fp32 [4], as ``scale_kernel`` says."""
     scaled = {axis: draw for axis, draw in draws.items() if draw.policy.has_tensor_scale}
+    if not x.numel():
+        return {axis: _scales_of(x, draw, None) for axis, draw in scaled.items()}
     rotated = {axis: draw for axis, draw in scaled.items() if draw.policy.hadamard and draw.amax is None}
     parts: dict[int, Tensor] = {}
-    if rotated and x.numel():
+    if rotated:
         programs = math.prod(_plan_of(x, rotated, "amax").grid(x))
         parts = {axis: x.new_empty(programs, dtype=torch.float32) for axis in rotated}
-        launch(x, rotated, {axis: Operand(part) for axis, part in parts.items()}, "amax")
-    plain: Tensor | None = None
-    done: dict[int, Tensor] = {}
+        launch(x, rotated, {axis: Memory(part) for axis, part in parts.items()}, "amax")
+    amax: Tensor | None = None
+    tensors: dict[int, Tensor] = {}
     of_policy: dict[OperandPolicy, Tensor] = {}  # both axes may have the same
     for axis, draw in scaled.items():
-        if axis in rotated or draw.amax is not None or not x.numel():
-            done[axis] = _scales_of(x, draw, parts.get(axis))
+        if axis in rotated or draw.amax is not None:
+            tensors[axis] = _scales_of(x, draw, parts.get(axis))
             continue
-        if plain is None:
-            plain = torch.linalg.vector_norm(x, torch.inf)
         if draw.policy not in of_policy:
-            of_policy[draw.policy] = _scales_of(x, draw, plain)
-        done[axis] = of_policy[draw.policy]
-    return done
+            if amax is None:
+                amax = torch.linalg.vector_norm(x, torch.inf)
+            of_policy[draw.policy] = _scales_of(x, draw, amax)
+        tensors[axis] = of_policy[draw.policy]
+    return tensors
 
 
 def _scales_of(x: Tensor, draw: Draw, parts: Tensor | None) -> Tensor:
@@ -127,9 +140,14 @@ def _scales_of(x: Tensor, draw: Draw, parts: Tensor | None) -> Tensor:
     tensor = x.new_empty(4, dtype=torch.float32)
     with on_device(x):
         scale_kernel[(1,)](
-            parts, 0 if parts is None else parts.numel(), amax, tensor,
-            **scale_constants(draw.policy), num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            parts,
+            0 if parts is None else parts.numel(),
+            amax,
+            tensor,
+            **scale_constants(draw.policy),
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
     return tensor
 
 
@@ -155,7 +173,8 @@ def _plan(rows: OperandPolicy | None, columns: OperandPolicy | None, output: str
 
 
 def _plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
-    rows, columns = (draws[axis].policy if axis in draws else None for axis in (1, 0))
+    rows = draws[1].policy if 1 in draws else None
+    columns = draws[0].policy if 0 in draws else None
     arch = device_of(str(x.device)).arch if x.device.type == "cuda" else "cpu"
     return _plan(rows, columns, output, arch)
 
@@ -164,7 +183,8 @@ def _plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
 def _key_words(policy: OperandPolicy, seed: int, layer: str, gemm: str, operand: str) -> tuple[int, ...]:
     """Return the kernel's WORDS of one operand; 0 for what its policy does not draw."""
     key = Key(seed=seed, layer=layer, gemm=gemm, operand=operand, step=0)
-    signs, order = (0, 0), (0, 0)
+    signs = (0, 0)
+    order = (0, 0)
     if policy.signs != "none":
         signs = shared_key(policy, key, "signs").words()
     if policy.permute:
@@ -175,7 +195,7 @@ def _key_words(policy: OperandPolicy, seed: int, layer: str, gemm: str, operand:
 def launch(
     x: Tensor,
     draws: Mapping[int, Draw],
-    operands: Mapping[int, Operand],
+    memory: Mapping[int, Memory],
     output: str,
     *,
     tile: tuple[int, int, int] | None = None,
@@ -184,28 +204,45 @@ def launch(
     plan = _plan_of(x, draws, output)
     if tile is not None:
         plan = plan._replace(tile_rows=tile[0], tile_columns=tile[1], warps=tile[2])
-    step, call, position = 0, 0, None
+    step = 0
+    call = 0
+    position = None
     sides: list[Any] = []
     for axis in (1, 0):
-        draw = draws.get(axis)
-        if draw is None:
+        if axis not in draws:
             sides += _OFF
             continue
-        sides += operands[axis]
-        key, position = draw.key, draw.position if position is None else position
-        if key is None:
-            # Fixed signs need no key.
-            sides += _key_words(draw.policy, 0, "", "", "") if draw.policy.hadamard else _NO_KEYS
-        else:
+        draw = draws[axis]
+        key = draw.key
+        sides += memory[axis]
+        if draw.position is not None:
+            position = draw.position
+        if key is not None:
             sides += _key_words(draw.policy, key.seed, key.layer, key.gemm, key.operand)
-            step, call = key.step, key.call
+            step = key.step
+            call = key.call
+        elif draw.policy.hadamard:  # fixed signs need no key
+            sides += _key_words(draw.policy, 0, "", "", "")
+        else:
+            sides += _NO_KEYS
     strides = x.stride()
     with on_device(x):
         quantise_kernel[plan.grid(x)](
-            x, *x.shape, *strides, _signed(step), _signed(call), position, *sides,
-            R=plan.rows, C=plan.columns, TILE_ROWS=plan.tile_rows, TILE_COLUMNS=plan.tile_columns,
-            WIDE=max(*x.shape, *strides) >= _WIDE, num_warps=plan.warps, enable_fp_fusion=False,
-        )  # fmt: skip
+            x,
+            *x.shape,
+            *strides,
+            _signed(step),
+            _signed(call),
+            position,
+            *sides,
+            R=plan.rows,
+            C=plan.columns,
+            TILE_ROWS=plan.tile_rows,
+            TILE_COLUMNS=plan.tile_columns,
+            WIDE=max(*x.shape, *strides) >= _WIDE,
+            num_warps=plan.warps,
+            enable_fp_fusion=False,
+        )
 
 
 def _signed(word: int) -> int:

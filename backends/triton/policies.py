@@ -26,6 +26,9 @@ _TILE = 64
 BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements along K that share a scale byte, for packed formats with block scales."""
 BITS = {"mxfp4": 4, "nvfp4": 4}
+"""Bits of elements that have fewer than 8."""
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+"""Formats with fp32 scales, per tensor or per row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +78,10 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-FORMATS = {
-    fmt: {"ELEMENT": element, "PER_BYTE": 8 // BITS.get(fmt, 8), "BLOCK": BLOCK[fmt]}
-    for fmt, element in (("mxfp4", "e2m1"), ("nvfp4", "e2m1"), ("mxfp8", "e4m3"))
+FORMATS: dict[str, dict[str, Any]] = {
+    "mxfp4": {"ELEMENT": "e2m1", "PER_BYTE": 2, "BLOCK": 32},
+    "nvfp4": {"ELEMENT": "e2m1", "PER_BYTE": 2, "BLOCK": 16},
+    "mxfp8": {"ELEMENT": "e4m3", "PER_BYTE": 1, "BLOCK": 32},
 }
 """The GEMM's constants for a format: dot_scaled's name, elements per byte, elements that share a scale."""
 
@@ -85,13 +89,20 @@ _BLACKWELL_FP4 = (Tile(128, 256, 128, warps=8), Tile(128, 128, 256, warps=4))
 _BLACKWELL_FP8 = (Tile(128, 256, 128, warps=8), Tile(128, 128, 128, warps=8))
 _ONE_SIZE = (Tile(128, 128, 128, warps=8),)
 TILES: dict[tuple[str, str], tuple[Tile, ...]] = {
-    **{(arch, fmt): _ONE_SIZE for arch in ("sm_90", "sm_120") for fmt in FORMATS},
-    **{(arch, fmt): _BLACKWELL_FP4 for arch in ("sm_100", "sm_103") for fmt in ("mxfp4", "nvfp4")},
-    **{(arch, "mxfp8"): _BLACKWELL_FP8 for arch in ("sm_100", "sm_103")},
-    **{
-        ("gfx950", fmt): (Tile(256, 128, bk, warps=8, stages=2), Tile(128, 128, bk, warps=4, stages=2))
-        for fmt, bk in (("mxfp4", 256), ("mxfp8", 128))
-    },
+    ("sm_90", "mxfp4"): _ONE_SIZE,
+    ("sm_90", "nvfp4"): _ONE_SIZE,
+    ("sm_90", "mxfp8"): _ONE_SIZE,
+    ("sm_100", "mxfp4"): _BLACKWELL_FP4,
+    ("sm_100", "nvfp4"): _BLACKWELL_FP4,
+    ("sm_100", "mxfp8"): _BLACKWELL_FP8,
+    ("sm_103", "mxfp4"): _BLACKWELL_FP4,
+    ("sm_103", "nvfp4"): _BLACKWELL_FP4,
+    ("sm_103", "mxfp8"): _BLACKWELL_FP8,
+    ("sm_120", "mxfp4"): _ONE_SIZE,
+    ("sm_120", "nvfp4"): _ONE_SIZE,
+    ("sm_120", "mxfp8"): _ONE_SIZE,
+    ("gfx950", "mxfp4"): (Tile(256, 128, 256, warps=8, stages=2), Tile(128, 128, 256, warps=4, stages=2)),
+    ("gfx950", "mxfp8"): (Tile(256, 128, 128, warps=8, stages=2), Tile(128, 128, 128, warps=4, stages=2)),
 }
 """(architecture, format) → tiles, the largest first. Missing entries have no native instruction."""
 
@@ -100,7 +111,7 @@ INTERPRETED = Tile(128, 128, 256, warps=4)
 
 def refusal(policy: OperandPolicy) -> str | None:
     """Say why the kernel does not support this policy; None if it does."""
-    if policy.format not in (*BLOCK, "fp8_e4m3", "fp8_e5m2"):
+    if policy.format not in (*BLOCK, *FP8):
         return f"format '{policy.format}'"
     if "triton" not in policy.scale_rule.kernels:
         return f"scale '{policy.scale}'"
@@ -115,24 +126,39 @@ def refusal(policy: OperandPolicy) -> str | None:
 def side_of(policy: OperandPolicy | None, output: str) -> Side:
     """Turn a policy into the compile-time constants of one side of the kernel; None: the side is off."""
     if policy is None:
-        policy, output = OperandPolicy(format="mxfp4"), "off"
+        policy = OperandPolicy(format="mxfp4")
+        output = "off"
     element = ELEMENTS[policy.format]
     rule = policy.scale_rule
-    is_fixed = policy.signs == "fixed" and policy.hadamard == len(FIXED_16)
+    signs = "none"
+    if policy.signs == "fixed" and policy.hadamard == len(FIXED_16):
+        signs = "fixed"
+    elif policy.signs != "none":
+        signs = "drawn"
     each_step, each_call = redrawn(policy)
     return Side(
-        output=output, family=rule.family, rows=block_shape(policy)[0],
+        output=output,
+        family=rule.family,
+        rows=block_shape(policy)[0],
         block=BLOCK.get(policy.format, 32),
         scale_add=SCALE_ADD[policy.scale](element) if rule.family == "e8m0" else 0,
-        element=element, bits=BITS.get(policy.format, 8), rounding=policy.rounding,
-        prescale=policy.prescale, measure=rule.measure,
-        error_divisor=four_six_divisor(policy), hadamard=policy.hadamard,
-        norm=1.0 / math.sqrt(policy.hadamard or 1), rotated_bf16=policy.rotated_bf16,
-        mask=policy.mask, draws=policy.is_stochastic or rule.is_stochastic,
-        signs="none" if policy.signs == "none" else "fixed" if is_fixed else "drawn",
-        sign_bits=sum(1 << place for place, sign in enumerate(FIXED_16) if sign < 0), permute=policy.permute,
-        each_step=each_step, each_call=each_call,
-    )  # fmt: skip
+        element=element,
+        bits=BITS.get(policy.format, 8),
+        rounding=policy.rounding,
+        prescale=policy.prescale,
+        measure=rule.measure,
+        error_divisor=four_six_divisor(policy),
+        hadamard=policy.hadamard,
+        norm=1.0 / math.sqrt(policy.hadamard or 1),
+        rotated_bf16=policy.rotated_bf16,
+        mask=policy.mask,
+        draws=policy.is_stochastic or rule.is_stochastic,
+        signs=signs,
+        sign_bits=sum(1 << place for place, sign in enumerate(FIXED_16) if sign < 0),
+        permute=policy.permute,
+        each_step=each_step,
+        each_call=each_call,
+    )
 
 
 @lru_cache(maxsize=512)
@@ -172,14 +198,22 @@ def tile(rows: OperandPolicy | None, columns: OperandPolicy | None, arch: str) -
         return 128, 128, 4
     sides = [policy for policy in (rows, columns) if policy]
     kinds = {_kind(policy) for policy in sides}
-    axis = "both" if rows and columns else "rows" if rows else "columns"
+    axis = "both"
+    if rows is None:
+        axis = "columns"
+    elif columns is None:
+        axis = "rows"
     # The slower kind decides; 64 columns are one round of the random stream's layout.
     kind = next(kind for kind in ("errors", "drawn", "tensor", "nearest") if kind in kinds)
-    usual = 32 if axis == "rows" else _TILE
-    # Elsewhere 32 elements a thread on NVIDIA, 16 for rules that hold more values of each: no spills.
-    tall, wide, warps = _TIMED.get(arch, {}).get(kind, {}).get(axis, (usual, _TILE, 0))
-    tall = max(tall, columns.hadamard if columns else 0, *(block_shape(policy)[0] for policy in sides))
-    wide = max(wide, rows.hadamard if rows else 0)
+    untimed = (32 if axis == "rows" else _TILE, _TILE, 0)
+    tall, wide, warps = _TIMED.get(arch, {}).get(kind, {}).get(axis, untimed)
+    for policy in sides:
+        tall = max(tall, block_shape(policy)[0])
+    if columns:
+        tall = max(tall, columns.hadamard)
+    if rows:
+        wide = max(wide, rows.hadamard)
+    # 32 elements a thread on NVIDIA, 16 for rules that hold more values of each: no spills.
     if not warps or tall * wide > 64 * 64:
         warps = min(max(tall * wide // (512 if kind == "errors" else 1024), 4), 8)
     return tall, wide, warps
@@ -187,6 +221,8 @@ def tile(rows: OperandPolicy | None, columns: OperandPolicy | None, arch: str) -
 
 def choose_tile(arch: str, fmt: str, m: int, n: int, processors: int) -> Tile:
     """Choose the largest tile that gives every processor of the device a program, else the smallest."""
-    tiles = TILES[arch, fmt]
-    enough = (one for one in tiles if -(-m // one.bm) * -(-n // one.bn) >= processors)
-    return next(enough, tiles[-1])
+    sizes = TILES[arch, fmt]
+    for size in sizes:
+        if -(-m // size.bm) * -(-n // size.bn) >= processors:
+            return size
+    return sizes[-1]

@@ -79,7 +79,7 @@ def _scale(blocks, words, tensor, SIDE: tl.constexpr):
 
 
 @triton.jit
-def _store_values(value, up, is_bad, at, inside, SIDE: tl.constexpr):
+def _store_values(value, up, is_bad, place, inside, SIDE: tl.constexpr):
     """Multiply elements [N, blocks, block] by their scales and store them as bf16."""
     if SIDE.family == "tensor":
         value = tl.where(is_bad, float("nan"), value)
@@ -88,14 +88,24 @@ def _store_values(value, up, is_bad, at, inside, SIDE: tl.constexpr):
         value = round_to_bf16(value)
     N: tl.constexpr = value.shape[0]
     K: tl.constexpr = value.shape[1] * value.shape[2]
-    tl.store(at, exact_bf16(tl.reshape(value, [N, K])), mask=inside)
+    tl.store(place, exact_bf16(tl.reshape(value, [N, K])), mask=inside)
 
 
 @triton.jit
 def _store_codes(
-    value, byte, is_bad, first_n, first_k, n_left, k_left, k_total, out, scales,
-    SIDE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    value,
+    byte,
+    is_bad,
+    first_n,
+    first_k,
+    n_left,
+    k_left,
+    k_total,
+    out,
+    scales,
+    SIDE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Store the codes of elements [N, blocks, block], packed, and the bytes [N, blocks] of their scales."""
     ELEMENT: tl.constexpr = SIDE.element
     N: tl.constexpr = value.shape[0]
@@ -109,24 +119,41 @@ def _store_codes(
         low, high = tl.split(tl.reshape(code, [N, K // 2, 2]))
         packed = (low | (high << 4)).to(tl.uint8)
         k = tl.arange(0, K // 2)[None, :]
-        at = offsets(first_n, first_k // 2, n, k, k_total // 2, 1, WIDE)
-        tl.store(out + at, packed, mask=(n < n_left) & (k < k_left // 2))
+        place = offsets(first_n, first_k // 2, n, k, k_total // 2, 1, WIDE)
+        tl.store(out + place, packed, mask=(n < n_left) & (k < k_left // 2))
     else:
         k = tl.arange(0, K)[None, :]
-        at = offsets(first_n, first_k, n, k, k_total, 1, WIDE)
-        tl.store(out + at, tl.reshape(code, [N, K]).to(tl.uint8), mask=(n < n_left) & (k < k_left))
+        place = offsets(first_n, first_k, n, k, k_total, 1, WIDE)
+        tl.store(out + place, tl.reshape(code, [N, K]).to(tl.uint8), mask=(n < n_left) & (k < k_left))
     if SIDE.family != "tensor":
         b = tl.arange(0, K // BLOCK)[None, :]
-        at = offsets(first_n, first_k // BLOCK, n, b, k_total // BLOCK, 1, WIDE)
-        tl.store(scales + at, byte.to(tl.uint8), mask=(n < n_left) & (b < k_left // BLOCK))
+        place = offsets(first_n, first_k // BLOCK, n, b, k_total // BLOCK, 1, WIDE)
+        tl.store(scales + place, byte.to(tl.uint8), mask=(n < n_left) & (b < k_left // BLOCK))
 
 
 @triton.jit
 def _side(
-    v, words, first_n, first_k, n_total, k_total, values_n, values_k,
-    out, scales, mask, tensor, sign0, sign1, order0, order1, step, call,
-    SIDE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    v,
+    words,
+    first_n,
+    first_k,
+    n_total,
+    k_total,
+    values_n,
+    values_k,
+    out,
+    scales,
+    mask,
+    tensor,
+    sign0,
+    sign1,
+    order0,
+    order1,
+    step,
+    call,
+    SIDE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Quantise v [N, K] fp32, contraction last, and store it."""
     N: tl.constexpr = v.shape[0]
     K: tl.constexpr = v.shape[1]
@@ -159,15 +186,26 @@ def _side(
         k = tl.arange(0, K)[None, :]
         n_left = n_total - first_n
         k_left = k_total - first_k
-        at = offsets(first_n, first_k, n, k, values_n, values_k, WIDE)
+        place = offsets(first_n, first_k, n, k, values_n, values_k, WIDE)
         inside = (n < n_left) & (k < k_left)
         if SIDE.mask:
-            tl.store(mask + at, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
+            tl.store(mask + place, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
         if SIDE.output == "values":
-            _store_values(value, up, is_bad, out + at, inside, SIDE)
+            _store_values(value, up, is_bad, out + place, inside, SIDE)
         else:
             _store_codes(
-                value, byte, is_bad, first_n, first_k, n_left, k_left, k_total, out, scales, SIDE, WIDE
+                value,
+                byte,
+                is_bad,
+                first_n,
+                first_k,
+                n_left,
+                k_left,
+                k_total,
+                out,
+                scales,
+                SIDE,
+                WIDE,
             )
 
 
@@ -179,12 +217,40 @@ WORDS = ("key0", "key1", "sign0", "sign1", "order0", "order1")
 
 @triton.jit(do_not_specialize=["step", "call", *(f"{side}_{word}" for side in "rc" for word in WORDS)])
 def quantise_kernel(
-    x, rows, columns, stride_row, stride_column, step, call, position,
-    r_out, r_scales, r_mask, r_tensor, r_key0, r_key1, r_sign0, r_sign1, r_order0, r_order1,
-    c_out, c_scales, c_mask, c_tensor, c_key0, c_key1, c_sign0, c_sign1, c_order0, c_order1,
-    R: tl.constexpr, C: tl.constexpr,
-    TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x,
+    rows,
+    columns,
+    stride_row,
+    stride_column,
+    step,
+    call,
+    position,
+    r_out,
+    r_scales,
+    r_mask,
+    r_tensor,
+    r_key0,
+    r_key1,
+    r_sign0,
+    r_sign1,
+    r_order0,
+    r_order1,
+    c_out,
+    c_scales,
+    c_mask,
+    c_tensor,
+    c_key0,
+    c_key1,
+    c_sign0,
+    c_sign1,
+    c_order0,
+    c_order1,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Quantise x [rows, columns] along its rows, its columns or both. One program does one tile.
 
     ``position`` (int64 [2]) holds step and call in place of the two numbers, or is None.
@@ -199,17 +265,35 @@ def quantise_kernel(
     first_column = tl.program_id(0) * TILE_COLUMNS
     r = tl.arange(0, TILE_ROWS)[:, None]
     c = tl.arange(0, TILE_COLUMNS)[None, :]
-    at = x + offsets(first_row, first_column, r, c, stride_row, stride_column, WIDE)
+    place = x + offsets(first_row, first_column, r, c, stride_row, stride_column, WIDE)
     inside = (r < rows - first_row) & (c < columns - first_column)
-    v = to_fp32(tl.load(at, mask=inside, other=0.0))  # zeros outside
+    v = to_fp32(tl.load(place, mask=inside, other=0.0))  # zeros outside
     if R.output != "off":
         words = 0
         if R.draws:
             words = random_words(first_row, first_column, r_key0, r_key1, step, call, TILE_ROWS, TILE_COLUMNS)
         _side(
-            v, words, first_row, first_column, rows, columns, columns, 1,
-            r_out, r_scales, r_mask, r_tensor, r_sign0, r_sign1, r_order0, r_order1, step, call, R, WIDE,
-        )  # fmt: skip
+            v,
+            words,
+            first_row,
+            first_column,
+            rows,
+            columns,
+            columns,
+            1,
+            r_out,
+            r_scales,
+            r_mask,
+            r_tensor,
+            r_sign0,
+            r_sign1,
+            r_order0,
+            r_order1,
+            step,
+            call,
+            R,
+            WIDE,
+        )
     if C.output != "off":
         words = 0
         if C.draws:
@@ -217,14 +301,38 @@ def quantise_kernel(
                 random_words(first_row, first_column, c_key0, c_key1, step, call, TILE_ROWS, TILE_COLUMNS)
             )
         _side(
-            tl.trans(v), words, first_column, first_row, columns, rows, 1, columns,
-            c_out, c_scales, c_mask, c_tensor, c_sign0, c_sign1, c_order0, c_order1, step, call, C, WIDE,
-        )  # fmt: skip
+            tl.trans(v),
+            words,
+            first_column,
+            first_row,
+            columns,
+            rows,
+            1,
+            columns,
+            c_out,
+            c_scales,
+            c_mask,
+            c_tensor,
+            c_sign0,
+            c_sign1,
+            c_order0,
+            c_order1,
+            step,
+            call,
+            C,
+            WIDE,
+        )
 
 
 @triton.jit
 def scale_kernel(
-    parts, number, amax, tensor, LARGEST: tl.constexpr, PRESCALE: tl.constexpr, EDEN: tl.constexpr
+    parts,
+    number,
+    amax,
+    tensor,
+    LARGEST: tl.constexpr,
+    PRESCALE: tl.constexpr,
+    EDEN: tl.constexpr,
 ):
     """Write a tensor's scale, its reciprocal, its largest magnitude and its descale to ``tensor`` (fp32 [4]).
 
@@ -234,14 +342,14 @@ def scale_kernel(
     """
     bits = tl.full([], amax, tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
     if parts is not None:
-        found = tl.zeros([PARTS], tl.int32)
+        most = tl.zeros([PARTS], tl.int32)
         start = number * 0
         while start < number:  # Triton 3.6's interpreter has no range of a number that it is given
-            at = start + tl.arange(0, PARTS)
-            part = to_fp32(tl.load(parts + at, mask=at < number, other=0.0))
-            found = tl.maximum(found, part.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+            place = start + tl.arange(0, PARTS)
+            part = to_fp32(tl.load(parts + place, mask=place < number, other=0.0))
+            most = tl.maximum(most, part.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
             start += PARTS
-        bits = tl.max(found, axis=0)
+        bits = tl.max(most, axis=0)
     amax = bits.to(tl.float32, bitcast=True)
     if EDEN:
         encode = tl.div_rn(tl.div_rn(amax, MAX_OF_EDEN), CLIP_OF_EDEN)

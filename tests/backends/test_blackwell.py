@@ -31,7 +31,8 @@ def by_the_book(a, b):
     result = []
     rows, columns = ([[Fraction(one) for one in row] for row in side.double().tolist()] for side in (a, b))
     for row, column in itertools.product(rows, columns):
-        total, products = Fraction(0), [x * y for x, y in zip(row, column, strict=True)]
+        total = Fraction(0)
+        products = [x * y for x, y in zip(row, column, strict=True)]
         for start in range(0, len(row), 64):
             total = to_fp32(total + to_fp32(sum(products[start : start + 64]), round), int)
         result.append(float(total))
@@ -42,23 +43,24 @@ def by_the_book(a, b):
 def test_every_product_is_the_models_to_the_bit(k):
     x, w = (normal(n, k, seed=n) * 2.0 ** (normal(n, k, seed=n + 1) * 4) for n in (12, 9))
     a, b = (round_operand(one, NVFP4, axis=1).values for one in (x, w))
-    ours = summed(a, b)
-    assert torch.equal(ours, by_the_book(a, b))
+    actual = summed(a, b)
+    assert torch.equal(actual, by_the_book(a, b))
     if k == 4096:
-        assert (ours != (a.double() @ b.double().t()).float()).float().mean() > 0.1
+        assert (actual != (a.double() @ b.double().t()).float()).float().mean() > 0.1
 
 
 def test_sums_that_fp64_does_not_hold_are_truncated_all_the_same():
     largest = torch.full((2, 4096), 2688.0)  # a constant tensor: 2^36.8
     small = torch.full((1, 4096), 2.0**-10)
-    a, b = torch.cat((largest, -largest)), torch.cat((largest[:1], small))
+    a = torch.cat((largest, -largest))
+    b = torch.cat((largest[:1], small))
     a[1, 64::128] = a[3, 64::128] = 2.0**-10
     assert torch.equal(summed(a.bfloat16(), b.bfloat16()), by_the_book(a, b))
     places = [0.0, 1.0, 1.5, 1 - 2.0**-24, 2.0**24 - 1, 2.0**-20, 3 * 2.0**-20, 2.0**40, 2.0**40 - 2.0**17]
     grid = torch.tensor([sign * place for place in places for sign in (1, -1)], dtype=torch.float64)
     one, other = (side.flatten() for side in torch.meshgrid(grid, grid, indexing="ij"))
-    for a, b, ours in zip(one.tolist(), other.tolist(), add_toward_zero(one, other).tolist(), strict=True):
-        assert Fraction(ours) == to_fp32(Fraction(a) + Fraction(b), int), (a, b)
+    for a, b, actual in zip(one.tolist(), other.tolist(), add_toward_zero(one, other).tolist(), strict=True):
+        assert Fraction(actual) == to_fp32(Fraction(a) + Fraction(b), int), (a, b)
 
 
 def test_a_value_that_is_no_number_is_seen():
@@ -71,7 +73,8 @@ def test_a_value_that_is_no_number_is_seen():
 
 @pytest.mark.parametrize("name", ["auto", "emulated", "reference"])
 def test_a_gemm_that_asks_for_it_has_it_and_the_tensors_factor_once(name):
-    selection, sides = Selection(name), [normal(32, 128, seed=seed).bfloat16() for seed in (1, 2)]
+    selection = Selection(name)
+    sides = [normal(32, 128, seed=seed).bfloat16() for seed in (1, 2)]
     backend = selection.of(BLACKWELL, "cpu")
     assert backend is not selection.of(GemmPolicy(left=NVFP4, right=NVFP4), "cpu")
     product = backend.multiply(*(backend.quantize(x, Draw(policy=NVFP4), axis=1) for x in sides))

@@ -45,20 +45,21 @@ class Shifted(EmulatedBackend):
     def quantize(self, x, draw, *, axis):
         if self.fault == "step":
             draw = dataclasses.replace(draw, key=dataclasses.replace(draw.key, step=1))
-        done = super().quantize(x, draw, axis=axis)
+        quantized = super().quantize(x, draw, axis=axis)
         if self.fault == "descale":
-            return dataclasses.replace(done, descale=done.descale * 1.0000001)
+            return dataclasses.replace(quantized, descale=quantized.descale * 1.0000001)
         if self.fault == "sign of zero":
-            return dataclasses.replace(done, values=done.values + 0.0)
+            return dataclasses.replace(quantized, values=quantized.values + 0.0)
         if self.fault == "mask":
-            return dataclasses.replace(done, mask=None)
-        return done
+            return dataclasses.replace(quantized, mask=None)
+        return quantized
 
     def multiply(self, a, b):
         if self.fault != "narrow":
             product = super().multiply(a, b)
             return product * 1.004 if self.fault == "output" else product
-        left, right = a.values.float(), b.values.float()
+        left = a.values.float()
+        right = b.values.float()
         total = torch.zeros(left.shape[0], right.shape[0])
         for k in range(left.shape[1]):  # an accumulator of 16 bits
             total = total + left[:, k : k + 1] * right[:, k]
@@ -129,10 +130,10 @@ def test_the_bound_of_a_product_is_that_of_the_accumulator(policy, backend, faul
     else:
         with pytest.raises(AssertionError, match=fault):
             product.run()
-    told = by_name[f"accumulator: {policy}"].run()
+    outcome = by_name[f"accumulator: {policy}"].run()
     kept = f"{backend.bits} bits within 128 products, 24 across" if backend.bits < 24 else "24 bits"
-    assert told.detail == f"sums keep {kept}, of fp32's 24"
-    assert list(told.figures.values()) == [backend.bits, 24, 24]
+    assert outcome.detail == f"sums keep {kept}, of fp32's 24"
+    assert list(outcome.figures.values()) == [backend.bits, 24, 24]
 
 
 def nearest(total, group):
@@ -184,8 +185,8 @@ class Late(EmulatedBackend):
 )
 def test_the_probe_tells_which_way_sums_are_rounded(fmt, backend, found):
     expected = "; ".join(f"{how} {gap} apart" for how, gap in zip(found, (64, 128, 1024), strict=True))
-    told = sum_rounding(backend, "cpu", OperandPolicy(format=fmt))
-    assert told.detail == f"between groups of products: {expected}"
+    outcome = sum_rounding(backend, "cpu", OperandPolicy(format=fmt))
+    assert outcome.detail == f"between groups of products: {expected}"
 
 
 def test_bad_operands_are_refused_by_every_back_end():

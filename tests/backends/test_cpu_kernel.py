@@ -51,8 +51,8 @@ nvfp4 four_six_mae
 
 
 def check_bits(x, policy, axis):
-    ours = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
-    assert same_bits(ours.values, round_operand(x, policy, axis=axis, key=KEY).values)
+    actual = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=axis)
+    assert same_bits(actual.values, round_operand(x, policy, axis=axis, key=KEY).values)
 
 
 @pytest.mark.parametrize("policy", FP32_SCALES, ids=label)
@@ -77,7 +77,8 @@ def operand(elements, scales, axis):
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (8, 48), (65, 33), (130, 97)])
 def test_products_that_fp32_holds_are_exact(axes, blocks, m, n):
     """Whole numbers and scales that are powers of two: every order of adding gives the same sum."""
-    k, sides = 384 if blocks > 1 else 301, []
+    k = 384 if blocks > 1 else 301
+    sides = []
     for seed, (rows, axis) in enumerate(zip((m, n), axes, strict=True)):
         generator = torch.Generator().manual_seed(seed)
         values = torch.randint(-15, 16, (rows, k), generator=generator)
@@ -93,7 +94,8 @@ def test_sums_of_128_are_scaled_and_added_in_fp32():
     """The blocks' sums cancel but for less than fp32 holds beside them: they are added in order."""
     if not cpu_build.loaded()[0].multiplies:
         pytest.skip("this CPU has no products in bf16")
-    a, b = torch.zeros(1, 512), torch.zeros(1, 512)
+    a = torch.zeros(1, 512)
+    b = torch.zeros(1, 512)
     a[0, ::128] = torch.tensor([1.0, 1.0, -1.0, 1.0])
     b[0, ::128] = 1.0
     scales = torch.tensor([[2.0**24, 1.0, 2.0**24, 3.0]])
@@ -110,12 +112,15 @@ def test_scales_whose_product_leaves_fp32_go_another_way(element, scale):
 
 
 def test_a_nan_stays_in_its_row_and_column():
-    x, w = normal(40, 256).bfloat16(), normal(24, 256, seed=1).bfloat16()
-    x[3, 5], w[7, 200] = float("nan"), float("inf")
+    x = normal(40, 256).bfloat16()
+    w = normal(24, 256, seed=1).bfloat16()
+    x[3, 5] = float("nan")
+    w[7, 200] = float("inf")
     draw = Draw(policy=FP8_ROW)
     product = EMULATED.multiply(EMULATED.quantize(x, draw, axis=1), EMULATED.quantize(w, draw, axis=1))
     expected = torch.zeros(40, 24, dtype=torch.bool)
-    expected[3], expected[:, 7] = True, True
+    expected[3] = True
+    expected[:, 7] = True
     assert torch.equal(product.isnan(), expected)
 
 
@@ -123,10 +128,12 @@ def test_a_nan_stays_in_its_row_and_column():
 def test_the_way_back_has_the_bits_of_plain_torch_for_odd_shapes_strides_and_values(policy):
     for columns in (128, 384) if policy.hadamard else (1, 33, 100):
         grad = normal(37, columns + 5).bfloat16()[:, :columns]
-        grad[5, 0], grad[6, columns // 2], grad[7] = math.nan, math.inf, -0.0
+        grad[5, 0] = math.nan
+        grad[6, columns // 2] = math.inf
+        grad[7] = -0.0
         mask = normal(37, columns, seed=1).bfloat16() > 0
-        ours = EMULATED.gradient_through(grad, policy, key=KEY, mask=mask)
-        assert same_bits(ours, Backend.gradient_through(EMULATED, grad, policy, key=KEY, mask=mask))
+        actual = EMULATED.gradient_through(grad, policy, key=KEY, mask=mask)
+        assert same_bits(actual, Backend.gradient_through(EMULATED, grad, policy, key=KEY, mask=mask))
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
@@ -137,9 +144,9 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
     for again, axis in itertools.product(
         policies_of("nvfp4 ms_eden H32 step\nfp8_e4m3 row\nfp4_e2m1 searched"), (0, 1)
     ):
-        ours = EMULATED.quantize_again(done, Draw(policy=again, key=KEY), axis=axis)
-        theirs = round_operand(done.values.float() * done.descale, again, axis=axis, key=KEY)
-        assert difference(ours, theirs) is None
+        actual = EMULATED.quantize_again(done, Draw(policy=again, key=KEY), axis=axis)
+        reference = round_operand(done.values.float() * done.descale, again, axis=axis, key=KEY)
+        assert difference(actual, reference) is None
 
 
 @pytest.mark.parametrize(
@@ -148,7 +155,8 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
     ids=label,
 )
 def test_any_number_of_threads(policy):
-    x, products = normal(1152, 640).bfloat16(), []
+    x = normal(1152, 640).bfloat16()
+    products = []
     with one_thread():  # which sets the number back
         for number in (1, 2, 3):
             torch.set_num_threads(number)
@@ -238,7 +246,8 @@ def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path,
 
 
 def test_a_kernel_is_kept_where_nobody_else_can_write(monkeypatch, tmp_path):
-    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared = tmp_path / "shared"
+    own = tmp_path / "own"
     monkeypatch.setenv("ABLATE_CACHE", str(shared))
     monkeypatch.setenv("XDG_CACHE_HOME", str(own))
     folder = cpu_build.folder

@@ -26,15 +26,9 @@ def installed(folder):
 
 @pytest.mark.exhaustive
 def test_its_back_ends_are_found_by_their_entry_points_and_its_tests_pass(tmp_path):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests")],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": installed(tmp_path)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-
-
-def test_without_it_nobody_knows_them():
-    from ablate.run import backend_names
-
-    assert backend_names() == ("auto", "emulated", "reference", "torch", "triton")
+    assert result.returncode == 0, result.stdout

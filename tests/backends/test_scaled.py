@@ -28,13 +28,15 @@ def test_the_swizzle_is_cublas_definition(shape):
     for row in range(rows):
         for column in range(columns):
             tile = row // 128 * tiles_across + column // 4
-            inner, outer = column % 4, row % 128
+            inner = column % 4
+            outer = row % 128
             out[tile * 512 + outer % 32 * 16 + outer // 32 * 4 + inner] = scales[row, column]
     assert torch.equal(swizzled(scales), out)
 
 
 def arguments(fmt, m, n, k, *, hip=False):
-    per_byte, block = (1 if fmt == "mxfp8" else 2), (16 if fmt == "nvfp4" else 32)
+    per_byte = 1 if fmt == "mxfp8" else 2
+    block = 16 if fmt == "nvfp4" else 32
     sides = (
         Packed(
             format=fmt, codes=torch.ones(rows, k // per_byte, dtype=torch.uint8),

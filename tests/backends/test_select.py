@@ -40,13 +40,14 @@ H200 = Device(kind="cuda", arch="sm_90", name="NVIDIA H200")
 def answers(line):
     """Say what ``auto`` takes for a GEMM, and what the native back ends say of it, by architecture."""
     left, *right = policies_of(line.replace(" × ", "\n"))
-    gemm, found = GemmPolicy(left=left, right=next(iter(right), left)), {}
+    gemm = GemmPolicy(left=left, right=next(iter(right), left))
+    found = {}
     for there in map(device_of_arch, KNOWN):
-        taken, how = Selection("auto").choose(gemm, there)
-        told = {name: load_backend(name).support(gemm, there) for name in ("torch", "triton")}
-        named = (f"{name}: {one.detail if one.mode == 'no' else one.mode}" for name, one in told.items())
-        found.setdefault("; ".join([f"{taken.name} ({how.mode})", *named]), []).append(there.arch)
-    return [f"{', '.join(where)}: {what}" for what, where in found.items()]
+        backend, support = Selection("auto").choose(gemm, there)
+        supports = {name: load_backend(name).support(gemm, there) for name in ("torch", "triton")}
+        named = (f"{name}: {one.detail if one.mode == 'no' else one.mode}" for name, one in supports.items())
+        found.setdefault("; ".join([f"{backend.name} ({support.mode})", *named]), []).append(there.arch)
+    return [f"{', '.join(where)}: {answer}" for answer, where in found.items()]
 
 
 def test_auto_takes_the_fastest_native_one_and_each_refusal_has_its_reason():
@@ -167,7 +168,8 @@ def tests_run(monkeypatch, tmp_path):
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
     for module in (select, suite):
         monkeypatch.setattr(module, "device_of", lambda _: H200)
-    tested, test = [], quick_self_test.__wrapped__
+    tested = []
+    test = quick_self_test.__wrapped__
 
     def counted(name, where, policies, kinds):
         tested.append((name, policies))
@@ -182,8 +184,12 @@ class SignLost(EmulatedBackend):
     """Triton 3.6 subtracts from zero where it should change the sign."""
 
     def quantize(self, x, draw, *, axis):
-        done = super().quantize(x, draw, axis=axis)
-        return done if draw.policy.is_untouched else dataclasses.replace(done, values=done.values + 0.0)
+        quantized = super().quantize(x, draw, axis=axis)
+        return (
+            quantized
+            if draw.policy.is_untouched
+            else dataclasses.replace(quantized, values=quantized.values + 0.0)
+        )
 
 
 def test_emulation_on_a_gpu_must_give_the_references_bits(config, monkeypatch, tests_run):
@@ -208,8 +214,8 @@ def test_a_self_test_that_passed_is_known_until_something_changes(config, monkey
     def count_tests():
         before = len(tests_run)
         results = run_self_tests(config, "cpu", allow_failed=False)
-        kept = {test["check"]: test.get("figures") for test in results}
-        assert kept["accumulator: bf16"]["kept_1024_apart_bits"] == 24
+        by_check = {test["check"]: test.get("figures") for test in results}
+        assert by_check["accumulator: bf16"]["kept_1024_apart_bits"] == 24
         return len(tests_run) - before
 
     assert [count_tests(), count_tests()] == [1, 0]

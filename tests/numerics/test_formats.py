@@ -34,7 +34,8 @@ def grid_of(name):
 @pytest.mark.parametrize("name", GRIDS)
 def test_codes(name):
     element, bits, grid = grid_of(name)
-    values, codes = torch.from_numpy(grid).float(), torch.arange(len(grid), dtype=torch.uint8)
+    values = torch.from_numpy(grid).float()
+    codes = torch.arange(len(grid), dtype=torch.uint8)
     assert torch.equal(formats.decode(codes, element), values)
     assert torch.equal(formats.encode(values, element), codes)
     if bits < 9:  # UE5M3 has no sign
@@ -52,28 +53,31 @@ def test_rounding(name, rounding):
     bf16 = torch.arange(65_536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     middle = torch.from_numpy((grid[1:] + grid[:-1]) / 2).float()
     beside = [torch.nextafter(middle, torch.tensor(to)) for to in (torch.inf, 0.0)]
-    few = (torch.rand(4000, generator=generator) * 1.2 * element.max * 256).round() / 256
-    few *= torch.where(torch.rand(4000, generator=generator) < 0.5, -1, 1)
-    x = torch.cat((few, bf16, middle, -middle, *beside))
+    short = (torch.rand(4000, generator=generator) * 1.2 * element.max * 256).round() / 256
+    short *= torch.where(torch.rand(4000, generator=generator) < 0.5, -1, 1)
+    x = torch.cat((short, bf16, middle, -middle, *beside))
     bits = torch.randint(0, 2**24, x.shape, generator=generator)
     bits[::2] = bits[::2] >> 21 << 21
     bits[-2 * len(middle) :] = 1 << 23  # beside the middle, and p + u beside 1
-    ours, numbers = formats.rounded(x, element, rounding, bits << 8), ~x.isnan()
+    actual = formats.rounded(x, element, rounding, bits << 8)
+    numbers = ~x.isnan()
     expected = torch.from_numpy(to_grid(x.double().numpy(), grid, rounding, bits.numpy() / 2**24))
-    assert torch.equal(ours.isnan(), ~numbers)  # which NaN is left open
-    assert torch.equal(ours[numbers], expected[numbers])
-    assert torch.equal(torch.signbit(ours)[numbers], torch.signbit(x)[numbers])
+    assert torch.equal(actual.isnan(), ~numbers)  # which NaN is left open
+    assert torch.equal(actual[numbers], expected[numbers])
+    assert torch.equal(torch.signbit(actual)[numbers], torch.signbit(x)[numbers])
     if rounding == "nearest" and name in ORACLES:
-        theirs = x[numbers].clamp(-element.max, element.max).numpy().astype(ORACLES[name]).astype(np.float32)
-        assert torch.equal(ours[numbers], torch.from_numpy(theirs))
+        reference = (
+            x[numbers].clamp(-element.max, element.max).numpy().astype(ORACLES[name]).astype(np.float32)
+        )
+        assert torch.equal(actual[numbers], torch.from_numpy(reference))
     info = getattr(gfloat_formats, f"format_info_ocp_{name.lower()}", None)
     if rounding == "stochastic" and info is not None:
-        for value, drawn, result in zip(*(part[:1500].tolist() for part in (x, bits, ours)), strict=True):
+        for value, drawn, result in zip(*(part[:1500].tolist() for part in (x, bits, actual)), strict=True):
             # gfloat adds the bits below the mantissa and truncates: its bits are the complement of ours.
-            theirs = gfloat.round_float(
+            reference = gfloat.round_float(
                 info, value, gfloat.RoundMode.StochasticFast, sat=True, srbits=2**24 - 1 - drawn, srnumbits=24
             )
-            assert abs(theirs) == abs(result), (value, drawn)
+            assert abs(reference) == abs(result), (value, drawn)
 
 
 def test_mi355x_silicon_vector():
@@ -97,8 +101,8 @@ def test_rocm_words_without_low_bits_truncate():
         (0xFFFF, [0.0, 0.5, 1.5, 2.0, 3.0, 4.0]),
         (0xFFFFFFFF, [0.5, 1.0, 2.0, 3.0, 4.0, 6.0]),
     ):
-        ours = formats.rounded(x, E2M1, "stochastic_rocm", torch.full((6,), word))
-        assert ours.tolist() == expected
+        actual = formats.rounded(x, E2M1, "stochastic_rocm", torch.full((6,), word))
+        assert actual.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,7 @@ def test_scale_byte_reads_the_exponent_field():
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_e8m0_decode_agrees_with_ml_dtypes():
     byte = torch.arange(256, dtype=torch.int32)
-    theirs = byte.to(torch.uint8).numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
-    ours = formats.e8m0_decode(byte)
-    assert torch.equal(ours[:255], torch.from_numpy(theirs)[:255])
-    assert ours[255].isnan()
+    reference = byte.to(torch.uint8).numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+    actual = formats.e8m0_decode(byte)
+    assert torch.equal(actual[:255], torch.from_numpy(reference)[:255])
+    assert actual[255].isnan()

@@ -1,4 +1,4 @@
-"""Gain (slope of quantised on exact), error and correlation of the rounding variants on Gaussian data.
+"""Gain (slope of quantised on exact) of the rounding variants on Gaussian data.
 
 The figures come from simulations that others ran; each is met within five standard errors, overall and at
 each position in the block.
@@ -16,18 +16,18 @@ def gain(y, x):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected", "digits", "relative_error"),
+    ("text", "expected", "digits"),
     [
-        ("mxfp4", 0.9802, 5e-5, 0.01324),
-        ("mxfp4 even", 0.9896, 5e-5, 0.01252),
-        ("mxfp4 rceil", 0.9898, 5e-5, 0.01332),
-        ("mxfp4 stochastic", 0.98947, 5e-6, None),
-        ("mxfp4 stochastic 0.75", 1.0, 5e-5, None),
-        ("mxfp4 stochastic rceil", 1.0, 5e-5, None),
-        ("mxfp4 stochastic even", 0.99784, 5e-6, None),
+        ("mxfp4", 0.9802, 5e-5),
+        ("mxfp4 even", 0.9896, 5e-5),
+        ("mxfp4 rceil", 0.9898, 5e-5),
+        ("mxfp4 stochastic", 0.98947, 5e-6),
+        ("mxfp4 stochastic 0.75", 1.0, 5e-5),
+        ("mxfp4 stochastic rceil", 1.0, 5e-5),
+        ("mxfp4 stochastic even", 0.99784, 5e-6),
     ],
 )
-def test_gain_overall_and_per_position_in_the_block_and_error(text, expected, digits, relative_error):
+def test_gain_overall_and_per_position_in_the_block(text, expected, digits):
     (policy,) = policies_of(text)
     x = normal(16384, 256)
     y = fake_quantize(x, policy, key=KEY).double().view(-1, 32)
@@ -37,16 +37,8 @@ def test_gain_overall_and_per_position_in_the_block_and_error(text, expected, di
     assert ((gain(y, x) - expected).abs() < 5 * error + digits).all()
     # The elements of a block share its scale: the standard error is taken over blocks.
     energy = (x * x).sum(1)
-
-    def standard_error(by_block):
-        return by_block.std() / len(x) ** 0.5 / energy.mean()
-
-    overall = (y * x).sum() / energy.sum()
-    assert abs(overall - expected) < 5 * standard_error(residual.sum(1)) + digits
-    if relative_error is not None:
-        squares = (y - x).square().sum(1)
-        ratio = squares.sum() / energy.sum()
-        assert abs(ratio - relative_error) < 5 * standard_error(squares - ratio * energy) + 5e-6
+    error = residual.sum(1).std() / len(x) ** 0.5 / energy.mean()
+    assert abs((y * x).sum() / energy.sum() - expected) < 5 * error + digits
 
 
 @pytest.mark.parametrize("axis", [0, 1])

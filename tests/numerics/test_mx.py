@@ -26,17 +26,17 @@ TORCHAO_ELEMENTS = {"mxfp4": torch.float4_e2m1fn_x2, "mxfp8": torch.float8_e4m3f
 def test_codes_and_scales_agree_with_torchao(fmt, rule, dtype):
     x = special_blocks().to(dtype)
     x = x[torch.isfinite(x).all(1)]
-    ours = quantize(x, OperandPolicy(format=fmt, scale=rule))
+    actual = quantize(x, OperandPolicy(format=fmt, scale=rule))
     scale, data = to_mx(x, TORCHAO_ELEMENTS[fmt], 32, MODES[rule])
     data = data.view(torch.uint8)
-    theirs = torch.stack((data & 15, data >> 4), dim=-1).view(x.shape) if fmt == "mxfp4" else data
+    reference = torch.stack((data & 15, data >> 4), dim=-1).view(x.shape) if fmt == "mxfp4" else data
     magnitude = 7 if fmt == "mxfp4" else 127
     # torchao halves the values of blocks whose scale byte is 0, and under rceil divides the amax of the
     # smallest blocks by the element's maximum, which underflows: both are left out.
-    keep = ours.scales[:, 0] > (1 if rule == "rceil" else 0)
+    keep = actual.scales[:, 0] > (1 if rule == "rceil" else 0)
     assert keep.sum() > 600
-    assert torch.equal(ours.scales[keep], scale.view(torch.uint8)[keep])
-    same = (ours.codes == theirs) | ((ours.codes & magnitude == 0) & (theirs & magnitude == 0))
+    assert torch.equal(actual.scales[keep], scale.view(torch.uint8)[keep])
+    same = (actual.codes == reference) | ((actual.codes & magnitude == 0) & (reference & magnitude == 0))
     assert same[keep].all()  # but for the sign of zero, which the standard leaves open
 
 
@@ -47,7 +47,8 @@ def by_the_book(block, fmt, rule):
     if amax == 0:
         return [0.0] * len(block)
     mantissa, exponent = torch.frexp(torch.tensor(amax, dtype=torch.float64))
-    m, f = 2 * mantissa.item(), exponent.item() - 1
+    m = 2 * mantissa.item()
+    f = exponent.item() - 1
     largest_m = element.max / 2.0**element.max_exponent
     up = {
         "floor": False,

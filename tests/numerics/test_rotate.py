@@ -40,7 +40,8 @@ def test_signs_stand_before_the_matrix():
 
 @pytest.mark.parametrize("policy", ROTATIONS, ids=label)
 def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantising(policy):
-    a, b = normal(256, 256), normal(8, 256, seed=1)
+    a = normal(256, 256)
+    b = normal(8, 256, seed=1)
     rotated = rotate(a, policy, KEY)
     assert not torch.allclose(rotated, a, atol=0.1)
     assert torch.allclose(unrotate(rotated, policy, KEY), a, atol=4e-6)
@@ -97,6 +98,7 @@ def test_rounding_the_rotated_values_to_bf16_is_seen():
 
 @pytest.mark.parametrize("group", [2, 16, 32, 64, 128, 256])
 def test_butterfly_is_the_sylvester_matrix(group):
-    x, signs = normal(5, 2 * group), normal(group, seed=1).sign()
+    x = normal(5, 2 * group)
+    signs = normal(group, seed=1).sign()
     expected = ((x.double().view(-1, group) * signs) @ hadamard_matrix(group)).view(x.shape)
     assert torch.allclose(hadamard_last(x, group, signs).double(), expected, rtol=0, atol=4e-6)

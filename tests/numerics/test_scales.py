@@ -8,7 +8,6 @@ from torchao.prototype.blockwise_fp8_training.kernels import (
     torch_blockwise_scale_act_quant_lhs,
     torch_blockwise_scale_weight_quant,
 )
-from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
 
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
@@ -22,7 +21,8 @@ from ablate.numerics.scales import SEARCH_LARGEST, SEARCH_STEPS
 from ablate.recipes.scale_rules import SCALE_RULES
 from tests.numerics.strategies import KEY, UE5M3_VALUES, normal, to_grid
 
-F32, LARGEST = np.float32, np.finfo(np.float32).max
+F32 = np.float32
+LARGEST = np.finfo(np.float32).max
 FP8 = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
 E2M1_VALUES, E4M3_VALUES = (
     np.arange(count, dtype=np.uint8).view(of).astype(F32)
@@ -108,7 +108,8 @@ def fouroversixs_nvint4(blocks):
 def fouroversixs_if4(blocks):
     """Of each block the grid of the smaller squared error, added by halves: E2M1, or whole numbers to 7."""
     scaled, scale, outer = two_level(blocks, folded=False)
-    six, seven = to_e2m1(scaled), np.rint(np.clip(scaled * F32(7 / 6), -7, 7))
+    six = to_e2m1(scaled)
+    seven = np.rint(np.clip(scaled * F32(7 / 6), -7, 7))
     errors = [
         tree((values * (scale * outer) * ratio - blocks) ** 2)
         for values, ratio in ((six, F32(1)), (seven, F32(6 / 7)))
@@ -143,20 +144,26 @@ def test_blocks_of_16_as_their_source_has_them(which, octaves):
     fmt, rule = which
     if "ue5m3" in rule and octaves == 40:
         octaves = 18  # beyond it its values are not exact in bf16
-    x, policy = spread(octaves=octaves), OperandPolicy(format=fmt, scale=rule)
+    x = spread(octaves=octaves)
+    policy = OperandPolicy(format=fmt, scale=rule)
     values, scale, factor, descale = ORACLES[which](x.numpy().reshape(len(x), -1, 16))
-    codes, done = quantize(x, policy), round_operand(x, policy, axis=1)
-    scale_codes, ours = codes.scales.numpy(), decode(codes.codes, ELEMENTS[fmt]).numpy().reshape(values.shape)
+    codes = quantize(x, policy)
+    quantized = round_operand(x, policy, axis=1)
+    scale_codes = codes.scales.numpy()
+    actual = decode(codes.codes, ELEMENTS[fmt]).numpy().reshape(values.shape)
     if fmt == "if4":  # whole numbers are told by the scale's sign
         whole = (scale_codes >> 7 == 1)[..., None]
         assert np.array_equal(whole, factor != 1)
-        ours = np.where(whole, decode(codes.codes, INT4).numpy().reshape(values.shape), ours)
+        actual = np.where(whole, decode(codes.codes, INT4).numpy().reshape(values.shape), actual)
         scale_codes = scale_codes & 127
-    assert np.array_equal(ours, values)
+    assert np.array_equal(actual, values)
     of_codes = UE5M3_VALUES[scale_codes] if "ue5m3" in rule else scale_codes.view(ml_dtypes.float8_e4m3fn)
     assert np.array_equal(of_codes.astype(F32), scale[..., 0])
-    assert (done.values.dtype, done.descale) == (torch.float32 if policy.is_fp32 else torch.bfloat16, descale)
-    assert np.array_equal(done.values.float().numpy(), (values * (scale * factor)).reshape(x.shape))
+    assert (quantized.values.dtype, quantized.descale) == (
+        torch.float32 if policy.is_fp32 else torch.bfloat16,
+        descale,
+    )
+    assert np.array_equal(quantized.values.float().numpy(), (values * (scale * factor)).reshape(x.shape))
 
 
 @pytest.mark.parametrize(
@@ -191,15 +198,6 @@ def test_a_bad_value_spoils_what_shares_its_scale_and_zeros_stay_zeros(text, spo
         assert fake_quantize(torch.zeros(shape), policy, key=KEY).shape == shape
 
 
-def test_nvfp4_agrees_with_torchao_but_for_its_order_of_operations():
-    # torchao divides by the tensor scale where TransformerEngine multiplies by its reciprocal: values that
-    # lie on a tie may fall apart, block scales too.
-    x = normal(256, 256)
-    theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=per_tensor_amax_to_scale(x.abs().max()))
-    ours = fake_quantize(x, OperandPolicy(format="nvfp4"))
-    assert torch.isclose(ours, theirs.dequantize(torch.float32), rtol=1e-5).float().mean() > 0.999
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("fmt", FP8)
 @pytest.mark.parametrize(
@@ -221,42 +219,45 @@ def test_fp8_scales_of_a_group_are_divided_once(scale, group, fmt, axis):
     if scale.endswith("pow2"):
         factor = np.ldexp(F32(1), np.frexp(factor)[1] - 1)
     values = (grouped * factor).clip(-largest, largest).astype(FP8[fmt]).astype(F32)
-    policy, stored = OperandPolicy(format=fmt, scale=scale), x if axis else x.t().contiguous()
-    codes, done = quantize(stored, policy, axis=axis), round_operand(stored, policy, axis=axis)
+    policy = OperandPolicy(format=fmt, scale=scale)
+    stored = x if axis else x.t().contiguous()
+    codes = quantize(stored, policy, axis=axis)
+    quantized = round_operand(stored, policy, axis=axis)
     assert np.array_equal(codes.codes.numpy().view(FP8[fmt]).astype(F32), values.reshape(512, 512))
     assert np.array_equal(codes.scales.numpy(), (F32(1) / factor)[:, 0, :, 0])
-    ours = done.values if axis else done.values.t()
+    actual = quantized.values if axis else quantized.values.t()
     exact = torch.from_numpy((values * (F32(1) / factor)).reshape(512, 512))
-    assert torch.equal(ours, exact.to(torch.bfloat16) if scale.endswith("pow2") else exact)
+    assert torch.equal(actual, exact.to(torch.bfloat16) if scale.endswith("pow2") else exact)
 
 
 @pytest.mark.parametrize(
-    ("scale", "theirs"),
+    ("scale", "reference"),
     [("1x128", torch_blockwise_scale_act_quant_lhs), ("128x128", torch_blockwise_scale_weight_quant)],
 )
-def test_fp8_blocks_agree_with_torchao(scale, theirs):
+def test_fp8_blocks_agree_with_torchao(scale, reference):
     x = normal(512, 512)
-    ours = quantize(x, OperandPolicy(format="fp8_e4m3", scale=scale))
-    codes, scales = theirs(x)
-    assert torch.equal(ours.codes, codes.view(torch.uint8))
-    assert torch.equal(ours.scales, scales)
+    actual = quantize(x, OperandPolicy(format="fp8_e4m3", scale=scale))
+    codes, scales = reference(x)
+    assert torch.equal(actual.codes, codes.view(torch.uint8))
+    assert torch.equal(actual.scales, scales)
 
 
 @pytest.mark.parametrize("fmt", FP8)
 def test_tensor_wise_fp8_and_a_delayed_scale_that_clips_what_has_grown(fmt):
     largest = float(ml_dtypes.finfo(FP8[fmt]).max)
     x = normal(32, 48) * 1e-3
-    done = round_operand(x, OperandPolicy(format=fmt), axis=1)
+    quantized = round_operand(x, OperandPolicy(format=fmt), axis=1)
     scale = torch.tensor(largest) / x.abs().max()
-    theirs = (x * scale).numpy().astype(FP8[fmt]).astype(F32)
-    assert torch.equal(done.values.float(), torch.from_numpy(theirs))
-    assert done.descale == (1 / scale).item()
-    delayed, now = OperandPolicy(format=fmt, scale="delayed"), x.abs().max().item()
-    assert torch.equal(round_operand(x, delayed, axis=1).values, done.values)
-    half = round_operand(x, delayed, axis=1, amax=now / 2)
-    assert half.descale == pytest.approx(now / 2 / largest, rel=1e-6)
-    theirs = (x * 2 * scale).clamp(-largest, largest).numpy().astype(FP8[fmt]).astype(F32)
-    assert torch.equal(half.values.float(), torch.from_numpy(theirs))
+    reference = (x * scale).numpy().astype(FP8[fmt]).astype(F32)
+    assert torch.equal(quantized.values.float(), torch.from_numpy(reference))
+    assert quantized.descale == (1 / scale).item()
+    delayed = OperandPolicy(format=fmt, scale="delayed")
+    current = x.abs().max().item()
+    assert torch.equal(round_operand(x, delayed, axis=1).values, quantized.values)
+    half = round_operand(x, delayed, axis=1, amax=current / 2)
+    assert half.descale == pytest.approx(current / 2 / largest, rel=1e-6)
+    reference = (x * 2 * scale).clamp(-largest, largest).numpy().astype(FP8[fmt]).astype(F32)
+    assert torch.equal(half.values.float(), torch.from_numpy(reference))
 
 
 @pytest.mark.parametrize(("fmt", "element"), [("fp4_e2m1", E2M1), ("fp4_e3m0", E3M0)])
@@ -264,45 +265,39 @@ def test_a_searched_scale_is_the_best_of_those_searched(fmt, element):
     x = normal(16, 64)
     x[3] = torch.tensor([2.0**-149, 0.0]).repeat(32)  # every scale of it is zero in fp32
     grid = decode(torch.arange(8), element).double()
-    ours = fake_quantize(x, OperandPolicy(format=fmt, scale="searched"))
+    actual = fake_quantize(x, OperandPolicy(format=fmt, scale="searched"))
     best = torch.full((16,), torch.inf, dtype=torch.float64)
     for step in range(1, SEARCH_STEPS + 1):
         unit = x.abs().amax(1, keepdim=True).double() * SEARCH_LARGEST * step / SEARCH_STEPS / element.max
         scaled = (x.double().abs() / unit).clamp(max=element.max)
         nearest = grid[(scaled[..., None] - grid).abs().argmin(-1)]
         best = torch.minimum(best, (nearest * unit - x.double().abs()).square().sum(1))
-    assert torch.allclose((ours.double() - x).square().sum(1), best, rtol=1e-3)
+    assert torch.allclose((actual.double() - x).square().sum(1), best, rtol=1e-3)
 
 
-MEASURES = {  # in order, as TransformerEngine adds them
-    "mse": lambda difference: np.add.accumulate(difference * difference, -1)[..., -1],
-    "mae": lambda difference: np.add.accumulate(np.abs(difference), -1)[..., -1],
-}
-
-
-def four_over_six(blocks, measure="mse", prescale=1.0, words=None, row=None):
+def four_over_six(blocks, policy, words=None, blocks_per_row=None):
     """Return the values and scales of both references for blocks [n, rows, 16], and where they took 4.
 
     TransformerEngine's ``quantize_4over6_nvfp4.cuh`` and ``reference_nvfp4.py``, and fouroversix'
-    ``reference.py``; the prescale is the latter's ``adjustment_factor``. ``row``: the blocks of a row, which
-    have an fp32 scale of their own; also returned, as the reciprocal.
+    ``reference.py``; the prescale is the latter's ``adjustment_factor``. ``blocks_per_row``: of a row that
+    has an fp32 scale of its own; also returned, as the reciprocal.
     """
-    of_row = np.abs(blocks).reshape(-1, *(blocks.shape if row is None else (row, 1, 16))).max((1, 2, 3))
-    largest = of_row.repeat(len(blocks) // len(of_row))[:, None, None]
+    largest = np.abs(blocks).reshape(-1, blocks_per_row or len(blocks), *blocks.shape[1:]).max((1, 2, 3))
+    largest = largest.repeat(len(blocks) // len(largest))[:, None, None]
     encode_scale = np.minimum(F32(6 * 256) / largest, LARGEST)
     base = np.abs(blocks).max((1, 2), keepdims=True) / F32(6) * encode_scale
     candidates = []
     for expand in (F32(1), F32(1.5)):
         scale = to_e4m3(base * expand)
-        scaled = blocks * inverse(scale * (F32(1) / encode_scale)) * F32(prescale)
-        values = (
-            to_e2m1(scaled) if words is None else to_grid(scaled, E2M1_VALUES, "stochastic", share(words))
-        )
-        error = MEASURES[measure](values * scale * largest / F32(6 * 256 * prescale) - blocks)
-        while error.shape[1] > 1:  # the rows of a tile by halves
-            half = error.shape[1] // 2
-            error = error[:, :half] + error[:, half:]
-        candidates.append((values, scale, error[:, :, None]))
+        scaled = blocks * inverse(scale * (F32(1) / encode_scale)) * F32(policy.prescale)
+        if words is None:
+            values = to_e2m1(scaled)
+        else:
+            values = to_grid(scaled, E2M1_VALUES, "stochastic", share(words))
+        difference = values * scale * largest / F32(6 * 256 * policy.prescale) - blocks
+        errors = np.abs(difference) if "mae" in policy.scale else difference * difference
+        in_order = np.add.accumulate(errors, -1)[..., -1]  # as TransformerEngine adds them
+        candidates.append((values, scale, tree(in_order)[..., None]))  # the rows of a tile by halves
     (six, scale_six, error_six), (four, scale_four, error_four) = candidates
     pick = error_four < error_six
     return np.where(pick, four, six), np.where(pick, scale_four, scale_six), F32(1) / encode_scale, pick
@@ -323,7 +318,8 @@ def tied(largest, maxima):
 
 
 BY_BOTH = torch.zeros(16, 256)
-BY_BOTH[:, ::16], BY_BOTH[::2, ::32] = 6.0, 3.0  # each block is exact by both: it takes 6
+BY_BOTH[:, ::16] = 6.0
+BY_BOTH[::2, ::32] = 3.0  # each block is exact by both: it takes 6
 INPUTS = {
     "normal": normal(512, 256), "spread": spread(512, octaves=2), "ties to 6": tied(224.0, [175.0, 203.0]),
     "ties to 4": tied(192.0, [25.0, 50.0]), "exact by both": BY_BOTH, "rows": spread(512),
@@ -345,15 +341,15 @@ STOCHASTIC = [{"rounding": "stochastic", "prescale": prescale} for prescale in (
 def test_four_or_six_is_that_of_both_references(name, rule, options):
     policy = OperandPolicy(format="nvfp4", scale=rule, **options)
     has_row_scales = rule.endswith("_row")
-    rows, x = 16 if "block" in options else 1, INPUTS[name].to(torch.bfloat16)
+    rows = 16 if "block" in options else 1
+    x = INPUTS[name].to(torch.bfloat16)
 
     def blocks(matrix):
         return matrix.view(-1, rows, 16, 16).transpose(1, 2).reshape(-1, rows, 16)
 
     words = random_words(*x.shape, KEY).view(-1, 1, 16) if policy.is_stochastic else None
-    given = blocks(x.float()).numpy()
     values, scales, outer, pick = four_over_six(
-        given, "mae" if "mae" in rule else "mse", policy.prescale, words, row=16 if has_row_scales else None
+        blocks(x.float()).numpy(), policy, words, blocks_per_row=16 if has_row_scales else None
     )
     codes = quantize(x, policy, key=KEY)
     assert 0.01 < pick.mean() < 0.9 or name == "exact by both"
@@ -365,9 +361,9 @@ def test_four_or_six_is_that_of_both_references(name, rule, options):
         assert np.array_equal(dequantised, values * (scales * outer))
     for axis in (0, 1):  # the compiled quantiser too
         stored = x if axis else x.t().contiguous()
-        expected, done = by_both(stored, policy, axis)
-        assert torch.equal(done.values, expected.values)
-        assert done.descale == expected.descale
+        expected, quantized = by_both(stored, policy, axis)
+        assert torch.equal(quantized.values, expected.values)
+        assert quantized.descale == expected.descale
 
 
 def by_both(x, policy, axis=1):
@@ -378,14 +374,15 @@ def by_both(x, policy, axis=1):
 
 def test_mxfp8_below_bf16_is_rounded_once_and_its_codes_are_not():
     """E4M3 has steps down to 2^-9, E8M0 scales down to 2^-127: bf16 ends at 2^-133."""
-    x, policy = normal(64, 64) * 2.0**-125, OperandPolicy(format="mxfp8")
+    x = normal(64, 64) * 2.0**-125
+    policy = OperandPolicy(format="mxfp8")
     codes = quantize(x, policy)
     scales = 2.0 ** (codes.scales.double().repeat_interleave(32, 1) - 127)
     exact = decode(codes.codes, E4M3).double() * scales
     expected = (exact * 2.0**133).round() / 2.0**133  # to even
     assert (expected != exact).any()
-    for done in by_both(x, policy):
-        assert torch.equal(done.values.double(), expected)
+    for quantized in by_both(x, policy):
+        assert torch.equal(quantized.values.double(), expected)
 
 
 def eden(rotated, group, words, *, unscaled):
@@ -416,9 +413,9 @@ def test_ms_eden_to_the_bit_and_where_its_stretch_is_unbiased(scale, group):
     words = random_words(256, 256, KEY)[:, ::16].reshape(-1)
     values, wanted, chosen, decode_scale = eden(rotated, group, words, unscaled=scale == "ms_eden_unscaled")
     expected = torch.from_numpy((values * chosen).reshape(256, 256))
-    for done in by_both(x, policy):
-        assert torch.equal(done.values.float(), expected)
-        assert done.descale == decode_scale
+    for quantized in by_both(x, policy):
+        assert torch.equal(quantized.values.float(), expected)
+        assert quantized.descale == decode_scale
     # The mean over its words is that of the scales before their rounding.
     estimate = (values * wanted * decode_scale).astype(np.float64).reshape(-1, group)
     exact = rotated.double().numpy().reshape(-1, group)

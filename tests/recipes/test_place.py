@@ -23,19 +23,23 @@ MODELS = {
 }
 
 
-def told(line):
+def answers(line):
     model, _, text = line.partition(": ")
-    recipe, where, found = read_recipe(text), MODELS[model], {}
-    for name, place in where.items():
+    recipe = read_recipe(text)
+    layers = MODELS[model]
+    followers = {}
+    for name, place in layers.items():
         first, *later = phases_of(recipe, place)
-        then = (f", from {one.start(1000)} {describe_layer(one.recipe)}" for one in later)
-        found.setdefault(describe_layer(first.recipe) + "".join(then), []).append(name)
-    for label, names in found.items():
+        then = (f", from {phase.start(1000)} {describe_layer(phase.recipe)}" for phase in later)
+        followers.setdefault(describe_layer(first.recipe) + "".join(then), []).append(name)
+    for label, names in followers.items():
         shown = " ".join(names) if len(names) <= 12 else f"{names[0]} … {names[-1]} ({len(names)})"
         yield f"{label}: {shown}"
-    yield from (f"fault of rule {index}: {what} ({hint})" for index, what, hint in rule_faults(recipe, where))
-    yield from (f"no layer has the role {role}" for role in idle_roles(recipe, where))
+    yield from (
+        f"fault of rule {index}: {message} ({hint})" for index, message, hint in rule_faults(recipe, layers)
+    )
+    yield from (f"no layer has the role {role}" for role in idle_roles(recipe, layers))
 
 
 def test_each_layer_follows_what_the_table_says():
-    check_answers(Path(__file__).with_name("places.txt"), told)
+    check_answers(Path(__file__).with_name("places.txt"), answers)

@@ -32,9 +32,9 @@ LAYERS = {
 
 
 def test_a_role_is_in_the_name_or_in_the_layers_beside():
-    where = places([name for names in LAYERS.values() for name in names.split()], heads=["lm_head"])
-    found = {role: " ".join(name for name in where if where[name].role == role) for role in LAYERS}
-    assert found == LAYERS
+    layers = places([name for names in LAYERS.values() for name in names.split()], heads=["lm_head"])
+    by_role = {role: " ".join(name for name in layers if layers[name].role == role) for role in LAYERS}
+    assert by_role == LAYERS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).with_name("stacks.yaml")
 """What each stack says of each recipe: the named ones, and those that are written there as mappings."""
 
 
-def told(recipe, stack):
+def flags_or_reason(recipe, stack):
     try:
         flags = flags_for(read_recipe(recipe), stack, steps=1000)
     except ValueError as error:
@@ -27,15 +27,15 @@ def told(recipe, stack):
 
 def test_every_recipe_has_flags_or_a_reason():
     known = yaml.safe_load(GOLDEN.read_text())
-    written = (one for recipes in known.values() for one in recipes if one.startswith("{"))
+    written = (recipe for recipes in known.values() for recipe in recipes if recipe.startswith("{"))
     asked = dict.fromkeys((*SHORT_RECIPES, *written))
-    found = {stack: {one: told(one, stack) for one in asked} for stack in STACKS}
-    check_text(GOLDEN, yaml.safe_dump(found, sort_keys=False, width=200))
+    answers = {stack: {recipe: flags_or_reason(recipe, stack) for recipe in asked} for stack in STACKS}
+    check_text(GOLDEN, yaml.safe_dump(answers, sort_keys=False, width=200))
 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_two_recipes_never_have_the_same_flags(stack):
-    flags = [told(name, stack) for name in PRESETS]
+    flags = [flags_or_reason(name, stack) for name in PRESETS]
     # Where the flags name our own code, it reads the recipe itself.
     known = [text for text in flags if not text.startswith("refused") and "ablate.integrations" not in text]
     assert len(set(known)) == len(known)

@@ -15,7 +15,7 @@ How it fails: what a stack cannot express is a ``ValueError`` that says why, and
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,55 +54,74 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         ValueError: the stack cannot express the recipe; says why, and what comes nearest.
     """
     table = _table(stack)
-    title, factory = table["title"], table.get("factory")
+    factory = table.get("factory")
     if factory is not None and factory.get("whole") and recipe.is_ever_low:
         # Our own code reads rules and phases, too.
         return _flags(factory, factory["args"], table)
-    entries = [(entry, _differences(recipe, entry["read"])) for entry in table["recipes"]]
-    found = next((entry for entry, differs in entries if not differs), None)
-    if found is None:
-        nearest, differs = min(entries, key=lambda entry: len(entry[1]))
-        parts = ", ".join([*differs[:4], *["…"] * (len(differs) > 4)])
-        written = nearest["recipe"]
-        written = written if isinstance(written, str) else json.dumps(written)
-        told = f"the nearest that it can is {written}, which differs in {parts}"
-        found, why = factory, f"{title} cannot express it"
-        if found is not None:
-            try:
-                te_quantizers(recipe)
-            except ValueError as error:
-                found, why = None, str(error)
-        if found is None:
-            raise ValueError(f"{why}; {told}")
-    args = list(found.get("args", []))
+    entry = _entry(recipe, table)
+    args = [*entry.get("args", []), *_args_of_rules(recipe, table), *_args_of_resets(recipe, table, steps)]
+    return _flags(entry, args, table)
+
+
+def _entry(recipe: Recipe, table: dict[str, Any]) -> dict[str, Any]:
+    """Find the entry of a table that has the six operands of a recipe, or the table's factory for others."""
+    differences = []
+    for entry in table["recipes"]:
+        fields = _differences(recipe, entry["read"])
+        if not fields:
+            return dict(entry)
+        differences.append((entry, fields))
+    reason = f"{table['title']} cannot express it"
+    if "factory" in table:
+        try:
+            te_quantizers(recipe)
+            return dict(table["factory"])
+        except ValueError as error:
+            reason = str(error)
+    nearest, fields = min(differences, key=lambda pair: len(pair[1]))
+    listed = ", ".join(fields[:4])
+    if len(fields) > 4:
+        listed += ", …"
+    written = nearest["recipe"]
+    if not isinstance(written, str):
+        written = json.dumps(written)
+    raise ValueError(f"{reason}; the nearest that it can is {written}, which differs in {listed}")
+
+
+def _args_of_rules(recipe: Recipe, table: dict[str, Any]) -> list[str]:
+    title = table["title"]
     if recipe.phases:
         raise ValueError(f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:")
-    for rule in recipe.rules:
-        if (
-            rule.match
-            or rule.role
-            or rule.head
-            or not rule.recipe.is_high_precision
-            or type(rule.last) is not int
-            or len(recipe.rules) > 1
-        ):
-            raise ValueError(
-                f"{title} has flags for the first n and the last n blocks in BF16; other rules are for a "
-                "--te-precision-config-file of your own"
-            )
-        args += [word.format(first=rule.first, last=rule.last) for word in table["blocks"]["args"]]
-    if (reset := recipe.deoscillate) is not None:
-        if "deoscillate" not in table:
-            raise ValueError(f"{title} does not reset oscillating weights")
-        if reset.snapshots != "fp32":
-            raise ValueError(f"{title} as read ({table['read_in']}) compares weights in fp32")
-        if steps is None or reset.from_tokens:
-            what = "the step at which the resets begin is not known (from_fraction of the run's steps is)"
-            raise ValueError(what)
-        begins = round((reset.from_fraction or 0) * steps)
-        values = {"start_step": begins, "window": reset.window, "threshold": reset.threshold}
-        args += [word.format(**values) for word in table["deoscillate"]["args"]]
-    return _flags(found, args, table)
+    if not recipe.rules:
+        return []
+    rule = recipe.rules[0]
+    is_named = rule.match or rule.role or rule.head
+    is_share = type(rule.last) is not int
+    if len(recipe.rules) > 1 or is_named or is_share or not rule.recipe.is_high_precision:
+        raise ValueError(
+            f"{title} has flags for the first n and the last n blocks in BF16; other rules are for a "
+            "--te-precision-config-file of your own"
+        )
+    return [word.format(first=rule.first, last=rule.last) for word in table["blocks"]["args"]]
+
+
+def _args_of_resets(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list[str]:
+    resets = recipe.deoscillate
+    if resets is None:
+        return []
+    if "deoscillate" not in table:
+        raise ValueError(f"{table['title']} does not reset oscillating weights")
+    if resets.snapshots != "fp32":
+        raise ValueError(f"{table['title']} as read ({table['read_in']}) compares weights in fp32")
+    if steps is None or resets.from_tokens:
+        message = "the step at which the resets begin is not known (from_fraction of the run's steps is)"
+        raise ValueError(message)
+    values = {
+        "start_step": round((resets.from_fraction or 0) * steps),
+        "window": resets.window,
+        "threshold": resets.threshold,
+    }
+    return [word.format(**values) for word in table["deoscillate"]["args"]]
 
 
 def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Flags:
@@ -115,16 +134,15 @@ def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Fla
     )
 
 
-def _differences(one: LayerRecipe, other: LayerRecipe) -> list[str]:
+def _differences(recipe: LayerRecipe, other: LayerRecipe) -> list[str]:
     """List the fields of the six operands that differ, such as ``wgrad.dy.rounding``."""
-    pairs = zip(one.operands(), other.operands(), strict=True)
-    return [
-        f"{gemm}.{operand}.{part.name}"
-        for (gemm, operand, own), (_, _, theirs) in pairs
-        if own != theirs
-        for part in fields(own)
-        if getattr(own, part.name) != getattr(theirs, part.name)
-    ]
+    names = []
+    pairs = zip(recipe.operands(), other.operands(), strict=True)
+    for (gemm, operand, policy), (_, _, other_policy) in pairs:
+        for name, value in vars(policy).items():
+            if value != getattr(other_policy, name):
+                names.append(f"{gemm}.{operand}.{name}")
+    return names
 
 
 @cache
@@ -162,34 +180,36 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
     Raises:
         ValueError: an operand that TransformerEngine's quantisers cannot express.
     """
-    found = {
-        f"{gemm}.{operand}": _quantizer(f"{gemm}.{operand}", policy)
-        for gemm, operand, policy in recipe.operands()
-    }
-    x, own = found["wgrad.x"], recipe.wgrad.right.source == "high_precision"
-    if x.row_scaled and (x != found["fprop.x"] or x.four_six or not own):
-        what = "a row scale on wgrad.x only of the original x, beside one on fprop.x, and without four-or-six"
-        raise ValueError(f"TransformerEngine has {what}")
+    quantizers = {}
+    for gemm, operand, policy in recipe.operands():
+        quantizers[f"{gemm}.{operand}"] = _quantizer(f"{gemm}.{operand}", policy)
+    x = quantizers["wgrad.x"]
+    is_original = recipe.wgrad.right.source == "high_precision"
+    if x.row_scaled and (x != quantizers["fprop.x"] or x.four_six or not is_original):
+        message = (
+            "a row scale on wgrad.x only of the original x, beside one on fprop.x, and without four-or-six"
+        )
+        raise ValueError(f"TransformerEngine has {message}")
     if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in GEMMS):
         raise ValueError(
             "accumulate: 'blackwell' is a model of the hardware, which TransformerEngine runs on"
         )
     return {
-        "input": Quantizers(rows=found["fprop.x"], columns=x, from_rows=not own),
+        "input": Quantizers(rows=quantizers["fprop.x"], columns=x, from_rows=not is_original),
         "weight": Quantizers(
-            rows=found["fprop.w"],
-            columns=found["dgrad.w"],
+            rows=quantizers["fprop.w"],
+            columns=quantizers["dgrad.w"],
             from_rows=recipe.dgrad.right.source != "high_precision",
         ),
-        "grad_output": Quantizers(rows=found["dgrad.dy"], columns=found["wgrad.dy"]),
+        "grad_output": Quantizers(rows=quantizers["dgrad.dy"], columns=quantizers["wgrad.dy"]),
     }
 
 
 def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
     """Translate one operand."""
 
-    def refused(what: str) -> ValueError:
-        return ValueError(f"TransformerEngine has no {what} on {where}")
+    def refused(message: str) -> ValueError:
+        return ValueError(f"TransformerEngine has no {message} on {where}")
 
     low = not policy.is_high_precision
     if policy.format == "fp16":

@@ -46,28 +46,28 @@ def run(cache, *command, path=None):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def check_kernels(found, target):
+def check_kernels(kernels, target):
     """Each GEMM has native instructions and keeps the limits of the hardware; return the formats."""
-    for one in found:
-        assert one["target"] == target
-        if one["kernel"] == "gemm" and target == "sm_90":
-            assert any("widened" in problem for problem in one["problems"])
+    for kernel in kernels:
+        assert kernel["target"] == target
+        if kernel["kernel"] == "gemm" and target == "sm_90":
+            assert any("widened" in problem for problem in kernel["problems"])
         else:
-            assert not one["problems"], one
-            assert one["kernel"] != "gemm" or sum(one["instructions"].values()) > 0
-    return {one["variant"].split()[0] for one in found if one["kernel"] == "gemm"}
+            assert not kernel["problems"], kernel
+            assert kernel["kernel"] != "gemm" or sum(kernel["instructions"].values()) > 0
+    return {kernel["variant"].split()[0] for kernel in kernels if kernel["kernel"] == "gemm"}
 
 
-def check_target(found, target):
+def check_target(kernels, target):
     """Every format of the target, and each unmasked GEMM's row in the docs."""
-    assert check_kernels(found, target) == {fmt for where, fmt in TILES if where == target}
+    assert check_kernels(kernels, target) == {fmt for arch, fmt in TILES if arch == target}
     page = Path(__file__).with_name("instructions.txt").read_text().splitlines()
     rows = {row.split(" | ")[1]: row for row in page if row.startswith(f"| {target} | ")}
-    for one in found:
-        if one["kernel"] == "gemm" and not one["variant"].endswith("masked"):
-            row = rows[one["variant"]]
-            assert row.endswith(f"| {one['shared_bytes'] / 1024:.0f} KiB |")
-            assert all(f"| `{name}` | {count} |" in row for name, count in one["instructions"].items())
+    for kernel in kernels:
+        if kernel["kernel"] == "gemm" and not kernel["variant"].endswith("masked"):
+            row = rows[kernel["variant"]]
+            assert row.endswith(f"| {kernel['shared_bytes'] / 1024:.0f} KiB |")
+            assert all(f"| `{name}` | {count} |" in row for name, count in kernel["instructions"].items())
     return rows
 
 
@@ -78,9 +78,9 @@ FULLY = ("sm_100", "gfx950")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", [target for target in TARGETS if target not in FULLY])
 def test_one_tile_of_each_format_is_native_and_within_limits(target, tmp_path):
-    done = run(tmp_path, "-c", ONE_OF_EACH, target)
-    assert done.returncode == 0, done.stderr[-3000:]
-    check_target(json.loads(done.stdout)["compiled"], target)
+    result = run(tmp_path, "-c", ONE_OF_EACH, target)
+    assert result.returncode == 0, result.stderr[-3000:]
+    check_target(json.loads(result.stdout)["compiled"], target)
 
 
 @pytest.mark.exhaustive
@@ -88,13 +88,13 @@ def test_one_tile_of_each_format_is_native_and_within_limits(target, tmp_path):
 def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
     from ablate.backends.triton.compiled import SCALES, VARIANTS
 
-    done = run(tmp_path, "-m", "ablate.check", target, "--json")
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)["compiled"]
-    rows = check_target(found, target)
-    tiles = [tile for (where, _), tiles in TILES.items() if where == target for tile in tiles]
+    result = run(tmp_path, "-m", "ablate.check", target, "--json")
+    assert result.returncode == 0, result.stderr[-3000:]
+    kernels = json.loads(result.stdout)["compiled"]
+    rows = check_target(kernels, target)
+    tiles = [tile for (arch, _), tiles in TILES.items() if arch == target for tile in tiles]
     # With and without masks; the quantiser's variants, and tensors' scales.
-    assert len(found) == 2 * len(tiles) + len(VARIANTS) + len(SCALES)
+    assert len(kernels) == 2 * len(tiles) + len(VARIANTS) + len(SCALES)
     assert len(rows) == len(tiles)
 
 
@@ -103,11 +103,11 @@ def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
 def test_one_tile_of_each_format_with_another_triton(target, other_triton, tmp_path):
     version, folder = other_triton
     without = ["nvfp4"] if target == "sm_90" and version < OLDEST_TO_WIDEN_NVFP4 else []
-    done = run(tmp_path, "-c", ONE_OF_EACH, target, *without, path=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout)
+    result = run(tmp_path, "-c", ONE_OF_EACH, target, *without, path=folder)
+    assert result.returncode == 0, result.stderr[-3000:]
+    answer = json.loads(result.stdout)
     assert release(answer["triton"]) == version
-    formats = {fmt for where, fmt in TILES if where == target}
+    formats = {fmt for arch, fmt in TILES if arch == target}
     assert check_kernels(answer["compiled"], target) == formats - set(without)
 
 
@@ -150,5 +150,5 @@ def test_a_wrong_tile_is_found(name, tmp_path):
         "from ablate.backends.triton.policies import Tile\n"
         f"print('; '.join(compile_gemm({target!r}, 'mxfp4', Tile({tile})).problems))"
     )
-    done = run(tmp_path, "-c", code)
-    assert any(word in done.stdout for word in expected.split("|")), done.stdout + done.stderr[-1500:]
+    result = run(tmp_path, "-c", code)
+    assert any(word in result.stdout for word in expected.split("|")), result.stdout + result.stderr[-1500:]

@@ -17,11 +17,11 @@ def check_kernels(which, triton=None):
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
     if triton is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(triton), environment.get("PYTHONPATH", "")])
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "-m", "", "-k", which], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout or "[100%]" in done.stdout
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout or "[100%]" in result.stdout
 
 
 @pytest.mark.exhaustive

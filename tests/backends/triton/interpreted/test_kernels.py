@@ -6,8 +6,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
@@ -59,8 +57,8 @@ class OnGpu(EmulatedBackend):
         return launch.quantise_values(x, {axis: draw})[axis]
 
     def quantize_both(self, x, rows, columns):
-        done = launch.quantise_values(x, {1: rows, 0: columns})
-        return done[1], done[0]
+        quantized = launch.quantise_values(x, {1: rows, 0: columns})
+        return quantized[1], quantized[0]
 
 
 def quantised(x, policy):
@@ -72,8 +70,8 @@ def quantised_by(draw, x, axis=1):
 
 
 def check_values(x, policy, axis, key=KEY):
-    ours = quantised_by(Draw(policy=policy, key=key), x, axis)
-    assert difference(ours, round_operand(x, policy, axis=axis, key=key)) is None
+    actual = quantised_by(Draw(policy=policy, key=key), x, axis)
+    assert difference(actual, round_operand(x, policy, axis=axis, key=key)) is None
 
 
 @pytest.mark.parametrize("check", checks(BACKEND, "cpu"), ids=lambda check: check.name)
@@ -130,7 +128,8 @@ def test_four_or_six_where_only_roundings_tell_the_errors_apart(policy, axis):
     ],
 )
 def test_what_fp32_or_bf16_does_not_hold(text, factor):
-    (policy,), x = policies_of(text), normal(64, 128) * factor
+    (policy,) = policies_of(text)
+    x = normal(64, 128) * factor
     check_values(x, policy, 1)
     if policy.format == "nvfp4":
         packed = packed_by_torch(x, Draw(policy=policy, key=KEY), axis=1)
@@ -145,10 +144,13 @@ def test_codes_and_scale_bytes(policy):
     x = awkward_values(policy, torch.bfloat16)
     for axis in (0, 1):
         draw = Draw(policy=policy, key=KEY)
-        ours, theirs = BACKEND.quantize(x, draw, axis=axis), packed_by_torch(x, draw, axis=axis)
-        assert torch.equal(ours.codes, theirs.codes)
-        assert torch.equal(ours.scales, theirs.scales)
-        assert difference(ours, theirs) is difference(theirs, ours) is None  # a mask may lack on either side
+        actual = BACKEND.quantize(x, draw, axis=axis)
+        reference = packed_by_torch(x, draw, axis=axis)
+        assert torch.equal(actual.codes, reference.codes)
+        assert torch.equal(actual.scales, reference.scales)
+        assert (
+            difference(actual, reference) is difference(reference, actual) is None
+        )  # a mask may lack on either side
 
 
 @pytest.mark.parametrize(
@@ -156,10 +158,11 @@ def test_codes_and_scale_bytes(policy):
 )
 @pytest.mark.parametrize("shape", [(32, 64), (0, 64), (700, 1536)])
 def test_a_tensors_largest_magnitude(text, shape):
-    (policy,), x = policies_of(text), normal(*shape)
-    ours = launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1]
+    (policy,) = policies_of(text)
+    x = normal(*shape)
+    actual = launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1]
     expected = round_operand(x, policy, axis=1, key=KEY)
-    assert float(ours[3]) == expected.descale
+    assert float(actual[3]) == expected.descale
     for value in (torch.nan, torch.inf):
         if x.numel():
             x[-1, -1] = value
@@ -167,15 +170,17 @@ def test_a_tensors_largest_magnitude(text, shape):
 
 
 def test_delayed_scales_take_the_amax_they_are_given():
-    (policy,), x = policies_of("fp8_e4m3 delayed"), normal(32, 64)
+    (policy,) = policies_of("fp8_e4m3 delayed")
+    x = normal(32, 64)
     for amax in (2.0, torch.tensor([2.0]), torch.tensor(2.0)):
-        ours = BACKEND.quantize(x, Draw(policy=policy, amax=amax), axis=1)
-        assert difference(ours, round_operand(x, policy, axis=1, amax=2.0)) is None
+        actual = BACKEND.quantize(x, Draw(policy=policy, amax=amax), axis=1)
+        assert difference(actual, round_operand(x, policy, axis=1, amax=2.0)) is None
 
 
 @pytest.mark.parametrize("text", ["mxfp4 stochastic 0.75 H16 call permute", "mxfp4 stochastic H32 layer"])
 def test_step_and_call_are_read_from_the_position(text):
-    (policy,), x = policies_of(text), normal(64, 64)
+    (policy,) = policies_of(text)
+    x = normal(64, 64)
     other = dataclasses.replace(KEY, step=2**40 + 7, call=1)
     draw = Draw(policy=policy, key=KEY, position=torch.tensor([other.step, other.call]))
     assert difference(quantised_by(draw, x), round_operand(x, policy, axis=1, key=other)) is None
@@ -185,7 +190,8 @@ def test_step_and_call_are_read_from_the_position(text):
     "text", ["mxfp4", "mxfp4 stochastic 0.75 H16 step permute", "fp8_e4m3", "nvfp4 H16 fixed"]
 )
 def test_a_launch_brings_nothing_from_the_cpu(text, monkeypatch):
-    (policy,), x = policies_of(text), normal(64, 64)
+    (policy,) = policies_of(text)
+    x = normal(64, 64)
     names = []
 
     class Record(TorchDispatchMode):
@@ -214,9 +220,9 @@ class Nothing:
 @pytest.mark.parametrize("shape", [(0, 32), (32, 0), (1, 32), (1, 64), (33, 32), (130, 96)])
 def test_empty_and_odd_shapes(shape):
     x = normal(*shape)
-    ours = quantised(x, FULL)
-    assert ours.shape == shape
-    assert same_bits(ours.values, round_operand(x, FULL, axis=1, key=KEY).values)
+    actual = quantised(x, FULL)
+    assert actual.shape == shape
+    assert same_bits(actual.values, round_operand(x, FULL, axis=1, key=KEY).values)
 
 
 def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
@@ -229,21 +235,10 @@ def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
             assert (
                 difference(quantised_by(draw, x, axis), round_operand(x, policy, axis=axis, key=KEY)) is None
             )
-            ours, theirs = BACKEND.quantize(x, draw, axis=axis), packed_by_torch(x, draw, axis=axis)
-            assert torch.equal(ours.codes, theirs.codes)
-            assert torch.equal(ours.scales, theirs.scales)
-
-
-@settings(max_examples=5)
-@given(
-    st.sampled_from([one for one in CLAIMED if one.format.startswith("mx") and one.hadamard <= 32]),
-    st.lists(st.integers(0, 2**16 - 1), min_size=32, max_size=96),
-    st.integers(0, 2**32 - 1),
-)
-def test_any_bits(policy, bits, step):
-    x = torch.tensor((bits * 64)[:2048], dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(32, 64)
-    for axis in (0, 1):
-        check_values(x, policy, axis, dataclasses.replace(KEY, step=step))
+            actual = BACKEND.quantize(x, draw, axis=axis)
+            reference = packed_by_torch(x, draw, axis=axis)
+            assert torch.equal(actual.codes, reference.codes)
+            assert torch.equal(actual.scales, reference.scales)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +275,8 @@ def test_nvfp4_products(monkeypatch):
     for m, n, k in ((64, 48, 256), (33, 17, 80)):
         left, right = (quantised(normal(rows, k, seed=rows), policy) for rows in (m, n))
         exact = left.values.double() @ right.values.double().t() * float(left.descale) * float(right.descale)
-        ours = BACKEND.multiply(left, right).double()
-        assert torch.allclose(ours, exact, rtol=2**-8, atol=1e-5 * exact.abs().max().item())
+        actual = BACKEND.multiply(left, right).double()
+        assert torch.allclose(actual, exact, rtol=2**-8, atol=1e-5 * exact.abs().max().item())
 
 
 LAYERS = Setup(where="cpu", device=device_of("cpu"), backends={"triton": BACKEND})
@@ -296,7 +291,8 @@ def test_layers_with_all_three_gemms(monkeypatch, check):
 
 @pytest.mark.parametrize(("left", "right"), itertools.permutations(COPIED, 2), ids=label)
 def test_both_copies_of_two_policies_in_one_read(left, right):
-    x, other = normal(160, 192, seed=5).to(torch.bfloat16), dataclasses.replace(KEY, gemm="dgrad")
+    x = normal(160, 192, seed=5).to(torch.bfloat16)
+    other = dataclasses.replace(KEY, gemm="dgrad")
     rows, columns = BACKEND.quantize_both(x, Draw(policy=left, key=KEY), Draw(policy=right, key=other))
     assert same_bits(rows.values, round_operand(x, left, axis=1, key=KEY).values)
     assert same_bits(columns.values, round_operand(x, right, axis=0, key=other).values)
