@@ -156,7 +156,7 @@ class Kernel:
             descale = fp32(descale)
         if policy.undo == "operand":
             job.undo = 1.0 / policy.prescale
-            descale = 1.0
+            descale = decode
         out = torch.empty(x.shape, dtype=torch.bfloat16)
         mask = torch.empty(x.shape, dtype=torch.bool) if policy.mask else None
         job.dst = out.data_ptr()

@@ -144,7 +144,7 @@ def round_operand(
     if policy.undo == "operand":
         undo = fp32(1 / policy.prescale)
         values = (values.to(torch.float32) * undo).to(torch.bfloat16)
-        descale = 1.0
+        descale = operand.decode
     return Quantized(
         values=turned(values, axis),
         descale=descale,

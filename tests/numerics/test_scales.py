@@ -1,5 +1,7 @@
 """Scales and codes against numpy transcriptions of the sources' formulas, bit for bit, and torchao itself."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -370,6 +372,15 @@ def by_both(x, policy, axis=1):
     """Quantise in plain torch and by the compiled quantiser."""
     draw = Draw(policy=policy, key=KEY)
     return [load_backend(name).quantize(x, draw, axis=axis) for name in ("reference", "emulated")]
+
+
+def test_undoing_the_prescale_on_the_operand_leaves_the_tensors_scale():
+    x = normal(64, 64)
+    policy = OperandPolicy(format="nvfp4", rounding="stochastic", prescale=0.75, undo="operand")
+    on_accumulator = round_operand(x, dataclasses.replace(policy, undo="accumulator"), axis=1, key=KEY)
+    for quantized in by_both(x, policy):
+        assert quantized.descale == pytest.approx(on_accumulator.descale * 0.75)
+        assert torch.allclose(quantized.values.float(), on_accumulator.values.float() / 0.75, rtol=2**-8)
 
 
 def test_mxfp8_below_bf16_is_rounded_once_and_its_codes_are_not():
