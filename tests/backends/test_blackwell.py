@@ -29,7 +29,9 @@ def to_fp32(exact, rounded):
 def by_the_book(a, b):
     """Return A Bᵀ: groups of 64 products rounded once to nearest, added in order toward zero."""
     result = []
-    rows, columns = ([[Fraction(one) for one in row] for row in side.double().tolist()] for side in (a, b))
+    rows, columns = (
+        [[Fraction(value) for value in row] for row in side.double().tolist()] for side in (a, b)
+    )
     for row, column in itertools.product(rows, columns):
         total = Fraction(0)
         products = [x * y for x, y in zip(row, column, strict=True)]
@@ -42,7 +44,7 @@ def by_the_book(a, b):
 @pytest.mark.parametrize("k", [16, 64, 240, 4096])  # so long that groups of 32 differ
 def test_every_product_is_the_models_to_the_bit(k):
     x, w = (normal(n, k, seed=n) * 2.0 ** (normal(n, k, seed=n + 1) * 4) for n in (12, 9))
-    a, b = (round_operand(one, NVFP4, axis=1).values for one in (x, w))
+    a, b = (round_operand(side, NVFP4, axis=1).values for side in (x, w))
     actual = summed(a, b)
     assert torch.equal(actual, by_the_book(a, b))
     if k == 4096:
@@ -58,8 +60,10 @@ def test_sums_that_fp64_does_not_hold_are_truncated_all_the_same():
     assert torch.equal(summed(a.bfloat16(), b.bfloat16()), by_the_book(a, b))
     places = [0.0, 1.0, 1.5, 1 - 2.0**-24, 2.0**24 - 1, 2.0**-20, 3 * 2.0**-20, 2.0**40, 2.0**40 - 2.0**17]
     grid = torch.tensor([sign * place for place in places for sign in (1, -1)], dtype=torch.float64)
-    one, other = (side.flatten() for side in torch.meshgrid(grid, grid, indexing="ij"))
-    for a, b, actual in zip(one.tolist(), other.tolist(), add_toward_zero(one, other).tolist(), strict=True):
+    left, other = (side.flatten() for side in torch.meshgrid(grid, grid, indexing="ij"))
+    for a, b, actual in zip(
+        left.tolist(), other.tolist(), add_toward_zero(left, other).tolist(), strict=True
+    ):
         assert Fraction(actual) == to_fp32(Fraction(a) + Fraction(b), int), (a, b)
 
 

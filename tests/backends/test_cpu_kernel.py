@@ -140,12 +140,12 @@ def test_the_way_back_has_the_bits_of_plain_torch_for_odd_shapes_strides_and_val
 def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
     x = awkward(96, 160, torch.bfloat16).nan_to_num(posinf=1.0)
     first = OperandPolicy(format=fmt, rounding="stochastic", prescale=0.75)
-    done = EMULATED.quantize(x, Draw(policy=first, key=KEY), axis=1)
+    quantized = EMULATED.quantize(x, Draw(policy=first, key=KEY), axis=1)
     for again, axis in itertools.product(
         policies_of("nvfp4 ms_eden H32 step\nfp8_e4m3 row\nfp4_e2m1 searched"), (0, 1)
     ):
-        actual = EMULATED.quantize_again(done, Draw(policy=again, key=KEY), axis=axis)
-        reference = round_operand(done.values.float() * done.descale, again, axis=axis, key=KEY)
+        actual = EMULATED.quantize_again(quantized, Draw(policy=again, key=KEY), axis=axis)
+        reference = round_operand(quantized.values.float() * quantized.descale, again, axis=axis, key=KEY)
         assert difference(actual, reference) is None
 
 
@@ -165,7 +165,7 @@ def test_any_number_of_threads(policy):
             side = EMULATED.quantize(x, Draw(policy=policy, key=KEY), axis=1)
             if isinstance(side, BlockScaled):
                 products.append(EMULATED.multiply(side, side))
-    assert all(torch.equal(one, products[0]) for one in products)
+    assert all(torch.equal(product, products[0]) for product in products)
 
 
 @pytest.mark.parametrize("columns", [33, 50, 65, 130])
@@ -222,14 +222,14 @@ def test_without_a_compiler_plain_torch_does_it(monkeypatch):
 
 def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path, anew):
     cpu_build.loaded()
-    usual = cpu_build._build_here().target
+    built = cpu_build._build_here().target
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
     builds = []
 
     def build(asked):
         builds.append(asked.target)
-        shutil.copy(usual, asked.target)
-        shutil.copy(usual.with_suffix(".json"), asked.target.with_suffix(".json"))
+        shutil.copy(built, asked.target)
+        shutil.copy(built.with_suffix(".json"), asked.target.with_suffix(".json"))
 
     def load():
         cpu_build.loaded.cache_clear()
@@ -247,9 +247,9 @@ def test_a_build_in_which_a_bit_has_flipped_is_built_anew(monkeypatch, tmp_path,
 
 def test_a_kernel_is_kept_where_nobody_else_can_write(monkeypatch, tmp_path):
     shared = tmp_path / "shared"
-    own = tmp_path / "own"
+    private_cache = tmp_path / "own"
     monkeypatch.setenv("ABLATE_CACHE", str(shared))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(own))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(private_cache))
     folder = cpu_build.folder
     assert folder() == (shared / "kernels", None)
     assert (shared / "kernels").stat().st_mode & 0o777 == 0o700
@@ -257,9 +257,9 @@ def test_a_kernel_is_kept_where_nobody_else_can_write(monkeypatch, tmp_path):
     assert folder() == (shared / "kernels", None)  # it is ours: closed
     assert (shared / "kernels").stat().st_mode & 0o022 == 0
     shared.chmod(0o777)
-    assert folder() == (own / "ablate" / "kernels", f"others can replace what is in {shared}")
-    shutil.rmtree(own)
-    own.write_text("no folder")
+    assert folder() == (private_cache / "ablate" / "kernels", f"others can replace what is in {shared}")
+    shutil.rmtree(private_cache)
+    private_cache.write_text("no folder")
     private, why = folder()
     assert (private.stat().st_mode & 0o777, why) == (0o700, f"others can replace what is in {shared}")
 

@@ -41,13 +41,15 @@ def answers(line):
     """Say what ``auto`` takes for a GEMM, and what the native back ends say of it, by architecture."""
     left, *right = policies_of(line.replace(" × ", "\n"))
     gemm = GemmPolicy(left=left, right=next(iter(right), left))
-    found = {}
-    for there in map(device_of_arch, KNOWN):
-        backend, support = Selection("auto").choose(gemm, there)
-        supports = {name: load_backend(name).support(gemm, there) for name in ("torch", "triton")}
-        named = (f"{name}: {one.detail if one.mode == 'no' else one.mode}" for name, one in supports.items())
-        found.setdefault("; ".join([f"{backend.name} ({support.mode})", *named]), []).append(there.arch)
-    return [f"{', '.join(where)}: {answer}" for answer, where in found.items()]
+    archs_by_answer = {}
+    for known in map(device_of_arch, KNOWN):
+        backend, support = Selection("auto").choose(gemm, known)
+        answer = f"{backend.name} ({support.mode})"
+        for name in ("torch", "triton"):
+            support = load_backend(name).support(gemm, known)
+            answer += f"; {name}: {support.detail if support.mode == 'no' else support.mode}"
+        archs_by_answer.setdefault(answer, []).append(known.arch)
+    return [f"{', '.join(archs)}: {answer}" for answer, archs in archs_by_answer.items()]
 
 
 def test_auto_takes_the_fastest_native_one_and_each_refusal_has_its_reason():

@@ -38,4 +38,4 @@ def test_an_elements_word_is_where_the_docstring_says_whatever_the_shape():
     "change", [{"seed": 1}, {"layer": "b"}, {"gemm": "dgrad"}, {"operand": "dy"}, {"step": 4}, {"call": 1}]
 )
 def test_every_field_of_the_key_gives_another_stream(change):
-    assert not torch.equal(*(random_words(2, 64, one) for one in (KEY, replace(KEY, **change))))
+    assert not torch.equal(*(random_words(2, 64, key) for key in (KEY, replace(KEY, **change))))

@@ -108,7 +108,7 @@ def test_dequantised_values(policy, axis):
 
 @pytest.mark.parametrize(
     "policy",
-    [one for one in MORE if one.scale.startswith("four_six") and one.block == "1x16"],
+    [policy for policy in MORE if policy.scale.startswith("four_six") and policy.block == "1x16"],
     ids=label,
 )
 @pytest.mark.parametrize("axis", [0, 1])
@@ -138,7 +138,7 @@ def test_what_fp32_or_bf16_does_not_hold(text, factor):
 
 
 @pytest.mark.parametrize(
-    "policy", [one for one in CLAIMED if one.format in ("mxfp4", "mxfp8", "nvfp4")], ids=label
+    "policy", [policy for policy in CLAIMED if policy.format in ("mxfp4", "mxfp8", "nvfp4")], ids=label
 )
 def test_codes_and_scale_bytes(policy):
     x = awkward_values(policy, torch.bfloat16)
@@ -248,7 +248,7 @@ def test_gemm_shapes(shape):
     m, n, k = shape
     generator = torch.Generator().manual_seed(m * n + k)
     a, b = (torch.randint(-4, 5, (rows, k), generator=generator).float() for rows in (m, n))
-    product = BACKEND.multiply(*(quantised(one, MXFP8) for one in (a, b)))
+    product = BACKEND.multiply(*(quantised(side, MXFP8) for side in (a, b)))
     assert torch.equal(product, (a @ b.t()).to(torch.bfloat16))  # exact in MXFP8
 
 
@@ -256,7 +256,7 @@ def test_gemm_shapes(shape):
 def test_a_nan_block_makes_its_row_nan_and_no_other(k, at):
     x = torch.ones(4, k)
     x[2, at] = float("nan")
-    left, right = (quantised(one, MXFP4) for one in (x, torch.ones(3, k)))
+    left, right = (quantised(side, MXFP4) for side in (x, torch.ones(3, k)))
     for product in (BACKEND.multiply(left, right), BACKEND.multiply(right, left).t()):
         assert product.isnan().any(dim=1).tolist() == [False, False, True, False]
 
