@@ -25,14 +25,23 @@ def test_no_files_import_each_other_in_a_circle():
     graphlib.TopologicalSorter(imports).prepare()  # else it names the circle
 
 
-def test_the_scripts_and_tests_that_the_docs_name_are_there():
+def test_the_files_that_the_docs_name_are_there():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     named = {
         name
         for page in pages
         for name in re.findall(
-            r"\b(?:tests|benchmarks|examples)/[\w/]+\.py", page.read_text(encoding="utf-8")
+            r"(?<![\w/])(?:ablate|backends|reports|studies|tests|benchmarks|examples)/[\w/]+\.(?:py|json|yaml|txt)",
+            page.read_text(encoding="utf-8"),
         )
     }
     assert len(named) > 20
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_the_names_that_the_docs_place_in_a_file_are_there():
+    pages = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md")
+    text = " ".join(" ".join(page.read_text(encoding="utf-8").split()) for page in pages)
+    placed = re.findall(r"`(\w+)`,? (?:in|of) `([\w/]+\.py)`", text)
+    assert len(placed) > 10
+    assert [pair for pair in placed if pair[0] not in (ROOT / pair[1]).read_text(encoding="utf-8")] == []
