@@ -20,6 +20,7 @@ from ablate.cli.common import (
     echo_lines,
     ended_by_ctrl_c,
     json_option,
+    refuse_other_options,
     set_option,
     storage_option,
     table_of,
@@ -42,34 +43,48 @@ _RECIPES = {
 
 @click.command("run")
 @click.argument("study")
-@click.option("--only", multiple=True, metavar="ARM", help="Run this arm alone (may be repeated).")
-@click.option("--seeds", "listed", metavar="LIST", help="Run these seeds of the study alone, such as 0,1,4.")
+@click.option("--only", multiple=True, metavar="ARM", help="Run only this arm (may be repeated).")
+@click.option("--seeds", "seeds_text", metavar="LIST", help="Run only these seeds of the study: 0,1,4.")
 @click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
+@click.option(
+    "--in-process",
+    is_flag=True,
+    help="Train one run in this process, without Ray, for a debugger; store no result.",
+)
 @set_option
 @address_option
 @tracking_option
 @storage_option
+@click.pass_context
 def command(
-    study: str, storage: Path, address: str | None, tracking_uri: str | None, listed: str | None, **which: Any
-) -> int:
-    """Run STUDY (a YAML file, or the name of a shipped or stored study): what is missing, then its report.
+    context: click.Context, /, study: str, *, storage: Path, address: str | None, tracking_uri: str | None,
+    seeds_text: str | None, in_process: bool, retry_failed: bool, **chosen: Any,
+) -> int:  # fmt: skip
+    """Run what STUDY lacks (a YAML file, or the name of a shipped or stored study), then write its report.
 
-    The same command goes on after an interruption and never repeats a finished run.
+    The same command continues after an interruption and never repeats a finished run.
 
     \b
     Examples:
       ablate run quickstart
       ablate run my-study.yaml --only fprop --seeds 0,1
+      ablate run my-study.yaml --in-process --only fprop --seeds 0
       ablate run my-study.yaml --set base.training.learning_rate=1e-3 --set name=my-study-lr
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    words = [*set_words(which["settings"]), *(word for arm in which["only"] for word in ("--only", arm))]
     try:
-        seeds = None if listed is None else [int(part) for part in listed.split(",")]
+        seeds = None if seeds_text is None else [int(part) for part in seeds_text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds: '{listed}' is no list of seeds (expected such as 0,1,4)") from None
+        raise UserError(f"--seeds: '{seeds_text}' is no list of seeds (expected such as 0,1,4)") from None
+    if in_process:
+        takes = {"in_process", "only", "seeds_text", "settings", "storage"}
+        refuse_other_options(context, takes, "--in-process")
+        return _run_in_process(study, storage, seeds, **chosen)
+    words = set_words(chosen["settings"])
+    for arm in chosen["only"]:
+        words += ["--only", arm]
     place = {"address": address, "tracking_uri": tracking_uri}
-    again = command_line("run", study, *words, storage=storage, seeds=listed, **place)
+    again = command_line("run", study, *words, storage=storage, seeds=seeds_text, **place)
     with ended_by_ctrl_c(again):
         from ablate.cli.display import ConsoleListener
         from ablate.workflow import Where
@@ -77,9 +92,21 @@ def command(
 
         listener = ConsoleListener()
         if sys.stdout.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            listener.say("Closing the terminal stops this (nohup, tmux or `ablate submit` let it go on).")
-        end = run_study(study, Where(storage=storage, **place), listener, seeds=seeds, **which)
+            listener.say("Closing the terminal stops this (nohup, tmux or `ablate submit` let it continue).")
+        where = Where(storage=storage, **place)
+        end = run_study(study, where, listener, seeds=seeds, retry_failed=retry_failed, **chosen)
         return conclude(listener.say, end, again)
+
+
+def _run_in_process(study: str, storage: Path, seeds: list[int] | None, **chosen: Any) -> int:
+    from ablate.cli.display import ConsoleListener
+    from ablate.workflow import Where
+    from ablate.workflow.in_process import run_in_process
+
+    result = run_in_process(study, Where(storage=storage), ConsoleListener(), seeds=seeds, **chosen)
+    ended = result.state if result.message is None else f"{result.state}: {result.message}"
+    click.echo(f"The run {ended}, after {result.tokens:,} tokens. No result is stored.")
+    return 0
 
 
 def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:

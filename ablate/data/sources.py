@@ -41,6 +41,7 @@ TOKEN_SUFFIXES = (".bin", ".tokens")
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _STDLIB_GENERATED = ("_sysconfigdata", "config-", "sitecustomize.py")
 
+PATHS_HINT = "relative paths start at the study file"
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _LONGEST_RANGE = 1_000_000
 _RACY_NS = 2_000_000_000
@@ -129,7 +130,7 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
             missing.append(os.path.relpath(shard, base))
     if not missing:
         return files
-    hint = "relative paths start at the study file"
+    hint = PATHS_HINT
     if len(shards) > 1:
         shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
         what = f"{len(missing)} of the {len(shards)} shards are missing: {shown}"

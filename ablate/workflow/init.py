@@ -30,8 +30,9 @@ from ablate.study.template import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from ablate.plan import PlannedArm
     from ablate.workflow import Listener
 
 USED = 0.8
@@ -40,6 +41,7 @@ EVALUATIONS = 20
 _FEWEST_STEPS = 5 * EVALUATIONS
 _EXACT_BYTES = 32 << 20
 """A corpus up to this size is tokenised to count its tokens; a larger one holds out enough for any use."""
+_KINDS = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _SIZES: tuple[tuple[float, dict[str, Any]], ...] = (
     (20e6, {"seq_len": 128, "batch_size": 16, "learning_rate": 2e-3, "eval_tokens": 16_384}),
@@ -59,7 +61,7 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no such text, or it needs to be described by hand.
     """
-    from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files
+    from ablate.data.sources import JSON_SUFFIXES, PATHS_HINT, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files
 
     if place is None:
         return {"source": "stdlib", "tokenizer": "bytes"}
@@ -67,10 +69,11 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
         raise UserError(f"{place} is no text", hint="write the section data by hand, see docs/data.md")
     try:
         files = find_files([place], TEXT_SUFFIXES + JSON_SUFFIXES)
-    except UserError as error:  # drop a hint that is for study files only
-        raise UserError(
-            *(replace(one, hint=None) if "study file" in str(one.hint) else one for one in error.problems)
-        ) from None
+    except UserError as error:
+        (problem,) = error.problems
+        if problem.hint == PATHS_HINT:  # it holds in study files only
+            problem = replace(problem, hint=None)
+        raise UserError(problem) from None
     is_json = all(file.path.lower().endswith(JSON_SUFFIXES) for file in files)
     return {"source": "jsonl" if is_json else "text", "paths": [_from(place, folder)], "tokenizer": "bytes"}
 
@@ -104,138 +107,195 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
     Raises:
         UserError: a word that cannot be used, with its option; a file that is there already.
     """
-    from ablate.backends.device import default_device
-    from ablate.data import identify, prepare
-    from ablate.recipes.coverage import in_short
-    from ablate.run.architecture import parameters_text
-    from ablate.workflow import pilot
-
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"FILE: '{path}' has no name of a study file", hint=f"did you mean '{path}.yaml'?")
     if path.exists():
         raise UserError("is there already, and is left as it is", file=path, hint="give another name")
     with _naming("--budget"):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", answers.budget.lower())
-        if found is None or found[2] not in _UNITS or float(found[1]) == 0:
-            raise UserError(f"'{answers.budget}' is no time", hint="expected such as 30m, 2h or 1d")
-        seconds = float(found[1]) * _UNITS[found[2]]
+        budget_sec = _seconds_of(answers.budget)
     with _naming("--arms"):
-        names = arms_of(answers.arms)
+        arm_names = list(arms_of(answers.arms))
     with _naming("--data"):
         section = data_section(answers.data, path.parent)
-    section["tokenizer"], colon, own = answers.tokenizer.partition(":")
-    if section["tokenizer"] == "hf":
-        section["tokenizer_path"] = _from(own, path.parent) if Path(own).exists() else own
-    elif colon:
-        section["vocab_size"] = int(own) if own.isdecimal() else own
-    a_token = "a token a byte" if answers.tokenizer == "bytes" else f"tokens of {answers.tokenizer}"
-    said = f"The text of --data, {a_token}; a part is held out for validation (docs/data.md)."
-    if answers.data is None:
-        said = f"Source text of Python's standard library, {a_token}. Your own: docs/data.md."
-    starter = Starter(
-        name=path.stem,
-        file=path.name,
-        data=section,
-        arms=answers.arms,
-        seeds=answers.seeds,
-        about_data=said,
-        on_gpu=default_device() != "cpu",
-    )
-
-    def train(steps: int, settings: Mapping[str, Any]) -> None:
-        """Set the keys of training, and those that follow from the number of optimizer steps."""
-        tokens = steps * settings["seq_len"] * settings["batch_size"]
-        every = tokens // EVALUATIONS
-        starter.training = {**settings, "tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every}
-
-    def plan(**changes: Any) -> Plan:
-        return build_plan(study_of(starter_text(replace(starter, **changes)).encode(), path))
-
+    draft = _Draft(path, storage, answers, section)
     # First settings that every model can be planned with.
-    train(2 * _FEWEST_STEPS, _SIZES[0][1] | {"schedule": "constant"})
+    draft.settings = _SIZES[0][1] | {"schedule": "constant"}
+    draft.set_steps(2 * _FEWEST_STEPS)
     with _naming("FILE" if answers.tokenizer == "bytes" else "--tokenizer"):
-        plan(arms=None)
+        draft.plan(arms=None)
     with _naming("--model"):
-        named = model_section(answers.model, on_gpu=starter.on_gpu)
-        for key in ("hf", "function"):
-            place, colon, name = named.get(key, "").partition(":")
-            if place and Path(place).exists():
-                named[key] = f"{_from(place, path.parent)}{colon}{name}"
-        starter.model = named
-        arm = plan(arms=None).arms[0]
+        arm = draft.choose_model()
+    with _naming("--data"):
+        draft.fit_evaluations_to(arm, listener)
+    with _naming("--model"):
+        draft.leave_out_misfits(arm_names)
+    with _naming("--budget"):
+        estimated = draft.fit_steps_to(budget_sec, listener)
+    draft.plan()
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(starter_text(draft.starter))
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror or error}", file=path) from None
+    return f"{path}: {estimated}"
+
+
+def _seconds_of(time: str) -> float:
+    """Read a time such as 30m, 2h or 1d."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", time.lower())
+    if match is None or match[2] not in _UNITS or float(match[1]) == 0:
+        raise UserError(f"'{time}' is no time", hint="expected such as 30m, 2h or 1d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+class _Draft:
+    """A study before it is written: each step fills in a part of the starter, and plans it."""
+
+    def __init__(self, path: Path, storage: Path, answers: Answers, data: dict[str, Any]) -> None:
+        from ablate.backends.device import default_device
+
+        tokenizer, colon, detail = answers.tokenizer.partition(":")
+        data["tokenizer"] = tokenizer
+        if tokenizer == "hf":
+            data["tokenizer_path"] = _from(detail, path.parent) if Path(detail).exists() else detail
+        elif colon:
+            data["vocab_size"] = int(detail) if detail.isdecimal() else detail
+        unit = "a token a byte" if answers.tokenizer == "bytes" else f"tokens of {answers.tokenizer}"
+        if answers.data is None:
+            about = f"Source text of Python's standard library, {unit}. Your own: docs/data.md."
+        else:
+            about = f"The text of --data, {unit}; a part is held out for validation (docs/data.md)."
+        self.path = path
+        self.storage = storage
+        self.model = answers.model
+        self.settings: dict[str, Any] = {}
+        self.starter = Starter(
+            name=path.stem,
+            file=path.name,
+            data=data,
+            arms=answers.arms,
+            seeds=answers.seeds,
+            about_data=about,
+            on_gpu=default_device() != "cpu",
+        )
+
+    def plan(self, **changes: Any) -> Plan:
+        """Plan the study as it is now, but for ``changes`` of the starter."""
+        text = starter_text(replace(self.starter, **changes))
+        return build_plan(study_of(text.encode(), self.path))
+
+    def set_steps(self, steps: int) -> None:
+        """Set the keys of training, with those that follow from the number of optimizer steps."""
+        tokens = steps * self.settings["seq_len"] * self.settings["batch_size"]
+        every = tokens // EVALUATIONS
+        lengths = {"tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every}
+        self.starter.training = self.settings | lengths
+
+    def choose_model(self) -> PlannedArm:
+        """Fill in the model, and settings of training for its size; return its baseline."""
+        from ablate.recipes.coverage import in_short
+        from ablate.run.architecture import parameters_text
+
+        starter = self.starter
+        section = model_section(self.model, on_gpu=starter.on_gpu)
+        kind = "A built-in decoder"
+        for key, title in _KINDS.items():
+            if key not in section:
+                continue
+            kind = title
+            place, colon, name = section[key].partition(":")
+            if Path(place).exists():
+                section[key] = f"{_from(place, self.path.parent)}{colon}{name}"
+        starter.model = section
+        arm = self.plan(arms=None).arms[0]
         assert arm.size is not None  # a starter has no trainer of its own
-        size = arm.size.parameters
         reached = "An output head and tables of embeddings keep high precision."
         matrices = () if arm.coverage is None else arm.coverage.matrices
-        if hidden := [one.name for one in matrices if one.out_of_reach is not None and not one.is_head]:
-            named["allow"] = in_short(hidden, "{}")
+        hidden = [
+            matrix.name for matrix in matrices if matrix.out_of_reach is not None and not matrix.is_head
+        ]
+        if hidden:
+            section["allow"] = in_short(hidden, "{}")
             reached = "No recipe reaches the matrices under allow: they keep high precision in every arm."
-        settings = next(settings for bound, settings in _SIZES if size < bound)
+        starter.about_model = f"{kind}, {parameters_text(arm.size.parameters)} parameters. {reached}"
+        settings = next(settings for bound, settings in _SIZES if arm.size.parameters < bound)
         if starter.on_gpu and settings is _SIZES[0][1]:
             settings = _ON_GPU
-        settings = settings | {"schedule": "constant"}
-        train(2 * _FEWEST_STEPS, settings)
-        what = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
-        kind = next((text for key, text in what.items() if key in named), "A built-in decoder")
-        starter.about_model = f"{kind}, {parameters_text(size)} parameters. {reached}"
-    with _naming("--data"):  # as many tokens of an evaluation as the corpus holds out
-        corpus, seq_len = arm.config.data, settings["seq_len"]
-        if identify(corpus).num_bytes <= _EXACT_BYTES:
-            with listener.preparing() as show:
-                files = prepare(corpus, storage / "tokens", progress=lambda done, what: show("", done, what))
-            there = (files.validation_tokens - 1) // seq_len * seq_len
-            if there < seq_len or files.train_tokens <= seq_len:
-                counts = f"{files.train_tokens:,} training and {files.validation_tokens:,} validation tokens"
-                raise UserError(f"{counts} hold no sequence of {seq_len}", hint="name more text")
-            settings["eval_tokens"] = min(settings["eval_tokens"], there)
-            train(2 * _FEWEST_STEPS, settings)
-    with _naming("--model"):  # without the arms that do not fit it, if one is left
+        self.settings = settings | {"schedule": "constant"}
+        self.set_steps(2 * _FEWEST_STEPS)
+        return arm
+
+    def fit_evaluations_to(self, arm: PlannedArm, listener: Listener) -> None:
+        """Take as many tokens of an evaluation as the corpus holds out; a large one holds out enough."""
+        from ablate.data import identify, prepare
+
+        corpus = arm.config.data
+        if identify(corpus).num_bytes > _EXACT_BYTES:
+            return
+        with listener.preparing() as show:
+            files = prepare(
+                corpus,
+                self.storage / "tokens",
+                progress=lambda fraction, what: show("", fraction, what),
+            )
+        seq_len = self.settings["seq_len"]
+        held_out = (files.validation_tokens - 1) // seq_len * seq_len
+        if held_out < seq_len or files.train_tokens <= seq_len:
+            counts = f"{files.train_tokens:,} training and {files.validation_tokens:,} validation tokens"
+            raise UserError(f"{counts} hold no sequence of {seq_len}", hint="name more text")
+        self.settings["eval_tokens"] = min(self.settings["eval_tokens"], held_out)
+        self.set_steps(2 * _FEWEST_STEPS)
+
+    def leave_out_misfits(self, arm_names: list[str]) -> None:
+        """Leave out the arms that do not fit the model, if one arm is left."""
         try:
-            plan()
+            self.plan()
         except UserError:
-            left_out = {}
-            for name in names:
+            reasons = {}
+            for name in arm_names:
+                others = [other for other in arm_names if other != name]
                 try:
-                    plan(left_out=dict.fromkeys({*names} - {name}, ""))
+                    self.plan(left_out=dict.fromkeys(others, ""))
                 except UserError as error:
-                    left_out[name] = error.problems[0].what.removesuffix(f"; arm '{name}'")
-            if len(left_out) < len(names):
-                starter.left_out = left_out
-            plan()
-    with _naming("--budget"):
-        whole, cores = plan(), os.cpu_count() or 1
-        nothing = StudyProgress(states={}, tokens_per_sec={})
-        progress, timed = pilot.with_timed_steps(whole, nothing, listener)
+                    reasons[name] = error.problems[0].what.removesuffix(f"; arm '{name}'")
+            if len(reasons) < len(arm_names):
+                self.starter.left_out = reasons
+            self.plan()
+
+    def fit_steps_to(self, budget_sec: float, listener: Listener) -> str:
+        """Fill in how many tokens a run gets; return what all runs come to."""
+        from ablate.workflow import pilot
+
+        plan = self.plan()
+        progress = StudyProgress(states={}, tokens_per_sec={})
+        progress, timed = pilot.with_timed_steps(plan, progress, listener)
         ground = "at an assumed rate: an order of magnitude, and emulated formats take longer"
         if timed:
             beside = f", beside other work: {timed.other_work}" if timed.other_work else ""
             ground = f"measured: two steps of each arm on this machine{beside}"
 
-        def taken(steps: int) -> float:
-            train(steps, settings)
-            return estimate(plan(), progress, cores=cores).wall_seconds or 0.0
+        def seconds_of(steps: int) -> float:
+            self.set_steps(steps)
+            return estimate(self.plan(), progress, cores=os.cpu_count() or 1).wall_seconds or 0.0
 
         # The number of evaluations is the same for any budget, so that time is linear in the steps.
-        few, many = taken(_FEWEST_STEPS), taken(2 * _FEWEST_STEPS)
-        per_step = (many - few) / _FEWEST_STEPS
-        steps = int(_FEWEST_STEPS + (USED * seconds - few) / per_step) // EVALUATIONS * EVALUATIONS
-        runs = len(whole.arms) * answers.seeds
+        fewest_sec = seconds_of(_FEWEST_STEPS)
+        sec_per_step = (seconds_of(2 * _FEWEST_STEPS) - fewest_sec) / _FEWEST_STEPS
+        more_steps = (USED * budget_sec - fewest_sec) / sec_per_step
+        steps = int(_FEWEST_STEPS + more_steps) // EVALUATIONS * EVALUATIONS
+        num_runs = len(plan.arms) * self.starter.seeds
         if steps < _FEWEST_STEPS:
-            least = f"{runs} runs of {_FEWEST_STEPS} steps take about {duration_text(few)} ({ground})"
-            minutes = math.ceil(few / USED / 60)
+            minutes = math.ceil(fewest_sec / USED / 60)
             time = f"{minutes}m" if minutes < 60 else f"{math.ceil(minutes / 6) / 10:g}h"
-            hint = f"give {time} or more, a smaller --model, or fewer --seeds"
-            raise UserError(least, hint=hint)
-        train(steps, settings)
-        wall = f"about {duration_text(few + per_step * (steps - _FEWEST_STEPS))}"
-        starter.about_tokens = f"{runs} runs of so many tokens take {wall} here ({ground})."
-    plan()
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(starter_text(starter))
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror or error}", file=path) from None
-    return f"{path}: {runs} runs of {starter.training['tokens']:,} tokens, {wall} in all ({ground})."
+            raise UserError(
+                f"{num_runs} runs of {_FEWEST_STEPS} steps take about {duration_text(fewest_sec)} ({ground})",
+                hint=f"give {time} or more, a smaller --model, or fewer --seeds",
+            )
+        self.set_steps(steps)
+        duration = f"about {duration_text(fewest_sec + sec_per_step * (steps - _FEWEST_STEPS))}"
+        self.starter.about_tokens = f"{num_runs} runs of so many tokens take {duration} here ({ground})."
+        tokens = self.starter.training["tokens"]
+        return f"{num_runs} runs of {tokens:,} tokens, {duration} in all ({ground})."
 
 
 @contextmanager

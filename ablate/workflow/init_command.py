@@ -65,7 +65,7 @@ _LOSS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class _Log:
-    """A log that was read: how, its text, its evaluations, and how many other rows it has."""
+    """What a log holds: how it was read, its text, its evaluations, and how many other rows it has."""
 
     source: LogSource
     text: str
@@ -94,47 +94,57 @@ def write_command_study(
         raise UserError("is there already, and is left as it is", file=path, hint="give another name")
     while True:
         try:
-            read = _read(log, patterns)
+            contents = _read(log, patterns)
             break
         except UserError as error:
             if ask is None or not log.exists():
                 raise
             patterns = [ask(error)]
-    written = _study_text(path, command, read)
-    build_plan(study_of(written.encode(), path))
-    path.write_text(written, encoding="utf-8")
-    source, first, last = read.source, read.evals[0], read.evals[-1]
-    kind = f" ({source.preset})" if source.preset else ""
-    unit = UNIT_NAMES[stored_unit(source.loss_unit)]
-    if len(read.sets) > 1:
-        kind += f" on set {source.set} of {', '.join(read.sets)} (metrics.set names another)"
+    text = _study_text(path, command, contents)
+    build_plan(study_of(text.encode(), path))
+    path.write_text(text, encoding="utf-8")
+    source = contents.source
+    first = contents.evals[0]
+    last = contents.evals[-1]
+    rows = f"{len(contents.evals):,} evaluations and {contents.num_rows:,} other rows"
+    if source.preset:
+        rows += f" ({source.preset})"
+    if len(contents.sets) > 1:
+        rows += f" on set {source.set} of {', '.join(contents.sets)} (metrics.set names another)"
     return (
-        f"{log}: {len(read.evals):,} evaluations and {read.num_rows:,} other rows{kind}, in {unit}: "
+        f"{log}: {rows}, in {UNIT_NAMES[stored_unit(source.loss_unit)]}: "
         f"from {first['val_loss']:g} at {named(first)} to {last['val_loss']:g} at {named(last)}.\n"
         f"Written: {path}. Correct training and the arms."
     )
 
 
-def _study_text(path: Path, command: str, read: _Log) -> str:
+def _study_text(path: Path, command: str, log: _Log) -> str:
     words = shlex.split(command)
-    scripts = [script for word in words if (script := path.parent / word).is_file()]
-    is_adapted = any(b"ablate.integrations" in script.read_bytes() for script in scripts)
+    is_adapted = False
+    for word in words:
+        script = path.parent / word
+        if script.is_file() and b"ablate.integrations" in script.read_bytes():
+            is_adapted = True
     if "{args}" not in words and not is_adapted:
         words.append("{args}")
-    batch = re.search(r'(?:global batch size|"train_batch_size"):\s*(\d+)', read.text)
+    batch = re.search(r'(?:global batch size|"train_batch_size"):\s*(\d+)', log.text)
     seq_len = 1024
     batch_size = int(batch[1]) if batch else 1
-    last = read.evals[-1]
-    of_tokens = last.get("tokens", 0) / (seq_len * batch_size)
-    steps = int(last.get("step") or last.get("samples", 0) / batch_size or of_tokens)
-    target_index = min(len(read.evals) - 1, int(_TARGET_AT * len(read.evals)))
-    in_study = LogSource(preset="ablate") if is_adapted else read.source
+    last = log.evals[-1]
+    if last.get("step"):
+        steps = int(last["step"])
+    elif last.get("samples"):
+        steps = int(last["samples"] / batch_size)
+    else:
+        steps = int(last.get("tokens", 0) / (seq_len * batch_size))
+    target_index = min(len(log.evals) - 1, int(_TARGET_AT * len(log.evals)))
+    in_study = LogSource(preset="ablate") if is_adapted else log.source
     metrics = {name: value for name, value in vars(in_study).items() if value}
     return _COMMAND_STUDY.format(
         name=path.stem,
-        target=read.evals[target_index]["val_loss"],
+        target=log.evals[target_index]["val_loss"],
         unit=UNIT_NAMES[stored_unit(in_study.loss_unit)],
-        part=(target_index + 1) / len(read.evals),
+        part=(target_index + 1) / len(log.evals),
         words=json.dumps(words),
         metrics=json.dumps(metrics),
         steps=steps,
@@ -155,7 +165,9 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
         sources = [LogSource(patterns=list(patterns))] if patterns else [*_known_sources(log)]
     except ValidationError as error:
         raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
-    best: tuple[int, LogSource, list[str]] | None = None
+    best_source = sources[0]
+    best_texts: list[str] = []
+    most_evals = 0
     for source in sources:
         try:
             texts = [text for _, text in texts_of(log, source)]
@@ -163,13 +175,13 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
             raise UserError(f"--log: cannot read {log}: {error.strerror or error}") from None
         reader = LogReader(source)
         num_evals = sum("val_loss" in row for text in texts for row in reader.rows(text))
-        if best is None or num_evals > best[0]:
-            best = num_evals, source, texts
-    assert best is not None
-    num_evals, source, texts = best
-    if not num_evals:
-        raise _no_loss(log, texts, has_patterns=bool(patterns))
-    return _with_evaluations(log, source, texts)
+        if num_evals > most_evals or source is sources[0]:
+            best_source = source
+            best_texts = texts
+            most_evals = num_evals
+    if not most_evals:
+        raise _no_loss(log, best_texts, has_patterns=bool(patterns))
+    return _with_evaluations(log, best_source, best_texts)
 
 
 def _known_sources(log: Path) -> Iterator[LogSource]:
@@ -213,7 +225,7 @@ def _with_evaluations(log: Path, source: LogSource, texts: Sequence[str]) -> _Lo
 def _no_loss(log: Path, texts: Sequence[str], *, has_patterns: bool) -> UserError:
     names = ", ".join(FORMATS)
     what = "its patterns find none" if has_patterns else f"it is no log of {names}"
-    proposed = _proposed(texts)
+    proposed = _propose_patterns(texts)
     hint = "--pattern 'step (?P<step>\\d+).*val_loss (?P<val_loss>\\S+)'"
     if proposed:
         hint = " ".join(f"--pattern '{pattern}'" for pattern in proposed)
@@ -222,7 +234,7 @@ def _no_loss(log: Path, texts: Sequence[str], *, has_patterns: bool) -> UserErro
     return UserError(f"--log: no validation loss in {log}: {what}", hint=hint)
 
 
-def _proposed(texts: Sequence[str]) -> list[str]:
+def _propose_patterns(texts: Sequence[str]) -> list[str]:
     """Propose patterns from the lines that repeat: of a loss, and of its step if that has its own line."""
     forms = Counter[str]()
     for text in texts:
@@ -242,8 +254,11 @@ def _proposed(texts: Sequence[str]) -> list[str]:
     if "(?P<step>" in pattern:
         return [pattern]
     steps = Counter(_literal(step[1]) for text in texts if (step := _STEP.search(text)))
-    return [steps.most_common(1)[0][0] + _STEP_GROUP, pattern] if steps else []
+    if not steps:
+        return []
+    return [steps.most_common(1)[0][0] + _STEP_GROUP, pattern]
 
 
 def _literal(text: str) -> str:
+    """Escape a text for a pattern; spaces stay legible."""
     return re.escape(text).replace("\\ ", " ")

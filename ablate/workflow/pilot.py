@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ablate.workflow import StudyEnd, Where
 
 _SEEDS = 2
-_STEPS, _WARMUP, _TURNS = 2, 1, 2
+_STEPS = 2
+_WARMUP_STEPS = 1
+_TURNS = 2
 _LONGEST_SEC = 60.0
 
 
@@ -67,17 +69,22 @@ def pilot_study(
         return end, None
     store = StudyStore(where.storage / plan.study)
     plan = known_plan(plan, store)
-    base, progress, timed = plan.arm(plan.baseline), read_progress(plan, store), None
+    progress = read_progress(plan, store)
+    timed = None
     if where.address is None:
         progress, timed = with_timed_steps(plan, progress, listener)
-    emulated = timed is not None and any(one.backend_mode == "emulated" for one in timed.arms)
+    emulated = timed is not None and any(arm.backend_mode == "emulated" for arm in timed.arms)
     curves = []
-    for planned in base.runs[:_SEEDS]:
+    for planned in plan.arm(plan.baseline).runs[:_SEEDS]:
         run = store.run(planned.id)
-        losses, diverged = losses_of(run), run.state() == "diverged"
-        curves.append(
-            Curve(seed=planned.seed, tokens=[*losses], val_loss=[*losses.values()], diverged=diverged)
+        losses = losses_of(run)
+        curve = Curve(
+            seed=planned.seed,
+            tokens=list(losses),
+            val_loss=list(losses.values()),
+            diverged=run.state() == "diverged",
         )
+        curves.append(curve)
     advice = advise(plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated)
     if write and advice.take is not None:
         line = loaded.source.place(("target",)).line
@@ -99,16 +106,17 @@ def with_timed_steps(
     """
     if all(progress.state(run.id) in END_STATES for _, run in plan.runs()):
         return progress, None
-    base, own = plan.arm(plan.baseline), progress.tokens_per_sec
+    base = plan.arm(plan.baseline)
     seconds = estimate(plan, progress, cores=1).run_seconds.get(base.name, math.inf)
     timed = arm_speeds(plan, listener, seconds_per_step=seconds / base.batches.steps)
     if timed is None:
         return progress, None
-    speeds = {one.arm: one.median for one in timed.arms}
+    timed_speeds = {arm.arm: arm.median for arm in timed.arms}
     # The baseline's own runs tell its real speed; the timing only tells how the others compare with it.
-    real = own.get(base.name, speeds[base.name]) / speeds[base.name]
-    compared = {name: speed * real for name, speed in speeds.items()}
-    return replace(progress, tokens_per_sec=compared | own), timed
+    real_speed = progress.tokens_per_sec.get(base.name, timed_speeds[base.name])
+    factor = real_speed / timed_speeds[base.name]
+    speeds = {name: speed * factor for name, speed in timed_speeds.items()}
+    return replace(progress, tokens_per_sec=speeds | progress.tokens_per_sec), timed
 
 
 def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> SpeedRecord | None:
@@ -123,17 +131,19 @@ def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> Sp
     from ablate.backends.device import default_device
 
     device = default_device()
-    fits = all(
-        one.config.trainer is None
-        and one.resources.devices_per_run == 1
-        and (one.resources.num_gpus > 0) == (device != "cpu")
-        for one in plan.arms
-    )
-    if not fits or (_STEPS + _WARMUP) * _TURNS * len(plan.arms) * seconds_per_step > _LONGEST_SEC:
+    for arm in plan.arms:
+        is_for_gpu = arm.resources.num_gpus > 0
+        if (
+            arm.config.trainer is not None
+            or arm.resources.devices_per_run > 1
+            or is_for_gpu != (device != "cpu")
+        ):
+            return None
+    if (_STEPS + _WARMUP_STEPS) * _TURNS * len(plan.arms) * seconds_per_step > _LONGEST_SEC:
         return None
     from ablate.execute.throughput import measure
     from ablate.store.records import SpeedSettings
 
     listener.say("Timing two steps of each arm on this machine …")
-    settings = SpeedSettings(steps=_STEPS, warmup=_WARMUP, repeats=1)
+    settings = SpeedSettings(steps=_STEPS, warmup=_WARMUP_STEPS, repeats=1)
     return measure(plan.study, plan.arms, plan.baseline, device, settings=settings)

@@ -34,55 +34,71 @@ def prepare(
             short.
     """
     if where.address is None:
-        from ablate.backends.select import UnfitDeviceError, fit_choices
-
-        problems = []
-        for arm in arms:
-            try:
-                fit_choices(arm.config, arm.resources, "cuda" if arm.resources.num_gpus else "cpu")
-            except UnfitDeviceError as error:
-                problems.append(f"arm '{arm.name}': {error}")
-        if problems:
-            raise UserError(*problems)
+        _check_device(arms)
     if any(not arm.resources.num_gpus and arm.recipe != "bf16" for arm in arms):
-        from ablate.backends.cpu_build import folder, loaded, will_build
+        _load_cpu_quantiser(listener)
+    return _prepare_tokens(where, chosen, listener)
 
-        def load() -> None:
-            kernel, reason = loaded()
-            if kernel is None:
-                listener.say(f"Emulating in plain torch: {reason}.")
 
-        built, why_there = folder()
-        if why_there:
-            listener.say(f"The CPU quantiser is compiled into {built}: {why_there}.")
-        if will_build():
-            listener.say("Compiling the CPU quantiser, once for this machine: 10 to 90 s …")
-            threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
-        else:
-            load()
+def _check_device(arms: Sequence[PlannedArm]) -> None:
+    from ablate.backends.select import UnfitDeviceError, fit_choices
+
+    problems = []
+    for arm in arms:
+        try:
+            fit_choices(arm.config, arm.resources, "cuda" if arm.resources.num_gpus else "cpu")
+        except UnfitDeviceError as error:
+            problems.append(f"arm '{arm.name}': {error}")
+    if problems:
+        raise UserError(*problems)
+
+
+def _load_cpu_quantiser(listener: Listener) -> None:
+    from ablate.backends.cpu_build import folder, loaded, will_build
+
+    def load() -> None:
+        kernel, reason = loaded()
+        if kernel is None:
+            listener.say(f"Emulating in plain torch: {reason}.")
+
+    path, why_not_usual = folder()
+    if why_not_usual:
+        listener.say(f"The CPU quantiser is compiled into {path}: {why_not_usual}.")
+    if will_build():
+        listener.say("Compiling the CPU quantiser, once for this machine: 10 to 90 s …")
+        threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
+    else:
+        load()
+
+
+def _prepare_tokens(where: Where, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:
     from ablate.data.prepare import prepare as prepare_tokens
     from ablate.data.prepare import tokens_of_a_pass
 
     corpora: dict[str, TokenFiles] = {}
-    repeated: dict[str, None] = {}
+    repeats: dict[str, None] = {}  # sentences, each once
     with listener.preparing() as show:
-        for arm in chosen:
-            if isinstance(arm.config.trainer, Command):  # it reads its own
+        for arm in arms:
+            config = arm.config
+            if isinstance(config.trainer, Command):  # it reads its own
                 continue
-            data, digest, training = arm.config.data, arm.config.data_digest, arm.config.training
-            if digest not in corpora:
-                progress = partial(show, digest)
-                files = prepare_tokens(data, where.storage / "tokens", progress=progress, notice=listener.say)
-                corpora[digest] = files
+            if config.data_digest not in corpora:
+                progress = partial(show, config.data_digest)
+                files = prepare_tokens(
+                    config.data, where.storage / "tokens", progress=progress, notice=listener.say
+                )
+                corpora[config.data_digest] = files
                 listener.say(
-                    f"Corpus {data.source}: {files.train_tokens:,} training and "
+                    f"Corpus {config.data.source}: {files.train_tokens:,} training and "
                     f"{files.validation_tokens:,} validation tokens ({files.tokenizer})."
                 )
-            files = corpora[digest]
-            times = training.tokens / tokens_of_a_pass(files, training)
+            files = corpora[config.data_digest]
+            times = config.training.tokens / tokens_of_a_pass(files, config.training)
             if times >= 1.05:
-                there = f"its {files.train_tokens:,} training tokens"
-                repeated[f"A run of {training.tokens:,} tokens sees {there} {times:,.1f} times."] = None
-    for sentence in repeated:
+                repeats[
+                    f"A run of {config.training.tokens:,} tokens sees its {files.train_tokens:,} training "
+                    f"tokens {times:,.1f} times."
+                ] = None
+    for sentence in repeats:
         listener.say(sentence)
     return corpora

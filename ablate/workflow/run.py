@@ -9,8 +9,9 @@ In a notebook::
     end = run_study("quickstart", Where(storage=Path("ablate-runs")))
     end.report
 
-The steps: study file → plan and chosen runs → lock of the study's folder → devices and tokens → mirror → runs
-without a result → Ray → report. If a study tunes its arms, its trials go through the steps first (``tune``).
+``run_study`` goes the way of docs/architecture.md: the study file is read; the plan is made and locked; the
+runs without a result are executed; MLflow mirrors the store meanwhile; the report is written. If the study
+tunes its arms, its trials go this way first (``tune``).
 
 How it fails: with a ``UserError`` before any run starts. A failed run stops no other. The returned value
 tells of failed runs and interruptions, and the same call resumes. Trials that were told are kept.
@@ -22,7 +23,6 @@ import contextlib
 import shutil
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,12 @@ if TYPE_CHECKING:
     from ablate.execute.queue import ExecutionEnd
     from ablate.search.engine import TrialRuns
     from ablate.store import State
+    from ablate.store.plan_file import LockedPlan
+    from ablate.study import Study
     from ablate.workflow import Where
+
+    Unneeded = Callable[[], Mapping[str, str]]
+    """Returns the ids of runs whose results are not needed, with the reasons."""
 
 
 def run_study(
@@ -69,86 +74,85 @@ def run_study(
         UserError: a study, device, corpus, cluster or storage that cannot be used.
     """
     listener = listener or Listener()
+    loaded = load_known(study, where, settings)
+    store = StudyStore(where.storage / loaded.name)
+    is_new = not store.path.exists()
+    for warning in warnings_of(loaded, is_new=is_new):
+        listener.say(warning)
+    plan = known_plan(build_plan(loaded, machines=where.machines), store)
+    choose_runs(plan, only, seeds)  # refuses names that the study lacks
+    _say_plan(loaded, plan, store, where, listener)
+    from ablate.execute.pending_runs import requests_of, stop_unneeded
+    from ablate.reports import write_report
+    from ablate.results import stops
+    from ablate.workflow.prepare import prepare
+
+    with _refusal_leaves_nothing(store, where, is_new=is_new), running(store, plan) as is_shared:
+        write_bytes_atomic(store.path / "source", str(loaded.path.absolute()).encode())  # for `run NAME`
+        if is_shared:
+            listener.say("Somebody else runs this study, too: its runs are shared.")
+        if plan.tuning is not None and not plan.tuning.done and not as_pilot:
+            tuned = tune(plan, where, listener, retry_failed=retry_failed)
+            if isinstance(tuned, StudyEnd):
+                return tuned
+            plan = tuned
+            store.write_plan(plan)
+        chosen = choose_runs(plan, only, seeds)
+        arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
+        requests = requests_of(plan, chosen, prepare(where, plan.arms, arms, listener))
+        unneeded: Unneeded = dict if plan.stop is None else stops.Unneeded(store)
+        report = None
+        with mirrored(store, plan.study if settings else str(study), where, listener):
+            outcome = _execute(
+                store,
+                plan,
+                requests,
+                where,
+                listener,
+                unneeded,
+                retry_failed=retry_failed,
+                take=not is_shared,
+            )
+            if plan.settled is not None:
+                stop_unneeded(store, requests, unneeded())
+            if not outcome.interrupted and not as_pilot:
+                written = write_report(store)
+                listener.reported(written)
+                report = written.html
+            if plan.keep_weights:
+                num_kept = sum(store.run(run_id).weights.is_dir() for run_id in chosen)
+                listener.say(
+                    f"Weights: {store.path}/runs/ID/weights, of {num_kept} runs; "
+                    "runs that ended before they were asked to keep theirs have none."
+                )
+        return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
+
+
+def load_known(study: str | Path, where: Where, settings: Sequence[str]) -> Study:
+    """Load a study by its file or name; also one that ran in this storage before, by its name.
+
+    Raises:
+        UserError: there is no such study, or it cannot be used.
+    """
     try:
         file = find_file(study)
-    except UserError:  # a study that ran here before, by its name
+    except UserError:
         source = where.storage / study / "source"
         if not source.is_file():
             raise
         file = Path(source.read_text(encoding="utf-8"))
         settings = [*StudyStore(source.parent).plan().settings, *settings]
-    loaded = load_study(file, tuple(settings))
-    folder = where.storage / loaded.name
-    is_new = not folder.exists()
-    for warning in warnings_of(loaded, is_new=is_new):
-        listener.say(warning)
-    store = StudyStore(folder)
-    plan = known_plan(build_plan(loaded, machines=where.machines), store)
-    chosen = _choose_runs(plan, only, seeds)
-    runs = sum(len(arm.runs) for arm in plan.arms)
-    devices = sharing_text(loaded, plan.arms, where.machines)
-    listener.say(
-        f"Study {plan.study}: {len(plan.arms)} arms, {runs} runs"
-        f"{f', {devices}' if devices else ''}. Loading torch …"
-    )
-    if lost := store.runs_lost_by(plan):
-        listener.say(
-            f"The study has changed: runs of its former plan stay in {store.path}, and do not count: {lost}."
-        )
-    from ablate.execute.pending_runs import find_todo, requests_of, stop_unneeded
-    from ablate.reports import write_report
-    from ablate.results.stops import Unneeded
-    from ablate.workflow.prepare import prepare
-
-    try:
-        with running(store, plan) as shared:
-            write_bytes_atomic(folder / "source", str(file.absolute()).encode())  # for `ablate run NAME`
-            if shared:
-                listener.say("Somebody else runs this study, too: its runs are shared.")
-            if plan.tuning is not None and not plan.tuning.done and not as_pilot:
-                tuned = tune(plan, where, listener, retry_failed=retry_failed)
-                if isinstance(tuned, StudyEnd):
-                    return tuned
-                plan = tuned
-                store.write_plan(plan)
-                chosen = _choose_runs(plan, only, seeds)
-            arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
-            corpora = prepare(where, plan.arms, arms, listener)
-            unneeded: Callable[[], Mapping[str, str]] = dict if plan.stop is None else Unneeded(store)
-            find = partial(find_todo, store, unneeded=unneeded, retry_failed=retry_failed, take=not shared)
-            named, report = plan.study if settings else str(study), None
-            with mirrored(store, named, where, listener):
-                requests = requests_of(plan, chosen, corpora)
-                outcome = _execute(store, plan, requests, find, where, listener, unneeded)
-                if plan.settled is not None:
-                    stop_unneeded(store, requests, unneeded())
-                if not outcome.interrupted and not as_pilot:
-                    written = write_report(store)
-                    listener.reported(written)
-                    report = written.html
-                if plan.keep_weights:
-                    kept = sum(store.run(run_id).weights.is_dir() for run_id in chosen)
-                    said = "runs that ended before they were asked to keep theirs have none"
-                    listener.say(f"Weights: {store.path}/runs/ID/weights, of {kept} runs; {said}.")
-            return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
-    except OSError as error:
-        raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
-    except UserError:
-        with contextlib.suppress(OSError), kept_still(folder) as still:
-            if still and is_new and not any(folder.glob("runs/*")):  # refused: as if it had never been asked
-                shutil.rmtree(folder)
-                where.storage.rmdir()  # only if nothing else is there
-        raise
+    return load_study(file, tuple(settings))
 
 
-def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None) -> set[str]:
+def choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None) -> set[str]:
     """Return the ids of the runs of these arms (empty: all arms) and seeds (None: all seeds).
 
     Raises:
         UserError: the study lacks an arm or a seed; the message names the command line's option.
     """
     names = {arm.name for arm in plan.arms}
-    known = {run.seed for arm in plan.arms for run in arm.runs}
+    known_seeds = {run.seed for _, run in plan.runs()}
     if plan.tuning is not None:  # an arm whose best values are the study's own is its own tuned arm
         stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
         only = [stands_for.get(name, name) for name in only]
@@ -157,59 +161,96 @@ def _choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | Non
             hint = likely(name, names, f"arms: {', '.join(sorted(names))}")
             raise UserError(f"--only: no arm '{name}' in study '{plan.study}' ({hint})")
     for seed in seeds or ():
-        if seed not in known:
-            there = ", ".join(map(str, sorted(known)))
-            raise UserError(f"--seeds: {seed} is not a seed of study '{plan.study}' (seeds: {there})")
+        if seed not in known_seeds:
+            listed = ", ".join(map(str, sorted(known_seeds)))
+            raise UserError(f"--seeds: {seed} is not a seed of study '{plan.study}' (seeds: {listed})")
     return {
         run.id
-        for arm in plan.arms
-        for run in arm.runs
+        for arm, run in plan.runs()
         if (not only or arm.name in only) and (seeds is None or run.seed in seeds)
     }
+
+
+def _say_plan(study: Study, plan: Plan, store: StudyStore, where: Where, listener: Listener) -> None:
+    num_runs = sum(len(arm.runs) for arm in plan.arms)
+    summary = f"{len(plan.arms)} arms, {num_runs} runs"
+    devices = sharing_text(study, plan.arms, where.machines)
+    if devices:
+        summary += f", {devices}"
+    listener.say(f"Study {plan.study}: {summary}. Loading torch …")
+    if lost := store.runs_lost_by(plan):
+        listener.say(
+            f"The study has changed: runs of its former plan stay in {store.path}, and do not count: {lost}."
+        )
+
+
+@contextlib.contextmanager
+def _refusal_leaves_nothing(store: StudyStore, where: Where, *, is_new: bool) -> Iterator[None]:
+    """Remove the folder of a new study that is refused; turn errors of writing into a ``UserError``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
+    except UserError:
+        with contextlib.suppress(OSError), kept_still(store.path) as is_alone:
+            if is_alone and is_new and not any(store.path.glob("runs/*")):
+                shutil.rmtree(store.path)
+                where.storage.rmdir()  # only if nothing else is there
+        raise
 
 
 def _execute(
     store: StudyStore,
     plan: Plan,
     requests: Sequence[RunRequest],
-    find: Callable[[Sequence[RunRequest]], Todo],
     where: Where,
     listener: Listener,
-    unneeded: Callable[[], Mapping[str, str]],
+    unneeded: Unneeded,
+    *,
+    retry_failed: bool,
+    take: bool,
 ) -> ExecutionEnd:
-    """Execute what ``find`` says that the requested runs lack: all at once, or in waves of seeds."""
+    """Execute the requested runs that lack a result: all at once, or in waves of seeds."""
     from ablate.execute.cluster import connection
     from ablate.execute.driver import execute_study, stop_request
+    from ablate.execute.pending_runs import find_todo
     from ablate.execute.queue import ExecutionEnd
 
     states: dict[str, State] = {}
     with contextlib.ExitStack() as ray:
-        for wave, seeds in enumerate(_waves(store, plan)):
-            begun = {run.id for arm in plan.arms for run in arm.runs[:seeds]}
-            todo = find([request for request in requests if request.run_id in begun])
-            if todo.runs or not wave:
-                said = [f"{len(todo.runs)} to run", f"{todo.num_ended} of those asked for have ended before"]
-                said += [f"{todo.num_unneeded} are not needed"] if todo.num_unneeded else []
-                said += [f"{n} taken from {study}" for study, n in Counter(todo.taken.values()).items()]
-                listener.say(f"{', '.join(said)}.")
+        for wave, num_seeds in enumerate(_waves(store, plan)):
+            in_wave = {run.id for arm in plan.arms for run in arm.runs[:num_seeds]}
+            wave_requests = [request for request in requests if request.run_id in in_wave]
+            todo = find_todo(store, wave_requests, unneeded, retry_failed=retry_failed, take=take)
+            if todo.runs or wave == 0:
+                listener.say(_todo_text(todo))
             if not todo.runs:
                 continue
             if not states:
                 listener.say(f"Starting Ray {where.cluster} …")
-                if seeds is not None:  # between two waves Ray stays up, and a request to stop is noticed
+                if num_seeds is not None:  # between two waves Ray stays up, and a stop request is noticed
                     ray.enter_context(connection(where.address, listener.say))
                     is_stop_requested = stop_request(store.path)
             elif is_stop_requested():
                 return ExecutionEnd(states=states, interrupted=True)
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
-                ended = execute_study(
+                outcome = execute_study(
                     store, todo.runs, address=where.address, say=listener.say, on_poll=poll,
                     unneeded=unneeded, plan=plan,
                 )  # fmt: skip
-            states |= ended.states
-            if ended.interrupted or ended.problem:
-                return replace(ended, states=states)
+            states |= outcome.states
+            if outcome.interrupted or outcome.problem:
+                return replace(outcome, states=states)
     return ExecutionEnd(states=states, interrupted=False)
+
+
+def _todo_text(todo: Todo) -> str:
+    parts = [f"{len(todo.runs)} to run", f"{todo.num_ended} of those asked for have ended before"]
+    if todo.num_unneeded:
+        parts.append(f"{todo.num_unneeded} are not needed")
+    for study, num_taken in Counter(todo.taken.values()).items():
+        parts.append(f"{num_taken} taken from {study}")
+    return f"{', '.join(parts)}."
 
 
 def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
@@ -221,9 +262,9 @@ def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
     from ablate.results.stops import seeds_to_begin
 
     before = None
-    while (seeds := seeds_to_begin(load_frames(store))) != before:
-        yield seeds
-        before = seeds
+    while (num_seeds := seeds_to_begin(load_frames(store))) != before:
+        yield num_seeds
+        before = num_seeds
 
 
 def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:
@@ -246,17 +287,19 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     store.path.mkdir(parents=True, exist_ok=True)
     trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
     listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-    first = trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
-    with mirrored(store, tuning.study, where, listener), running(store, first) as shared:
-        refuse_second(store, shared=shared)
-        with connection(where.address, listener.say):
-            runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
-            found, open_runs = tune_arms(plan, tuning, runs)
-    if not found.done:
+    first_trials = trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
+    with (
+        mirrored(store, tuning.study, where, listener),
+        running_alone(store, first_trials),
+        connection(where.address, listener.say),
+    ):
+        runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)
+        tuned, open_runs = tune_arms(plan, tuning, runs)
+    if not tuned.done:
         return end_of(store, store.plan(), open_runs, runs.outcome)
-    for group in found.groups:
+    for group in tuned.groups:
         listener.say(f"  {group.name}: {values_text(group.chosen or {})}")
-    return tuned_plan(plan, found)
+    return tuned_plan(plan, tuned)
 
 
 @contextlib.contextmanager
@@ -268,18 +311,25 @@ def mirrored(store: StudyStore, name: str, where: Where, listener: Listener) -> 
     try:
         yield
     finally:
-        left = mirror.stop()
-    if not left.complete:
-        why = left.problem or f"{len(left.unsent)} runs not sent"
+        report = mirror.stop()
+    if not report.complete:
+        why = report.problem or f"{len(report.unsent)} runs not sent"
         listener.say(f"MLflow:  not up to date at {redact(mirror.tracking_uri)}: {why}")
     pages = command_line("dashboard", name, storage=where.storage, tracking_uri=where.tracking_uri)
     listener.say(f"MLflow:  {pages}")
 
 
-def refuse_second(store: StudyStore, *, shared: bool) -> None:
-    """Raise ``UserError`` where another process runs the trials, too."""
-    if shared:
-        raise UserError(f"{store.path} is being run by another process (wait for it, and run this again)")
+@contextlib.contextmanager
+def running_alone(store: StudyStore, plan: LockedPlan) -> Iterator[None]:
+    """Write the plan and hold the study's lock for the block, as ``running`` does.
+
+    Raises:
+        UserError: another process runs the study.
+    """
+    with running(store, plan) as is_shared:
+        if is_shared:
+            raise UserError(f"{store.path} is being run by another process (wait for it, and run this again)")
+        yield
 
 
 def trial_runs(
@@ -297,7 +347,7 @@ def trial_runs(
 
     is_stop_requested = stop_request(store.path)
 
-    def execute(todo: list[RunRequest], unneeded: Callable[[], Mapping[str, str]]) -> ExecutionEnd:
+    def execute(todo: list[RunRequest], unneeded: Unneeded) -> ExecutionEnd:
         if is_stop_requested():  # between two rounds
             return ExecutionEnd(states={}, interrupted=True)
         with listener.executing(store, [run.run_id for run in todo]) as on_poll:

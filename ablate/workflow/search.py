@@ -18,9 +18,8 @@ from ablate.base.errors import UserError
 from ablate.search.engine import open_storage
 from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
 from ablate.store import StudyStore
-from ablate.store.runs import running
 from ablate.workflow.prepare import prepare
-from ablate.workflow.run import mirrored, refuse_second, trial_runs
+from ablate.workflow.run import mirrored, running_alone, trial_runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,44 +51,47 @@ def search_study(planned: SearchPlan, where: Where, listener: Listener, *, file:
     from ablate.reports.pages.compare import write_search
 
     store = StudyStore(where.storage / planned.name)
+    pages = store.path / "search"
     try:
         begun = store.plan()
     except (OSError, UserError):
         begun = tried_plan(planned, ())
     try:
-        with running(store, begun) as shared:
-            refuse_second(store, shared=shared)
+        with running_alone(store, begun):
             check_same(planned, store)
             trials = open_storage(store.path)
             with mirrored(store, planned.name, where, listener):
                 again = where.command_line("search", file)
-                code = _go_on(store, planned, trials, where, listener, again)
+                code = _search_on(store, planned, trials, where, listener, again)
                 found = result_of(planned, planned.read(trials))
-                names = [one.name for one in found.last.front if not one.is_baseline]
-                confirm = confirm_study(planned, names, file) if names and found.is_done else None
-                write_search(found, store.path / "search", confirm)
-            return SearchEnd(found=found, pages=store.path / "search", exit_code=code)
+                names = [recipe.name for recipe in found.last.front if not recipe.is_baseline]
+                confirm = None
+                if names and found.is_done:
+                    confirm = confirm_study(planned, names, file)
+                write_search(found, pages, confirm)
+            return SearchEnd(found=found, pages=pages, exit_code=code)
     except OSError as error:
         raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
 
 
-def _go_on(
+def _search_on(
     store: StudyStore, planned: SearchPlan, trials: BaseStorage, where: Where, listener: Listener, again: str
 ) -> int:
     """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
 
-    before = planned.read(trials)
-    ended = sum(trial.state.is_finished() for one in before for trial in one)
+    trials_by_budget = planned.read(trials)
+    known_trials = list(itertools.chain.from_iterable(trials_by_budget))
+    num_ended = sum(trial.state.is_finished() for trial in known_trials)
     listener.say(
         f"Search {planned.name}: {len(planned.cells)} recipes, {planned.num_trials} to try at the first "
-        f"budget; {ended} trials have ended before."
+        f"budget; {num_ended} trials have ended before."
     )
     arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
     corpora = prepare(where, planned.plans[0].arms, arms, listener)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
-    store.write_plan(tried_plan(planned, itertools.chain.from_iterable(before)))
-    is_done = planned.is_done(before)
+    store.write_plan(tried_plan(planned, known_trials))
+    is_done = planned.is_done(trials_by_budget)
     if not is_done:
         listener.say(f"Starting Ray {where.cluster} …")
     try:

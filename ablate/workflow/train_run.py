@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ablate.run.config import RunConfig
+    from ablate.run.config import ArmConfig, RunConfig
 
 _ARM = "run"
 
@@ -76,9 +76,7 @@ def train_run(
     from rich.progress import Progress
 
     from ablate.backends.device import chosen_device
-    from ablate.plan import build_plan
     from ablate.results.frames import TRAINING, training_row
-    from ablate.study.load import study_of
     from ablate.study.template import model_section
     from ablate.train import train
     from ablate.workflow.init import data_section
@@ -96,16 +94,7 @@ def train_run(
         "base": base,
         "arms": {_ARM: None},
     }
-    try:
-        text = json.dumps(study, ensure_ascii=False, default=dict).encode()
-    except (TypeError, ValueError) as error:
-        raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
-    try:
-        config = build_plan(study_of(text, Path("train_run"))).arms[0].config.with_seed(seed)
-    except UserError as error:  # drop the places: there is no file
-        raise UserError(
-            *(replace(one, file=None, line=None, column=None) if one.line else one for one in error.problems)
-        ) from None
+    config = _planned(study).with_seed(seed)
     rows: list[dict[str, Any]] = []
     with Progress(disable=not progress) as bar:
         task = bar.add_task("training", total=config.training.tokens)
@@ -118,13 +107,35 @@ def train_run(
 
         result = train(config, note, device=chosen_device(device)[0])
     evaluations = pd.DataFrame([row for row in rows if row["kind"] == "eval"])
-    losses = [name for name in evaluations.columns.astype(str) if name.startswith("val_loss")] or ["val_loss"]
-    trained = [training_row(row) for row in rows if row["kind"] == "train"]
+    losses = [name for name in evaluations.columns.astype(str) if name.startswith("val_loss")]
+    columns = ["tokens", "step", *(losses or ["val_loss"])]
+    training_rows = [training_row(row) for row in rows if row["kind"] == "train"]
     return TrainedRun(
         state="diverged" if result.state == "diverged" else "finished",
         tokens=result.tokens,
         message=result.message,
-        evaluations=evaluations.reindex(columns=["tokens", "step", *losses]),
-        training=pd.DataFrame(trained, columns=list(TRAINING.values())),
+        evaluations=evaluations.reindex(columns=columns),
+        training=pd.DataFrame(training_rows, columns=list(TRAINING.values())),
         config=config,
     )
+
+
+def _planned(study: Mapping[str, Any]) -> ArmConfig:
+    """Plan a study of one arm, and return the arm's configuration; problems name keys, and no lines."""
+    from ablate.plan import build_plan
+    from ablate.study.load import study_of
+
+    try:
+        text = json.dumps(study, ensure_ascii=False, default=dict).encode()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
+    try:
+        return build_plan(study_of(text, Path("train_run"))).arms[0].config
+    except UserError as error:
+        problems = []
+        for problem in error.problems:
+            if problem.line:
+                problems.append(replace(problem, file=None, line=None, column=None))
+            else:
+                problems.append(problem)
+        raise UserError(*problems) from None

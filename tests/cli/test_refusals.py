@@ -51,6 +51,7 @@ def folder(tmp_path_factory):
         "one-seed.yaml": SMALL.replace("seeds: 2", "seeds: 1"),
         "two.yaml": SMALL.replace("arms:", "  resources: {devices_per_run: 2}\narms:"),
         "native.yaml": SMALL.replace("wgrad]}", "wgrad]}, resources: {require_native: true}"),
+        "command.yaml": SMALL.replace("base:", "base:\n  trainer: {command: [train, '{seed}', '{args}']}"),
         "search.yaml": SEARCH_FILE,
         "no-unit.yaml": SEARCH_FILE.replace("baseline: bf16", "baseline: fp4").replace("B200", "H100"),
         "few.yaml": SEARCH_FILE.replace("trials: 4", "trials: 1"),

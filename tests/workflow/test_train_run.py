@@ -8,6 +8,7 @@ from ablate.base.errors import UserError
 from ablate.plan import build_plan
 from ablate.run.ids import run_id
 from ablate.study import load_study
+from tests.cli.command import ablate as command
 from tests.workflow.fakes import TEXT
 
 STUDY = """\
@@ -56,3 +57,33 @@ def test_a_mistake_is_one_line_with_the_key(words, line):
     with pytest.raises(UserError) as error:
         ablate.train_run(**words)
     assert str(error.value).startswith(line)
+
+
+NET = """\
+from torch import nn
+
+class Net(nn.Sequential):
+    def forward(self, tokens):
+        breakpoint()
+        return super().forward(tokens)
+
+def build(*, vocab_size, seq_len):
+    return Net(nn.Embedding(vocab_size, 32), nn.Linear(32, 32), nn.Linear(32, vocab_size))
+"""
+
+
+def test_breakpoints_of_a_run_in_this_process_are_met_and_nothing_is_stored(tmp_path, monkeypatch):
+    (tmp_path / "text 😀.txt").write_text(TEXT)
+    (tmp_path / "net.py").write_text(NET)
+    text = STUDY.replace("[3]", "[3, 4]").replace(
+        "{width: 32, layers: 1, heads: 2, ffn: 32}", "{function: net.py:build}"
+    )
+    (tmp_path / "same.yaml").write_text(text)
+    stops = []
+    monkeypatch.setattr("sys.breakpointhook", lambda: stops.append(True))
+    ended = command("run", "same.yaml", "--in-process", "--seeds", "3", cwd=tmp_path)
+    assert ended.code == 0, ended
+    assert len(stops) > 4
+    assert ended.out.count(": val_loss ") == 4
+    assert ended.out.endswith("The run finished, after 4,096 tokens. No result is stored.\n")
+    assert not (tmp_path / "runs/same").exists()
