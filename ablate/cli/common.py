@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.base.command_hints import command_line
+from ablate.base.counts import count_text
 from ablate.base.errors import UserError, safe_text
 from ablate.base.files import default_storage
 
@@ -34,7 +35,7 @@ _GAP = "  "
 _NARROWEST = 8
 
 
-class Place(click.Path):
+class Utf8Path(click.Path):
     """A path that is valid UTF-8, so that files can contain it, and that is no loop of links."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -51,9 +52,9 @@ class Place(click.Path):
         return path
 
 
-PATH = Place(path_type=Path)
-FILE = Place(dir_okay=False, path_type=Path)
-FOLDER = Place(file_okay=False, path_type=Path)
+PATH = Utf8Path(path_type=Path)
+FILE = Utf8Path(dir_okay=False, path_type=Path)
+FOLDER = Utf8Path(file_okay=False, path_type=Path)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
 out_option = click.option("--out", type=FILE, help="Write that object to a file.")
@@ -253,14 +254,6 @@ class _Cells(string.Formatter):
 
             return duration_text(value)
         return str(super().format_field(value, form))
-
-
-def count_text(n: float) -> str:
-    """Round a count to three digits, in k, M or B: 1234567 → 1.23M."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= 0.9995 * size:  # three digits of 999,999 are 1M, not 1,000k
-            return f"{n / size:.3g}{unit}"
-    return f"{n:.0f}"
 
 
 def table_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from ablate.base.counts import count_text
 from ablate.base.errors import safe_text
-from ablate.cli.common import count_text, verdict_lines
+from ablate.cli.common import verdict_lines
 from ablate.execute.progress import RunProgress, count_states, read_progress, seconds_to_end
 from ablate.plan.estimate import duration_text
 from ablate.store import STATES, State

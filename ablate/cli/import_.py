@@ -10,7 +10,7 @@ from glob import glob
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -74,23 +74,35 @@ Examples:
 
 def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> StepSizes:
     """Read ``524288``, ``0:65536,1000:131072`` (from which step on), or ``ARM=`` and one of these."""
-    found: StepSizes = {}
+    sizes: StepSizes = {}
     for text in texts:
         arm, _, value = text.rpartition("=")
-        parts = (value if ":" in value else f"0:{value}").split(",")
-        try:
-            stages = tuple((float(start), float(tokens)) for start, tokens in (p.split(":") for p in parts))
-        except ValueError:
-            stages = ()
-        starts = [start for start, _ in stages]
-        rising = starts[:1] == [0] and all(one < other < inf for one, other in pairwise(starts))
-        if not rising or not all(0 < tokens < inf for _, tokens in stages):
+        stages = _stages(value)
+        if not stages:
             expected = "a number, or stages from step 0 on such as 0:65536,1000:131072"
             raise UserError(f"--tokens-per-step: expected {expected}, got '{text}'")
-        if arm in found:
+        if arm in sizes:
             raise UserError(f"--tokens-per-step: '{text}' is a second one for {arm or 'every arm'}")
-        found[arm] = stages
-    return found
+        sizes[arm] = stages
+    return sizes
+
+
+def _stages(text: str) -> Stages:
+    """Read a number, or stages from step 0 on; empty if the text is neither."""
+    if ":" not in text:
+        text = f"0:{text}"
+    stages = []
+    for part in text.split(","):
+        try:
+            start, tokens = part.split(":")
+            stages.append((float(start), float(tokens)))
+        except ValueError:
+            return ()
+    starts = [start for start, _ in stages]
+    is_rising = starts[0] == 0 and all(start < following < inf for start, following in pairwise(starts))
+    if not is_rising or not all(0 < tokens < inf for _, tokens in stages):
+        return ()
+    return tuple(stages)
 
 
 @click.command("import", no_args_is_help=True, epilog=_EXAMPLES)
@@ -100,43 +112,43 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     "--arm",
     "arms",
     multiple=True,
-    help="NAME=FILE, NAME=FOLDER or NAME='GLOB'; of wandb-export a pattern on the runs' names, of mlflow a "
-    "filter in MLflow's search syntax. Repeat it.",
+    help="NAME=FILE, NAME=FOLDER or NAME='GLOB'. wandb-export: NAME=PATTERN for the runs' names; mlflow: "
+    "NAME=FILTER in MLflow's search syntax. May be repeated.",
 )
-@click.option("--study", required=True, help="Name of the study that is made.")
+@click.option("--study", required=True, help="Name of the new study.")
 @click.option(
-    "--baseline", "baselines", multiple=True, required=True, help="The arm that costs are stated against."
+    "--baseline", "baselines", multiple=True, required=True, help="Arm against which costs are stated."
 )
 @click.option(
     "--target",
-    help="val_loss=3.3 (in the unit of the losses) or perplexity=27.1. Default: final losses are compared.",
+    help="val_loss=3.3 (in the unit of the losses) or perplexity=27.1. Default: compare final losses.",
 )
 @click.option(
     "--crossing",
     type=click.Choice(["confirmed", "first_eval"]),
     default="confirmed",
     show_default=True,
-    help="How tokens to target are read.",
+    help="Which crossing of the target counts.",
 )
 @click.option(
-    "--paired", "paired_seeds", is_flag=True, help="Equal seeds are pairs: the same data and weights."
+    "--paired", "paired_seeds", is_flag=True, help="Treat equal seeds as pairs: the same data and weights."
 )
 @click.option(
-    "--waive", "waived", multiple=True, help="Pool the runs of an arm although they differ in this."
+    "--waive", "waived", multiple=True, help="Pool the runs of an arm although they differ in this setting."
 )
 @click.option(
     "--constant-from",
     type=click.IntRange(min=0),
     metavar="TOKENS",
-    help="The learning rate is constant from these tokens on in all runs, which no log tells: T is then read "
-    "off a local fit.",
+    help="Say that the learning rate is constant from these tokens on in all runs, which no log tells: T is "
+    "then read from a local fit.",
 )
 @click.option(
     "--hardware",
     metavar="'8x NVIDIA H100'",
-    help="What all runs were trained on, where no log tells: for the speed-up as logged.",
+    help="Hardware of all runs, where no log tells it: for the speed-up as logged.",
 )
-@click.option("--description", help="Free text, shown in the report.")
+@click.option("--description", help="Free text for the report.")
 @storage_option
 @click.option(
     "--tokens-per-step",
@@ -144,44 +156,47 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
     multiple=True,
     callback=_step_sizes,
     metavar="[ARM=]NUMBER|STAGES",
-    help="The tokens of a step where steps are counted, or of a unit, such as 1e9 for billions. Stages: "
-    "0:65536,1000:131072 for 131,072 tokens from step 1,000 on. Repeat it for an arm of other steps.",
+    help="Tokens of a step where steps are counted, or of another unit, such as 1e9 for billions. The stages "
+    "0:65536,1000:131072 mean 131,072 tokens from step 1,000 on. May be repeated for other arms.",
 )
 @click.option(
     "--columns",
     default="",
-    help="csv, jsonl, tensorboard: ours=theirs, as tokens=step,val_loss=eval/loss,run=name,seed=seed,"
-    "seconds=time (or ms=…).",
+    help="csv, jsonl, tensorboard: names of columns, ours=theirs: tokens=step,val_loss=eval/loss,run=name,"
+    "seed=seed,seconds=time (or ms=…).",
 )
 @click.option(
     "--pattern",
     "patterns",
     multiple=True,
-    help="text: a regular expression with named groups: val_loss, and step, samples or tokens (without, a "
-    "file's last loss is its final one); loss (of training), set, run, seed; seconds or ms since training "
-    "began. Several may share them. A loss is best taken as \\S+, so that nan is read as a divergence.",
+    help="text: a regular expression with named groups: val_loss; step, samples or tokens (without one, the "
+    "last loss of a file is its final loss); loss (of training), set, run, seed; seconds or ms since "
+    "training began. Several patterns may share the groups. Write a loss as \\S+, so that nan is read as a "
+    "divergence.",
 )
 @click.option(
     "--tokens-per-sample",
     type=AT_LEAST_1,
-    help="The tokens of a sample, where a log counts samples. mllog: default: as the log or the benchmark "
+    help="Tokens of a sample, where a log counts samples. Default of mllog: what the log or the benchmark "
     "says.",
 )
-@click.option("--set", "set_name", metavar="NAME", help="The evaluation set that counts, of several.")
+@click.option(
+    "--set", "set_name", metavar="NAME", help="Evaluation set that counts, where a log has several."
+)
 @click.option(
     "--loss-unit",
     type=click.Choice([*UNIT_NAMES, "perplexity"]),
-    help="The unit of the losses. Default: the trainer's, else nats.",
+    help="Unit of the losses. Default: the trainer's, else nats.",
 )
 @click.option(
     "--evaluations",
     type=click.Choice(["rows", "changes"]),
-    help="Which rows with a loss are evaluations: all, or those on which it changes, because the trainer "
-    "repeats the last one. Default: as their distances tell.",
+    help="Which rows with a loss are evaluations: all rows, or those on which the loss changes, because the "
+    "trainer repeats the last one. Default: the distances of the rows tell.",
 )
-@click.option("--metric", help="wandb-export, where the chart has several; mlflow (default: val_loss).")
-@click.option("--tracking-uri", help="mlflow: server or store, e.g. http://mlflow:5000.")
-@click.option("--experiment", help="mlflow: its name.")
+@click.option("--metric", help="Metric to read: wandb-export, of several; mlflow (default: val_loss).")
+@click.option("--tracking-uri", help="mlflow: server or store, such as http://mlflow:5000.")
+@click.option("--experiment", help="mlflow: name of the experiment.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -194,237 +209,243 @@ def command(
     crossing: Literal["confirmed", "first_eval"],
     arms: tuple[str, ...],
     files: tuple[Path, ...],
+    hardware: str | None,
+    constant_from: int | None,
     **options: Any,
-) -> None:
+) -> int:
     """Make a study of logs that others wrote; its help is below, because it lists the formats."""
     from ablate.reports.read.imported import machine, tidied, with_settings, write_study
     from ablate.reports.read.tables import seeds_by_names
     from ablate.run.evaluations import notes_of
     from ablate.store import StudyStore
 
-    own = {name: options.pop(name) for name in set().union(*_OWN_OPTIONS.values())}
-    refuse_other_options(context, {*context.params} - {*own} | _OWN_OPTIONS[kind], kind)
-    hardware, constant_from = options.pop("hardware"), options.pop("constant_from")
+    of_formats = set().union(*_OWN_OPTIONS.values())
+    refuse_other_options(context, {*context.params} - of_formats | _OWN_OPTIONS[kind], kind)
     if hardware is not None:
         machine(hardware)
     if not _NAME.fullmatch(study):
         raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
     if target is None and crossing != "confirmed":
         raise UserError("--crossing: there is no --target to cross (give one, or leave it out)")
-    parsed = None if target is None else replace(target_of(target), crossing=crossing)
+    parsed_target = None if target is None else replace(target_of(target), crossing=crossing)
     if len(baselines) > 1:
         raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
-    faults: list[str] = []
+    reader = _Reader(kind, files, arms, {name: options.pop(name) for name in of_formats})
     # Names go into every file of a report: they must not control a terminal or a page.
-    named: dict[str, list[ImportedRun]] = defaultdict(list)
-    for name, runs in _read(kind, files, arms, faults, own).items():
-        named[safe_text(name)].extend(runs)
-    for fault in dict.fromkeys(faults):
+    runs_by_arm: dict[str, list[ImportedRun]] = defaultdict(list)
+    for name, runs in reader.read().items():
+        runs_by_arm[safe_text(name)].extend(runs)
+    for fault in dict.fromkeys(reader.faults):
         click.echo(safe_text(fault), err=True)
-    seeded, told = seeds_by_names(named)
-    found, done = tidied(seeded, options["waived"])
-    echo_lines(told + done)
+    seeded, seed_notes = seeds_by_names(runs_by_arm)
+    tidy, tidy_notes = tidied(seeded, options["waived"])
+    echo_lines(seed_notes + tidy_notes)
     StudyStore(storage / study).refuse_unsafe()
     try:
-        found = with_settings(found, hardware, constant_from)
+        imported = with_settings(tidy, hardware, constant_from)
         store, left_out = write_study(
             storage / study,
-            found,
+            imported,
             baseline=safe_text(baselines[0]),
-            target=parsed,
-            loss_unit=_loss_unit(kind, own),
+            target=parsed_target,
+            loss_unit=reader.loss_unit,
             **options,
         )
     except OSError as error:
         raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
     for fault in left_out:
         click.echo(safe_text(fault), err=True)
-    for name, runs in found.items():
+    for name, runs in imported.items():
         click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
         echo_lines([f"  {note}" for note in notes_of({run.source: run.notes for run in runs})])
     click.echo(f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}")
-    context.exit(1 if faults or left_out else 0)
+    return int(bool(reader.faults or left_out))
 
 
 command.help = f"""Make a study of logs that others wrote, so that `ablate report` and MLflow work on it.
 
     \b
     text          plain text, read by patterns; each file is a run
-    csv, jsonl    one row an evaluation; or, without a column of tokens, a final loss a row. FILES have a
-                  column `arm`, as the evaluations.csv of a report has; or name each arm's by --arm
+    csv, jsonl    one row for each evaluation; or, without a column of tokens, one final loss in each row.
+                  FILES have a column `arm`, as the evaluations.csv of a report has; or --arm names the files
     wandb-export  FILES is the CSV that a W&B chart exports: columns 'RUN - METRIC'
     mlflow        the runs of an experiment on any MLflow server
 {_FORMAT_LINES}
 
-    What does not parse is named by file and line, the rest goes on, and the exit code is then 1. Folders are
-    searched with all that is in them. Without --target the arms are compared by their final losses.
+    A line names the file and line of what cannot be read; the rest is imported, and the exit code is then 1.
+    Folders are searched at any depth. Without --target the final losses of the arms are compared.
     """
 
 
-def _loss_unit(kind: str, own: Mapping[str, Any]) -> LoggedUnit:
-    """Return the unit of the losses: as the user says, else the format's."""
-    if own["loss_unit"] is not None:
-        return cast("LoggedUnit", own["loss_unit"])
-    return FORMATS[kind].unit if kind in FORMATS else "nats"
+class _Reader:
+    """Reads logs of one format, arm by arm.
 
+    ``options``: those that only some formats take. ``faults``: gets a line for each fault of the logs.
+    """
 
-def _read(
-    kind: str, files: Sequence[Path], arms: Sequence[str], faults: list[str], own: Mapping[str, Any]
-) -> Mapping[str, Sequence[ImportedRun]]:
-    """Read runs by arm; each fault adds a line to ``faults``. ``own``: the options that some kinds take."""
-    if kind in _TABLES and bool(files) == bool(arms):
-        raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
-    if kind not in _TABLES and not (arms and bool(files) == (kind == "wandb-export")):
-        what = "the chart's file and " if kind == "wandb-export" else ""
-        raise UserError(f"{kind}: expected {what}--arm NAME=… for each arm")
-    sizes: StepSizes = own["sizes"]
-    places: dict[str, list[str]] = defaultdict(list)
-    for name, value in _pairs(arms, "--arm", "FP8=logs/fp8"):
-        places[name].append(value)
-    for name in sizes:
-        if name and name not in places:
-            raise UserError(f"--tokens-per-step: no --arm {name}=… is given")
-    stages = {arm: sizes.get(arm, sizes.get("")) for arm in ("", *places)}
-    if kind == "mlflow":
-        return _read_mlflow(places, stages, faults, own)
-    if kind == "wandb-export":
-        return _read_charts(files, places, stages, faults, own)
-    return _read_files(kind, files, places, stages, faults, own)
+    def __init__(
+        self, kind: str, files: Sequence[Path], arms: Sequence[str], options: Mapping[str, Any]
+    ) -> None:
+        if kind in _TABLES and bool(files) == bool(arms):
+            raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
+        if kind not in _TABLES and not (arms and bool(files) == (kind == "wandb-export")):
+            chart = "the chart's file and " if kind == "wandb-export" else ""
+            raise UserError(f"{kind}: expected {chart}--arm NAME=… for each arm")
+        self.kind = kind
+        self.files = files
+        self.options = options
+        self.faults: list[str] = []
+        self.places: dict[str, list[str]] = defaultdict(list)  # of each arm
+        for name, place in _pairs(arms, "--arm", "FP8=logs/fp8"):
+            self.places[name].append(place)
+        sizes: StepSizes = options["sizes"]
+        for name in sizes:
+            if name and name not in self.places:
+                raise UserError(f"--tokens-per-step: no --arm {name}=… is given")
+        self.stages = {arm: sizes.get(arm, sizes.get("")) for arm in ("", *self.places)}
+        self.columns = _columns_named(options["columns"])
+        self.loss_unit: LoggedUnit = "nats"
+        if options["loss_unit"] is not None:
+            self.loss_unit = options["loss_unit"]
+        elif kind in FORMATS:
+            self.loss_unit = FORMATS[kind].unit
 
+    def read(self) -> Mapping[str, Sequence[ImportedRun]]:
+        """Read the runs of each arm."""
+        if self.kind == "mlflow":
+            return self._read_mlflow()
+        if self.kind == "wandb-export":
+            return self._read_charts()
+        return self._read_files()
 
-def _read_mlflow(
-    places: Mapping[str, Sequence[str]],
-    stages: Mapping[str, Stages | None],
-    faults: list[str],
-    own: Mapping[str, Any],
-) -> Mapping[str, Sequence[ImportedRun]]:
-    from ablate.reports.read.tracking import read_mlflow
+    def _read_mlflow(self) -> Mapping[str, Sequence[ImportedRun]]:
+        from ablate.reports.read.tracking import read_mlflow
 
-    uri = own["tracking_uri"]
-    experiment = own["experiment"]
-    if not uri or not experiment:
-        raise UserError("mlflow: expected --tracking-uri and --experiment")
-    metric = own["metric"] or "val_loss"
-    return read_mlflow(uri, experiment, faults, metric=metric, arms=places, stages=stages)
+        uri = self.options["tracking_uri"]
+        experiment = self.options["experiment"]
+        if not uri or not experiment:
+            raise UserError("mlflow: expected --tracking-uri and --experiment")
+        metric = self.options["metric"] or "val_loss"
+        return read_mlflow(uri, experiment, self.faults, metric=metric, arms=self.places, stages=self.stages)
 
+    def _read_charts(self) -> Mapping[str, Sequence[ImportedRun]]:
+        from ablate.reports.read import tables
 
-def _read_charts(
-    files: Sequence[Path],
-    places: Mapping[str, Sequence[str]],
-    stages: Mapping[str, Stages | None],
-    faults: list[str],
-    own: Mapping[str, Any],
-) -> Mapping[str, Sequence[ImportedRun]]:
-    from ablate.reports.read import tables
+        if len(set(self.stages.values())) > 1:
+            raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
+        runs: list[ImportedRun] = []
+        for path in self._listed(self.files, "FILES"):
+            rows = tables.read_wandb_chart(path, self.faults, self.options["metric"])
+            try:
+                runs += tables.runs_of_table(path, rows, self.faults, self._reading("")).get(None, [])
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        return tables.by_pattern(runs, self.places, self.faults)
 
-    if len(set(stages.values())) > 1:
-        raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
-    reading = _reading("wandb-export", own, stages[""], {})
-    runs: list[ImportedRun] = []
-    for path in _listed(files, "FILES", "wandb-export"):
-        rows = tables.read_wandb_chart(path, faults, own["metric"])
-        try:
-            runs += tables.runs_of_table(path, rows, faults, reading).get(None, [])
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return tables.by_pattern(runs, places, faults)
+    def _read_files(self) -> Mapping[str, Sequence[ImportedRun]]:
+        source = None if self.kind in (*_TABLES, "mllog") else self._log_source()
+        runs_by_arm: dict[str, list[ImportedRun]] = {name: [] for name in self.places}
+        files: list[tuple[str, Path]] = []  # the arm that --arm names, and its file
+        for name, places in self.places.items():
+            files += [(name, path) for path in self._listed(map(Path, places), f"--arm {name}")]
+        files += [("", path) for path in self._listed(self.files, "FILES")]
+        for arm_of_file, path in files:
+            try:
+                by_arm = self._read_file(path, arm_of_file, source)
+            except (OSError, EOFError) as error:
+                self.faults.append(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
+                continue
+            for arm_of_row, runs in by_arm.items():
+                arm = arm_of_file or arm_of_row
+                if arm is None:
+                    column = self.columns.get("arm", "arm")
+                    raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
+                if arm == arm_of_row or "arm" not in self.columns:
+                    runs_by_arm.setdefault(arm, []).extend(runs)
+        return runs_by_arm
 
+    def _read_file(
+        self, path: Path, arm: str, source: LogSource | None
+    ) -> Mapping[str | None, Sequence[ImportedRun]]:
+        """Read a file's runs by the arm that its rows name. ``source``: how a log is read; None: no log."""
+        from ablate.reports.read import tables
+        from ablate.reports.read.mllog import read_mllog
 
-def _reading(kind: str, own: Mapping[str, Any], stages: Stages | None, names: Mapping[str, str]) -> Reading:
-    from ablate.reports.read.tables import Reading
-
-    return Reading(
-        names=names,
-        stages=stages,
-        sample_tokens=own["tokens_per_sample"],
-        set_name=own["set_name"],
-        loss_unit=_loss_unit(kind, own),
-        evaluations=own["evaluations"],
-        is_repeated=kind in FORMATS and FORMATS[kind].repeats,
-    )
-
-
-def _read_files(
-    kind: str,
-    files: Sequence[Path],
-    places: Mapping[str, Sequence[str]],
-    stages: Mapping[str, Stages | None],
-    faults: list[str],
-    own: Mapping[str, Any],
-) -> Mapping[str, Sequence[ImportedRun]]:
-    from ablate.reports.read import tables
-    from ablate.reports.read.mllog import read_mllog
-
-    names = _columns_named(own["columns"])
-    source = None if kind in (*_TABLES, "mllog") else _source(kind, own, names)
-
-    def read_file(path: Path, stages: Stages | None) -> Mapping[str | None, Sequence[ImportedRun]]:
-        if kind == "mllog":
-            run = read_mllog(path, faults, tokens_per_sample=own["tokens_per_sample"])
+        if self.kind == "mllog":
+            run = read_mllog(path, self.faults, tokens_per_sample=self.options["tokens_per_sample"])
             return {None: [run] if run else []}
-        reading = _reading(kind, own, stages, names)
+        reading = self._reading(arm)
         if source is not None:
-            return tables.runs_of_log(path, source, faults, reading)
-        read_rows = tables.read_csv if kind == "csv" else tables.read_jsonl
-        return tables.runs_of_table(path, read_rows(path, faults), faults, reading)
+            return tables.runs_of_log(path, source, self.faults, reading)
+        read_rows = tables.read_csv if self.kind == "csv" else tables.read_jsonl
+        return tables.runs_of_table(path, read_rows(path, self.faults), self.faults, reading)
 
-    runs_by_arm: dict[str, list[ImportedRun]] = {name: [] for name in places}
-    wanted: list[tuple[str | None, Path]] = []
-    for name, texts in places.items():
-        wanted += [(name, path) for path in _listed(map(Path, texts), f"--arm {name}", kind)]
-    wanted += [(None, path) for path in _listed(files, "FILES", kind)]
-    for arm_of_file, path in wanted:
+    def _reading(self, arm: str) -> Reading:
+        from ablate.reports.read.tables import Reading
+
+        return Reading(
+            names=self.columns,
+            stages=self.stages[arm],
+            sample_tokens=self.options["tokens_per_sample"],
+            set_name=self.options["set_name"],
+            loss_unit=self.loss_unit,
+            evaluations=self.options["evaluations"],
+            is_repeated=self.kind in FORMATS and FORMATS[self.kind].repeats,
+        )
+
+    def _log_source(self) -> LogSource:
+        """Return how logs of this format are read.
+
+        Raises:
+            UserError: a pattern that cannot work.
+        """
+        from pydantic import ValidationError
+
+        from ablate.run.log_rows import LogSource
+
+        patterns = self.options["patterns"]
+        set_name = self.options["set_name"]
+        if self.kind == "text" and not patterns:
+            raise UserError("text: expected --pattern")
+        if self.kind == "tensorboard" and self.columns:
+            return LogSource(tensorboard=self.columns, file="", set=set_name)
         try:
-            by_arm = read_file(path, stages[arm_of_file or ""])
-        except (OSError, EOFError) as error:
-            faults.append(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
-            continue
-        for arm, runs in by_arm.items():
-            in_arm = arm_of_file or arm
-            if in_arm is None:
-                column = names.get("arm", "arm")
-                raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
-            if in_arm == arm or "arm" not in names:
-                runs_by_arm.setdefault(in_arm, []).extend(runs)
-    return runs_by_arm
+            if self.kind == "text":
+                return LogSource(patterns=list(patterns), set=set_name)
+            return LogSource(preset=self.kind, file="", set=set_name)
+        except ValidationError as error:
+            fault = error.errors()[0].get("ctx", {})
+            raise UserError(f"--pattern: {fault.get('what', error)}", hint=fault.get("hint")) from None
 
-
-def _source(kind: str, own: Mapping[str, Any], names: Mapping[str, str]) -> LogSource:
-    """Return how files of a kind are read.
-
-    Raises:
-        UserError: a pattern that cannot work.
-    """
-    from pydantic import ValidationError
-
-    from ablate.run.log_rows import LogSource
-
-    patterns = own["patterns"]
-    if kind == "text" and not patterns:
-        raise UserError("text: expected --pattern")
-    if kind == "tensorboard" and names:
-        return LogSource(tensorboard=dict(names), file="", set=own["set_name"])
-    try:
-        if kind == "text":
-            return LogSource(patterns=list(patterns), set=own["set_name"])
-        return LogSource(preset=kind, file="", set=own["set_name"])
-    except ValidationError as error:
-        fault = error.errors()[0].get("ctx", {})
-        raise UserError(f"--pattern: {fault.get('what', error)}", hint=fault.get("hint")) from None
+    def _listed(self, places: Iterable[Path], option: str) -> dict[Path, None]:
+        """List each file that places name, once: files, folders, and shell patterns of both."""
+        files: dict[Path, None] = {}
+        for place in places:
+            matches = [place]
+            if not place.exists():
+                matches = [Path(match) for match in sorted(glob(str(place), recursive=True))]  # noqa: PTH207
+            if not matches:
+                raise UserError(f"{option}: {place} does not exist")
+            for match in matches:
+                if match.is_file():
+                    files[match] = None
+                else:
+                    files |= dict.fromkeys(_files_in(match, option, _FILES[self.kind]))
+        return files
 
 
 def _columns_named(text: str) -> dict[str, str]:
     """Read ``--columns``: the name of a column in the file, by our own name."""
     from ablate.reports.read.tables import COLUMNS
 
-    names: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for name, column in _pairs(filter(None, text.split(",")), "--columns", "tokens=step"):
-        if name in names:
+        if name in columns:
             raise UserError(f"--columns: '{name}' is given twice")
         if name not in COLUMNS:
             raise UserError(f"--columns: no column of ours is '{name}' (expected {', '.join(COLUMNS)})")
-        names[name] = column
-    return names
+        columns[name] = column
+    return columns
 
 
 def _pairs(parts: Iterable[str], option: str, example: str) -> Iterator[tuple[str, str]]:
@@ -435,31 +456,20 @@ def _pairs(parts: Iterable[str], option: str, example: str) -> Iterator[tuple[st
         yield name.strip(), value.strip()
 
 
-def _listed(places: Iterable[Path], option: str, kind: str) -> Iterator[Path]:
-    """Yield each file that places name, once: files, folders, and shell patterns of both."""
-    found: dict[Path, None] = {}
-    for place in places:
-        matches = [place] if place.exists() else sorted(map(Path, glob(str(place), recursive=True)))  # noqa: PTH207
-        if not matches:
-            raise UserError(f"{option}: {place} does not exist")
-        for one in matches:
-            found |= dict.fromkeys([one] if one.is_file() else _found_in(one, option, _FILES[kind]))
-    yield from found
-
-
-def _found_in(where: Path, option: str, patterns: Sequence[str]) -> list[Path]:
+def _files_in(folder: Path, option: str, patterns: Sequence[str]) -> list[Path]:
     """Return all files of a folder, at any depth, that match the first pattern with a match.
 
     They are sorted. Hidden files are skipped. The number of files that are not read is printed.
     """
     everything = sorted(
         path
-        for path in where.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(where).parts)
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     for pattern in patterns:
-        if found := [path for path in everything if fnmatchcase(path.name, pattern)]:
-            others = len(everything) - len(found)
-            click.echo(f"{where}: {len(found)} files like {pattern}, {others} others not read")
-            return found
-    raise UserError(f"{option}: nothing like {' or '.join(patterns)} in {where} or its folders")
+        matching = [path for path in everything if fnmatchcase(path.name, pattern)]
+        if matching:
+            num_others = len(everything) - len(matching)
+            click.echo(f"{folder}: {len(matching)} files like {pattern}, {num_others} others not read")
+            return matching
+    raise UserError(f"{option}: nothing like {' or '.join(patterns)} in {folder} or its folders")

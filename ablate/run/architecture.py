@@ -116,11 +116,6 @@ def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSiz
     )
 
 
-def parameters_text(count: int) -> str:
-    """Format a number of parameters in millions or billions."""
-    return f"{count / 1e6:.3g} M" if count < 999.5e6 else f"{count / 1e9:.3g} B"
-
-
 def _llama(width: int, layers: int, heads: int, kv_heads: int, ffn: int, **more: Any) -> dict[str, Any]:
     shape = {"width": width, "layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
     return _WHOLE | shape | {"tied_head": False, "rope_base": 500_000.0} | more

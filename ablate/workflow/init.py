@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.counts import count_text
 from ablate.base.errors import Problem, UserError
 from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
@@ -194,7 +195,6 @@ class _Draft:
     def choose_model(self) -> PlannedArm:
         """Fill in the model, and settings of training for its size; return its baseline."""
         from ablate.recipes.coverage import in_short
-        from ablate.run.architecture import parameters_text
 
         starter = self.starter
         section = model_section(self.model, on_gpu=starter.on_gpu)
@@ -217,7 +217,7 @@ class _Draft:
         if hidden:
             section["allow"] = in_short(hidden, "{}")
             reached = "No recipe reaches the matrices under allow: they keep high precision in every arm."
-        starter.about_model = f"{kind}, {parameters_text(arm.size.parameters)} parameters. {reached}"
+        starter.about_model = f"{kind}, {count_text(arm.size.parameters, ' ')} parameters. {reached}"
         settings = next(settings for bound, settings in _SIZES if arm.size.parameters < bound)
         if starter.on_gpu and settings is _SIZES[0][1]:
             settings = _ON_GPU

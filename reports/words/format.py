@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from ablate.base.counts import count_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -54,10 +56,7 @@ def tokens(value: float | None) -> str:
     """Write a count of tokens or parameters, e.g. ``1.5 M``."""
     if value is None:
         return DASH
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * size:
-            return f"{value / size:.3g}{NBSP}{unit}"
-    return f"{value:.3g}"
+    return count_text(value, NBSP)
 
 
 def percent(value: float | None) -> str:

@@ -22,6 +22,17 @@ arms:
   bf16: {recipe: bf16}
   fp4: {recipe: {gemms: [fprop, wgrad]}}
 """
+COMMAND = """\
+name: command
+baseline: bf16
+target: {val_loss: 3.5}
+base:
+  trainer: {command: [train, '{seed}', '{args}'], metrics: {preset: nanogpt}}
+  training: {tokens: 1280, seq_len: 16, batch_size: 4}
+arms:
+  bf16: {trainer: {precision: bf16}}
+  fp4: {trainer: {precision: fp4}}
+"""
 SEARCH_FILE = (
     SMALL.replace("seeds: 2\n", "")
     + """\
@@ -51,7 +62,7 @@ def folder(tmp_path_factory):
         "one-seed.yaml": SMALL.replace("seeds: 2", "seeds: 1"),
         "two.yaml": SMALL.replace("arms:", "  resources: {devices_per_run: 2}\narms:"),
         "native.yaml": SMALL.replace("wgrad]}", "wgrad]}, resources: {require_native: true}"),
-        "command.yaml": SMALL.replace("base:", "base:\n  trainer: {command: [train, '{seed}', '{args}']}"),
+        "command.yaml": COMMAND,
         "search.yaml": SEARCH_FILE,
         "no-unit.yaml": SEARCH_FILE.replace("baseline: bf16", "baseline: fp4").replace("B200", "H100"),
         "few.yaml": SEARCH_FILE.replace("trials: 4", "trials: 1"),

@@ -2,8 +2,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from ablate.base.counts import count_text
 from ablate.base.files import append_line
-from ablate.cli.common import count_text
 from ablate.cli.display import end_text, summary
 from ablate.execute import progress
 from ablate.execute.progress import RunProgress, read_progress, seconds_to_end

@@ -1,0 +1,137 @@
+"""What the arms of a plan need on named hardware, modelled: memory and GPU-hours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ablate.cli.common import format_table, names_text
+from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
+from ablate.modelled.speed import ModelledFigure
+from ablate.plan.estimate import shared_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from ablate.modelled.on_hardware import OnHardware
+    from ablate.plan import Plan
+
+    Entry = dict[str, Any]
+
+_RANGE_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
+"""Suffixes of a key, for the estimate and for the ends of its 95 % range."""
+_EMULATED = "modelled from an H200's measured factors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareNeeds:
+    """What each arm and the whole study need, by hardware; None: the user's own model or trainer."""
+
+    arms: dict[str, dict[str, Entry | None]]
+    study: dict[str, Entry]
+
+
+def hardware_needs(plan: Plan, hardware: Collection[str]) -> HardwareNeeds:
+    """Model what a plan needs on each hardware; without any, each arm on the CPU.
+
+    Errors of all runs are taken to be alike, as on one kind of device.
+    """
+    shared = shared_tokens(plan)
+    whole_runs = {}
+    for arm in plan.arms:
+        tokens_of_others = sum(shared.get(run.id, 0) for run in arm.runs)
+        whole_runs[arm.name] = len(arm.runs) - tokens_of_others / arm.batches.tokens
+    needs = HardwareNeeds(arms={arm.name: {} for arm in plan.arms}, study={})
+    for name in hardware or (CPU,):
+        modelled = {arm.name: on_hardware(arm.config, arm.resources, name) for arm in plan.arms}
+        for arm_name, need in modelled.items():
+            needs.arms[arm_name][name] = None if need is None else _arm_entry(need)
+        if name != CPU:
+            needs.study[name] = _study_entry(modelled, whole_runs)
+    return needs
+
+
+def _arm_entry(need: OnHardware) -> Entry:
+    memory: Entry = {purpose: need.memory[purpose] for purpose in PURPOSES}
+    return {
+        "memory_bytes": memory | {"total": need.memory.total()},
+        "capacity_bytes": need.capacity_bytes,
+        "fits": need.fits,
+        "figures_are": _EMULATED if need.is_emulated else "modelled",
+        **_hours_entry(need.gpu_hours, "_per_run"),
+    }
+
+
+def _study_entry(modelled: dict[str, OnHardware | None], whole_runs: dict[str, float]) -> Entry:
+    needs = [need for need in modelled.values() if need is not None]
+    is_whole = len(needs) == len(modelled)
+    hours: ModelledFigure | None = None
+    if is_whole and all(need.gpu_hours is not None for need in needs):
+        sums = dict.fromkeys(_RANGE_ENDS.values(), 0.0)
+        for need, num_runs in zip(needs, whole_runs.values(), strict=True):
+            for end in sums:
+                sums[end] += num_runs * getattr(need.gpu_hours, end)
+        hours = ModelledFigure(**sums)
+    return {
+        "fits": all(need.fits for need in needs) if is_whole else None,
+        "figures_are": _EMULATED if any(need.is_emulated for need in needs) else "modelled",
+        **_hours_entry(hours),
+    }
+
+
+def _hours_entry(hours: ModelledFigure | None, per: str = "") -> Entry:
+    """Return GPU-hours with the ends of their range; None: not modelled."""
+    return {f"gpu_hours{per}{suffix}": hours and getattr(hours, end) for suffix, end in _RANGE_ENDS.items()}
+
+
+def hardware_lines(needs: HardwareNeeds) -> Iterator[str]:
+    """Yield the lines for people: memory by part, what fits, GPU-hours of arms and of the study."""
+    not_modelled = [name for name, entries in needs.arms.items() if None in entries.values()]
+    if not_modelled:
+        yield (
+            "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for "
+            f"{names_text(not_modelled)}"
+        )
+    if len(not_modelled) == len(needs.arms):
+        return
+    yield "\nmodelled, with 95 % ranges (–: no unit for a format, or not modelled)"
+    for name, study_entry in needs.study.items():
+        entries = [by_hardware[name] for by_hardware in needs.arms.values()]
+        yield from _lines_of(name, study_entry, [entry for entry in entries if entry is not None])
+    yield "\nGPU-hours a run, modelled:"
+    rows = [
+        (name, *(_range_text(entry, "gpu_hours_per_run") for entry in by_hardware.values()))
+        for name, by_hardware in needs.arms.items()
+    ]
+    yield format_table(("arm", *needs.study), rows)
+    if any(study_entry["figures_are"] == _EMULATED for study_entry in needs.study.values()):
+        yield f"\n~ emulated: {_EMULATED}, which the ranges leave out"
+
+
+def _lines_of(name: str, study_entry: Entry, entries: list[Entry]) -> Iterator[str]:
+    largest = max(entries, key=lambda entry: entry["memory_bytes"]["total"])
+    memory = ", ".join(f"{part} {size / 1e9:.3g}" for part, size in largest["memory_bytes"].items() if size)
+    num_fitting = sum(bool(entry["fits"]) for entry in entries)
+    yield f"{name:<9} {largest['capacity_bytes'] / 1e9:.3g} GB; at its peak the largest arm takes {memory}"
+    yield f"          arms that fit into {FITS_SHARE:.0%} of it: {num_fitting} of {len(entries)}"
+    yield f"          all runs: {_range_text(study_entry, 'gpu_hours')} GPU-hours"
+    num_without_unit = sum(
+        entry["figures_are"] == _EMULATED or entry["gpu_hours_per_run"] is None for entry in entries
+    )
+    if num_without_unit:
+        yield (
+            f"          no unit for a format of {num_without_unit} of {len(entries)} arms: emulated with "
+            "exact values; their time there is no measure of the format's speed"
+        )
+
+
+def _range_text(entry: Entry | None, key: str) -> str:
+    """Write an estimate with its range, two significant digits or all before the point: 1.7 [1.1, 1,286]."""
+    if entry is None or entry[key] is None:
+        return "–"
+    ends = []
+    for suffix in _RANGE_ENDS:
+        hours = entry[key + suffix]
+        ends.append(f"{hours:.2g}" if hours < 9.5 else f"{hours:,.0f}")
+    about = "~" if entry["figures_are"] == _EMULATED else ""
+    return about + "{} [{}, {}]".format(*ends)
