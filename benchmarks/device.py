@@ -44,7 +44,7 @@ from ablate.backends.testing.suite import checks
 from ablate.base.errors import safe_text, with_type
 from ablate.base.files import write_bytes_atomic, write_record
 from ablate.check import OUT, run
-from ablate.check.record import Finding, Part, ProofRecord, State, detail_of, page
+from ablate.check.record import CheckFinding, Part, ProofRecord, State, detail_of, page
 from ablate.check.speed import MODELS
 from ablate.check.training import RECIPES, config_of
 from ablate.execute.environment import code_digest
@@ -162,16 +162,18 @@ def setup_here(where: str) -> Setup:
     return run.setup_of(*chosen_device(where))
 
 
-def run_check(where: str, part: str, number: int, threads: int) -> Finding:
+def run_check(where: str, part: str, number: int, threads: int) -> CheckFinding:
     """Run a check of a part, in a process that serves this part alone."""
     torch.set_num_threads(threads)
     check = list(CHECKS[part](setup_here(where)))[number]
     started = time.monotonic()
     outcome, _ = check.outcome()
-    return Finding(backend=check.backend, check=check.name, seconds=time.monotonic() - started, **outcome)
+    return CheckFinding(
+        backend=check.backend, check=check.name, seconds=time.monotonic() - started, **outcome
+    )
 
 
-def checked(task: Task, part: str, *, alone: bool) -> Iterator[Finding]:
+def checked(task: Task, part: str, *, alone: bool) -> Iterator[CheckFinding]:
     """Run a part's checks side by side, or one after the other (``alone``), until its time is over.
 
     Raises:
@@ -191,7 +193,7 @@ def checked(task: Task, part: str, *, alone: bool) -> Iterator[Finding]:
         raise TimeoutError(f"{answered} of {count} checks") from None
     except BrokenProcessPool:
         detail = f"a process ended within one of {count - answered} checks, which are not here"
-        yield Finding(check="process", result="failed", detail=detail)
+        yield CheckFinding(check="process", result="failed", detail=detail)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
@@ -227,7 +229,7 @@ def program(task: Task, *command: str, **environment: str) -> str:
     return printed
 
 
-def kernels(task: Task, *options: str) -> Iterator[Finding]:
+def kernels(task: Task, *options: str) -> Iterator[CheckFinding]:
     """Yield what ``kernels.py`` prints, a finding a line."""
     if fault := triton_fault():
         raise Skip(fault)
@@ -238,10 +240,10 @@ def kernels(task: Task, *options: str) -> Iterator[Finding]:
         interpreter = {"TRITON_INTERPRET": "1"}
     for line in program(task, "benchmarks/kernels.py", *options, **interpreter).splitlines():
         policy, _, times = line.partition("  ")
-        yield Finding(check=policy if times else "about", result="told", detail=times.strip() or line)
+        yield CheckFinding(check=policy if times else "about", result="told", detail=times.strip() or line)
 
 
-def study(task: Task) -> Iterator[Finding]:
+def study(task: Task) -> Iterator[CheckFinding]:
     """Run ``device.yaml``, whose runs share the device; yield its time, then each arm's cost."""
     if find_spec("ray") is None:
         raise Skip("needs the installed package: there is no Ray")
@@ -262,14 +264,14 @@ def study(task: Task) -> Iterator[Finding]:
     hits = sum(arm["hit"] for arm in arms)
     reached = f"{hits} of {report['runs_planned']} runs reached {report['target']['val_loss']:g} nats a token"
     detail = f"{tokens:,} tokens in {seconds:.0f} s; {reached}"
-    yield Finding(check="study", result="told", seconds=seconds, detail=detail)
+    yield CheckFinding(check="study", result="told", seconds=seconds, detail=detail)
     for arm in arms:
         text = arm["text"]
         detail = f"tokens to the target {text['tokens_to_target']}, token cost {text['token_cost']}"
-        yield Finding(check=arm["name"], result="told", detail=detail)
+        yield CheckFinding(check=arm["name"], result="told", detail=detail)
 
 
-PARTS: dict[str, tuple[float, Callable[[Task], Iterator[Finding]]]] = {
+PARTS: dict[str, tuple[float, Callable[[Task], Iterator[CheckFinding]]]] = {
     "device": (0.03, partial(checked, part="device", alone=True)),
     "conformance": (0.31, partial(checked, part="conformance", alone=False)),
     "quantisers over a copy": (0.06, kernels),
@@ -281,9 +283,9 @@ PARTS: dict[str, tuple[float, Callable[[Task], Iterator[Finding]]]] = {
 """The parts in their order, each with its share of the time; the rest is for programs that end late."""
 
 
-def part_of(name: str, findings: Callable[[Task], Iterator[Finding]], task: Task) -> Part:
+def part_of(name: str, findings: Callable[[Task], Iterator[CheckFinding]], task: Task) -> Part:
     """Run a part until its time is over; print each finding when it comes."""
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     state: State = "passed"
     why = None
     try:
@@ -298,7 +300,7 @@ def part_of(name: str, findings: Callable[[Task], Iterator[Finding]], task: Task
     except Skip as reason:
         state, why = "skipped", str(reason)
     except Exception as error:  # a program that failed: the other parts still run
-        found.append(Finding(check="program", result="failed", detail=with_type(error)))
+        found.append(CheckFinding(check="program", result="failed", detail=with_type(error)))
     results = {finding.result for finding in found}
     if "failed" in results:
         state = "failed"

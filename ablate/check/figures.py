@@ -36,7 +36,7 @@ _LARGEST_BLOCK = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class RatioEstimate:
     """A figure and its standard error; None where it is not defined."""
 
     value: float | None
@@ -60,26 +60,28 @@ class Estimate:
         off = self.off(expected, other_error)
         return off is not None and abs(off) <= BOUND
 
-    def agrees_with(self, other: Estimate) -> bool:
+    def agrees_with(self, other: RatioEstimate) -> bool:
         """Whether two independent or paired figures are equal within ``BOUND`` standard errors."""
         if other.value is None:
             return self.value is None
         return self.is_at(other.value, other.error or 0.0)
 
 
-def ratios(pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0) -> tuple[Estimate, ...]:
+def ratios(pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0) -> tuple[RatioEstimate, ...]:
     """Estimate ``start`` + Σa / Σb from a pair (a_i, b_i) per tensor; for vectors, one estimate per place."""
     if not pairs:
         return ()
-    a, b = (torch.stack([one.double().reshape(-1) for one in side]) for side in zip(*pairs, strict=True))
-    count, whole = len(a), b.sum(0)
-    found = a.sum(0) / whole
-    spread = (a - found * b).square().sum(0) * (count / max(count - 1, 1))
-    errors = (spread.sqrt() / whole.abs()).tolist()
-    return tuple(
-        Estimate(value=ratio(start + one, 1.0), error=ratio(error, 1.0) if count > 1 else None)
-        for one, error in zip(found.tolist(), errors, strict=True)
-    )
+    a = torch.stack([part.double().reshape(-1) for part, _ in pairs])
+    b = torch.stack([whole.double().reshape(-1) for _, whole in pairs])
+    count = len(pairs)
+    quotients = a.sum(0) / b.sum(0)
+    spread = (a - quotients * b).square().sum(0) * (count / max(count - 1, 1))
+    errors = spread.sqrt() / b.sum(0).abs()
+    estimates = []
+    for quotient, error in zip(quotients.tolist(), errors.tolist(), strict=True):
+        known_error = ratio(error, 1.0) if count > 1 else None
+        estimates.append(RatioEstimate(value=ratio(start + quotient, 1.0), error=known_error))
+    return tuple(estimates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,41 +96,46 @@ class RoundingFigures:
     (``error_parts``). ``unbiased``: the gain is 1 and no error is common to all draws, within the bound.
     """
 
-    gain: Estimate
-    by_position: tuple[Estimate, ...]
-    relative_error: Estimate
-    bias_share: Estimate
-    noise_alike: dict[str, Estimate]
-    scale_bias: Estimate
-    dead_zone: Estimate
-    grid_noise: Estimate
+    gain: RatioEstimate
+    by_position: tuple[RatioEstimate, ...]
+    relative_error: RatioEstimate
+    bias_share: RatioEstimate
+    noise_alike: dict[str, RatioEstimate]
+    scale_bias: RatioEstimate
+    dead_zone: RatioEstimate
+    grid_noise: RatioEstimate
     unbiased: bool
 
     @property
     def pattern(self) -> tuple[float, ...]:
         """The gains by position, folded to the shortest pattern that repeats within the bound."""
-        gains = [one.value for one in self.by_position if one.value is not None]
-        for period in (one for one in range(1, len(gains) + 1) if len(self.by_position) % one == 0):
+        gains = [gain.value for gain in self.by_position if gain.value is not None]
+        for period in range(1, len(gains) + 1):
+            if len(self.by_position) % period:
+                continue
             means = tuple(statistics.fmean(gains[start::period]) for start in range(period))
-            if all(one.is_at(means[place % period]) for place, one in enumerate(self.by_position)):
+            if all(gain.is_at(means[place % period]) for place, gain in enumerate(self.by_position)):
                 return means
         return tuple(gains)
 
     @property
-    def largest_alike(self) -> tuple[str, Estimate] | None:
+    def largest_alike(self) -> tuple[str, RatioEstimate] | None:
         """The neighbours whose noise is most alike; None if none is so beyond the bound."""
-        beyond = {name: one for name, one in self.noise_alike.items() if abs(one.off(0.0) or 0.0) > BOUND}
-        return max(beyond.items(), key=lambda item: abs(item[1].value or 0.0), default=None)
+        beyond = [item for item in self.noise_alike.items() if abs(item[1].off(0.0) or 0.0) > BOUND]
+        return max(beyond, key=lambda item: abs(item[1].value or 0.0), default=None)
 
     def unlike(self, other: RoundingFigures) -> list[str]:
         """Name the figures that are not the other's, within the bound."""
-        names = ("gain", "relative_error", "bias_share")
-        pairs = {name.replace("_", " "): [(getattr(self, name), getattr(other, name))] for name in names}
-        pairs["gain by position"] = [*zip(self.by_position, other.by_position, strict=True)]
-        found = [name for name, both in pairs.items() if not all(a.agrees_with(b) for a, b in both)]
+        pairs = {
+            "gain": [(self.gain, other.gain)],
+            "relative error": [(self.relative_error, other.relative_error)],
+            "bias share": [(self.bias_share, other.bias_share)],
+            "gain by position": list(zip(self.by_position, other.by_position, strict=True)),
+        }
+        names = [name for name, both in pairs.items() if not all(a.agrees_with(b) for a, b in both)]
         if self.largest_alike is not None and other.largest_alike is None:
-            found.append("independence of the noise")
-        return found
+            names.append("independence of the noise")
+        return names
 
 
 class Sums:
@@ -140,16 +147,19 @@ class Sums:
 
     def add(self, exact: Tensor, outputs: list[Tensor], ideal: Tensor) -> None:
         """Add one tensor: exact, one or two outputs, and ``OnGrid.ideal``, fp32 [n, k], contraction last."""
-        first, last = (output - exact for output in (outputs[0], outputs[-1]))
-        mean, energy = (first + last) / 2, _dot(exact, exact)
-        own = (_dot(first, first) + _dot(last, last)) / 2
+        first = outputs[0] - exact
+        last = outputs[-1] - exact
+        mean = (first + last) / 2
+        energy = _dot(exact, exact)
+        error_energy = (_dot(first, first) + _dot(last, last)) / 2
         self.pairs["gain"].append((_dot(mean, exact), energy))
-        self.pairs["error"].append((own, energy))
-        self.pairs["bias"].append((_dot(first, last), own))
+        self.pairs["error"].append((error_energy, energy))
+        self.pairs["bias"].append((_dot(first, last), error_energy))
         parts = torch.tensor(error_parts(exact, outputs[0], ideal), dtype=torch.float64)
         self.pairs["parts"].append((parts, parts.sum().expand(3)))
         if 1 < self.columns <= _LARGEST_BLOCK:
-            along, whole = ((one * exact).view(-1, self.columns).sum(0) for one in (mean, exact))
+            along = (mean * exact).view(-1, self.columns).sum(0)
+            whole = (exact * exact).view(-1, self.columns).sum(0)
             self.pairs["position"].append((along, whole))
         if len(outputs) == 2:
             noise = ((first - last) * exact.sign()).view(-1)  # pairs across the ends of rows hardly count
@@ -159,7 +169,8 @@ class Sums:
     def figures(self) -> RoundingFigures:
         """Compute the figures of all tensors so far: one at least."""
         names = [*(f"{far} apart" for far in _NEIGHBOURS), "next row"]
-        (gain,), (bias,) = ratios(self.pairs["gain"], 1.0), ratios(self.pairs["bias"])
+        (gain,) = ratios(self.pairs["gain"], 1.0)
+        (bias,) = ratios(self.pairs["bias"])
         (energy,) = ratios(self.pairs["error"])
         scale_bias, dead_zone, grid_noise = ratios(self.pairs["parts"])
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
@@ -167,7 +178,7 @@ class Sums:
         return RoundingFigures(
             gain=gain,
             by_position=ratios(self.pairs["position"], 1.0),
-            relative_error=Estimate(value=root, error=spread),
+            relative_error=RatioEstimate(value=root, error=spread),
             bias_share=bias,
             noise_alike=dict(zip(names, ratios(self.pairs["noise"]), strict=False)),
             scale_bias=scale_bias,
@@ -187,7 +198,8 @@ def error_parts(exact: Tensor, quantised: Tensor, ideal: Tensor) -> tuple[float,
     what clips under it, and is below 0 where that scale errs less than the exact one.
     """
     energies = (ideal - exact).double().square()
-    dead, noise = (energies[which].sum().item() for which in (ideal == 0, ideal != 0))
+    dead = energies[ideal == 0].sum().item()
+    noise = energies[ideal != 0].sum().item()
     return (quantised - exact).double().square().sum().item() - dead - noise, dead, noise
 
 

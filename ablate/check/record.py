@@ -27,12 +27,14 @@ Result = Literal["passed", "failed", "told", "skipped"]
 """told: a fact or a measurement, which cannot fail."""
 State = Literal["passed", "failed", "skipped", "not run"]
 
-OTHER_WORK, NO_WORK = "other work", "none"
-"""The check that looks for other work on the device, and what it tells of an idle one."""
+OTHER_WORK = "other work"
+"""The check that looks for other work on the device."""
+NO_WORK = "none"
+"""What it tells of an idle device."""
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
-class Finding:
+class CheckFinding:
     """What one check found, in a line, and in figures whose names end with their units.
 
     ``backend`` is empty for what no back end does. ``tensors``: the file beside the record with the tensors
@@ -55,11 +57,11 @@ class Part:
     name: Text
     state: State
     why: Text | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckFinding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
-class Machine:
+class TestedMachine:
     """What was tested, with what: the device, the processor beside it and its threads, versions."""
 
     device: Device
@@ -89,7 +91,7 @@ class ProofRecord:
 
     format: Literal[1] = 1
     command: Text = "ablate check"
-    machine: Machine
+    machine: TestedMachine
     code: Text
     measured_unix: Time
     parts: tuple[Part, ...]
@@ -113,42 +115,45 @@ def read_proof(path: Path) -> ProofRecord:
 
 def page(record: ProofRecord) -> str:
     """Render the page in Markdown: what was tested, the parts, then every finding, the failures first."""
-    machine, device = record.machine, record.machine.device
-    versions = ", ".join(f"{name} {found}" for name, found in machine.versions.items() if found is not None)
+    machine = record.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
     day = datetime.fromtimestamp(record.measured_unix, UTC).strftime("%Y-%m-%d")
-    findings = [(part.name, one) for part in record.parts for one in part.findings]
-    beside = [
-        f"Other work in {part}: {one.detail}. Times may be too long.\n"
-        for part, one in findings
-        if one.check == OTHER_WORK and one.detail != NO_WORK
+    findings = [(part.name, finding) for part in record.parts for finding in part.findings]
+    remarks = [
+        f"Other work in {part}: {finding.detail}. Times may be too long.\n"
+        for part, finding in findings
+        if finding.check == OTHER_WORK and finding.detail != NO_WORK
     ]
-    parts = [
-        (part.name, ": ".join(filter(None, (part.state, part.why))), str(len(part.findings)),
-         f"{sum(one.seconds for one in part.findings):.1f}")
-        for part in record.parts
-    ]  # fmt: skip
-    findings.sort(key=lambda found: found[1].result != "failed")
+    parts = []
+    for part in record.parts:
+        state = part.state if part.why is None else f"{part.state}: {part.why}"
+        seconds = sum(finding.seconds for finding in part.findings)
+        parts.append((part.name, state, str(len(part.findings)), f"{seconds:.1f}"))
+    rows = [
+        (part, finding.check, finding.backend, finding.result, detail_of(finding))
+        for part, finding in sorted(findings, key=lambda row: row[1].result != "failed")
+    ]
     lines = [
         f"# {machine.name}\n",
-        f"`{record.command}` on {device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
+        f"`{record.command}` on {machine.device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
         f"threads: {machine.threads}. {versions}. Code {record.code}.\n",
         f"{record}. What each part tests is in docs/native.md.\n",
-        *beside,
+        *remarks,
         *_table(("part", "result", "checks", "seconds"), parts),
         "",
-        *_table(
-            ("part", "check", "back end", "result", "detail"),
-            [(part, one.check, one.backend, one.result, detail_of(one)) for part, one in findings],
-        ),
+        *_table(("part", "check", "back end", "result", "detail"), rows),
     ]
     return "\n".join(lines) + "\n"
 
 
-def detail_of(one: Finding) -> str:
+def detail_of(finding: CheckFinding) -> str:
     """Join a finding's line, its figures and a link to its file."""
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in one.figures.items())
-    tensors = f"[tensors]({one.tensors})" if one.tensors else ""
-    return "; ".join(filter(None, (one.detail, figures, tensors)))
+    details = [finding.detail]
+    if finding.figures:
+        details.append(", ".join(f"{name} {value:.4g}" for name, value in finding.figures.items()))
+    if finding.tensors:
+        details.append(f"[tensors]({finding.tensors})")
+    return "; ".join(filter(None, details))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,11 +35,11 @@ from ablate.check import Setup
 from ablate.check.record import (
     NO_WORK,
     OTHER_WORK,
-    Finding,
-    Machine,
+    CheckFinding,
     Part,
     ProofRecord,
     State,
+    TestedMachine,
     detail_of,
     page,
     read_proof,
@@ -69,20 +69,20 @@ def setup_of(where: str, device: Device) -> Setup:
             setup.refused[name] = str(error)
             continue
         supports = {policy: backend.support(both(policy), device) for policy in POLICIES}
-        if any(one.mode != "no" for one in supports.values()):
+        if any(support.mode != "no" for support in supports.values()):
             setup.backends[name] = backend
         else:
             setup.refused[name] = supports[QUICK[0]].detail
     return setup
 
 
-def machine_of(setup: Setup) -> Machine:
+def machine_of(setup: Setup) -> TestedMachine:
     """Describe what is tested, and with which versions."""
     packages = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
     versions: dict[str, str | None] = {"ablate": __version__, "python": platform.python_version()}
     versions |= {package: found for package in packages if (found := version_of(package))}
     versions |= {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": driver_version()}
-    return Machine(
+    return TestedMachine(
         device=setup.device, cpu=cpu_name(), cpu_capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(), versions=versions,
     )  # fmt: skip
@@ -138,7 +138,7 @@ def _suite(*kinds: str, quick: bool | None = None) -> Checks:
     """Make a part of the suite's checks of these kinds, of QUICK policies, the others, or (None) all."""
 
     def part(setup: Setup) -> Iterator[Check]:
-        policies = tuple(one for one in POLICIES if quick is None or quick == (one in QUICK))
+        policies = tuple(policy for policy in POLICIES if quick is None or quick == (policy in QUICK))
         for name, backend in setup.backends.items():
             for check in checks(backend, setup.where, policies):
                 if check.kind in kinds:
@@ -159,6 +159,66 @@ PARTS: dict[str, Checks] = {
 }
 """The parts, in their order. On a GPU each policy has kernels of its own, which take minutes to compile: the
 bits of a few policies come first, those of all others near the end."""
+
+
+_Place = tuple[str, str, str]
+"""Where a finding belongs: the part, the back end and the check."""
+
+
+class _Keeper:
+    """The findings so far, and the record of them on disk.
+
+    It begins with those of an earlier record of the same device, versions and code.
+    """
+
+    def __init__(self, setup: Setup, out: Path) -> None:
+        self.machine = machine_of(setup)
+        self.code = code_digest("check")
+        self.path = out / f"{self.machine.file_name}.json"
+        self.findings: dict[_Place, CheckFinding] = {}
+        self.finished_parts: set[str] = set()
+        try:
+            former = read_proof(self.path)
+        except (OSError, ValueError):  # no record, or a damaged one
+            return
+        if former.machine != self.machine or former.code != self.code:
+            return
+        for part in former.parts:
+            for finding in part.findings:
+                self.findings[part.name, finding.backend, finding.check] = finding
+        if former.begun is not None:
+            _, backend, check = former.begun
+            self.findings[former.begun] = CheckFinding(
+                backend=backend, check=check, result="failed", detail="the process ended within it"
+            )
+
+    def write(self, begun: _Place | None = None) -> ProofRecord:
+        """Write the record. ``begun``: the check that runs now."""
+        record = ProofRecord(
+            machine=self.machine,
+            code=self.code,
+            measured_unix=time.time(),
+            begun=begun,
+            parts=tuple(self._part(name) for name in PARTS),
+        )
+        write_record(self.path, asdict(record))
+        return record
+
+    def _part(self, name: str) -> Part:
+        findings = tuple(finding for place, finding in self.findings.items() if place[0] == name)
+        results = {finding.result for finding in findings}
+        why = None if name in self.finished_parts else "time"
+        state: State
+        if why is None and results == {"skipped"}:
+            state = "skipped"
+            why = findings[0].detail
+        elif "failed" in results:
+            state = "failed"
+        elif why is not None:
+            state = "not run"
+        else:
+            state = "passed"
+        return Part(name=name, state=state, why=why, findings=findings)
 
 
 def prove(
@@ -182,64 +242,37 @@ def prove(
         UserError: the GPU answers nothing more in this process; the record is kept.
         OSError: the folder cannot be written to.
     """
-    machine, code, ends = machine_of(setup), code_digest("check"), clock() + 60 * minutes
-    path = out / f"{machine.file_name}.json"
-    known: dict[tuple[str, str, str], Finding] = {}
-    try:
-        former = read_proof(path)
-    except (OSError, ValueError):  # no record, or a damaged one
-        former = None
-    if former is not None and (former.machine, former.code) == (machine, code):
-        known = {(part.name, one.backend, one.check): one for part in former.parts for one in part.findings}
-        if (begun := former.begun) is not None:
-            known[begun] = Finding(
-                backend=begun[1], check=begun[2], result="failed", detail="the process ended within it"
-            )
-    whole: set[str] = set()
-
-    def keep(begun: tuple[str, str, str] | None = None) -> ProofRecord:
-        found = []
-        for name in PARTS:
-            findings = tuple(one for place, one in known.items() if place[0] == name)
-            results, why = {one.result for one in findings}, None if name in whole else "time"
-            state: State = "failed" if "failed" in results else "not run" if why else "passed"
-            if results == {"skipped"} and why is None:
-                state, why = "skipped", findings[0].detail
-            found.append(Part(name=name, state=state, why=why, findings=findings))
-        record = ProofRecord(
-            machine=machine, code=code, measured_unix=time.time(), begun=begun, parts=tuple(found)
-        )
-        write_record(path, asdict(record))
-        return record
-
+    end = clock() + 60 * minutes
+    keeper = _Keeper(setup, out)
     for name, make in PARTS.items():
         for check in _all(make, setup):
             place = (name, check.backend, check.name)
-            if place in known:
+            if place in keeper.findings:
                 continue
-            if clock() >= ends:
+            if clock() >= end:
                 break
-            keep(begun=place)
+            keeper.write(begun=place)
             started = clock()
             try:
                 outcome, error = check.outcome()
             except KeyboardInterrupt:
-                keep()
+                keeper.write()
                 raise
-            known[place] = found = Finding(
-                backend=check.backend, check=check.name, seconds=clock() - started,
-                tensors=_save(path, place, error) if isinstance(error, FaultError) else None, **outcome,
-            )  # fmt: skip
-            say(f"{found.result:<7} {name}: {found.check} ({found.backend}): {detail_of(found)}")
+            tensors = _save(keeper.path, place, error) if isinstance(error, FaultError) else None
+            finding = CheckFinding(
+                backend=check.backend, check=check.name, seconds=clock() - started, tensors=tensors, **outcome
+            )
+            keeper.findings[place] = finding
+            say(f"{finding.result:<7} {name}: {finding.check} ({finding.backend}): {detail_of(finding)}")
             if type(error).__name__ == "AcceleratorError" or re.search("(CUDA|HIP) error:", str(error)):
-                keep()
-                what = f"the device is lost to this process ({found.detail})"
-                raise UserError(what, hint="the same command goes on behind that check")
+                keeper.write()
+                what = f"the device is lost to this process ({finding.detail})"
+                raise UserError(what, hint="the same command run again continues behind that check")
         else:
-            whole.add(name)
-    record = keep()
-    write_bytes_atomic(path.with_suffix(".md"), page(record).encode())
-    return record, path
+            keeper.finished_parts.add(name)
+    record = keeper.write()
+    write_bytes_atomic(keeper.path.with_suffix(".md"), page(record).encode())
+    return record, keeper.path
 
 
 def _all(make: Checks, setup: Setup) -> Iterator[Check]:
@@ -250,7 +283,7 @@ def _all(make: Checks, setup: Setup) -> Iterator[Check]:
         yield Check(of="tasks", run=partial(ending, error))
 
 
-def _save(path: Path, place: tuple[str, str, str], fault: FaultError) -> str:
+def _save(path: Path, place: _Place, fault: FaultError) -> str:
     """Save the tensors that show a fault beside the record, for ``torch.load``; return the file's name."""
     beside = path.with_name("-".join([path.stem, *re.findall(r"[\w.]+", " ".join(place))]) + ".pt")
     content = io.BytesIO()

@@ -70,9 +70,11 @@ def time_gemm(
     Raises:
         ValueError: an unsupported GEMM, or a shape that the policy's groups do not divide.
     """
-    device, auto = device_of(where), Selection("auto")
+    device = device_of(where)
+    auto = Selection("auto")
     backend, support = Selection(backend_name).choose(both(policy), device)
-    fp8, bf16 = OperandPolicy(format="fp8_e4m3"), OperandPolicy()
+    fp8 = OperandPolicy(format="fp8_e4m3")
+    bf16 = OperandPolicy()
     tensors = []
     for seed, rows in enumerate((shape.tokens, shape.outputs)):
         drawn = torch.randn(rows, shape.inputs, generator=torch.Generator().manual_seed(seed))
@@ -80,14 +82,19 @@ def time_gemm(
     work = [*_work(backend, policy, tensors), *_work(auto.of(both(fp8), where), fp8, tensors)]
     work.append(_work(auto.of(both(bf16), where), bf16, tensors)[1])
     quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(work, where, repeats)
-    total_ms, fp8_ms = quantise_ms + multiply_ms, fp8_quantise_ms + fp8_multiply_ms
+    total_ms = quantise_ms + multiply_ms
     tflops = 2 * shape.tokens * shape.outputs * shape.inputs / multiply_ms / 1e9
+    figures = {
+        "TFLOP_per_s": tflops,
+        "quantise_ms": quantise_ms,
+        "multiply_ms": multiply_ms,
+        "speed_over_bf16": bf16_ms / total_ms,
+        "speed_over_fp8": (fp8_quantise_ms + fp8_multiply_ms) / total_ms,
+    }
     peak = peak_tflops(device.name, policy.format) if support.mode == "native" else None
-    return support.mode, {
-        "TFLOP_per_s": tflops, "quantise_ms": quantise_ms, "multiply_ms": multiply_ms,
-        "speed_over_bf16": bf16_ms / total_ms, "speed_over_fp8": fp8_ms / total_ms,
-        **({"share_of_peak": tflops / peak} if peak else {}),
-    }  # fmt: skip
+    if peak:
+        figures["share_of_peak"] = tflops / peak
+    return support.mode, figures
 
 
 def _work(
@@ -125,8 +132,9 @@ def elapsed_ms(call: Callable[[], object], where: str) -> float:
         started = time.perf_counter()
         call()
         return (time.perf_counter() - started) * 1e3
-    make: Any = torch.cuda.Event
-    begin, end = make(enable_timing=True), make(enable_timing=True)
+    make_event: Any = torch.cuda.Event
+    begin = make_event(enable_timing=True)
+    end = make_event(enable_timing=True)
     begin.record()
     call()
     end.record()
@@ -136,8 +144,10 @@ def elapsed_ms(call: Callable[[], object], where: str) -> float:
 
 def rates(setup: Setup) -> Iterator[Check]:
     """Yield checks of the rate of each format's GEMM at some shapes, by each back end that claims it."""
-    large = (8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192)
-    shapes = itertools.starmap(Shape, large if setup.on_gpu else [(1024, 1024, 1024)])
+    sizes = [(1024, 1024, 1024)]
+    if setup.on_gpu:
+        sizes = [(8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192)]
+    shapes = itertools.starmap(Shape, sizes)
     for shape, fmt, (name, backend) in itertools.product(shapes, _FORMATS, setup.backends.items()):
         policy = OperandPolicy(format=fmt)
         # bf16 is the device's own GEMM, whatever the back end.
@@ -182,25 +192,27 @@ def steps(setup: Setup) -> Iterator[Check]:
 
 
 def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: bool) -> Told:
-    tiny = model == "llama-tiny"
     if compiled and not (setup.on_gpu or any(map(shutil.which, ("g++", "clang++")))):
         raise Skip("torch.compile needs a C++ compiler on a CPU")
-    sequences, positions = (8, 128) if tiny else (4, 2048)
+    if model == "llama-tiny":
+        sequences, positions, vocab_size = 8, 128, 256
+    else:
+        sequences, positions, vocab_size = 4, 2048, 32_000
     config = config_of(
-        MODELS[model], recipe, backend, 256 if tiny else 32_000,
+        MODELS[model], recipe, backend, vocab_size,
         tokens=sequences * positions, seq_len=positions, batch_size=sequences, compile=compiled,
     )  # fmt: skip
-    counted, warmup = (5, 3) if setup.on_gpu else (1, 1)
+    counts = {"steps": 5, "warmup": 3} if setup.on_gpu else {"steps": 1, "warmup": 1}
     try:
-        found = time_steps(config, device=setup.where, steps=counted, warmup=warmup, repeats=3)
+        times = time_steps(config, device=setup.where, repeats=3, **counts)
     except torch.OutOfMemoryError:
         raise Skip("out of the device's memory") from None
     finally:
         torch.compiler.reset()
         if setup.on_gpu:
             torch.cuda.empty_cache()
-    seconds = statistics.median(found.sec_per_step)
-    figures = {"step_ms": seconds * 1e3, "tokens_per_s": found.tokens_per_step / seconds}
-    if found.peak_memory_bytes is not None:
-        figures["peak_memory_GB"] = found.peak_memory_bytes / 1e9
-    return Told(f"{sequences} × {positions} tokens, {found.launch}", figures)
+    seconds = statistics.median(times.sec_per_step)
+    figures = {"step_ms": seconds * 1e3, "tokens_per_s": times.tokens_per_step / seconds}
+    if times.peak_memory_bytes is not None:
+        figures["peak_memory_GB"] = times.peak_memory_bytes / 1e9
+    return Told(f"{sequences} × {positions} tokens, {times.launch}", figures)

@@ -70,16 +70,15 @@ def config_of(
 def _train(where: str, backend: str, recipe: Recipe) -> str:
     # 100 tokens a step, which no block divides.
     settings = {"tokens": 100 * _STEPS, "seq_len": 25, "batch_size": 4, "learning_rate": 1e-3}
-    trainee, reference = (
-        assemble(config_of(_MODEL, recipe, name, _VOCABULARY, **settings), device)
-        for name, device in ((backend, where), ("reference", "cpu"))
-    )
+    trainee = assemble(config_of(_MODEL, recipe, backend, _VOCABULARY, **settings), where)
+    reference = assemble(config_of(_MODEL, recipe, "reference", _VOCABULARY, **settings), "cpu")
     window = np.random.default_rng(0).integers(0, _VOCABULARY, (4, 26))
-    losses, farthest = [], 0.0
+    losses = []
+    farthest = 0.0
     for step in range(_STEPS):
-        loss, apart = _judged(f"step {step}", trainee, reference, window)
+        loss, distance = _compare_step(f"step {step}", trainee, reference, window)
         losses.append(loss)
-        farthest = max(farthest, apart)
+        farthest = max(farthest, distance)
         take_step(trainee)
         trainee.state.step += 1
     detail = f"loss {losses[0]:.4f} → {losses[-1]:.4f} in {_STEPS} steps"
@@ -87,7 +86,7 @@ def _train(where: str, backend: str, recipe: Recipe) -> str:
     return f"{detail}; products up to {farthest:.3%} from the reference's"
 
 
-def _judged(
+def _compare_step(
     step: str, trainee: Trainee, reference: Trainee, window: np.ndarray[Any, Any]
 ) -> tuple[float, float]:
     """Compute a step's gradients, and each layer's products again by the reference.
@@ -97,39 +96,43 @@ def _judged(
     Raises:
         FaultError: names the first layer that differs.
     """
-    done: dict[tuple[str, ...], Operand] = {}
-    given: dict[str, tuple[Any, dict[str, Tensor]]] = {}
+    operands: dict[tuple[str, ...], Operand] = {}
+    inputs: dict[str, tuple[Any, dict[str, Tensor]]] = {}  # of each layer: its position, and tensors
 
-    def watch(layer: str, gemm: str, operand: str, one: Operand) -> None:
-        done[layer, gemm, operand] = one
+    def watch(layer: str, gemm: str, name: str, operand: Operand) -> None:
+        operands[layer, gemm, name] = operand
 
     def tap(layer: str, at: Any, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         tensors = {"dy": dy, "x": x, "weight": weight}
-        given[layer] = at, {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        inputs[layer] = at, copies
 
-    def compare(layer: str, gemm: str, operand: str, theirs: Operand) -> None:
-        if fault := difference(done[layer, gemm, operand], theirs):
-            what = f"{step}, {gemm.capitalize()}'s {operand} of {layer}: {fault}"
-            raise FaultError(what, given[layer][1])
+    def compare(layer: str, gemm: str, name: str, expected: Operand) -> None:
+        if fault := difference(operands[layer, gemm, name], expected):
+            what = f"{step}, {gemm.capitalize()}'s {name} of {layer}: {fault}"
+            raise FaultError(what, inputs[layer][1])
 
-    trainee.state.watch, trainee.state.tap = watch, tap
+    trainee.state.watch = watch
+    trainee.state.tap = tap
     loss, _ = gradients(trainee, window, None)
     trainee.state.watch = trainee.state.tap = None
-    ours, theirs = (quantised_layers(one.module) for one in (trainee, reference))
+    layers = quantised_layers(trainee.module)
+    reference_layers = quantised_layers(reference.module)
     # Forward in the layers' order, then backward.
-    order: list[tuple[str, Gemm]] = [(layer, "fprop") for layer in reversed(given)]
-    order += [(layer, gemm) for layer in given for gemm in GEMMS[1:]]
-    reference.state.watch, farthest = compare, 0.0
+    order: list[tuple[str, Gemm]] = [(layer, "fprop") for layer in reversed(inputs)]
+    order += [(layer, gemm) for layer in inputs for gemm in GEMMS[1:]]
+    reference.state.watch = compare
+    farthest = 0.0
     for layer, gemm in order:
-        at, tensors = given[layer]
-        expected = product(theirs[layer], gemm, at, **tensors).double()
-        there = {name: one.to(ours[layer].weight.device) for name, one in tensors.items()}
-        found = product(ours[layer], gemm, at, **there).cpu().double()
-        apart = float((found - expected).norm() / expected.norm())
-        if not apart <= _APART:
-            what = f"{step}, {_PRODUCTS[gemm]} of {layer} is {apart:.3%} from the reference's"
+        at, tensors = inputs[layer]
+        expected = product(reference_layers[layer], gemm, at, **tensors).double()
+        on_device = {name: tensor.to(layers[layer].weight.device) for name, tensor in tensors.items()}
+        result = product(layers[layer], gemm, at, **on_device).cpu().double()
+        distance = float((result - expected).norm() / expected.norm())
+        if not distance <= _APART:
+            what = f"{step}, {_PRODUCTS[gemm]} of {layer} is {distance:.3%} from the reference's"
             raise FaultError(f"{what} (at most {_APART:.2%})", tensors)
-        farthest = max(farthest, apart)
+        farthest = max(farthest, distance)
     reference.state.watch = None
     return loss, farthest
 

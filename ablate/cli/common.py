@@ -59,17 +59,17 @@ FOLDER = Utf8Path(file_okay=False, path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
 out_option = click.option("--out", type=FILE, help="Write that object to a file.")
 device_option = click.option(
-    "--device", help="A torch device: cpu, cuda. Default: the first GPU, else the CPU."
+    "--device", help="Torch device: cpu or cuda. Default: the first GPU, else the CPU."
 )
 address_option = click.option(
-    "--address", metavar="ADDRESS", help="A running Ray cluster (default: Ray on this machine)."
+    "--address", metavar="ADDRESS", help="Address of a running Ray cluster (default: Ray on this machine)."
 )
 set_option = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Take this value for the file's, such as base.training.learning_rate=1e-3; may be given again.",
+    help="Set a value of the file, such as base.training.learning_rate=1e-3 (may be repeated).",
 )
 
 
@@ -78,7 +78,7 @@ storage_option = click.option(
     type=FOLDER,
     default=default_storage,
     show_default="$ABLATE_STORAGE, else ./ablate-runs",
-    help="Folder that holds studies, token cache and the MLflow store.",
+    help="Folder of studies, token cache and MLflow store.",
 )
 
 
@@ -109,20 +109,20 @@ def target_of(text: str) -> Target:
 
     kind, _, value = text.partition("=")
     try:
-        found = Target(kind=kind, value=float(value))  # type: ignore[arg-type]
+        target = Target(kind=kind, value=float(value))  # type: ignore[arg-type]
     except ValueError:
         raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'") from None
-    if found.kind == "perplexity" and found.value <= 1:
-        raise UserError(f"--target: a perplexity is above 1, got {found.value:g}")
-    return found
+    if target.kind == "perplexity" and target.value <= 1:
+        raise UserError(f"--target: a perplexity is above 1, got {target.value:g}")
+    return target
 
 
 def refuse_other_options(context: click.Context, takes: Collection[str], what: str) -> None:
     """Raise ``UserError`` for an option on the command line that ``what`` does not take."""
     for option in context.command.params:
         name = option.name or ""
-        given = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-        if given and isinstance(option, click.Option) and name not in takes:
+        is_set = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+        if is_set and isinstance(option, click.Option) and name not in takes:
             raise UserError(f"{option.opts[0]}: not for {what}")
 
 
@@ -178,8 +178,8 @@ def find_run(
         raise UserError(f"'{safe_text(start)}' is no run's id (expected its first letters and digits)")
     if study is not None and not (storage / study / "runs").is_dir():
         raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
-    found = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
-    runs = [StudyStore(path.parent.parent).run(path.name) for path in found]
+    folders = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
+    runs = [StudyStore(folder.parent.parent).run(folder.name) for folder in folders]
     if rather is not None and len({run.run_id for run in runs}) == 1:
         runs = [run for run in runs if rather(run)] or runs
     if not runs:
@@ -218,7 +218,8 @@ def writing_to(out: Path) -> Iterator[None]:
 
 def names_text(names: Sequence[str]) -> str:
     """Return the first three names, and the number of the others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    text = ", ".join(names[:3])
+    return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"
 
 
 def table_text(table: Table) -> str:
@@ -276,14 +277,14 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in table:
-        wrapped = (
-            [
-                part
-                for line in cell.split("\n")
-                for part in ([line] if len(line) <= size else textwrap.wrap(line, size))
-            ]
-            for cell, size in zip(row, widths, strict=True)
-        )
-        sides = zip_longest(*wrapped, fillvalue="")
+        cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+        sides = zip_longest(*cells, fillvalue="")
         lines += [_GAP.join(map(str.ljust, parts, widths)).rstrip() for parts in sides]
     return "\n".join(lines)
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    lines: list[str] = []
+    for line in cell.split("\n"):
+        lines += [line] if len(line) <= width else textwrap.wrap(line, width)
+    return lines

@@ -73,9 +73,9 @@ def _trials_of(store: StudyStore) -> StudyStore | None:
 @click.argument("study")
 @storage_option
 @json_option
-@click.option("--runs", "all_runs", is_flag=True, help="Show each run with its id, however many there are.")
+@click.option("--runs", "all_runs", is_flag=True, help="Show each run with its id, also in a large study.")
 def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
-    """Show how far STUDY (a name or its YAML file) is, at any time, also while it runs.
+    """Show the progress of STUDY (a name or its YAML file), also while it runs.
 
     A large study is shown arm by arm.
     """
@@ -88,8 +88,10 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
         return running, read_progress(of, of.plan(), executor_alive=running, examines_files=True)
 
     store = find_study(storage, study)
-    (running, runs), trials = read(store), _trials_of(store)
-    tuning, seconds_left = None, seconds_to_end(runs)
+    running, runs = read(store)
+    trials = _trials_of(store)
+    tuning = None
+    seconds_left = seconds_to_end(runs)
     if trials is not None:
         trials_run, tried = read(trials)
         tuning = {"study": trials.path.name, "states": count_states(tried)}
@@ -111,9 +113,10 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
         else:
             rows = []
             for arm, group in groupby(runs, key=lambda run: run.arm):
-                own = list(group)
-                tokens, budget = sum(run.tokens for run in own), sum(run.budget for run in own)
-                rows.append({"arm": arm, "runs": summary(own), "tokens": tokens, "budget": budget})
+                arm_runs = list(group)
+                tokens = sum(run.tokens for run in arm_runs)
+                budget = sum(run.budget for run in arm_runs)
+                rows.append({"arm": arm, "runs": summary(arm_runs), "tokens": tokens, "budget": budget})
             yield table_of(_ARMS, rows)
         end = end_text(runs, at_most=store.plan().stop is not None) or _RUN_NOW[running]
         yield f"{store.path.name}: {summary(runs)} · {end}"
@@ -133,47 +136,51 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
 
 @click.command("logs", epilog="Examples:  ablate logs 3f0c   ·   ablate logs 3f0c --follow")
 @click.argument("run")
-@click.option("--study", help="Look in this study alone.")
+@click.option("--study", help="Look only in this study.")
 @click.option("--attempt", type=AT_LEAST_1, help="Show this attempt (default: the latest).")
-@click.option("-f", "--follow", is_flag=True, help="Go on showing what is printed until the run ends.")
+@click.option("-f", "--follow", is_flag=True, help="Keep showing what the run prints until it ends.")
 @storage_option
 def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, storage: Path) -> None:
     """Show the attempts of RUN (the beginning of its id) and what the latest one printed."""
     from ablate.store.leases import Leases
 
-    found = find_run(storage, run, study)
-    leases = Leases(found.attempts)
+    directory = find_run(storage, run, study)
+    leases = Leases(directory.attempts)
     latest = leases.latest()
     if not latest:
-        raise UserError(f"run {found.run_id} has not been started yet")
+        raise UserError(f"run {directory.run_id} has not been started yet")
     chosen = attempt or latest
     if chosen > latest:
-        raise UserError(f"--attempt: run {found.run_id} has {latest} (expected 1 to {latest})")
+        raise UserError(f"--attempt: run {directory.run_id} has {latest} (expected 1 to {latest})")
     for number in range(1, latest + 1):
         record = leases.read(number)
         if record is None:
             click.echo(f"attempt {number}: its record is damaged")
             continue
         started = datetime.fromtimestamp(record.started_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        parts = {
-            f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}": True,
-            f"{(record.ended_unix or 0) - record.started_unix:.0f} s": record.ended_unix,
-            f"from step {record.resumed_from_step}": record.resumed_from_step,
-            f"arithmetic {record.fingerprint}": record.fingerprint,
-            record.message: record.message,
-        }
-        click.echo(safe_text(", ".join(str(part) for part, said in parts.items() if said)))
+        parts = [f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}"]
+        if record.ended_unix:
+            parts.append(f"{record.ended_unix - record.started_unix:.0f} s")
+        if record.resumed_from_step:
+            parts.append(f"from step {record.resumed_from_step}")
+        if record.fingerprint:
+            parts.append(f"arithmetic {record.fingerprint}")
+        if record.message:
+            parts.append(record.message)
+        click.echo(safe_text(", ".join(parts)))
     click.echo()
     place = 0
     while True:
-        record, log = leases.read(chosen), found.attempt_log(chosen)
+        record = leases.read(chosen)
+        log = directory.attempt_log(chosen)
         if log.exists():
             place = _show_new(log, place)
         if not follow or (record is not None and record.outcome is not None):
             break
         if leases.latest() > chosen:
             click.echo(f"-- attempt {chosen} ended without a word; another has begun --")
-            chosen, place = leases.latest(), 0
+            chosen = leases.latest()
+            place = 0
         time.sleep(_LOOK_SEC)
     if not place:
         click.echo(f"Attempt {chosen} printed nothing.")
@@ -200,9 +207,9 @@ def _show_new(log: Path, place: int) -> int:
 @click.argument("study")
 @storage_option
 def cancel(study: str, storage: Path) -> None:
-    """Stop STUDY wherever it is being run on this storage, as Ctrl-C would there.
+    """Stop STUDY wherever it is being run from this storage, as Ctrl-C would.
 
-    Running runs end with a checkpoint; `ablate run` goes on from it.
+    Running runs end with a checkpoint; `ablate run` continues from it.
     """
     from ablate.store.runs import is_running
 
@@ -225,10 +232,12 @@ def cancel(study: str, storage: Path) -> None:
 )
 @click.argument("study")
 @click.option("--whole", is_flag=True, help="Remove the study with all its results.")
-@click.option("--weights", is_flag=True, help="Also remove the weights that its runs have kept.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--mlflow", is_flag=True, help="--whole: also move its runs in MLflow to MLflow's bin.")
+@click.option("--weights", is_flag=True, help="Also remove the weights that the runs have kept.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+@click.option(
+    "--mlflow", is_flag=True, help="With --whole: also move the study's runs in MLflow to MLflow's bin."
+)
 @tracking_option
 @storage_option
 def clean(
@@ -237,7 +246,7 @@ def clean(
 ) -> None:  # fmt: skip
     """Remove runs of STUDY that its plan no longer has, checkpoints of ended runs and leftover files.
 
-    Never touches what ablate has not made: other files, links, and whatever lies outside the study.
+    It never touches what ablate has not made: other files, links, and everything outside the study.
     """
     from ablate.store.runs import kept_still
     from ablate.track.cursor import load_cursor
@@ -245,35 +254,36 @@ def clean(
 
     if mlflow and not whole:
         raise UserError("--mlflow: only with --whole")
-    store, uri = find_study(storage, study), resolve_tracking_uri(storage, tracking_uri)
+    store = find_study(storage, study)
+    uri = resolve_tracking_uri(storage, tracking_uri)
     store.refuse_unsafe()
     sent = load_cursor(store, uri).runs if whole else {}
-    with kept_still(store.path) as still:
-        if not still:
+    with kept_still(store.path) as is_alone:
+        if not is_alone:
             stop = command_line("cancel", store.path.name, storage=storage)
             raise UserError(f"{store.path} is being run (stop it first: {stop})")
-        found = _whole(store) if whole else _leftovers(store, weights=weights)
-        if not found:
+        removed = _whole(store) if whole else _leftovers(store, weights=weights)
+        if not removed:
             click.echo("Nothing to remove.")
             return
-        for path, why in found.items():
-            files = (one for one in [path, *path.rglob("*")] if not one.is_dir())
-            size = sum(one.lstat().st_size for one in files)
+        for path, why in removed.items():
+            size = sum(file.lstat().st_size for file in [path, *path.rglob("*")] if not file.is_dir())
             click.echo(f"{path}  ({why}, {size / 2**20:.1f} MiB)")
         if sent:
             go = "go to its bin" if mlflow else "stay there (--mlflow removes them)"
             click.echo(f"MLflow at {redact(uri)} has {len(sent)} runs of it, which {go}")
         if dry_run:
             return
-        if not yes and not click.confirm(f"Remove these ({len(found)})?"):
+        if not yes and not click.confirm(f"Remove these ({len(removed)})?"):
             return
-        sink = Sink(uri, storage)
-        for entry in sent.values() if mlflow else ():
-            try:
-                sink.delete_run(entry.mlflow_id)
-            except (Refused, Away) as error:  # it is in the bin already, or MLflow does not answer
-                click.echo(f"MLflow: {error}", err=True)
-        for path in found:
+        if mlflow:
+            sink = Sink(uri, storage)
+            for entry in sent.values():
+                try:
+                    sink.delete_run(entry.mlflow_id)
+                except (Refused, Away) as error:  # it is in the bin already, or MLflow does not answer
+                    click.echo(f"MLflow: {error}", err=True)
+        for path in removed:
             try:
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -282,18 +292,18 @@ def clean(
             except OSError as error:
                 why = f"{error.filename}: {error.strerror}"
                 raise UserError(f"cannot remove {why} (its owner can)") from None
-    click.echo(f"Removed {len(found)}.")
+    click.echo(f"Removed {len(removed)}.")
 
 
 def _whole(store: StudyStore) -> dict[Path, str]:
     """Return the study's folder; refuse one with files that are not ablate's, hidden ones included."""
     if store.path.is_symlink():
         raise UserError(f"{store.path} is a link: remove it by hand")
-    odd = [path for path in store.path.glob("*") if path.name not in _OF_A_STUDY and not _is_stop(path)]
-    odd += [path for path in store.path.glob("runs/*") if not _is_run(path)]
-    odd += [path for path in store.path.glob("report/*") if path.name not in _OF_A_REPORT]
-    if odd:
-        raise UserError(f"{odd[0]} is not ablate's: move it away first")
+    foreign = [path for path in store.path.glob("*") if path.name not in _OF_A_STUDY and not _is_stop(path)]
+    foreign += [path for path in store.path.glob("runs/*") if not _is_run(path)]
+    foreign += [path for path in store.path.glob("report/*") if path.name not in _OF_A_REPORT]
+    if foreign:
+        raise UserError(f"{foreign[0]} is not ablate's: move it away first")
     return {store.path: "the study with all its results"}
 
 
@@ -311,19 +321,20 @@ def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
 
     planned = {run.id: store.run(run.id).state() in END_STATES for _, run in store.plan().runs()}
     killed = "left by an executor that was killed"
-    found = dict.fromkeys(filter(_is_stop, sorted(store.path.glob("*"))), killed)
-    for path in filter(_is_run, sorted(store.path.glob("runs/*"))):
-        if path.name not in planned:
-            found[path] = "a run that the plan no longer has"
+    reasons = dict.fromkeys(filter(_is_stop, sorted(store.path.glob("*"))), killed)
+    for folder in filter(_is_run, sorted(store.path.glob("runs/*"))):
+        if folder.name not in planned:
+            reasons[folder] = "a run that the plan no longer has"
             continue
-        run = store.run(path.name)
-        if planned[path.name]:
-            found[run.checkpoints] = "checkpoints of a run that has ended"
-        found[run.stop_path] = killed
+        run = store.run(folder.name)
+        if planned[folder.name]:
+            reasons[run.checkpoints] = "checkpoints of a run that has ended"
+        reasons[run.stop_path] = killed
         if weights:
-            found[run.weights] = "the weights of a run"
-        drafts = (left for left in sorted(path.glob(".*")) if left.name.startswith(_DRAFTS))
-        found |= dict.fromkeys(drafts, "left by a write that was cut off")
+            reasons[run.weights] = "the weights of a run"
+        for path in sorted(folder.glob(".*")):
+            if path.name.startswith(_DRAFTS):
+                reasons[path] = "left by a write that was cut off"
     if all(planned.values()):
-        found[store.prefixes] = "states that runs had in common, which have ended"
-    return {path: why for path, why in found.items() if path.exists() and not path.is_symlink()}
+        reasons[store.prefixes] = "states that runs had in common, which have ended"
+    return {path: why for path, why in reasons.items() if path.exists() and not path.is_symlink()}

@@ -39,15 +39,23 @@ _NEEDED = {
 
 @click.command("init")
 @click.argument("file", default="study.yaml", type=PATH)
-@click.option("--model", metavar="WORD", help="built-in, a preset, hf:FOLDER or function:FILE.py:NAME.")
-@click.option("--data", metavar="PATH", help="Text, or JSON lines: a file, a folder or a glob.")
-@click.option("--arms", metavar="WORD", help="ladder, published or grid.")
-@click.option("--tokenizer", metavar="WORD", help="bytes, bpe:VOCABULARY or hf:FOLDER.")
+@click.option(
+    "--model", metavar="WORD", help="Model: built-in, a preset, hf:FOLDER or function:FILE.py:NAME."
+)
+@click.option("--data", metavar="PATH", help="Text or JSON lines: a file, a folder or a glob.")
+@click.option("--arms", metavar="WORD", help="Arms: ladder, published or grid.")
+@click.option("--tokenizer", metavar="WORD", help="Tokenizer: bytes, bpe:VOCABULARY or hf:FOLDER.")
 @click.option("--seeds", type=AT_LEAST_1, help="Runs of each arm (default: 3).")
-@click.option("--budget", metavar="TIME", help="Wall time of the whole study here: 30m, 2h, 1d.")
+@click.option("--budget", metavar="TIME", help="Wall time of the whole study on this machine: 30m, 2h, 1d.")
 @click.option("--command", metavar="LINE", help="Your own training program; needs --log.")
-@click.option("--log", type=PATH, help="--command: what it printed in a run.")
-@click.option("--pattern", "patterns", multiple=True, metavar="REGEX", help="--command: reads its log.")
+@click.option("--log", type=PATH, help="With --command: what the program printed in a run.")
+@click.option(
+    "--pattern",
+    "patterns",
+    multiple=True,
+    metavar="REGEX",
+    help="With --command: a regular expression that reads its log.",
+)
 @click.option("--schema", is_flag=True, help="Only print the JSON Schema of study files, for editors.")
 @storage_option
 @click.pass_context
@@ -57,10 +65,11 @@ def init(
 ) -> None:  # fmt: skip
     """Write a commented study to FILE (default: study.yaml), which must not be there yet.
 
-    What no option says is asked on a terminal. Elsewhere it is the built-in model, the standard library's
-    text, the ladder and 30 minutes. Some steps of each arm are timed, to see how many fit the budget.
+    On a terminal the command asks for what no option says. Elsewhere it takes the built-in model, the
+    standard library's text, the ladder and 30 minutes. It times some steps of each arm, to see how many fit
+    the budget.
 
-    An editor completes and checks study files that begin with the line (as yaml-language-server reads it)
+    An editor with yaml-language-server completes and checks study files that begin with this line:
     # yaml-language-server: $schema=study.schema.json
 
     \b
@@ -118,7 +127,7 @@ def init(
 @click.argument("study")
 @json_option
 @click.option(
-    "--dry-run", is_flag=True, help="Also build every arm's model without memory and check all shapes."
+    "--dry-run", is_flag=True, help="Also build every arm's model without memory, and check all shapes."
 )
 @click.option("--layers", is_flag=True, help="List what each linear layer of each arm carries.")
 @click.option("--runs", "all_runs", is_flag=True, help="List every run with its id and state.")
@@ -126,19 +135,19 @@ def init(
     "--hardware",
     multiple=True,
     metavar="NAME",
-    help="Model memory and GPU-hours on this hardware, such as B200; may be given again.",
+    help="Model memory and GPU-hours on this hardware, such as B200 (may be repeated).",
 )
 @set_option
 @storage_option
 def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
     """Show the runs of STUDY without starting any.
 
-    STUDY is a YAML file, or the name of a shipped study. Runs that the storage holds already are shown with
-    their state; `ablate run` would start the others. Where the data are not there, all that does not depend
-    on them is shown, and then what is missing.
+    STUDY is a YAML file, or the name of a shipped study. Runs that the storage already holds are shown with
+    their state; `ablate run` would start the others. If data are missing, the plan shows all that does not
+    depend on them, and then what is missing.
 
-    Memory and GPU-hours on named hardware are modelled. They are shown for studies that take GPUs, and with
-    --hardware for any.
+    Memory and GPU-hours on named hardware are modelled. They are shown for studies that take GPUs, and for
+    any study with --hardware.
 
     \b
     Example:
@@ -164,9 +173,9 @@ def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
 def pilot(study: str, as_json: bool, write: bool, retry_failed: bool, **where: Any) -> int:
     """Train the baseline of STUDY with its first two seeds, and say what the study needs.
 
-    Which target to take: one that both runs reach with room for slower arms. How many seeds find a cost of
-    which size, by how much the two runs differ. How long the rest of the study takes. The runs are the
-    study's own: `ablate run` afterwards trains only what is missing. A study without a target yet says
+    It says which target to take: one that both runs reach with room for slower arms; how many seeds find a
+    cost of which size, as the two runs differ; and how long the rest of the study takes. The runs are the
+    study's own: `ablate run` then trains only what is missing. A study without a target yet says
     'target: null'.
 
     \b

@@ -29,56 +29,72 @@ _SHOWN = ("format", "scale", "block", "rounding")
 )
 @click.argument("name", required=False)
 @click.option(
-    "--for", "stack", metavar="STACK", help="Print the flags by which a trainer has it: megatron-te, …"
+    "--for", "stack", metavar="STACK", help="Print the flags that give a trainer this recipe: megatron-te, …"
 )
 @json_option
 def command(name: str | None, stack: str | None, as_json: bool) -> None:
     """List the recipes that a study can name, by source and date; or show one in full.
 
-    That is its six operands, what its source states, what had to be assumed, and where it was read.
+    In full: its six operands, what its source states, what had to be assumed, and where it was read.
     """
-    from ablate.recipes import PRESETS, read_recipe
+    from ablate.recipes import PRESETS
     from ablate.recipes.short import SHORT_RECIPES
 
-    if name is not None:
-        if name not in SHORT_RECIPES:
-            hint = likely(name, SHORT_RECIPES, "`ablate recipes` lists them")
-            raise UserError(f"no recipe '{name}' ({hint})")
+    if name is None:
         if stack is not None:
-            from ablate.recipes.stacks import STACKS, flags_for
-
-            if stack not in STACKS:
-                raise UserError(f"--for: no stack '{stack}' (expected {', '.join(STACKS)})")
-            try:
-                flags = flags_for(read_recipe(name), stack)
-            except ValueError as error:
-                raise UserError(f"recipe '{name}': {error}") from None
-            words = [*(f"{name}={value}" for name, value in flags.env.items()), *flags.args]
-            lines = [shlex.join(words) or "(no flags)", f"# read in {flags.read_in}"]
-            lines += [f"# its log must hold: {pattern}" for pattern in flags.expect]
-            lines += [f"# its log must not hold: {pattern}" for pattern in flags.refuse]
-            deliver(asdict(flags), lines, as_json=as_json)
-            return
-        if name not in PRESETS:
-            raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
+            raise UserError(f"--for {stack} needs a recipe (ablate recipes NAME --for {stack})")
+        _list_recipes(as_json=as_json)
+    elif name not in SHORT_RECIPES:
+        hint = likely(name, SHORT_RECIPES, "`ablate recipes` lists them")
+        raise UserError(f"no recipe '{name}' ({hint})")
+    elif stack is not None:
+        _show_flags(name, stack, as_json=as_json)
+    elif name not in PRESETS:
+        raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
+    else:
         preset = PRESETS[name]
-        shown = {key: value for key, value in asdict(preset).items() if key != "written"}
-        deliver(shown | {"recipe": asdict(preset.recipe)}, _lines(preset), as_json=as_json)
-        return
-    if stack is not None:
-        raise UserError(f"--for {stack} needs a recipe (ablate recipes NAME --for {stack})")
-    found, rows = [], []
+        content = asdict(preset) | {"recipe": asdict(preset.recipe)}
+        del content["written"]
+        deliver(content, _lines(preset), as_json=as_json)
+
+
+def _show_flags(name: str, stack: str, *, as_json: bool) -> None:
+    """Print the flags by which a trainer has a recipe, and what its log must hold then."""
+    from ablate.recipes import read_recipe
+    from ablate.recipes.stacks import STACKS, flags_for
+
+    if stack not in STACKS:
+        raise UserError(f"--for: no stack '{stack}' (expected {', '.join(STACKS)})")
+    try:
+        flags = flags_for(read_recipe(name), stack)
+    except ValueError as error:
+        raise UserError(f"recipe '{name}': {error}") from None
+    words = [f"{variable}={value}" for variable, value in flags.env.items()]
+    words += flags.args
+    lines = [shlex.join(words) or "(no flags)", f"# read in {flags.read_in}"]
+    lines += [f"# its log must hold: {pattern}" for pattern in flags.expect]
+    lines += [f"# its log must not hold: {pattern}" for pattern in flags.refuse]
+    deliver(asdict(flags), lines, as_json=as_json)
+
+
+def _list_recipes(*, as_json: bool) -> None:
+    from ablate.recipes import PRESETS
+    from ablate.recipes.short import SHORT_RECIPES
+
+    recipes = []
+    rows = []
     for source, presets in groupby(PRESETS.values(), key=attrgetter("source")):
         rows += [("", ""), (source.date, f"{source.authors}, {source.url.removeprefix('https://')}")]
-        for one in presets:
-            rows.append((f"  {one.name}", one.summary))
-            found.append({key: getattr(one, key) for key in ("name", "summary", "checked")} | asdict(source))
+        for preset in presets:
+            rows.append((f"  {preset.name}", preset.summary))
+            entry = {"name": preset.name, "summary": preset.summary, "checked": preset.checked}
+            recipes.append(entry | asdict(source))
     short = ", ".join(name for name in SHORT_RECIPES if name not in PRESETS)
     lines = [
         format_table(("date, recipe", "source, what it is"), rows),
         f"\n{short} are words too. One in full: ablate recipes NAME",
     ]
-    deliver({"recipes": found}, lines, as_json=as_json)
+    deliver({"recipes": recipes}, lines, as_json=as_json)
 
 
 def _lines(preset: Preset) -> Iterator[str]:

@@ -38,9 +38,11 @@ from ablate.cli.common import (
 )
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
     from ablate.reports.findings.compare import Comparison
+    from ablate.store import StudyStore
     from ablate.store.plan_file import Target
 
 
@@ -62,23 +64,25 @@ def _target(_context: click.Context, _option: click.Parameter, text: str | None)
 )
 @click.argument("study")
 @storage_option
-@click.option("--out", type=FOLDER, help="Folder for the report (default: report/ in the study's folder).")
+@click.option("--out", type=FOLDER, help="Folder of the report (default: report/ in the study's folder).")
 @click.option(
-    "--baseline", metavar="ARM", help="State costs against this arm, not the study's baseline; needs --out."
+    "--baseline",
+    metavar="ARM",
+    help="State costs against this arm instead of the study's baseline; needs --out.",
 )
 @click.option(
     "--target",
     callback=_target,
-    help="Take val_loss=3.3, perplexity=27.1 or a number of the study's kind as target; needs --out.",
+    help="Use this target: val_loss=3.3, perplexity=27.1 or a number of the study's kind; needs --out.",
 )
-@click.option("--watch", is_flag=True, help="Write it anew while the study runs; Ctrl-C ends it.")
+@click.option("--watch", is_flag=True, help="Update the report while the study runs, until Ctrl-C.")
 @click.option(
     "--every",
     type=AT_LEAST_1,
     default=30,
     show_default=True,
     metavar="SECONDS",
-    help="How often --watch looks.",
+    help="Seconds between two updates of --watch.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the verdict.")
 def report(
@@ -86,7 +90,7 @@ def report(
 ) -> int:
     """Write the report of STUDY (its name or its YAML file): HTML, Markdown, LaTeX, JSON, CSV, figures.
 
-    Works on a study that is still running: what is missing is said at the top.
+    It also works while the study is running: the top of the report says what is missing.
     """
     store = find_study(storage, study)
     if out is None and not (reading["baseline"] is None and reading["target"] is None):
@@ -101,7 +105,8 @@ def report(
     keys: list[str] = []
     with contextlib.nullcontext() if is_file else contextlib.suppress(UserError):
         filed = load_study(study)
-        keys = filed.differs_from(plan) if filed.name == plan.study and not plan.imported else []
+        if filed.name == plan.study and not plan.imported:
+            keys = filed.differs_from(plan)
     if is_file and plan.settings:
         click.echo(f"{study}: this report is of the study as it ran: {run}", err=True)
     elif keys and not plan.settings:
@@ -115,14 +120,15 @@ def report(
     with writing_to(store.path / "report" if out is None else out):
         try:
             while watch:  # write again whenever a run has moved, until every run has ended
-                now = read_progress(store, store.plan())  # a search adds runs
-                ended = sum(run.state in _ENDED for run in now)
-                if ended == len(now):
+                runs = read_progress(store, store.plan())  # a search adds runs
+                num_ended = sum(run.state in _ENDED for run in runs)
+                if num_ended == len(runs):
                     break
-                if now != seen:
-                    written, seen = write_report(store, out, refresh_sec=every, **reading), now
+                if runs != seen:
+                    written = write_report(store, out, refresh_sec=every, **reading)
+                    seen = runs
                     moment = time.strftime("%H:%M:%S")
-                    click.echo(f"{moment}  {ended} of {len(now)} runs have ended; {written.html}")
+                    click.echo(f"{moment}  {num_ended} of {len(runs)} runs have ended; {written.html}")
                 time.sleep(every)
         except KeyboardInterrupt:
             code = 130
@@ -142,15 +148,17 @@ def report(
     "  ablate compare width-64 width-128 width-256 --baseline mxfp4 --after 400_000",
 )
 @click.argument("studies", nargs=-1, required=True, metavar="STUDY STUDY [STUDY]...")
-@click.option("--baseline", metavar="ARM", help="State costs against this arm, not each study's baseline.")
+@click.option(
+    "--baseline", metavar="ARM", help="State costs against this arm instead of each study's baseline."
+)
 @click.option(
     "--after",
     type=AT_LEAST_1,
     metavar="TOKENS",
-    help="Read each study where its file's baseline is after so many tokens, not at its target.",
+    help="Take as target what each study's baseline reaches after this many tokens.",
 )
 @storage_option
-@click.option("--out", type=FOLDER, help="Write compare.html, .md, .json and the figure there, too.")
+@click.option("--out", type=FOLDER, help="Also write compare.html, .md, .json and the figure to this folder.")
 @json_option
 def compare(
     studies: tuple[str, ...],
@@ -161,7 +169,7 @@ def compare(
     *,
     as_json: bool,
 ) -> None:
-    """Put studies side by side: of two, whether an arm's cost differs; of more, how it goes with size.
+    """Put studies side by side: whether an arm's cost differs in two, how it changes with size in more.
 
     Each STUDY is a study's name, its YAML file, or its folder in another storage. Arms are matched by name.
     Three studies or more should differ in the size of the model or, at one size, in the budget alone.
@@ -195,21 +203,24 @@ def compare(
             replace(frame, plan=replace(frame.plan, study=str(store.path)))
             for frame, store in zip(frames, stores, strict=True)
         ]
-    found = findings.compare([analyse(frame) for frame in frames], frames)
+    comparison = findings.compare([analyse(frame) for frame in frames], frames)
     if out is not None:
         with writing_to(out):
-            written = write_comparison(found, out)
+            written = write_comparison(comparison, out)
         for path in written:
             click.echo(str(path), err=as_json)
-    deliver(plain(found), _comparison_lines(found), as_json=as_json)
+    deliver(plain(comparison), _comparison_lines(comparison), as_json=as_json)
 
 
-def _comparison_lines(found: Comparison) -> Iterator[str]:
+def _comparison_lines(comparison: Comparison) -> Iterator[str]:
     from ablate.reports.words.compare import comparison_sentences, line_tables, study_tables
 
-    for table in filter(table_text, (*line_tables(found), *study_tables(found))):
-        yield from (table_text(table), f"\n{' '.join(table.caption.split())}\n")
-    yield from comparison_sentences(found)
+    for table in (*line_tables(comparison), *study_tables(comparison)):
+        text = table_text(table)
+        if text:
+            yield text
+            yield f"\n{' '.join(table.caption.split())}\n"
+    yield from comparison_sentences(comparison)
 
 
 @click.command(
@@ -220,7 +231,7 @@ def _comparison_lines(found: Comparison) -> Iterator[str]:
 @click.argument("study")
 @storage_option
 @tracking_option
-@click.option("--sync", is_flag=True, help="Only send MLflow what it lacks of the study; open nothing.")
+@click.option("--sync", is_flag=True, help="Only send MLflow what it lacks of the study; open no page.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port on this machine (default: 5000, else a free one)."
 )
@@ -234,35 +245,20 @@ def dashboard(
     sync: bool,
     no_browser: bool,
 ) -> int:
-    """Send MLflow what it lacks of STUDY (a name or its YAML file), and open its pages until Ctrl-C.
+    """Send MLflow what it lacks of STUDY (a name or its YAML file), and serve its pages until Ctrl-C.
 
-    What is there already is not sent twice. --tracking-uri also puts a study into another MLflow server.
+    Nothing is sent twice. With --tracking-uri the study is sent to another MLflow server.
     """
     from ablate.base.command_hints import redact
-    from ablate.track.cursor import private_dir
     from ablate.track.mirror import Mirror
-    from ablate.track.sink import (
-        default_tracking_uri,
-        is_database,
-        resolve_tracking_uri,
-        scheme,
-        sqlite_path,
-    )
+    from ablate.track.server import listen
+    from ablate.track.sink import is_database, resolve_tracking_uri, scheme
 
     store = find_study(storage, study)
     store.refuse_unsafe()
     uri = resolve_tracking_uri(storage, tracking_uri)
-    is_http = scheme(uri) in ("http", "https")
     if not sync:
-        if not is_http and not is_database(uri):
-            raise UserError(f"no pages to open for '{redact(uri)}' (expected http(s)://… or a database)")
-        database = sqlite_path(uri)
-        if database and not database.exists() and uri != default_tracking_uri(storage):
-            hint = f"leave --tracking-uri out for {storage}/mlflow.db"
-            raise UserError(f"no MLflow database {database} ({hint})")
-
-    from ablate.track.server import listen, local_server
-
+        _check_pages(uri, storage)
     # Early, so that a taken port is reported at once.
     sockets = listen(port) if is_database(uri) and not sync else []
     click.echo(f"Sending what is new to {redact(uri)} …", err=True)
@@ -279,26 +275,57 @@ def dashboard(
     if sync or experiment is None:
         click.echo(f"{report.runs_sent} runs looked at, {report.metrics_sent} metric points sent")
         return 1 if report.problem else 0
-    if is_http:
+    if scheme(uri) in ("http", "https"):
         _show(page(uri, experiment), no_browser)
-        return 0
+    else:
+        artifacts = storage / "mlartifacts"
+        _serve(store, uri, experiment, sockets, artifacts, no_browser=no_browser)
+    return 0
+
+
+def _check_pages(uri: str, storage: Path) -> None:
+    """Refuse an address of MLflow that has no pages, before anything is sent."""
+    from ablate.base.command_hints import redact
+    from ablate.track.sink import default_tracking_uri, is_database, scheme, sqlite_path
+
+    if scheme(uri) not in ("http", "https") and not is_database(uri):
+        raise UserError(f"no pages to open for '{redact(uri)}' (expected http(s)://… or a database)")
+    database = sqlite_path(uri)
+    if database and not database.exists() and uri != default_tracking_uri(storage):
+        hint = f"leave --tracking-uri out for {storage}/mlflow.db"
+        raise UserError(f"no MLflow database {database} ({hint})")
+
+
+def _serve(
+    store: StudyStore,
+    uri: str,
+    experiment: str,
+    sockets: list[socket.socket],
+    artifacts: Path,
+    *,
+    no_browser: bool,
+) -> None:
+    """Serve MLflow's pages of a database until Ctrl-C."""
+    from ablate.track.cursor import private_dir
+    from ablate.track.server import local_server
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`
             signal.signal(number, signal.default_int_handler)
-    log, hidden = private_dir(store) / "server.log", private_dir(store) / "pages.html"
+    log = private_dir(store) / "server.log"
+    redirect = private_dir(store) / "pages.html"
     name = f"{secrets.token_hex(16)}.localhost"  # nobody can guess it
     with (
         contextlib.suppress(KeyboardInterrupt),  # the way to end it
-        local_server(uri, storage / "mlartifacts", log, sockets, name=name) as (url, process),
+        local_server(uri, artifacts, log, sockets, name=name) as (url, process),
         contextlib.ExitStack() as at_end,
     ):
-        at_end.callback(hidden.unlink, missing_ok=True)
-        _show(page(url, experiment), no_browser, hidden=hidden)
-        click.echo("The address is a key: whoever has it can open the pages. Ctrl-C ends it.", err=True)
+        at_end.callback(redirect.unlink, missing_ok=True)
+        _show(page(url, experiment), no_browser, redirect)
+        click.echo("Whoever has this address can open the pages. Ctrl-C ends the server.", err=True)
         while process.poll() is None:
             time.sleep(0.2)
         raise UserError(f"MLflow's server has ended (see {log})")
-    return 0
 
 
 def page(base: str, experiment_id: str) -> str:
@@ -310,19 +337,21 @@ def page(base: str, experiment_id: str) -> str:
     return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?{view}"
 
 
-def _show(address: str, no_browser: bool, hidden: Path | None = None) -> None:
-    """Print an address and open it; ``hidden``: through this file, because others can read command lines."""
+def _show(address: str, no_browser: bool, redirect: Path | None = None) -> None:
+    """Print an address and open it; ``redirect``: by this file, because others can read command lines."""
     from ablate.base.command_hints import redact
 
     click.echo(redact(address))
     sys.stdout.flush()
     # Without a display the "browser" would be a text browser that takes over the terminal.
-    has_display = sys.platform == "darwin" or any(os.environ.get(k) for k in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if not has_display or no_browser:
+    displays = ("DISPLAY", "WAYLAND_DISPLAY")
+    has_display = sys.platform == "darwin" or any(os.environ.get(name) for name in displays)
+    if no_browser or not has_display:
         return
-    if hidden is not None:
+    if redirect is not None:
         from html import escape
 
-        with open_private(hidden, "w") as file:
+        with open_private(redirect, "w") as file:
             file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
-    webbrowser.open(address if hidden is None else hidden.absolute().as_uri())
+        address = redirect.absolute().as_uri()
+    webbrowser.open(address)

@@ -133,18 +133,20 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     epilog="Example:  ablate submit my-study.yaml --address http://head:8265 --storage /shared/ablate",
 )
 @click.argument("study")
-@click.option("--address", required=True, metavar="URL", help="The cluster's dashboard, http://head:8265.")
-@click.option("--storage", required=True, type=PATH, help="A folder that all nodes share.")
+@click.option(
+    "--address", required=True, metavar="URL", help="Address of the cluster's dashboard, http://head:8265."
+)
+@click.option("--storage", required=True, type=PATH, help="Folder that all nodes share.")
 @click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
-@click.option("--no-follow", is_flag=True, help="Do not wait for it and show what it prints.")
-@click.option("--insecure", is_flag=True, help="Also to a cluster that asks nobody for a token.")
+@click.option("--no-follow", is_flag=True, help="Do not wait for the job; do not show what it prints.")
+@click.option("--insecure", is_flag=True, help="Also submit to a cluster that asks nobody for a token.")
 def submit(
     study: str, address: str, storage: Path, tracking_uri: str | None, *, no_follow: bool, insecure: bool
 ) -> int:
     """Run STUDY (a YAML file, or a shipped study's name) on a Ray cluster, as a job that lives there.
 
-    The study file and this version of ablate travel with it; its packages must be there. Submitting the same
-    study again follows the job that is there. Paths of data in the file must be absolute.
+    The job takes the study file and this version of ablate with it; the packages must be on the cluster.
+    Submitting the same study again follows the existing job. Paths of data in the file must be absolute.
     """
     from ablate.execute import jobs
     from ablate.execute.cluster import use_token
@@ -182,7 +184,7 @@ def submit(
 
 @click.command("search")
 @click.argument("file")
-@click.option("--plan", "only_plan", is_flag=True, help="Show what would be searched; start nothing.")
+@click.option("--plan", "only_plan", is_flag=True, help="Show what would be searched; start no trial.")
 @json_option
 @address_option
 @tracking_option
@@ -190,8 +192,8 @@ def submit(
 def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
     """Search the recipes of FILE (a study file with `search:`, or a shipped one) for the best.
 
-    Two objectives: loss at equal tokens, or token cost; and modelled step time on named hardware. The same
-    command goes on after an interruption and never repeats a trial.
+    It has two objectives: loss at equal tokens, or token cost; and modelled step time on named hardware. The
+    same command continues after an interruption and never repeats a trial.
 
     \b
     Examples:

@@ -48,7 +48,8 @@ VENDORS = (
 class Policy:
     """What is kept in BF16, by layer the GEMMs, and the whole recipe as a study file writes it.
 
-    ``share``: of the FLOPs, those in FP4. ``harm``: predicted, of the GEMMs in FP4.
+    ``share``: of the FLOPs, those in FP4. ``harm``: predicted, of the GEMMs in FP4. ``is_proposal``: not the
+    recipe as it is, and no vendor's.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Policy:
     harm: float
     in_bf16: dict[str, tuple[Gemm, ...]]
     recipe: dict[str, Any]
+    is_proposal: bool
 
 
 def flops(layers: Mapping[str, QuantLinear], cells: Iterable[Cell]) -> int:
@@ -96,53 +98,89 @@ def policies(
         harm: predicted, of each GEMM in FP4.
     """
     total = flops(layers, product(layers, GEMMS))
-    found: dict[frozenset[Cell], Policy] = {}
+    by_kept: dict[frozenset[Cell], Policy] = {}
 
     def add(name: str, kept: Collection[Cell], rule: LayerRule | None = None) -> None:
-        left = harm.keys() - kept
-        high = {
-            layer: gemms
-            for layer in layers
-            if (gemms := tuple(gemm for gemm in GEMMS if (layer, gemm) in kept))
-        }
-        rules = [
-            LayerRule(
-                match=layer, recipe=replace(layers[layer].recipe_at(0), **dict.fromkeys(gemms, GemmPolicy()))
-            )
-            for layer, gemms in high.items()
-        ]
-        whole = as_written(replace(recipe, rules=(*([rule] if rule else rules), *recipe.rules)))
-        done = sum(max(harm[cell], 0.0) for cell in left)
-        policy = Policy(name=name, share=flops(layers, left) / total, harm=done, in_bf16=high, recipe=whole)
-        if left:
-            found.setdefault(frozenset(kept), policy)
+        in_fp4 = harm.keys() - kept
+        if not in_fp4:
+            return
+        in_bf16: dict[str, tuple[Gemm, ...]] = {}
+        rules = []
+        for layer in layers:
+            gemms = tuple(gemm for gemm in GEMMS if (layer, gemm) in kept)
+            if gemms:
+                in_bf16[layer] = gemms
+                mixed = replace(layers[layer].recipe_at(0), **dict.fromkeys(gemms, GemmPolicy()))
+                rules.append(LayerRule(match=layer, recipe=mixed))
+        if rule is not None:
+            rules = [rule]
+        policy = Policy(
+            name=name,
+            share=flops(layers, in_fp4) / total,
+            harm=_total(harm, in_fp4),
+            in_bf16=in_bf16,
+            recipe=as_written(replace(recipe, rules=(*rules, *recipe.rules))),
+            is_proposal=rule is None and bool(kept),
+        )
+        by_kept.setdefault(frozenset(kept), policy)
 
     add("all in FP4", ())
     for rule in VENDORS:
         named = {cell for cell in harm if names_layer(rule, layers[cell[0]].place)}
         add(f"BF16 in {describe_place(rule)}", named, rule)
-    shared = any(policy.source != "high_precision" for one in recipe.parts for _, _, policy in one.operands())
-    for words, unit in enumerate(["layers"] if shared else ["layers", "GEMMs"], 1):
-        groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
-        for cell in harm:
-            groups[cell[:words]].append(cell)
-        sized = [
-            (flops(layers, one), sum(max(harm[cell], 0.0) for cell in one), one) for one in groups.values()
-        ]
-        add(f"BF16 in the {unit} of most harm", _most_harm(sized, flops(layers, harm) - budget * total))
-    return list(found.values())
+    spare = flops(layers, harm) - budget * total
+    add("BF16 in the layers of most harm", _most_harm(_by_layer(harm), layers, harm, spare))
+    takes_operands = any(
+        policy.source != "high_precision" for part in recipe.parts for _, _, policy in part.operands()
+    )
+    if not takes_operands:
+        add("BF16 in the GEMMs of most harm", _most_harm([[cell] for cell in harm], layers, harm, spare))
+    return list(by_kept.values())
 
 
-def _most_harm(units: Iterable[tuple[int, float, list[Cell]]], spare: float) -> list[Cell]:
-    """Choose units of (FLOPs, harm, GEMMs) with the most harm within the spare FLOPs; return their GEMMs."""
-    choices: list[tuple[int, float, list[Cell]]] = [(0, 0.0, [])]  # by FLOPs and harm
-    for size, gain, cells in units:
-        grown = [(a + size, b + gain, [*one, *cells]) for a, b, one in choices if a + size <= spare]
-        merged, choices = sorted([*choices, *grown], key=lambda one: (one[0], -one[1])), []
-        for one in merged:
-            if not choices or one[1] > choices[-1][1]:
-                choices.append(one)
-    return choices[-1][2]
+def _total(harm: Mapping[Cell, float], cells: Iterable[Cell]) -> float:
+    return sum(max(harm[cell], 0.0) for cell in cells)
+
+
+def _by_layer(cells: Iterable[Cell]) -> list[list[Cell]]:
+    groups: dict[str, list[Cell]] = defaultdict(list)
+    for layer, gemm in cells:
+        groups[layer].append((layer, gemm))
+    return list(groups.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """Some GEMMs, their FLOPs for one token and their harm."""
+
+    flops: int = 0
+    harm: float = 0.0
+    cells: tuple[Cell, ...] = ()
+
+
+def _most_harm(
+    units: Iterable[list[Cell]], layers: Mapping[str, QuantLinear], harm: Mapping[Cell, float], spare: float
+) -> tuple[Cell, ...]:
+    """Choose the units with the most harm within the spare FLOPs; return their GEMMs."""
+    choices = [_Choice()]  # by FLOPs and harm
+    for cells in units:
+        unit_flops = flops(layers, cells)
+        unit_harm = _total(harm, cells)
+        candidates = list(choices)
+        for choice in choices:
+            if choice.flops + unit_flops <= spare:
+                grown = _Choice(
+                    flops=choice.flops + unit_flops,
+                    harm=choice.harm + unit_harm,
+                    cells=(*choice.cells, *cells),
+                )
+                candidates.append(grown)
+        candidates.sort(key=lambda choice: (choice.flops, -choice.harm))
+        choices = []
+        for choice in candidates:
+            if not choices or choice.harm > choices[-1].harm:
+                choices.append(choice)
+    return choices[-1].cells
 
 
 def confirm_study(name: str, subject: Subject, found: Iterable[Policy], allow: list[str]) -> str:
@@ -154,14 +192,17 @@ def confirm_study(name: str, subject: Subject, found: Iterable[Policy], allow: l
         found: the policies.
         allow: patterns of the matrices that no recipe reaches.
     """
-    said = "Written by `ablate diagnose --budget`."
+    comment = "Written by `ablate diagnose --budget`."
     target = subject.reached and {"val_loss": float(f"{subject.reached:.4g}"), "within": {"cost": 0.05}}
-    if (config := subject.run) is None:
-        said += " Set base.training; then `ablate pilot --write` finds a target."
+    config = subject.run
+    if config is None:
+        comment += " Set base.training; then `ablate pilot --write` finds a target."
         training = TrainingConfig(seq_len=subject.config.training.seq_len)
         config = replace(subject.config, model=replace(subject.config.model, allow=allow), training=training)
+    arms: dict[str, Any] = {"bf16": {"recipe": "bf16"}}
+    arms |= {policy.name: {"recipe": policy.recipe} for policy in found}
     return study_text(
-        said,
+        comment,
         {
             "name": name,
             "description": "Which layers stay in BF16: the least predicted harm beside the vendors' rules.",
@@ -170,5 +211,5 @@ def confirm_study(name: str, subject: Subject, found: Iterable[Policy], allow: l
             "seeds": SEEDS,
         },
         {part: getattr(config, part) for part in ("model", "data", "training")},
-        {"bf16": {"recipe": "bf16"}, **{one.name: {"recipe": one.recipe} for one in found}},
+        arms,
     )

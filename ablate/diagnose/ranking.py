@@ -24,7 +24,7 @@ from ablate.recipes import LayerRecipe
 from ablate.train.step import gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -58,12 +58,12 @@ def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[t
 
     ``draws``: passes for each random GEMM; a deterministic one needs one pass.
     """
-    layers, tokens = quantised_layers(trainee.module), trainee.state.tokens
-    return [
-        (layers[name], gemm, passes)
-        for name in names
-        for gemm, passes in draws_of(layers[name].recipe_at(tokens), draws).items()
-    ]
+    layers = quantised_layers(trainee.module)
+    gemms = []
+    for name in names:
+        recipe = layers[name].recipe_at(trainee.state.tokens)
+        gemms += [(layers[name], gemm, passes) for gemm, passes in draws_of(recipe, draws).items()]
+    return gemms
 
 
 def predict_harm(
@@ -84,9 +84,11 @@ def predict_harm(
     Raises:
         ValueError: an operand that its policy cannot take.
     """
-    module, state = trainee.module, trainee.state
-    layers, first_step, trains = quantised_layers(module), state.step, module.training
-    own = {name: layer.recipe_at(state.tokens) for name, layer in layers.items()}
+    module = trainee.module
+    state = trainee.state
+    layers = quantised_layers(module)
+    is_training = module.training
+    recipes = {name: layer.recipe_at(state.tokens) for name, layer in layers.items()}
     tapped: dict[str, Tapped] = {}
 
     def tap(name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -94,50 +96,79 @@ def predict_harm(
             tapped[name] = tapped_copy(layers[name], at, dy, x, weight, seq_len=trainee.settings.seq_len)
 
     module.eval()  # without dropout, which would add an error
-    high = LayerRecipe()
+    high_precision = LayerRecipe()
     for layer in layers.values():
-        layer.override = high
+        layer.override = high_precision
     state.tap = tap
     exact_loss, _ = gradients(trainee, window, None)
     state.tap = None
     exact = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
     energy = sum(map(energy_of, exact.values()))
     done(1)
-    found = []
+    harms = []
     for layer, gemm, draws in gemms:
-        recipe, policy = own[layer.name], own[layer.name].gemm(gemm)
-        doubly = "forward" in (policy.left.source, policy.right.source)  # then its operand is Fprop's
-        layer.override = LayerRecipe(**{gemm: policy} | ({"fprop": recipe.fprop} if doubly else {}))
-        sums: dict[str, Tensor] = {}
-        total, loss = 0.0, 0.0
-        for draw in range(draws):
-            state.step = first_step + draw
-            module.zero_grad(set_to_none=True)
-            loss += gradients(trainee, window, None)[0] / draws
-            squares = 0.0
-            for of, parameter in module.named_parameters():
-                if parameter.grad is not None and of in exact:
-                    error = parameter.grad.float() - exact[of].float()
-                    squares += energy_of(error)
-                    sums[of] = sums[of].add_(error) if of in sums else error
-            total += squares / draws
-            done(1)
-        state.step = first_step
-        bias, variance = total, 0.0
-        if draws > 1:
-            common = sum(map(energy_of, sums.values())) / draws**2
-            variance = (total - common) * draws / (draws - 1)
-            bias = total - variance
-        diagnosis = diagnose_gemm(tapped[layer.name], gemm, draws=draws)
-        layer.override = high
-        found.append(
-            Harm(
-                layer=layer.name, gemm=gemm, draws=draws, diagnosis=diagnosis, loss_change=loss - exact_loss,
-                harm=ratio(bias, energy), random=ratio(variance, energy),
-            )
-        )  # fmt: skip
+        recipe = recipes[layer.name]
+        policy = recipe.gemm(gemm)
+        quantised = {gemm: policy}
+        if "forward" in (policy.left.source, policy.right.source):  # then its operand is Fprop's
+            quantised["fprop"] = recipe.fprop
+        layer.override = LayerRecipe(**quantised)
+        loss, bias, variance = _gradient_error(trainee, window, exact, draws, done)
+        harm = Harm(
+            layer=layer.name,
+            gemm=gemm,
+            draws=draws,
+            harm=ratio(bias, energy),
+            random=ratio(variance, energy),
+            loss_change=loss - exact_loss,
+            diagnosis=diagnose_gemm(tapped[layer.name], gemm, draws=draws),
+        )
+        harms.append(harm)
+        layer.override = high_precision
     for layer in layers.values():
         layer.override = None
     module.zero_grad(set_to_none=True)
-    module.train(trains)
-    return sorted(found, key=lambda one: -math.inf if one.harm is None else one.harm, reverse=True)
+    module.train(is_training)
+    return sorted(harms, key=lambda harm: -math.inf if harm.harm is None else harm.harm, reverse=True)
+
+
+def _gradient_error(
+    trainee: Trainee,
+    window: np.ndarray[Any, Any],
+    exact: Mapping[str, Tensor],
+    draws: int,
+    done: Callable[[int], None],
+) -> tuple[float, float, float]:
+    """Compute gradients with ``draws`` draws of the randomness, each against the exact ones.
+
+    Returns the mean loss; the energy of the error that is the same in every draw; and the energy that differs
+    between draws.
+    """
+    module = trainee.module
+    state = trainee.state
+    first_step = state.step
+    summed_errors: dict[str, Tensor] = {}
+    total = 0.0
+    loss = 0.0
+    for draw in range(draws):
+        state.step = first_step + draw
+        module.zero_grad(set_to_none=True)
+        loss += gradients(trainee, window, None)[0] / draws
+        energy = 0.0
+        for name, parameter in module.named_parameters():
+            if parameter.grad is None or name not in exact:
+                continue
+            error = parameter.grad.float() - exact[name].float()
+            energy += energy_of(error)
+            if name in summed_errors:
+                summed_errors[name].add_(error)
+            else:
+                summed_errors[name] = error
+        total += energy / draws
+        done(1)
+    state.step = first_step
+    if draws == 1:
+        return loss, total, 0.0
+    common = sum(map(energy_of, summed_errors.values())) / draws**2
+    variance = (total - common) * draws / (draws - 1)
+    return loss, total - variance, variance

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ablate.check.figures import Estimate, Sums, ratios
+from ablate.check.figures import RatioEstimate, Sums, ratios
 from tests.numerics.strategies import normal
 
 
@@ -24,16 +24,16 @@ def test_the_standard_error_is_the_spread_of_the_ratio_over_repeats():
 
 
 def test_distances_from_what_is_expected():
-    one, other = Estimate(value=0.9, error=0.03), Estimate(value=1.1, error=0.04)
-    nothing = Estimate(value=None, error=None)
+    one, other = RatioEstimate(value=0.9, error=0.03), RatioEstimate(value=1.1, error=0.04)
+    nothing = RatioEstimate(value=None, error=None)
     assert one.off(1.2) == pytest.approx(-10)
-    assert Estimate(value=0.9, error=0.0).off(1.0) == -math.inf
+    assert RatioEstimate(value=0.9, error=0.0).off(1.0) == -math.inf
     assert [one.is_at(expected) for expected in (1.2, 1.0)] == [False, True]
-    assert Estimate(value=1 - 1e-7, error=0.0).is_at(1.0)  # the arithmetic's own error
+    assert RatioEstimate(value=1 - 1e-7, error=0.0).is_at(1.0)  # the arithmetic's own error
     assert not nothing.is_at(1.0)
     assert one.agrees_with(other)  # 4 standard errors
     assert nothing.agrees_with(nothing)
-    for apart in (Estimate(value=1.2, error=0.04), nothing):
+    for apart in (RatioEstimate(value=1.2, error=0.04), nothing):
         assert not one.agrees_with(apart)
 
 
