@@ -202,9 +202,9 @@ def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: b
         MODELS[model], recipe, backend, vocab_size,
         tokens=sequences * positions, seq_len=positions, batch_size=sequences, compile=compiled,
     )  # fmt: skip
-    counts = {"steps": 5, "warmup": 3} if setup.on_gpu else {"steps": 1, "warmup": 1}
+    num_steps, warmup = (5, 3) if setup.on_gpu else (1, 1)
     try:
-        times = time_steps(config, device=setup.where, repeats=3, **counts)
+        times = time_steps(config, device=setup.where, steps=num_steps, warmup=warmup, repeats=3)
     except torch.OutOfMemoryError:
         raise Skip("out of the device's memory") from None
     finally:
