@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as checked_dataclass
 from pydantic_core import PydanticCustomError
+
+_Class = TypeVar("_Class", bound=type)
 
 
 def key(default: Any, description: str, **rules: Any) -> Any:
@@ -39,7 +42,7 @@ def written_short(section: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """Base class of configuration parts. Each subclass is a dataclass with ``eq=False``."""
+    """Base class of configuration parts. Each subclass is a ``section``."""
 
     @cached_property
     def text(self) -> str:
@@ -54,3 +57,10 @@ class Section:
 
     def __hash__(self) -> int:
         return hash(self.text)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
+def section(cls: _Class) -> _Class:
+    """Make a subclass of ``Section`` a frozen dataclass whose fields are checked; other keys are refused."""
+    make = checked_dataclass(frozen=True, kw_only=True, eq=False, config=ConfigDict(extra="forbid"))
+    return make(cls)  # type: ignore[return-value]

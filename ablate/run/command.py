@@ -18,10 +18,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic.dataclasses import dataclass
+from pydantic import Field, TypeAdapter
 
-from ablate.base.config_base import Section, key
+from ablate.base.config_base import Section, key, section
 from ablate.base.errors import UserError
 from ablate.recipes.policy import Recipe
 from ablate.recipes.stacks import STACKS, Flags
@@ -63,7 +62,7 @@ else:  # from the tables themselves, so that the schema and the hints always agr
     RecipeTable = Literal[READS_RECIPE, *STACKS]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=ConfigDict(extra="forbid"))
+@section
 class Command(Section):
     """A program that trains one run, started as a list of words."""
 

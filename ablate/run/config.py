@@ -10,19 +10,16 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter
-from pydantic.dataclasses import dataclass
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from ablate.base.config_base import Section, key, said
+from ablate.base.config_base import Section, key, said, section
 from ablate.recipes import Recipe  # noqa: TC001  pydantic reads the annotation at run time
 from ablate.run import BUILT_IN, backend_names
 from ablate.run.command import Command  # noqa: TC001  pydantic reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_CLOSED = ConfigDict(extra="forbid")
 
 Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "arithmetic", "world_size"]
 """Settings that compared runs must share, unless their study waives the setting by name."""
@@ -80,7 +77,7 @@ Gpus = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+@section
 class ModelConfig(Section):
     """A built-in decoder, described by fields; or a foreign model given by ``hf`` or ``function`` alone.
 
@@ -142,7 +139,7 @@ class ModelConfig(Section):
         return {key: value for key, value in model.items() if key in cls.FOREIGN}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+@section
 class DataConfig(Section):
     """Where text comes from and how it becomes tokens."""
 
@@ -168,7 +165,7 @@ class DataConfig(Section):
     max_bytes: PositiveInt | None = key(None, "read only about this much text (whole documents)")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+@section
 class TrainingConfig(Section):
     """Budget, batch, optimizer (AdamW), schedule, evaluation and the bounds of divergence."""
 
@@ -214,7 +211,7 @@ class TrainingConfig(Section):
     compile: StrictBool = key(False, "torch.compile the model's blocks, but for a mixture's experts")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+@section
 class ResourcesConfig(Section):
     """What Ray reserves for one run. Not part of a run's identity."""
 
@@ -272,7 +269,7 @@ BackendName = Annotated[
 """A built-in back end or an entry point's."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+@section
 class Fork(Section):
     """How a run trains before its fork: as its parent, for ``tokens`` tokens, in whole steps.
 
@@ -284,7 +281,7 @@ class Fork(Section):
     training: TrainingConfig
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+@section
 class ArmConfig(Section):
     """The configuration that the runs of an arm share: everything but the seed that can change a result."""
 
@@ -305,7 +302,7 @@ class ArmConfig(Section):
         return RunConfig(**{field.name: getattr(self, field.name) for field in fields(self)}, seed=seed)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=_CLOSED)
+@section
 class RunConfig(ArmConfig):
     """Everything that can change a run's result, and nothing else; its hash is the run's id."""
 

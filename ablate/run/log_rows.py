@@ -16,10 +16,7 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
-from ablate.base.config_base import Section, key, said
+from ablate.base.config_base import Section, key, said, section
 from ablate.base.files import parse_json
 from ablate.run.log_formats import FORMATS, PLACES, ROW, Format
 from ablate.run.loss_units import LoggedUnit  # noqa: TC001  pydantic reads it
@@ -46,7 +43,7 @@ else:  # from the registry itself, so that the schema and the hints always agree
     PresetName = Literal[*FORMATS]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, config=ConfigDict(extra="forbid"))
+@section
 class LogSource(Section):
     """Where the rows of a command come from; one of the four ways."""
 
